@@ -1,0 +1,259 @@
+"""Every setting, with its default and what it means. Frozen; resolved once; nothing changes it during a run.
+
+The docstring under each field is what ``agentrl train --help`` and ``docs/configuration.md`` show. Field names are
+unique over all sections, so a flag needs no prefix: ``--learning-rate`` is `LearnerConfig.learning_rate`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from annotated_types import Ge, Gt, Le
+
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+
+Estimator = Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"]
+GROUP_ESTIMATORS = frozenset({"reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"})
+
+
+def _alias(*flags: str, name: str | None = None) -> object:
+    return tyro.conf.arg(aliases=list(flags) or None, name=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What to train on, for how long, and where results go."""
+
+    agent: Annotated[str, _alias("--agent-func-path")] = ""
+    """Environment to train in: ``file.py``, ``file.py:Name``, ``package.module:Name``. Required."""
+    num_steps: Count = 50
+    """Optimizer steps to train for."""
+    seed: CountOrZero = 0
+    """Seed of the whole run: order of tasks, sampling, initialisation of new layers."""
+    run_dir: Path | None = None
+    """Where everything of this run is written. Default: ``runs/<environment>-<date>-<time>``."""
+    runtime: Literal["ray", "local"] = "ray"
+    """``ray`` runs engines and learner ranks as Ray actors; ``local`` runs the same classes in this process, for debugging."""
+    ray_address: str = ""
+    """Ray cluster to join (``auto`` or ``host:port``). Empty starts a private cluster on loopback."""
+    stall_timeout_s: Positive = 600.0
+    """Stop with a diagnosis if no group finishes and no step ends for this many seconds."""
+    debug: bool = False
+    """Show tracebacks and the output of worker processes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where tasks come from."""
+
+    prompts: Annotated[str, _alias("--prompt-data")] = ""
+    """JSONL or Parquet file, or a Hugging Face data set name. Empty: the environment's own ``tasks()``."""
+    prompt_split: str = "train"
+    """Split to load when ``--prompts`` names a Hugging Face data set."""
+    input_key: str = "prompt"
+    """Column that holds the prompt: text or a list of chat messages."""
+    label_key: str = "label"
+    """Column that holds the label; a missing column gives ``None``."""
+    apply_chat_template: bool = True
+    """Render a plain-text prompt as one user message with the chat template; off: use the text as it is."""
+    system_prompt: str = ""
+    """System message put before every chat prompt."""
+    shuffle: bool = True
+    """Draw tasks in an order derived from the seed and the epoch; off: in the given order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model to train."""
+
+    model: Annotated[str, _alias("--pretrain", "--actor-model-name-or-path")] = ""
+    """Hugging Face directory or hub name. Empty: the tiny chat model that ships with agentrl."""
+    trust_remote_code: bool = False
+    """Allow the model's own Python code to run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """How episodes are run."""
+
+    groups_per_step: Annotated[Count, _alias("--rollout-batch-size")] = 16
+    """Groups that make one optimizer step."""
+    n_samples_per_prompt: Count = 8
+    """Episodes per task; a group estimator needs at least 2."""
+    max_turns: Count = 8
+    """Turns of an episode at most; then it is truncated."""
+    max_new_tokens: Annotated[Count, _alias("--generate-max-len")] = 128
+    """Tokens sampled in one turn at most."""
+    max_episode_tokens: CountOrZero = 0
+    """Tokens of a whole episode at most, prompt and observations included; 0: the context length."""
+    temperature: Positive = 1.0
+    """Sampling temperature; log-probabilities are those of the tempered distribution."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Nucleus sampling mass; below 1 the importance ratio is biased and a correction is refused."""
+    top_k: CountOrZero = 0
+    """Candidates kept for sampling; 0 keeps all."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a turn, beside the model's end token."""
+    reset_timeout_s: Positive = 60.0
+    """Deadline of one call of the environment's ``reset``."""
+    step_timeout_s: Positive = 60.0
+    """Deadline of one call of the environment's ``step``."""
+    episode_timeout_s: Positive = 1800.0
+    """Deadline of a whole episode."""
+    env_threads: Count = 32
+    """Threads per worker for environments written with plain ``def`` methods."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """vLLM."""
+
+    num_engines: Annotated[Count, _alias("--vllm-num-engines")] = 1
+    """Inference engines; a group runs on the least loaded one."""
+    tensor_parallel_size: Annotated[Count, _alias("--vllm-tensor-parallel-size")] = 1
+    """GPUs per engine."""
+    engine_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Data type of the engines' weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
+    max_model_len: CountOrZero = 0
+    """Context length; 0: the model's own, at most 4096 on CPU."""
+    max_num_seqs: Count = 256
+    """Sequences an engine decodes at once."""
+    kv_cache_gib: Positive = 0.25
+    """Memory for the KV cache of a CPU engine, GiB."""
+    gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.9
+    """Share of GPU memory an engine may take."""
+    enforce_eager: bool = False
+    """Do not capture CUDA graphs; always so on CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """DeepSpeed."""
+
+    num_learners: Annotated[Count, _alias("--actor-num-gpus-per-node")] = 1
+    """Data-parallel learner ranks."""
+    zero_stage: Annotated[int, Ge(0), Le(3)] = 2
+    """DeepSpeed ZeRO stage, 0 to 3."""
+    learner_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Data type of training. ``auto``: float32 on CPU, bfloat16 on GPU."""
+    learning_rate: Annotated[NonNegative, _alias("--actor-learning-rate")] = 5e-4
+    """Peak learning rate of the policy. The default suits the bundled tiny model; use about 1e-6 for a large one."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after warm-up."""
+    lr_warmup_steps: CountOrZero = 0
+    """Steps over which the learning rate rises from 0."""
+    min_lr_ratio: Fraction = 0.0
+    """Learning rate at the end of ``linear`` and ``cosine``, as a share of the peak."""
+    weight_decay: Annotated[NonNegative, _alias("--l2")] = 0.0
+    """AdamW weight decay."""
+    adam_beta1: Fraction = 0.9
+    """AdamW first-moment decay."""
+    adam_beta2: Fraction = 0.95
+    """AdamW second-moment decay."""
+    max_grad_norm: Annotated[Positive, _alias("--max-norm")] = 1.0
+    """Gradients are scaled down to this global norm."""
+    micro_batch_tokens: Annotated[Count, _alias("--max-tokens-per-gpu")] = 16384
+    """Tokens, padding included, that go through the model at once on one rank."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    """Attention kernel of the learner's model."""
+    optimizer_offload: Annotated[bool, _alias("--adam-offload")] = False
+    """Keep optimizer state in CPU memory (GPU training, ZeRO 1 to 3)."""
+    max_nonfinite_steps: Count = 3
+    """Stop after this many steps in a row whose gradient is not finite; each of them is skipped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgoConfig:
+    """The algorithm."""
+
+    advantage_estimator: Estimator = "group_norm"
+    """How rewards become advantages. ``grpo`` is another name of ``group_norm``."""
+    gamma: Fraction = 1.0
+    """Discount per action token; group estimators take 1."""
+    advantage_std_norm: bool = True
+    """Divide by the standard deviation where the estimator whitens or normalises."""
+    reward_clip_range: tuple[float, float] = (-10.0, 10.0)
+    """Rewards are clipped to this range before any baseline."""
+    policy_loss: Literal["ppo"] = "ppo"
+    """Policy objective."""
+    eps_clip_low: Annotated[Positive, _alias("--eps-clip")] = 0.2
+    """The ratio is clipped below at 1 - this."""
+    eps_clip_high: Positive = 0.2
+    """The ratio is clipped above at 1 + this; larger than ``--eps-clip-low`` is clip-higher (DAPO)."""
+    loss_aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = "token-mean"
+    """How token losses become one number; denominators are global over micro-batches and ranks."""
+    init_kl_coef: NonNegative = 0.0
+    """Weight of the KL penalty against the initial policy; 0 loads no reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Estimator of the KL divergence."""
+    use_kl_loss: bool = False
+    """Put the KL penalty into the loss instead of the reward."""
+    off_policy: Literal["tis", "none"] = "tis"
+    """Correction for tokens sampled by older weights: truncated importance sampling, or none."""
+    off_policy_range: tuple[float, float] = (0.0, 2.0)
+    """Bounds of the importance weight of the correction."""
+    allow_uncorrected: bool = False
+    """Say that ``--off-policy none`` is meant in an asynchronous run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowConfig:
+    """How generation and training overlap, which groups are kept, and what is done about failures."""
+
+    asynchronous: Annotated[bool, _alias("--async-train", name="async")] = False
+    """Generate while training; short for ``--max-staleness 1``."""
+    max_staleness: Annotated[Annotated[int, Ge(0), Le(64)] | None, _alias("--async-queue-size")] = None
+    """Optimizer steps a trained token may be older than the weights it trains; 0 is synchronous training."""
+    dynamic_filtering: bool = False
+    """Train only on groups whose mean score lies strictly inside ``--dynamic-filtering-range`` and whose rewards differ."""
+    dynamic_filtering_range: Annotated[tuple[float, float], _alias("--dynamic-filtering-reward-range")] = (0.0, 1.0)
+    """Open interval of mean scores that are kept."""
+    max_attempts: Count = 2
+    """Attempts at a group before it is dropped with its reason."""
+    max_failure_rate: Fraction = 0.5
+    """Stop the run if more than this share of the last 64 finished groups (at least 8) failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackConfig:
+    """What is recorded."""
+
+    record: Literal["none", "sample", "all"] = "sample"
+    """Trajectories written to ``trajectories.jsonl``: none, one per group, or every one."""
+    tensorboard: bool = True
+    """Write TensorBoard event files."""
+    wandb_project: str = ""
+    """Weights & Biases project; empty: off. Needs ``pip install wandb``."""
+    save_model: bool = True
+    """Write the final policy as a Hugging Face directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything ``agentrl train`` needs, one section per concern."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    flow: FlowConfig = field(default_factory=FlowConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
+
+    @property
+    def staleness(self) -> int:
+        """The bound S in force: ``--max-staleness``, else 1 with ``--async``, else 0."""
+        if self.flow.max_staleness is not None:
+            return self.flow.max_staleness
+        return 1 if self.flow.asynchronous else 0

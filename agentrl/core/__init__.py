@@ -1,0 +1,1 @@
+"""Types, protocols and errors that every layer shares; imports no heavy library."""

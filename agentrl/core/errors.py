@@ -1,0 +1,110 @@
+"""Every error that agentrl raises on purpose: one flat tree, one class per boundary.
+
+Each class is also a standard exception, so a caller that knows nothing of agentrl can still catch it. All of them
+survive pickling, because they cross process boundaries.
+"""
+
+from __future__ import annotations
+
+
+class AgentRLError(Exception):
+    """Base of every error raised on purpose by agentrl."""
+
+
+class ConfigError(AgentRLError, ValueError):
+    """A setting is wrong; raised before anything heavy is started.
+
+    Args:
+        field: The flag or key as the user writes it, for example ``--n-samples-per-prompt``.
+        value: The value that was given.
+        problem: What is wrong with it, as a clause ("must be at least 1").
+        remedy: What to do instead, as a sentence.
+    """
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str = "") -> None:
+        self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
+        super().__init__(f"{field} = {value!r}: {problem}" + (f". {remedy}" if remedy else ""))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str, str]]:
+        """Pickle by the constructor's own arguments."""
+        return type(self), (self.field, self.value, self.problem, self.remedy)
+
+
+class EnvError(AgentRLError, RuntimeError):
+    """User code (environment, reward function, tool) raised an exception."""
+
+
+class EnvResultError(EnvError, ValueError):
+    """User code returned something that cannot be used; the message names file, method and value."""
+
+
+class EnvTimeoutError(EnvError, TimeoutError):
+    """User code did not return before its deadline."""
+
+
+class EnvLoadError(ConfigError):
+    """The file, module or class named by ``--agent`` cannot be loaded or lacks a method."""
+
+
+class DataError(ConfigError):
+    """A prompt data set is missing, malformed or empty."""
+
+
+class RewardError(AgentRLError, RuntimeError):
+    """A reward function or a reward server failed; never turned into a reward of 0."""
+
+
+class EngineError(AgentRLError, RuntimeError):
+    """An inference engine refused or failed one request."""
+
+
+class EngineDeadError(EngineError, ConnectionError):
+    """An inference engine's process is gone or unusable."""
+
+
+class ContextLengthError(EngineError, ValueError):
+    """A prompt leaves no room for a single new token in the model's context."""
+
+
+class WeightSyncError(AgentRLError, RuntimeError):
+    """Weights did not reach an engine, or the engine reports another version than was published."""
+
+
+class LearnerError(AgentRLError, RuntimeError):
+    """A training step failed."""
+
+
+class NonFiniteError(LearnerError, FloatingPointError):
+    """Loss or gradient stayed non-finite for several steps in a row."""
+
+
+class BatchError(LearnerError, ValueError):
+    """Training rows are inconsistent: lengths differ, a version or log-probability is missing."""
+
+
+class LedgerError(AgentRLError, AssertionError):
+    """The accounting of groups does not balance; a bug in agentrl, never the user's."""
+
+
+class StalenessError(AgentRLError, AssertionError):
+    """A group older than the staleness bound reached the learner; a bug in agentrl."""
+
+
+class TooManyFailuresError(AgentRLError, RuntimeError):
+    """Too large a share of episodes failed; the message shows the most frequent causes."""
+
+
+class NothingToTrainError(AgentRLError, RuntimeError):
+    """Dynamic filtering rejected nearly every group for a long time."""
+
+
+class StallError(AgentRLError, TimeoutError):
+    """Nothing progressed for longer than the stall deadline; the message says who waited for what."""
+
+
+class CheckpointError(AgentRLError, OSError):
+    """A checkpoint cannot be written or read."""
+
+
+class ClusterError(AgentRLError, RuntimeError):
+    """A worker process could not be started or was lost."""

@@ -1,0 +1,173 @@
+"""What the layers know of each other.
+
+`flow` drives rollout workers and a learner through these protocols and never imports them; `rollout` talks to an
+`Engine` in the same way. Under Ray the implementations are handles to actors, in process they are the objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from agentrl.core.types import Generation, GroupSummary, IntArray, Sampling, Ticket
+
+GroupRef: TypeAlias = Any
+"""A `Group`, or the cluster's reference to one; the driver passes it on and never looks inside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One request to an engine: exact token ids in, exact token ids out.
+
+    Attributes:
+        request_id: Unique in the run.
+        prompt_ids: The whole context. # [P]
+        sampling: How to sample.
+        session: Requests of one episode share it, for cache affinity.
+        images: Images referred to by the prompt.
+    """
+
+    request_id: str
+    prompt_ids: IntArray
+    sampling: Sampling
+    session: str = ""
+    images: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdate:
+    """How an engine gets the weights of one version.
+
+    Attributes:
+        version: The version these weights are.
+        transport: Name of the weight-transfer backend ("shm", "nccl", "ipc").
+        payload: What that backend needs, for example the path of a file in shared memory; small and picklable.
+    """
+
+    version: int
+    transport: str
+    payload: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Cumulative counters of one engine since its start.
+
+    Attributes:
+        busy_s: Seconds with at least one request unfinished and not paused.
+        clock_s: Seconds since start.
+        tokens: Tokens sampled.
+        prompt_tokens: Prompt tokens received.
+        cached_tokens: Prompt tokens served from the prefix cache.
+        paused_s: Seconds paused for publications.
+    """
+
+    busy_s: float = 0.0
+    clock_s: float = 0.0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    paused_s: float = 0.0
+
+
+class Engine(Protocol):
+    """Generates from the weights it holds, and says which those are."""
+
+    async def start(self) -> None:
+        """Load the model; returns when ready to generate with version 0."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Sample one continuation.
+
+        Raises:
+            ContextLengthError: If the prompt leaves no room for one token.
+            EngineDeadError: If the engine is gone.
+            EngineError: If this request failed.
+        """
+        ...
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        """Pause keeping requests, load, stamp the version, resume; returns the version the engine reports.
+
+        Raises:
+            WeightSyncError: If loading failed or the engine reports another version.
+        """
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        ...
+
+    async def close(self) -> None:
+        """Release processes and memory; safe to call twice."""
+
+
+class RolloutWorker(Protocol):
+    """Owns an engine and the episodes that run against it."""
+
+    async def start(self) -> None:
+        """Load user code, tokenizer and engine."""
+
+    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+        """Run every episode of a group; failures of user code and engine become statuses, not exceptions."""
+        ...
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        """As `Engine.load_weights`."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """As `Engine.stats`."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel episodes, close environments and the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What one optimizer step reports.
+
+    Attributes:
+        metrics: Scalars, already reduced over micro-batches and ranks.
+        seconds: Wall time of the step.
+    """
+
+    metrics: Mapping[str, float]
+    seconds: float
+
+
+class Learner(Protocol):
+    """Owns the weights being trained; one handle stands for all ranks."""
+
+    async def start(self) -> None:
+        """Load model, optimizer and whatever else the algorithm needs."""
+
+    async def train(self, step: int, groups: Sequence[GroupRef]) -> TrainResult:
+        """Take one step's groups, oldest first; afterwards the weights are version `step + 1`.
+
+        Raises:
+            LearnerError: If the step failed.
+        """
+        ...
+
+    async def export_weights(self, version: int) -> WeightUpdate:
+        """Make the current weights available to engines as `version`."""
+        ...
+
+    async def save_model(self, path: str) -> None:
+        """Write the current policy as a Hugging Face directory."""
+
+    async def close(self) -> None:
+        """Release processes and memory; safe to call twice."""
+
+
+class MetricSink(Protocol):
+    """Somewhere metrics go."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record one step's scalars."""
+
+    def close(self) -> None:
+        """Flush and release."""

@@ -1,0 +1,348 @@
+"""The types everything flows through.
+
+    Task -> Trajectory (turns) -> Group -> [filter] -> queue -> Batch (tensors) -> loss -> weights vN+1
+
+All are frozen; each step returns a new value. Lengths are written as ``# [L]``: P prompt tokens of a turn, T sampled
+tokens of a turn. Arrays are read-only NumPy arrays, so that a group pickles fast and is shared without copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Required, TypeAlias, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.core.errors import BatchError
+
+IntArray: TypeAlias = npt.NDArray[np.int32]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+class Message(TypedDict, total=False):
+    """One chat message, in the form that chat templates take."""
+
+    role: Required[str]
+    content: Required[Any]
+    name: str
+    tool_calls: list[dict[str, Any]]
+    tool_call_id: str
+
+
+Prompt: TypeAlias = str | Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem to attempt: what the environment is reset with.
+
+    Attributes:
+        prompt: Text, or chat messages to be rendered by the model's chat template.
+        label: Whatever the environment needs to judge the answer; passed through untouched.
+        id: Stable name, unique within the data set; filled in from the position if empty.
+        images: Paths or data URLs of images that belong to the prompt.
+        seed: Seed for the environment; the members of a group share it.
+        metadata: Free-form, passed through to records and to the environment.
+        position: Place in the epoch's order, the cursor of the data set; -1 before it is drawn.
+        epoch: Which pass over the data set this is, from 0.
+    """
+
+    prompt: Prompt
+    label: Any = None
+    id: str = field(default="", kw_only=True)
+    images: tuple[str, ...] = field(default=(), kw_only=True)
+    seed: int | None = field(default=None, kw_only=True)
+    metadata: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    position: int = field(default=-1, kw_only=True)
+    epoch: int = field(default=0, kw_only=True)
+
+
+class Status(StrEnum):
+    """How an episode ended. Only `FINISHED` and `TRUNCATED` may reach the learner."""
+
+    FINISHED = "finished"
+    """The environment said it is over."""
+    TRUNCATED = "truncated"
+    """A budget ran out (tokens, turns, context) or the environment cut the episode short."""
+    ENV_ERROR = "env_error"
+    """The environment or its reward raised, or returned something unusable."""
+    TIMEOUT = "timeout"
+    """A deadline passed."""
+    ENGINE_ERROR = "engine_error"
+    """The inference engine failed."""
+    CANCELLED = "cancelled"
+    """The run no longer wanted it."""
+
+    @property
+    def trainable(self) -> bool:
+        """Whether a trajectory with this status may be trained on."""
+        return self in (Status.FINISHED, Status.TRUNCATED)
+
+
+class FinishReason(StrEnum):
+    """Why the engine stopped sampling."""
+
+    STOP = "stop"
+    """An end token or a stop string was produced."""
+    LENGTH = "length"
+    """The token budget of the turn, the episode or the context was used up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to sample one turn.
+
+    Attributes:
+        temperature: Divides the logits; log-probabilities are those of the tempered distribution.
+        top_p: Nucleus mass; 1 switches it off.
+        top_k: Number of candidates; 0 switches it off.
+        max_tokens: Tokens to sample at most in this turn.
+        stop: Strings that end the turn; they are kept in the text.
+        stop_token_ids: Token ids that end the turn, beside the model's own end token.
+        seed: Seed of this one request; `None` leaves it to the engine.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 128
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What an engine sampled for one request; the three arrays have one entry per sampled token.
+
+    Raises:
+        BatchError: If the arrays differ in length.
+    """
+
+    token_ids: IntArray  # [T]
+    logprobs: FloatArray  # [T] of the tempered behaviour policy, natural log
+    versions: IntArray  # [T] policy version that produced each token
+    finish_reason: FinishReason
+    cached_tokens: int = 0  # prompt tokens served from the prefix cache
+
+    def __post_init__(self) -> None:
+        _aligned("Generation", self.token_ids, self.logprobs, self.versions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Turn:
+    """One exchange: tokens put before the model, tokens it sampled, what the environment paid for it.
+
+    `prompt_ids` holds only what is new: if `fresh` is false, the engine was given every token of the trajectory so
+    far followed by `prompt_ids`; if it is true the context was rewritten and `prompt_ids` is all of it.
+
+    Raises:
+        BatchError: If sampled tokens, log-probabilities and versions differ in length.
+    """
+
+    prompt_ids: IntArray  # [P]
+    token_ids: IntArray  # [T]
+    logprobs: FloatArray  # [T]
+    versions: IntArray  # [T]
+    finish_reason: FinishReason
+    fresh: bool = False
+    reward: float = 0.0
+    temperature: float = 1.0
+    prompt_text: str = ""  # derived, for people
+    text: str = ""  # derived, for people
+    info: Mapping[str, float] = field(default_factory=dict)  # numbers the environment logged for this step
+
+    def __post_init__(self) -> None:
+        _aligned("Turn", self.token_ids, self.logprobs, self.versions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trajectory:
+    """One episode of one agent, from reset to end.
+
+    Attributes:
+        trajectory_id: Unique in the run.
+        episode_id: Shared by the agents of one multi-agent episode.
+        group_id: The group it belongs to.
+        agent: Name of the agent in a multi-agent episode, else "".
+        turns: In order of time.
+        reward: Total reward, `None` if the episode failed. `None` is not zero.
+        reward_parts: Named components, for logs only.
+        score: Success in 0..1, used for filtering and evaluation, taken before penalties.
+        status: How it ended.
+        metrics: Numbers the environment logged, reduced over the steps.
+        error: What went wrong, for people; `None` if nothing did.
+        timings: Seconds by phase: `generate_s`, `env_s`, `total_s`.
+    """
+
+    trajectory_id: str
+    episode_id: str
+    group_id: int
+    turns: tuple[Turn, ...]
+    status: Status
+    reward: float | None = None
+    score: float | None = None
+    agent: str = ""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.status.trainable and (self.reward is None or not math.isfinite(self.reward)):
+            raise BatchError(f"trajectory {self.trajectory_id}: status {self.status} needs a finite reward, got {self.reward!r}")
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return sum(len(turn.token_ids) for turn in self.turns)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether it may reach the learner: it ended properly and something was sampled."""
+        return self.status.trainable and self.num_tokens > 0
+
+    @property
+    def truncated_by_length(self) -> bool:
+        """Whether the last turn was cut by a token budget."""
+        return bool(self.turns) and self.turns[-1].finish_reason is FinishReason.LENGTH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """The trajectories of one task: the unit of filtering, queueing and accounting."""
+
+    group_id: int
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def trainable(self) -> tuple[Trajectory, ...]:
+        """The members that may be trained on."""
+        return tuple(t for t in self.trajectories if t.trainable)
+
+    @property
+    def versions(self) -> tuple[int, int] | None:
+        """Oldest and newest policy version among the trainable sampled tokens, `None` without any."""
+        spans = [(int(turn.versions.min()), int(turn.versions.max())) for t in self.trainable for turn in t.turns if len(turn.versions)]
+        return (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """Permission to run one group, handed out by admission.
+
+    Attributes:
+        group_id: Order of admission, from 0; the queue is first-in first-out in this order.
+        task: What to run.
+        num_samples: Episodes in the group.
+        version: Policy version that was live at admission.
+        attempt: From 0; a group that failed is tried again under the same id.
+        record: How many members to render as JSON records.
+    """
+
+    group_id: int
+    task: Task
+    num_samples: int
+    version: int
+    attempt: int = 0
+    record: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSummary:
+    """What the driver needs to know of one trajectory: everything but its tokens."""
+
+    status: Status
+    reward: float | None
+    score: float | None
+    num_tokens: int
+    num_prompt_tokens: int
+    num_turns: int
+    truncated: bool
+    agent: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the trajectory may reach the learner."""
+        return self.status.trainable and self.num_tokens > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """What travels through the driver in place of a group.
+
+    Attributes:
+        group_id: As on the ticket.
+        members: One summary per trajectory.
+        versions: Oldest and newest policy version among the trainable tokens, `None` without any.
+        seconds: From start to end of the group on its worker.
+        records: JSON-ready renderings of the members that were asked for.
+    """
+
+    group_id: int
+    members: tuple[MemberSummary, ...]
+    versions: tuple[int, int] | None
+    seconds: float
+    records: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def trainable(self) -> tuple[MemberSummary, ...]:
+        """The members that may be trained on."""
+        return tuple(m for m in self.members if m.trainable)
+
+
+def summarize(group: Group, *, seconds: float, records: tuple[Mapping[str, Any], ...] = ()) -> GroupSummary:
+    """Reduce a group to what the driver needs; no token survives."""
+    members = tuple(
+        MemberSummary(
+            status=t.status,
+            reward=t.reward,
+            score=t.score,
+            num_tokens=t.num_tokens,
+            num_prompt_tokens=sum(len(turn.prompt_ids) for turn in t.turns),
+            num_turns=len(t.turns),
+            truncated=t.truncated_by_length,
+            agent=t.agent,
+            metrics=dict(t.metrics),
+            error=t.error,
+            timings=dict(t.timings),
+        )
+        for t in group.trajectories
+    )
+    return GroupSummary(group_id=group.group_id, members=members, versions=group.versions, seconds=seconds, records=records)
+
+
+def ints(values: Sequence[int] | IntArray) -> IntArray:
+    """A read-only int32 array of `values`."""
+    return _frozen(np.asarray(values, dtype=np.int32))
+
+
+def floats(values: Sequence[float] | FloatArray) -> FloatArray:
+    """A read-only float32 array of `values`."""
+    return _frozen(np.asarray(values, dtype=np.float32))
+
+
+def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.flags.writeable:
+        array = array.copy() if array.base is not None else array
+        array.setflags(write=False)
+    return array
+
+
+def _aligned(owner: str, tokens: IntArray, logprobs: FloatArray, versions: IntArray) -> None:
+    if not len(tokens) == len(logprobs) == len(versions):
+        raise BatchError(
+            f"{owner}: every sampled token needs one log-probability and one version, "
+            f"got {len(tokens)} tokens, {len(logprobs)} log-probabilities, {len(versions)} versions"
+        )
