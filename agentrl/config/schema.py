@@ -23,15 +23,11 @@ Estimator = Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_nor
 GROUP_ESTIMATORS = frozenset({"reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"})
 
 
-def _alias(*flags: str, name: str | None = None) -> object:
-    return tyro.conf.arg(aliases=list(flags) or None, name=name)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What to train on, for how long, and where results go."""
 
-    agent: Annotated[str, _alias("--agent-func-path")] = ""
+    agent: str = ""
     """Environment to train in: ``file.py``, ``file.py:Name``, ``package.module:Name``. Required."""
     num_steps: Count = 50
     """Optimizer steps to train for."""
@@ -53,7 +49,7 @@ class RunConfig:
 class DataConfig:
     """Where tasks come from."""
 
-    prompts: Annotated[str, _alias("--prompt-data")] = ""
+    prompts: str = ""
     """JSONL or Parquet file, or a Hugging Face data set name. Empty: the environment's own ``tasks()``."""
     prompt_split: str = "train"
     """Split to load when ``--prompts`` names a Hugging Face data set."""
@@ -73,7 +69,7 @@ class DataConfig:
 class ModelConfig:
     """The model to train."""
 
-    model: Annotated[str, _alias("--pretrain", "--actor-model-name-or-path")] = ""
+    model: str = ""
     """Hugging Face directory or hub name. Empty: the tiny chat model that ships with agentrl."""
     trust_remote_code: bool = False
     """Allow the model's own Python code to run."""
@@ -83,13 +79,13 @@ class ModelConfig:
 class RolloutConfig:
     """How episodes are run."""
 
-    groups_per_step: Annotated[Count, _alias("--rollout-batch-size")] = 16
+    groups_per_step: Count = 16
     """Groups that make one optimizer step."""
     n_samples_per_prompt: Count = 8
     """Episodes per task; a group estimator needs at least 2."""
     max_turns: Count = 8
     """Turns of an episode at most; then it is truncated."""
-    max_new_tokens: Annotated[Count, _alias("--generate-max-len")] = 128
+    max_new_tokens: Count = 128
     """Tokens sampled in one turn at most."""
     max_episode_tokens: CountOrZero = 0
     """Tokens of a whole episode at most, prompt and observations included; 0: the context length."""
@@ -115,9 +111,9 @@ class RolloutConfig:
 class EngineConfig:
     """vLLM."""
 
-    num_engines: Annotated[Count, _alias("--vllm-num-engines")] = 1
+    num_engines: Count = 1
     """Inference engines; a group runs on the least loaded one."""
-    tensor_parallel_size: Annotated[Count, _alias("--vllm-tensor-parallel-size")] = 1
+    tensor_parallel_size: Count = 1
     """GPUs per engine."""
     engine_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of the engines' weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
@@ -137,13 +133,13 @@ class EngineConfig:
 class LearnerConfig:
     """DeepSpeed."""
 
-    num_learners: Annotated[Count, _alias("--actor-num-gpus-per-node")] = 1
+    num_learners: Count = 1
     """Data-parallel learner ranks."""
     zero_stage: Annotated[int, Ge(0), Le(3)] = 2
     """DeepSpeed ZeRO stage, 0 to 3."""
     learner_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of training. ``auto``: float32 on CPU, bfloat16 on GPU."""
-    learning_rate: Annotated[NonNegative, _alias("--actor-learning-rate")] = 5e-4
+    learning_rate: NonNegative = 5e-4
     """Peak learning rate of the policy. The default suits the bundled tiny model; use about 1e-6 for a large one."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after warm-up."""
@@ -151,21 +147,21 @@ class LearnerConfig:
     """Steps over which the learning rate rises from 0."""
     min_lr_ratio: Fraction = 0.0
     """Learning rate at the end of ``linear`` and ``cosine``, as a share of the peak."""
-    weight_decay: Annotated[NonNegative, _alias("--l2")] = 0.0
+    weight_decay: NonNegative = 0.0
     """AdamW weight decay."""
     adam_beta1: Fraction = 0.9
     """AdamW first-moment decay."""
     adam_beta2: Fraction = 0.95
     """AdamW second-moment decay."""
-    max_grad_norm: Annotated[Positive, _alias("--max-norm")] = 1.0
+    max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this global norm."""
-    micro_batch_tokens: Annotated[Count, _alias("--max-tokens-per-gpu")] = 16384
+    micro_batch_tokens: Count = 16384
     """Tokens, padding included, that go through the model at once on one rank."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     """Attention kernel of the learner's model."""
-    optimizer_offload: Annotated[bool, _alias("--adam-offload")] = False
+    optimizer_offload: bool = False
     """Keep optimizer state in CPU memory (GPU training, ZeRO 1 to 3)."""
     max_nonfinite_steps: Count = 3
     """Stop after this many steps in a row whose gradient is not finite; each of them is skipped."""
@@ -185,7 +181,7 @@ class AlgoConfig:
     """Rewards are clipped to this range before any baseline."""
     policy_loss: Literal["ppo"] = "ppo"
     """Policy objective."""
-    eps_clip_low: Annotated[Positive, _alias("--eps-clip")] = 0.2
+    eps_clip_low: Positive = 0.2
     """The ratio is clipped below at 1 - this."""
     eps_clip_high: Positive = 0.2
     """The ratio is clipped above at 1 + this; larger than ``--eps-clip-low`` is clip-higher (DAPO)."""
@@ -209,13 +205,13 @@ class AlgoConfig:
 class FlowConfig:
     """How generation and training overlap, which groups are kept, and what is done about failures."""
 
-    asynchronous: Annotated[bool, _alias("--async-train", name="async")] = False
+    asynchronous: Annotated[bool, tyro.conf.arg(name="async")] = False
     """Generate while training; short for ``--max-staleness 1``."""
-    max_staleness: Annotated[Annotated[int, Ge(0), Le(64)] | None, _alias("--async-queue-size")] = None
+    max_staleness: Annotated[int, Ge(0), Le(64)] | None = None
     """Optimizer steps a trained token may be older than the weights it trains; 0 is synchronous training."""
     dynamic_filtering: bool = False
     """Train only on groups whose mean score lies strictly inside ``--dynamic-filtering-range`` and whose rewards differ."""
-    dynamic_filtering_range: Annotated[tuple[float, float], _alias("--dynamic-filtering-reward-range")] = (0.0, 1.0)
+    dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
     """Open interval of mean scores that are kept."""
     max_attempts: Count = 2
     """Attempts at a group before it is dropped with its reason."""

@@ -1,0 +1,146 @@
+"""Rules between settings. Each is one small function; each error names the flag, the value and the remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from agentrl.config.schema import GROUP_ESTIMATORS, TrainConfig
+from agentrl.core.errors import ConfigError
+
+
+def check(config: TrainConfig) -> TrainConfig:
+    """Apply every rule and fill in what follows from other settings.
+
+    Returns:
+        The configuration with ``max_staleness`` and ``asynchronous`` made explicit.
+
+    Raises:
+        ConfigError: For the first rule that does not hold.
+    """
+    for rule in RULES:
+        rule(config)
+    flow = dataclasses.replace(config.flow, max_staleness=config.staleness, asynchronous=config.staleness > 0)
+    return dataclasses.replace(config, flow=flow)
+
+
+def _agent_is_named(config: TrainConfig) -> None:
+    if not config.run.agent:
+        raise ConfigError("--agent", "", "no environment is named", "Give one, for example --agent envs/calculator.py.")
+    path = config.run.agent.partition(":")[0]
+    if path.endswith(".py") and not Path(path).is_file():
+        raise ConfigError("--agent", config.run.agent, "no such file", f"Looked for {Path(path).absolute()}.")
+
+
+def _prompts_exist(config: TrainConfig) -> None:
+    name = config.data.prompts
+    if name.endswith((".jsonl", ".json", ".parquet")) and not Path(name).is_file():
+        raise ConfigError("--prompts", name, "no such file", f"Looked for {Path(name).absolute()}.")
+
+
+def _model_exists(config: TrainConfig) -> None:
+    name = config.model.model
+    if not name:
+        return
+    path = Path(name).expanduser()
+    looks_local = name.startswith(("/", "./", "../", "~")) or path.exists() or name.count("/") > 1
+    if looks_local and not (path / "config.json").is_file():
+        problem = "the directory holds no config.json" if path.is_dir() else "no such directory"
+        raise ConfigError("--model", name, problem, "Give a Hugging Face model directory or a hub name like `org/name`.")
+
+
+def _group_size_fits_estimator(config: TrainConfig) -> None:
+    name, n = config.algo.advantage_estimator, config.rollout.n_samples_per_prompt
+    if name in GROUP_ESTIMATORS and n < 2:
+        raise ConfigError(
+            "--n-samples-per-prompt",
+            n,
+            f"the estimator {name!r} compares the members of a group and needs at least 2",
+            "Raise it, or choose --advantage-estimator reinforce.",
+        )
+
+
+def _group_estimators_do_not_discount(config: TrainConfig) -> None:
+    name, gamma = config.algo.advantage_estimator, config.algo.gamma
+    if name in GROUP_ESTIMATORS - {"reinforce_baseline"} and gamma != 1.0:
+        raise ConfigError("--gamma", gamma, f"the estimator {name!r} has no discount", "Use 1, or --advantage-estimator reinforce or gae.")
+
+
+def _groups_divide_over_ranks(config: TrainConfig) -> None:
+    groups, ranks = config.rollout.groups_per_step, config.learner.num_learners
+    if groups % ranks:
+        raise ConfigError("--groups-per-step", groups, f"does not divide over --num-learners {ranks}", f"Use a multiple of {ranks}.")
+
+
+def _async_and_staleness_agree(config: TrainConfig) -> None:
+    if config.flow.asynchronous and config.flow.max_staleness == 0:
+        remedy = "Leave out --async for synchronous training, or allow a staleness of 1."
+        raise ConfigError("--max-staleness", 0, "contradicts --async", remedy)
+
+
+def _async_is_corrected(config: TrainConfig) -> None:
+    if config.staleness and config.algo.off_policy == "none" and not config.algo.allow_uncorrected:
+        raise ConfigError(
+            "--off-policy",
+            "none",
+            "an asynchronous run would train on older weights' tokens without correction",
+            "Use tis, or say that you mean it with --allow-uncorrected.",
+        )
+
+
+def _sampling_keeps_ratio_unbiased(config: TrainConfig) -> None:
+    truncated = config.rollout.top_p < 1 or config.rollout.top_k > 0
+    if truncated and config.algo.off_policy != "none":
+        raise ConfigError(
+            "--top-p" if config.rollout.top_p < 1 else "--top-k",
+            config.rollout.top_p if config.rollout.top_p < 1 else config.rollout.top_k,
+            "truncated sampling biases the importance ratio of the correction",
+            "Sample from the whole distribution (--top-p 1 --top-k 0), or use --off-policy none.",
+        )
+
+
+def _ranges_are_ordered(config: TrainConfig) -> None:
+    for flag, (low, high) in (
+        ("--reward-clip-range", config.algo.reward_clip_range),
+        ("--off-policy-range", config.algo.off_policy_range),
+        ("--dynamic-filtering-range", config.flow.dynamic_filtering_range),
+    ):
+        if not low < high:
+            raise ConfigError(flag, (low, high), "the first number must be smaller than the second", "Swap them.")
+
+
+def _local_runtime_is_single(config: TrainConfig) -> None:
+    if config.run.runtime != "local":
+        return
+    for flag, value in (("--num-engines", config.engine.num_engines), ("--num-learners", config.learner.num_learners)):
+        if value > 1:
+            raise ConfigError(flag, value, "--runtime local runs one of each in one process", "Use --runtime ray.")
+
+
+def _budgets_fit(config: TrainConfig) -> None:
+    budget, context = config.rollout.max_new_tokens, config.engine.max_model_len
+    if context and budget >= context:
+        raise ConfigError("--max-new-tokens", budget, f"leaves no room for a prompt in --max-model-len {context}", "Lower it.")
+
+
+def _filtering_needs_groups(config: TrainConfig) -> None:
+    if config.flow.dynamic_filtering and config.rollout.n_samples_per_prompt < 2:
+        raise ConfigError("--dynamic-filtering", True, "filters on the spread within a group", "Use --n-samples-per-prompt 2 or more.")
+
+
+RULES: tuple[Callable[[TrainConfig], None], ...] = (
+    _agent_is_named,
+    _prompts_exist,
+    _model_exists,
+    _group_size_fits_estimator,
+    _group_estimators_do_not_discount,
+    _groups_divide_over_ranks,
+    _async_and_staleness_agree,
+    _async_is_corrected,
+    _sampling_keeps_ratio_unbiased,
+    _ranges_are_ordered,
+    _local_runtime_is_single,
+    _budgets_fit,
+    _filtering_needs_groups,
+)

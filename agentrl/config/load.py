@@ -1,0 +1,177 @@
+"""Defaults < file < flags, checked at each step; every error names the field, the value and the remedy.
+
+Nothing here imports torch, ray, vllm or deepspeed: a wrong flag is answered within a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tyro
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from agentrl.config.aliases import expand_aliases
+from agentrl.config.check import check
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ConfigError
+
+TYRO = (tyro.conf.OmitArgPrefixes,)
+
+
+def load_config(args: Sequence[str], *, prog: str = "agentrl train") -> TrainConfig:
+    """Read flags (and the file that ``--config`` names) into a checked configuration.
+
+    Args:
+        args: Command-line words after the command's name.
+        prog: Name shown in the help.
+
+    Returns:
+        The configuration, every range and cross-field rule checked.
+
+    Raises:
+        ConfigError: If a file key is unknown, a value is out of range or two settings contradict each other.
+        SystemExit: With code 2 for a malformed flag, 0 for ``--help`` (raised by the flag parser).
+    """
+    path, rest = _take_config_flag(expand_aliases(args))
+    default = from_mapping(read_file(path), source=str(path)) if path else TrainConfig()
+    config = tyro.cli(TrainConfig, prog=prog, args=rest, default=default, config=TYRO, description=_DESCRIPTION)
+    return check(validate(config))
+
+
+_DESCRIPTION = (
+    "Train a language-model agent in an environment. Settings come from the defaults, then from --config FILE (TOML, YAML or JSON), "
+    "then from flags. Also: --dry-run prints the resolved configuration and stops."
+)
+
+
+def _take_config_flag(args: list[str]) -> tuple[Path | None, list[str]]:
+    for i, word in enumerate(args):
+        if word == "--config":
+            if i + 1 == len(args):
+                raise ConfigError("--config", "", "needs a file name", "Give a TOML, YAML or JSON file.")
+            return Path(args[i + 1]), args[:i] + args[i + 2 :]
+        if word.startswith("--config="):
+            return Path(word.partition("=")[2]), args[:i] + args[i + 1 :]
+    return None, args
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Parse a TOML, YAML or JSON file by its ending.
+
+    Raises:
+        ConfigError: If it is missing, malformed or not a table.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            data: Any = tomllib.loads(text)
+        elif path.suffix in (".yaml", ".yml", ".json"):
+            data = yaml.safe_load(text)
+        else:
+            raise ConfigError("--config", str(path), f"unknown kind of file {path.suffix!r}", "Use .toml, .yaml or .json.")
+    except OSError as error:
+        raise ConfigError("--config", str(path), f"cannot be read: {error.strerror}", "Check the path.") from error
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("--config", str(path), f"cannot be parsed: {error}", "Mend the file at that place.") from error
+    if not isinstance(data, dict):
+        raise ConfigError("--config", str(path), "holds no table of settings", "Write `key = value` lines, in [sections] if you like.")
+    return data
+
+
+def from_mapping(data: Mapping[str, Any], *, source: str = "config") -> TrainConfig:
+    """Build a configuration from sections (``{"algo": {"gamma": 1.0}}``), flat keys (``{"gamma": 1.0}``) or a mix.
+
+    Raises:
+        ConfigError: If a key is unknown (the nearest one is named), is given twice, or a value has the wrong type.
+    """
+    homes = field_homes()
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in _flatten(data):
+        name = key.replace("-", "_")
+        name = "asynchronous" if name == "async" else name
+        if name not in homes:
+            raise ConfigError(f"{source}: {key}", value, "is not a setting", suggest(key, homes))
+        fields = sections.setdefault(homes[name], {})
+        if name in fields:
+            raise ConfigError(f"{source}: {key}", value, "is given twice", "Keep one of the two.")
+        fields[name] = value
+    return _build(sections, source)
+
+
+def _flatten(data: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    sections = {f.name for f in dataclasses.fields(TrainConfig)}
+    for key, value in data.items():
+        if key in sections and isinstance(value, Mapping):
+            yield from value.items()
+        else:
+            yield key, value
+
+
+def validate(config: TrainConfig) -> TrainConfig:
+    """Check every field's type and range.
+
+    Raises:
+        ConfigError: For the first field that is wrong.
+    """
+    return _build(dataclasses.asdict(config), "")
+
+
+def _build(sections: Mapping[str, Any], source: str) -> TrainConfig:
+    try:
+        return _adapter().validate_python(sections)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][1]) if len(first["loc"]) > 1 else str(first["loc"][0])
+        raise ConfigError(
+            f"{source}: {name}" if source else flag(name),
+            first.get("input"),
+            _clause(first["msg"]),
+            "See `agentrl train --help`.",
+        ) from None
+
+
+def _clause(message: str) -> str:
+    return message.replace("Input should be", "must be").replace("valid number", "number")
+
+
+@cache
+def _adapter() -> TypeAdapter[TrainConfig]:
+    return TypeAdapter(TrainConfig)
+
+
+@cache
+def field_homes() -> dict[str, str]:
+    """Field name -> section that holds it; names are unique over all sections."""
+    homes: dict[str, str] = {}
+    for section in dataclasses.fields(TrainConfig):
+        for item in dataclasses.fields(_section_type(section.name)):
+            homes[item.name] = section.name
+    return homes
+
+
+def _section_type(name: str) -> type[Any]:
+    return type(getattr(TrainConfig(), name))
+
+
+def flag(name: str) -> str:
+    """The command-line form of a field name."""
+    return "--async" if name == "asynchronous" else "--" + name.replace("_", "-")
+
+
+def suggest(given: str, known: Iterable[str]) -> str:
+    """A remedy that names the nearest known name, or where to find them all."""
+    near = difflib.get_close_matches(given.replace("-", "_"), list(known), n=1, cutoff=0.5)
+    return f"Did you mean `{near[0]}`?" if near else "`agentrl train --help` lists every setting."
+
+
+def to_json(config: TrainConfig) -> str:
+    """The resolved configuration as indented JSON, sections and field names as in the schema."""
+    return json.dumps(dataclasses.asdict(config), indent=2, default=str)

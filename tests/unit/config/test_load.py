@@ -1,0 +1,143 @@
+"""Defaults < file < flags, and one clear message for whatever is wrong."""
+
+import dataclasses
+import json
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.aliases import ALIASES, expand_aliases
+from agentrl.config.load import field_homes, flag, from_mapping, load_config, to_json
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ConfigError
+
+AGENT = ["--agent", "package.module:Name"]
+
+
+def refuse(*args: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_config([*AGENT, *args])
+    return caught.value
+
+
+def test_flags_beat_file_beats_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('num_steps = 7\nseed = 3\n[algo]\ngamma = 0.9\nadvantage_estimator = "reinforce"\n')
+    config = load_config([*AGENT, "--config", str(file), "--seed", "5"])
+    assert (config.run.num_steps, config.run.seed, config.algo.gamma, config.rollout.n_samples_per_prompt) == (7, 5, 0.9, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("c.yaml", "algo:\n  gamma: 1\nasync: true\n"), ("c.json", '{"async": true}'), ("c.toml", "async = true")]
+)
+def test_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert load_config([*AGENT, f"--config={tmp_path / name}"]).staleness == 1
+
+
+def test_unknown_key_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"run\.toml: learning_rat = 1.*Did you mean `learning_rate`"):
+        from_mapping({"learner": {"learning_rat": 1}}, source="run.toml")
+
+
+def test_a_key_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="given twice"):
+        from_mapping({"algo": {"gamma": 1.0}, "gamma": 0.5})
+
+
+def test_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_config([*AGENT, "--num-step", "3"])
+    assert caught.value.code == 2
+    assert "--num-steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "remedy"),
+    [
+        (["--groups-per-step", "0"], "--groups-per-step", "help"),
+        (["--zero-stage", "4"], "--zero-stage", "help"),
+        (["--n-samples-per-prompt", "1"], "--n-samples-per-prompt", "reinforce"),
+        (["--groups-per-step", "3", "--num-learners", "2"], "--groups-per-step", "multiple of 2"),
+        (["--async", "--max-staleness", "0"], "--max-staleness", "--async"),
+        (["--async", "--off-policy", "none"], "--off-policy", "--allow-uncorrected"),
+        (["--gamma", "0.9"], "--gamma", "reinforce"),
+        (["--top-p", "0.9"], "--top-p", "--top-p 1"),
+        (["--model", "./no/such/dir"], "--model", "config.json|directory"),
+        (["--runtime", "local", "--num-engines", "2"], "--num-engines", "ray"),
+        (["--max-model-len", "64", "--max-new-tokens", "64"], "--max-new-tokens", "Lower"),
+        (["--reward-clip-range", "1", "-1"], "--reward-clip-range", "Swap"),
+        (["--prompts", "missing.jsonl"], "--prompts", "Looked"),
+        (["--config", "missing.toml"], "--config", "path"),
+    ],
+)
+def test_each_rule_names_flag_value_and_remedy(args: list[str], field: str, remedy: str) -> None:
+    import re
+
+    error = refuse(*args)
+    assert error.field == field
+    assert error.value is not None
+    assert re.search(remedy, str(error))
+
+
+def test_missing_agent() -> None:
+    with pytest.raises(ConfigError, match="--agent"):
+        load_config([])
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config(["--agent", "missing.py:Env"])
+
+
+def test_resolved_staleness_is_explicit() -> None:
+    assert load_config([*AGENT]).flow.max_staleness == 0
+    assert load_config([*AGENT, "--async"]).flow.max_staleness == 1
+    both = load_config([*AGENT, "--max-staleness", "3"]).flow
+    assert (both.max_staleness, both.asynchronous) == (3, True)
+
+
+def test_aliases_keep_their_meaning_and_point_at_real_flags() -> None:
+    known = {flag(name) for name in field_homes()}
+    for targets in ALIASES.values():
+        assert set(targets) <= known
+    config = load_config(["--agent_func_path", "m:X", "--eps_clip", "0.3", "--rollout-batch-size=4"])
+    assert (config.algo.eps_clip_low, config.algo.eps_clip_high, config.rollout.groups_per_step) == (0.3, 0.3, 4)
+    assert expand_aliases(["--seed", "--l2"]) == ["--seed", "--weight-decay"]
+
+
+def test_every_field_has_a_docstring_and_a_unique_name(capsys: pytest.CaptureFixture[str]) -> None:
+    total = sum(len(dataclasses.fields(getattr(TrainConfig(), s.name))) for s in dataclasses.fields(TrainConfig))
+    assert total == len(field_homes())
+    with pytest.raises(SystemExit):
+        load_config(["--help"])
+    text = capsys.readouterr().out
+    assert "(default: 0.0005)" in text
+    assert all(flag(name) in text for name in field_homes())
+
+
+def test_json_round_trip() -> None:
+    config = load_config([*AGENT, "--async"])
+    assert from_mapping(json.loads(to_json(config))) == config
+
+
+def test_config_error_pickles() -> None:
+    error = ConfigError("--x", 1, "is bad", "Do y.")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.field, again.value) == (str(error), "--x", 1)
+
+
+def test_a_wrong_flag_is_answered_within_a_second_without_heavy_imports() -> None:
+    code = (
+        "import sys\nfrom agentrl.config.load import load_config\nfrom agentrl.core.errors import ConfigError\n"
+        "try: load_config(['--agent', 'm:X', '--groups-per-step', '0'])\nexcept ConfigError: pass\n"
+        "print([m for m in ('torch', 'ray', 'vllm', 'deepspeed', 'transformers') if m in sys.modules])"
+    )
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        seconds.append(time.perf_counter() - start)
+        assert done.stdout.strip() == "[]"
+    assert min(seconds) < 2.0  # a second on an idle machine; the bound leaves room for a busy one
