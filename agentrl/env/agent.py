@@ -1,0 +1,200 @@
+"""What a user writes: an `AgentInstance`, and the values that go in and come out of it.
+
+Two forms are accepted, by every method, in any mix. The typed form returns `ResetResult` and `StepResult`, and its
+observations are chat messages. The dictionary form is the one OpenRLHF's agents use; its observations are raw text that
+is appended to the context as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+
+from agentrl.core.types import Message, Prompt, Task
+
+
+class SamplingParams(dict[str, Any]):
+    """How the next turn will be sampled, as keys and as attributes.
+
+    It is a copy: changing it has no effect until it is returned, whole or in part, from `reset` or `step`.
+    Keys: ``temperature``, ``top_p``, ``top_k``, ``max_tokens``, ``stop``, ``stop_token_ids``, ``seed``.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no sampling setting {name!r}; there are {', '.join(self)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class ResetState(dict[str, Any]):
+    """What `reset` is given: a dictionary whose entries are also attributes."""
+
+    @property
+    def task(self) -> Task:
+        """The task of this episode; every member of a group gets the same one."""
+        return cast("Task", self["task"])
+
+    @property
+    def observation(self) -> Prompt:
+        """The task's prompt: text or chat messages."""
+        return cast("Prompt", self["observation"])
+
+    @property
+    def label(self) -> Any:
+        """The task's label."""
+        return self["label"]
+
+    @property
+    def seed(self) -> int:
+        """Seed for the environment: the task's own, else one derived from the run's seed; the same in a whole group."""
+        return cast("int", self["seed"])
+
+
+class StepState(dict[str, Any]):
+    """What `step` is given: a dictionary whose entries are also attributes."""
+
+    @property
+    def task(self) -> Task:
+        """The task of this episode."""
+        return cast("Task", self["task"])
+
+    @property
+    def label(self) -> Any:
+        """The task's label."""
+        return self["label"]
+
+    @property
+    def action_text(self) -> str:
+        """What the model wrote in this turn, without its end token."""
+        return cast("str", self["action_text"])
+
+    @property
+    def observation_text(self) -> str:
+        """All text of the episode before this turn: prompts, earlier actions, control tokens included."""
+        return cast("str", self["observation_text"])
+
+    @property
+    def turn(self) -> int:
+        """Number of this turn, from 0."""
+        return cast("int", self["turn"])
+
+    @property
+    def finish_reason(self) -> str:
+        """Why sampling stopped: ``stop`` (the model ended its turn) or ``length`` (its budget was used up)."""
+        return cast("str", self["finish_reason"])
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        """A copy of the settings this turn was sampled with."""
+        return cast("SamplingParams", self["sampling_params"])
+
+
+@dataclass(frozen=True, slots=True)
+class ResetResult:
+    """What `reset` may return.
+
+    Attributes:
+        observation: What the model sees first: text (one user message) or chat messages; `None`: the task's prompt.
+        info: Numbers to log.
+        sampling: Sampling settings to change for the first turn and those after it.
+        images: Paths or data URLs of images, added to the task's.
+    """
+
+    observation: Prompt | None = None
+    info: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    sampling: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    images: Sequence[str] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What `step` may return.
+
+    Attributes:
+        reward: What this turn is worth; the episode's reward is the sum over its turns.
+        observation: What the model sees next: text (one user message) or chat messages. Not needed at the end.
+        terminated: The episode is over.
+        truncated: The episode is cut short before it is over; its reward so far counts.
+        score: Success in 0..1, for filtering and evaluation; `None`: the reward so far, clipped to 0..1.
+        info: Numbers to log; the mean over the steps that logged them is kept.
+        sampling: Sampling settings to change for the turns that follow.
+        reward_parts: Named components of the reward, for logs only; summed over the turns.
+        images: Paths or data URLs of images that belong to the observation.
+    """
+
+    reward: float = 0.0
+    observation: Prompt | None = None
+    terminated: bool = field(default=False, kw_only=True)
+    truncated: bool = field(default=False, kw_only=True)
+    score: float | None = field(default=None, kw_only=True)
+    info: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    sampling: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    reward_parts: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    images: Sequence[str] = field(default=(), kw_only=True)
+
+
+ResetReturn: TypeAlias = ResetResult | Mapping[str, Any] | None
+StepReturn: TypeAlias = StepResult | Mapping[str, Any]
+
+
+class AgentInstance:
+    """One object is one episode: made without arguments, reset once, stepped after every turn, closed at the end.
+
+    Methods may be ``def`` or ``async def``. Plain ones run on threads of their own, so they may block.
+
+    Example:
+        >>> class Echo(AgentInstance):
+        ...     @classmethod
+        ...     def tasks(cls):
+        ...         return [Task("Say hi.", label="hi")]
+        ...
+        ...     def step(self, state):
+        ...         return StepResult(float(state.action_text == state.label), terminated=True)
+    """
+
+    @classmethod
+    def tasks(cls) -> Iterable[Task] | None:
+        """The tasks to train on: a finite collection is shuffled and repeated, an endless iterable is taken in order.
+
+        Returns:
+            The tasks, or `None` if they come from ``--prompts``.
+        """
+        return None
+
+    def reset(self, state: ResetState, /) -> ResetReturn | Awaitable[ResetReturn]:
+        """Begin the episode.
+
+        Returns:
+            A `ResetResult`, ``{"observation": text}``, or `None` for the task's prompt as it is.
+        """
+        return None
+
+    def step(self, state: StepState, /) -> StepReturn | Awaitable[StepReturn]:
+        """Judge what the model wrote and answer it.
+
+        Returns:
+            A `StepResult`, or a dictionary with ``rewards``, ``scores``, ``environment_feedback``, ``done``,
+            ``sampling_params``, ``extra_logs`` and ``environment_images``, of which only ``rewards`` is needed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method step(self, state)")
+
+    def close(self) -> Awaitable[None] | None:
+        """Release what the episode holds; always called, also after a failure."""
+        return None
+
+
+__all__ = [
+    "AgentInstance",
+    "Message",
+    "ResetResult",
+    "ResetState",
+    "SamplingParams",
+    "StepResult",
+    "StepState",
+    "Task",
+]
