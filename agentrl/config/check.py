@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.config.schema import GROUP_ESTIMATORS, TrainConfig
+from agentrl.core.devices import cuda_device_count
 from agentrl.core.errors import ConfigError
 
 
@@ -129,6 +130,33 @@ def _filtering_needs_groups(config: TrainConfig) -> None:
         raise ConfigError("--dynamic-filtering", True, "filters on the spread within a group", "Use --n-samples-per-prompt 2 or more.")
 
 
+def _gpu_flags_have_a_gpu(config: TrainConfig) -> None:
+    if config.run.ray_address or cuda_device_count():
+        return
+    for flag, value, off in (
+        ("--tensor-parallel-size", config.engine.tensor_parallel_size, 1),
+        ("--colocate", config.engine.colocate, False),
+        ("--optimizer-offload", config.learner.optimizer_offload, False),
+        ("--engine-dtype", config.engine.engine_dtype == "float16" and "float16", False),
+        ("--attn-implementation", config.learner.attn_implementation == "flash_attention_2" and "flash_attention_2", False),
+    ):
+        if value != off:
+            raise ConfigError(
+                flag, value, "needs a GPU, and this machine has none", "Leave the flag out, or join a cluster with --ray-address."
+            )
+
+
+def _colocated_pairs_match(config: TrainConfig) -> None:
+    if not config.engine.colocate:
+        return
+    if config.engine.tensor_parallel_size > 1:
+        raise ConfigError("--tensor-parallel-size", config.engine.tensor_parallel_size, "does not go with --colocate", "Use 1.")
+    if config.engine.num_engines != config.learner.num_learners:
+        raise ConfigError(
+            "--num-engines", config.engine.num_engines, "--colocate pairs one engine with one rank", "Make the two numbers equal."
+        )
+
+
 RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _agent_is_named,
     _prompts_exist,
@@ -143,4 +171,6 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _local_runtime_is_single,
     _budgets_fit,
     _filtering_needs_groups,
+    _gpu_flags_have_a_gpu,
+    _colocated_pairs_match,
 )

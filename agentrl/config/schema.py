@@ -115,6 +115,8 @@ class EngineConfig:
     """Inference engines; a group runs on the least loaded one."""
     tensor_parallel_size: Count = 1
     """GPUs per engine."""
+    colocate: bool = False
+    """Engine i and learner rank i share a GPU; weights move over CUDA IPC."""
     engine_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of the engines' weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
     max_model_len: CountOrZero = 0

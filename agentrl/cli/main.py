@@ -1,0 +1,81 @@
+"""The ``agentrl`` command: finds the subcommand, turns errors into one clear message and an exit code.
+
+Exit codes: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from agentrl.core.errors import AgentRLError, ConfigError
+
+COMMANDS = {
+    "train": ("agentrl.cli.train", "train a model in an environment"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        argv: Words after the program's name; `None` takes them from the command line.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        sys.stdout.write(usage())
+        return 0
+    if words[0] == "--version":
+        sys.stdout.write(f"agentrl {_version()}\n")
+        return 0
+    if words[0] not in COMMANDS:
+        return report(ConfigError("command", words[0], "is not a command", f"Commands: {', '.join(COMMANDS)}."))
+    module, _ = COMMANDS[words[0]]
+    command: Callable[[list[str]], int] = importlib.import_module(module).main
+    return guarded(command, words[1:])
+
+
+def guarded(command: Callable[[list[str]], int], words: list[str]) -> int:
+    """Run `command`, reporting agentrl's own errors as one message; ``--debug`` adds the traceback."""
+    debug = "--debug" in words
+    try:
+        return command(words)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nagentrl: interrupted\n")
+        return 130
+    except AgentRLError as error:
+        return report(error, debug=debug)
+    except Exception as error:  # a bug of ours, or of a library: name it, and say how to see more
+        return report(error, debug=debug)
+
+
+def report(error: Exception, *, debug: bool = False) -> int:
+    """Write one message to standard error; returns the exit code that fits the error."""
+    if debug:
+        traceback.print_exception(error)
+    kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+    sys.stderr.write(f"agentrl: {kind}{error}\n")
+    if not isinstance(error, AgentRLError) and not debug:
+        sys.stderr.write("agentrl: run again with --debug for the traceback\n")
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+def usage() -> str:
+    """The text of ``agentrl --help``."""
+    rows = "\n".join(f"  agentrl {name:<8} {what}" for name, (_, what) in COMMANDS.items())
+    return f"agentrl: reinforcement learning for language-model agents\n\n{rows}\n\n`agentrl COMMAND --help` lists a command's settings.\n"
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("agentrl")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Everything in this process, behind the same awaitable handles: for debuggers, notebooks and tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from agentrl.cluster.build import build_learner_rank, build_worker, worker_environment
+from agentrl.cluster.runtime import Stage
+from agentrl.config.schema import TrainConfig
+from agentrl.core.protocols import GroupRef, Learner, RolloutWorker, TrainResult, WeightUpdate
+
+T = TypeVar("T")
+
+
+class LocalRuntime:
+    """One engine and one learner rank in this process."""
+
+    def __init__(self, config: TrainConfig, on_stage: Stage) -> None:
+        self._config, self._on_stage = config, on_stage
+        self._worker: RolloutWorker | None = None
+        self._learner: ThreadedLearner | None = None
+
+    @property
+    def workers(self) -> Sequence[RolloutWorker]:
+        """The only worker."""
+        return [self._worker] if self._worker else []
+
+    @property
+    def learner(self) -> Learner:
+        """The only rank."""
+        if self._learner is None:
+            raise RuntimeError("the runtime has not been started")
+        return self._learner
+
+    async def start(self) -> None:
+        """Load the learner, then the engine, which joins the learner's process group of one."""
+        os.environ.update(worker_environment(self._config))
+        self._on_stage("loading learner")
+        self._learner = ThreadedLearner(build_learner_rank(self._config))
+        await self._learner.start()
+        self._on_stage("loading engine")
+        self._worker = build_worker(self._config, 0)
+        await self._worker.start()
+
+    async def close(self) -> None:
+        """Close both."""
+        worker, learner, self._worker, self._learner = self._worker, self._learner, None, None
+        if worker is not None:
+            await worker.close()
+        if learner is not None:
+            await learner.close()
+
+
+class ThreadedLearner:
+    """A learner rank on a thread of its own, so that training does not stop the event loop."""
+
+    def __init__(self, rank: Any) -> None:
+        self._rank = rank
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+
+    async def start(self) -> None:
+        """As `Learner.start`."""
+        await self._call(lambda: self._rank.start(0, 1, 0))
+
+    async def train(self, step: int, groups: Sequence[GroupRef]) -> TrainResult:
+        """As `Learner.train`."""
+        return await self._call(lambda: self._rank.train(step, *groups))
+
+    async def export_weights(self, version: int) -> WeightUpdate:
+        """As `Learner.export_weights`."""
+        return await self._call(lambda: self._rank.export_weights(version))
+
+    async def save_model(self, path: str) -> None:
+        """As `Learner.save_model`."""
+        await self._call(lambda: self._rank.save_model(path))
+
+    async def close(self) -> None:
+        """As `Learner.close`."""
+        await self._call(self._rank.close)
+        self._thread.shutdown(wait=False)
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -1,0 +1,174 @@
+"""Ray at the edge: actors that hold our plain objects, and handles that look like them.
+
+A handle implements the protocol of the object it stands for. Tokens stay in the cluster's object store: `run_group`
+answers with a small summary and a reference, and the reference is what the learner is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from agentrl.cluster.build import build_learner_rank, build_worker
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ClusterError, EngineDeadError, LearnerError
+from agentrl.core.protocols import EngineStats, GroupRef, TrainResult, WeightUpdate
+from agentrl.core.types import GroupSummary, Ticket
+
+T = TypeVar("T")
+
+
+class RolloutActor:
+    """Holds one rollout worker; its asynchronous methods run side by side on the actor's event loop."""
+
+    def __init__(self, config: TrainConfig, index: int) -> None:
+        self._worker = build_worker(config, index)
+
+    async def start(self) -> None:
+        """Load user code and engine."""
+        await self._worker.start()
+
+    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+        """Run one group."""
+        return await self._worker.run_group(ticket)
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        """Take over new weights."""
+        return await self._worker.load_weights(update)
+
+    async def stats(self) -> EngineStats:
+        """Engine counters."""
+        return await self._worker.stats()
+
+    async def close(self) -> None:
+        """Release everything."""
+        await self._worker.close()
+
+
+class LearnerActor:
+    """Holds one learner rank; its methods run one after another."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._rank = build_learner_rank(config)
+
+    def address(self) -> tuple[str, int]:
+        """Where rank 0 can be met: this node's address and a port that is free now."""
+        return ray.util.get_node_ip_address(), free_port()
+
+    def start(self, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
+        """Join the process group and load the model."""
+        self._rank.start(rank, world_size, master_port, master_addr)
+
+    def train(self, step: int, *groups: Any) -> TrainResult:
+        """One optimizer step on every rank."""
+        return self._rank.train(step, *groups)
+
+    def export_weights(self, version: int) -> WeightUpdate | None:
+        """Make the weights available; rank 0 says how."""
+        return self._rank.export_weights(version)
+
+    def save_model(self, path: str) -> None:
+        """Write a Hugging Face directory; rank 0 writes, the others help to gather."""
+        self._rank.save_model(path)
+
+    def close(self) -> None:
+        """Release everything."""
+        self._rank.close()
+
+
+class RayWorker:
+    """A `RolloutWorker` that lives in an actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    async def start(self) -> None:
+        """As `RolloutWorker.start`."""
+        await _engine(self.actor.start.remote())
+
+    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+        """As `RolloutWorker.run_group`; the second value is a reference into the object store."""
+        summary, group = self.actor.run_group.options(num_returns=2).remote(ticket)
+        return await _engine(summary), group
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        """As `RolloutWorker.load_weights`."""
+        return await _engine(self.actor.load_weights.remote(update))
+
+    async def stats(self) -> EngineStats:
+        """As `RolloutWorker.stats`."""
+        return await _engine(self.actor.stats.remote())
+
+    async def close(self) -> None:
+        """As `RolloutWorker.close`."""
+        await _engine(self.actor.close.remote())
+
+
+class RayLearner:
+    """A `Learner` whose ranks are actors; a call goes to all of them, rank 0 answers."""
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        self.actors = actors
+
+    async def start(self) -> None:
+        """As `Learner.start`."""
+        host, port = await _learner(self.actors[0].address.remote())
+        await self._all("start", lambda rank: (rank, len(self.actors), host, port))
+
+    async def train(self, step: int, groups: Sequence[GroupRef]) -> TrainResult:
+        """As `Learner.train`; references are resolved by the ranks, not here."""
+        results = await self._all("train", lambda rank: (step, *groups))
+        return results[0]
+
+    async def export_weights(self, version: int) -> WeightUpdate:
+        """As `Learner.export_weights`."""
+        return (await self._all("export_weights", lambda rank: (version,)))[0]
+
+    async def save_model(self, path: str) -> None:
+        """As `Learner.save_model`."""
+        await self._all("save_model", lambda rank: (path,))
+
+    async def close(self) -> None:
+        """As `Learner.close`."""
+        await self._all("close", lambda rank: ())
+
+    async def _all(self, method: str, arguments: Any) -> list[Any]:
+        calls = [_learner(getattr(actor, method).remote(*arguments(rank))) for rank, actor in enumerate(self.actors)]
+        return list(await asyncio.gather(*calls))
+
+
+async def _engine(ref: Awaitable[T]) -> T:
+    return await _unwrapped(ref, EngineDeadError, "a rollout worker")
+
+
+async def _learner(ref: Awaitable[T]) -> T:
+    return await _unwrapped(ref, LearnerError, "a learner rank")
+
+
+async def _unwrapped(ref: Awaitable[T], lost: type[Exception], who: str) -> T:
+    """Await an actor's answer; its own exception comes back as itself, a lost process as `lost`."""
+    try:
+        return await ref
+    except RayTaskError as error:
+        raise error.cause from None
+    except RayActorError as error:
+        raise lost(f"{who} is gone: {_first_line(error)}") from None
+    except RayError as error:
+        raise ClusterError(f"{who} did not answer: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def free_port() -> int:
+    """A TCP port on loopback that is free at this moment."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,155 @@
+"""Engines and learner ranks as Ray actors: a private cluster on loopback, or one that exists.
+
+A private cluster has no dashboard, keeps its files in a folder of its own that is removed at the end, and wants a
+random token from whoever connects, because some of Ray's own processes listen on every address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.cluster.build import worker_environment
+from agentrl.cluster.placement import Placement, plan
+from agentrl.cluster.runtime import Stage
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ClusterError
+from agentrl.core.protocols import Learner, RolloutWorker
+
+PLACEMENT_TIMEOUT_S = 120.0
+CLOSE_TIMEOUT_S = 10.0
+
+
+class RayRuntime:
+    """Starts the cluster and the actors, hands out their handles, and takes everything down again."""
+
+    def __init__(self, config: TrainConfig, on_stage: Stage) -> None:
+        self._config, self._on_stage = config, on_stage
+        self._private = not config.run.ray_address
+        self._folder: str | None = None
+        self._group: Any = None
+        self._workers: list[Any] = []
+        self._learner: Any = None
+
+    @property
+    def workers(self) -> Sequence[RolloutWorker]:
+        """One handle per engine."""
+        return self._workers
+
+    @property
+    def learner(self) -> Learner:
+        """One handle for all learner ranks."""
+        learner: Learner = self._learner
+        return learner
+
+    async def start(self) -> None:
+        """Start Ray, place the actors, load models; engines and learner load side by side."""
+        self._on_stage("starting Ray" if self._private else f"joining Ray at {self._config.run.ray_address}")
+        await asyncio.to_thread(self._connect)
+        placement = plan(self._config, gpus=self._gpus())
+        self._group = await self._reserve(placement)
+        self._create_actors(placement)
+        self._on_stage("loading engine and learner")
+        await asyncio.gather(self._learner.start(), *(worker.start() for worker in self._workers))
+
+    async def close(self) -> None:
+        """Close the actors within a deadline, end them, and stop a private cluster."""
+        ray = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized():
+            self._remove_folder()
+            return
+        closing = [worker.close() for worker in self._workers] + ([self._learner.close()] if self._learner else [])
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await asyncio.gather(*closing, return_exceptions=True)
+        await asyncio.to_thread(self._stop, ray)
+        self._workers, self._learner, self._group = [], None, None
+
+    def _connect(self) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        if self._private:
+            os.environ["RAY_AUTH_MODE"] = "token"
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        import ray
+
+        debug = self._config.run.debug
+        common: dict[str, Any] = {
+            "logging_level": "INFO" if debug else "ERROR",
+            "log_to_driver": debug,
+            "runtime_env": {"env_vars": worker_environment(self._config)},
+        }
+        if not self._private:
+            ray.init(address=self._config.run.ray_address, **common)
+            return
+        self._folder = tempfile.mkdtemp(prefix="agentrl-")
+        actors = self._config.engine.num_engines + self._config.learner.num_learners
+        ray.init(
+            num_cpus=max(os.cpu_count() or 1, actors),
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=self._folder,
+            **common,
+        )
+
+    def _gpus(self) -> int:
+        import ray
+
+        return int(ray.cluster_resources().get("GPU", 0))
+
+    async def _reserve(self, placement: Placement) -> Any:
+        import ray
+
+        group = ray.util.placement_group(list(placement.bundles), strategy="PACK")
+        try:
+            async with asyncio.timeout(PLACEMENT_TIMEOUT_S):
+                await group.ready()
+        except TimeoutError:
+            have = {name: count for name, count in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+            raise ClusterError(
+                f"the cluster cannot place {list(placement.bundles)} within {PLACEMENT_TIMEOUT_S:.0f} s; it has {have}. "
+                "Ask for fewer engines or learner ranks, or add nodes."
+            ) from None
+        return group
+
+    def _create_actors(self, placement: Placement) -> None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from agentrl.cluster.ray_actors import LearnerActor, RayLearner, RayWorker, RolloutActor
+
+        def options(bundle: int, num_gpus: float, **more: Any) -> dict[str, Any]:
+            where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+            return {"num_cpus": placement.cpus_per_actor, "num_gpus": num_gpus, "scheduling_strategy": where, "max_restarts": 0, **more}
+
+        rollout, rank = ray.remote(RolloutActor), ray.remote(LearnerActor)
+        self._workers = [
+            RayWorker(rollout.options(**options(bundle, placement.gpus_per_engine, max_concurrency=4096)).remote(self._config, index))
+            for index, bundle in enumerate(placement.engine_bundles)
+        ]
+        self._learner = RayLearner(
+            [rank.options(**options(bundle, placement.gpus_per_rank)).remote(self._config) for bundle in placement.learner_bundles]
+        )
+
+    def _stop(self, ray: Any) -> None:
+        actors = [worker.actor for worker in self._workers] + (list(self._learner.actors) if self._learner else [])
+        for actor in actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        if self._group is not None:
+            with contextlib.suppress(Exception):
+                ray.util.remove_placement_group(self._group)
+        ray.shutdown()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None

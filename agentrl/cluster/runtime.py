@@ -1,0 +1,52 @@
+"""What a runtime offers, and the choice between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from agentrl.config.schema import TrainConfig
+from agentrl.core.protocols import Learner, RolloutWorker
+
+Stage = Callable[[str], None]
+
+
+class Runtime(Protocol):
+    """Started engines and learner, and whatever keeps them alive."""
+
+    @property
+    def workers(self) -> Sequence[RolloutWorker]:
+        """One handle per engine."""
+        ...
+
+    @property
+    def learner(self) -> Learner:
+        """One handle for all learner ranks."""
+        ...
+
+    async def start(self) -> None:
+        """Start everything; on return engines generate and the learner trains.
+
+        Raises:
+            ClusterError: If a process cannot be placed or dies.
+            ConfigError: If a setting cannot work here.
+        """
+
+    async def close(self) -> None:
+        """End everything that was started; safe to call twice and after a failed start."""
+
+
+def make_runtime(config: TrainConfig, on_stage: Stage) -> Runtime:
+    """The runtime that ``--runtime`` names; nothing is started yet.
+
+    Args:
+        config: The resolved configuration.
+        on_stage: Told what start-up is doing, for the display.
+    """
+    if config.run.runtime == "local":
+        from agentrl.cluster.local_runtime import LocalRuntime
+
+        return LocalRuntime(config, on_stage)
+    from agentrl.cluster.ray_runtime import RayRuntime
+
+    return RayRuntime(config, on_stage)
