@@ -5,8 +5,12 @@ A mean of means is wrong as soon as the parts differ in size; here the sum and t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+HISTOGRAM_WIDTH = 0.005
+"""Bin ``b`` of a histogram holds values within half a per cent's step of ``exp(b * HISTOGRAM_WIDTH)``."""
 
 
 @dataclass(slots=True)
@@ -18,12 +22,16 @@ class MetricSums:
         highs: name -> largest value seen.
         lows: name -> smallest value seen.
         totals: name -> plain sum.
+        weights: name -> (sum of w, sum of w squared, number); reported as the effective sample size, as a share.
+        histograms: name -> {bin: number}, bins spaced logarithmically; reported as the 99th percentile.
     """
 
     sums: dict[str, tuple[float, float]] = field(default_factory=dict)
     highs: dict[str, float] = field(default_factory=dict)
     lows: dict[str, float] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    histograms: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def mean(self, name: str, total: float, weight: float) -> None:
         """Add `total` (already multiplied by its weight) and `weight` to the mean called `name`."""
@@ -42,6 +50,17 @@ class MetricSums:
         """Add `value` to the total called `name`."""
         self.totals[name] = self.totals.get(name, 0.0) + value
 
+    def effective(self, name: str, total: float, squares: float, count: float) -> None:
+        """Add importance weights, by their sum, the sum of their squares and their number, to the share called `name`."""
+        old = self.weights.get(name, (0.0, 0.0, 0.0))
+        self.weights[name] = (old[0] + total, old[1] + squares, old[2] + count)
+
+    def histogram(self, name: str, counts: Mapping[int, int]) -> None:
+        """Add the number of values per bin to the percentile called `name`."""
+        bins = self.histograms.setdefault(name, {})
+        for position, count in counts.items():
+            bins[position] = bins.get(position, 0) + count
+
     def merge(self, other: MetricSums) -> None:
         """Fold another accumulator (of a micro-batch, of a rank) into this one."""
         for name, (total, weight) in other.sums.items():
@@ -52,11 +71,17 @@ class MetricSums:
             self.low(name, value)
         for name, value in other.totals.items():
             self.total(name, value)
+        for name, (total, squares, count) in other.weights.items():
+            self.effective(name, total, squares, count)
+        for name, counts in other.histograms.items():
+            self.histogram(name, counts)
 
     def result(self) -> dict[str, float]:
-        """All values as plain floats; a mean over no weight is left out."""
+        """All values as plain floats; a mean over no weight is left out, so is a share or a percentile of nothing."""
         means = {name: total / weight for name, (total, weight) in self.sums.items() if weight}
-        return {**means, **self.highs, **self.lows, **self.totals}
+        shares = {name: total**2 / (count * (squares or 1.0)) for name, (total, squares, count) in self.weights.items() if count}
+        percentiles = {name: _percentile(bins, 0.99) for name, bins in self.histograms.items() if bins}
+        return {**means, **self.highs, **self.lows, **self.totals, **shares, **percentiles}
 
 
 def average(dicts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -66,3 +91,13 @@ def average(dicts: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for name, value in values.items():
             sums.mean(name, float(value), 1.0)
     return sums.result()
+
+
+def _percentile(bins: Mapping[int, int], share: float) -> float:
+    """Centre of the first bin up to which at least `share` of the values lie."""
+    wanted, seen = share * sum(bins.values()), 0
+    for position in sorted(bins):
+        seen += bins[position]
+        if seen >= wanted:
+            break
+    return math.exp(position * HISTOGRAM_WIDTH)

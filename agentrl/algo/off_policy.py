@@ -1,0 +1,278 @@
+"""Corrections for tokens that were not sampled by the weights they train.
+
+``rho = exp(clamp(old - behaviour, +-20))`` says how much likelier a token is under the learner's weights than it was
+when sampled. It differs from 1 because the weights are newer (staleness) and because engine and learner compute
+slightly different numbers (mismatch); both are corrected together and reported apart. Nothing here has a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentrl.algo.segments import segment_count, segment_mean, segment_sum
+from agentrl.algo.statistics import bounded_exp, fraction, record_extremes, record_means, record_percentile
+from agentrl.core.errors import ConfigError
+from agentrl.core.metrics import MetricSums
+
+Level = Literal["token", "seq", "geo"]
+Mode = Literal["none", "truncate", "clip", "mask"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyOptions:
+    """How tokens are weighted and which are left out.
+
+    Attributes:
+        level: What a ratio belongs to: a ``token``, a sequence by the product of its ratios (``seq``), or a sequence by
+            their geometric mean (``geo``).
+        mode: ``truncate`` bounds the ratio above by `high`, ``clip`` on both sides; ``mask`` removes units outside
+            [`low`, `high`]; ``none`` gives every token weight 1.
+        low: Lower bound of the ratio.
+        high: Upper bound of the ratio; may be infinite.
+        token_cap: With ``mask`` on sequences, what the weights of the tokens kept are truncated at. `None`: `high` for
+            ``seq``, and 2 for ``geo``, whose band is about an average and far too narrow for a single token.
+        opsm_delta: Also drop a sequence with a negative advantage whose mean ``behaviour - old`` exceeds this.
+        m2po_tau: Also drop the tokens with the largest ``|log rho|`` until the mean of its square is at most this.
+    """
+
+    level: Level = "token"
+    mode: Mode = "truncate"
+    low: float = 0.0
+    high: float = 2.0
+    token_cap: float | None = None
+    opsm_delta: float | None = None
+    m2po_tau: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.level not in ("token", "seq", "geo"):
+            raise ConfigError("--off-policy-level", self.level, "is not a level", "Choose one of token, seq, geo")
+        if self.mode not in ("none", "truncate", "clip", "mask"):
+            raise ConfigError("--off-policy-mode", self.mode, "is not a mode", "Choose one of none, truncate, clip, mask")
+        if not 0.0 <= self.low < self.high:
+            raise ConfigError(
+                "--off-policy-range", (self.low, self.high), "must be two bounds with 0 <= low < high", "Use 0 2 for truncation"
+            )
+
+
+PRESETS: Mapping[str, OffPolicyOptions] = MappingProxyType(
+    {
+        "tis": OffPolicyOptions(level="token", mode="truncate", low=0.0, high=2.0),
+        "icepop": OffPolicyOptions(level="token", mode="mask", low=0.5, high=5.0),
+        "seq-mask-tis": OffPolicyOptions(level="geo", mode="mask", low=0.99, high=1.01),
+        "decoupled": OffPolicyOptions(level="token", mode="truncate", low=0.0, high=float("inf")),
+        "opsm": OffPolicyOptions(level="token", mode="truncate", low=0.0, high=2.0, opsm_delta=1e-4),
+        "m2po": OffPolicyOptions(level="token", mode="truncate", low=0.0, high=float("inf"), m2po_tau=0.04),
+        "none": OffPolicyOptions(mode="none"),
+    }
+)
+
+
+def off_policy_options(
+    preset: str,
+    *,
+    level: Level | None = None,
+    mode: Mode | None = None,
+    bounds: tuple[float, float] | None = None,
+    opsm_delta: float | None = None,
+    m2po_tau: float | None = None,
+) -> OffPolicyOptions:
+    """The preset with whatever is given explicitly in its place.
+
+    Args:
+        preset: A key of `PRESETS`.
+        level: Replaces the preset's level.
+        mode: Replaces the preset's mode.
+        bounds: Replaces the preset's bounds.
+        opsm_delta: Replaces the preset's threshold.
+        m2po_tau: Replaces the preset's threshold.
+
+    Raises:
+        ConfigError: If the preset is unknown or the result makes no sense.
+    """
+    if preset not in PRESETS:
+        raise ConfigError("--off-policy", preset, "is not a correction", f"Choose one of {', '.join(PRESETS)}")
+    base = PRESETS[preset]
+    return replace(
+        base,
+        level=base.level if level is None else level,
+        mode=base.mode if mode is None else mode,
+        low=base.low if bounds is None else bounds[0],
+        high=base.high if bounds is None else bounds[1],
+        opsm_delta=base.opsm_delta if opsm_delta is None else opsm_delta,
+        m2po_tau=base.m2po_tau if m2po_tau is None else m2po_tau,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Correction:
+    """What multiplies the policy loss of each token.
+
+    Attributes:
+        weights: Importance weights, 0 where `keep` is false; no gradient. # [A]
+        keep: Tokens that are trained; the others still count in the denominator. # [A] bool
+        stats: See `diagnostics`.
+    """
+
+    weights: Tensor
+    keep: Tensor
+    stats: MetricSums = field(default_factory=MetricSums)
+
+
+@torch.no_grad()
+def off_policy_correction(
+    old: Tensor,
+    behaviour: Tensor,
+    sequence: Tensor,
+    same_version: Tensor,
+    advantages: Tensor,
+    options: OffPolicyOptions,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Correction:
+    """Weights and mask for this rank's part of a batch.
+
+    Args:
+        old: Log-probabilities under the learner's weights when the batch was taken. # [A]
+        behaviour: Log-probabilities recorded when sampling. # [A]
+        sequence: Row of each token, from 0. # [A] int64
+        same_version: Whether the token was sampled by exactly the learner's weights. # [A] bool
+        advantages: Of each token; their sign splits the diagnostics and selects for OPSM. # [A]
+        options: What to do.
+        reduce: Sums a tensor over ranks, `None` on a single rank; used by M2PO only, whose threshold is global.
+
+    Returns:
+        The correction.
+    """
+    log_rho = old - behaviour
+    rows = int(sequence.max()) + 1 if sequence.numel() else 0
+    weights, keep = _weigh(log_rho, sequence, rows, options)
+    if options.opsm_delta is not None:
+        keep = keep & opsm_keep(behaviour, old, sequence, advantages, options.opsm_delta)
+    if options.m2po_tau is not None:
+        keep = keep & (log_rho.abs() <= second_moment_threshold(log_rho, options.m2po_tau, reduce))
+    applied = torch.where(keep, weights, torch.zeros_like(weights))
+    return Correction(weights=applied, keep=keep, stats=diagnostics(log_rho, weights, keep, same_version, advantages, options))
+
+
+def _weigh(log_rho: Tensor, sequence: Tensor, rows: int, options: OffPolicyOptions) -> tuple[Tensor, Tensor]:
+    """Weights before masking, and what the level and the mode keep. # [A], [A]."""
+    rho, everything = bounded_exp(log_rho), torch.ones_like(log_rho, dtype=torch.bool)
+    if options.mode == "none":
+        return torch.ones_like(rho), everything
+    unit = rho if options.level == "token" else _sequence_ratio(log_rho, sequence, rows, options.level)
+    if options.mode == "truncate":
+        return unit.clamp(max=options.high), everything
+    if options.mode == "clip":
+        return unit.clamp(options.low, options.high), everything
+    kept = (unit >= options.low) & (unit <= options.high)
+    if options.level == "token":
+        return rho, kept
+    cap = options.token_cap if options.token_cap is not None else options.high if options.level == "seq" else 2.0
+    return rho.clamp(max=cap), kept
+
+
+def _sequence_ratio(log_rho: Tensor, sequence: Tensor, rows: int, level: Level) -> Tensor:
+    combine = segment_sum if level == "seq" else segment_mean
+    return bounded_exp(combine(log_rho, sequence, rows))[sequence]
+
+
+def opsm_keep(behaviour: Tensor, new: Tensor, sequence: Tensor, advantages: Tensor, delta: float) -> Tensor:
+    """Off-policy sequence masking: which tokens stay (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
+
+    Drops a sequence with a negative advantage whose mean ``behaviour - new`` exceeds `delta`: a failure that the
+    present policy would hardly produce teaches it nothing and only adds noise.
+
+    Args:
+        behaviour: Log-probabilities recorded when sampling. # [A]
+        new: Log-probabilities of the present policy. # [A]
+        sequence: Row of each token, from 0. # [A] int64
+        advantages: Of each token. # [A]
+        delta: Bound of the drift, in nats per token.
+
+    Returns:
+        False for the negative tokens of such sequences. # [A] bool
+    """
+    rows = int(sequence.max()) + 1 if sequence.numel() else 0
+    drift = segment_mean(behaviour - new, sequence, rows)[sequence]
+    return ~((advantages < 0) & (drift > delta))
+
+
+def second_moment_threshold(log_rho: Tensor, tau: float, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Largest bound b for which the tokens with ``|log rho| <= b`` have a mean squared log ratio of at most `tau`.
+
+    M2PO (arXiv:2510.01161). Found on a grid that is refined three times around the answer, with one small sum over
+    ranks each, so that the mask does not depend on how the batch is spread.
+
+    Args:
+        log_rho: This rank's log ratios. # [A]
+        tau: Bound of the second moment.
+        reduce: Sums over ranks; `None` on a single rank.
+
+    Returns:
+        The bound, to within 1e-6; infinite if nothing needs to be masked. # []
+    """
+    cells, size = 256, log_rho.abs().clamp(max=20.0).double()
+    low, high = size.new_tensor(0.0), size.new_tensor(20.0)
+    for _ in range(3):
+        edges = low + (high - low) * torch.linspace(0.0, 1.0, cells + 1, dtype=size.dtype, device=size.device)
+        cell = torch.bucketize(size, edges)
+        counts, squares = segment_count(cell, cells + 2).double(), segment_sum(size.square(), cell, cells + 2)
+        if reduce is not None:
+            counts, squares = reduce(torch.stack([counts, squares])).unbind()
+        within = squares.cumsum(0) <= tau * counts.cumsum(0)
+        if bool(within[:-1].all()):
+            return torch.where(high == 20.0, size.new_tensor(float("inf")), high)
+        first = int((~within[:-1]).nonzero()[0])
+        low, high = edges[max(first - 1, 0)], edges[max(first, 1)]
+    return low
+
+
+def diagnostics(
+    log_rho: Tensor, weights: Tensor, keep: Tensor, same_version: Tensor, advantages: Tensor, options: OffPolicyOptions
+) -> MetricSums:
+    """What is always reported of a correction; exact under merging over micro-batches and ranks.
+
+    Args:
+        log_rho: ``old - behaviour``. # [A]
+        weights: Weights before masking. # [A]
+        keep: Tokens that are trained. # [A] bool
+        same_version: Tokens sampled by the learner's weights. # [A] bool
+        advantages: Of each token. # [A]
+        options: The correction.
+
+    Returns:
+        ``rho/mean``, ``rho/max``, ``rho/p99`` (to half a per cent); ``ess/rho`` of the raw ratios and ``ess/weights``
+        of what is applied, as shares of the tokens; ``mismatch/mean``, ``mismatch/max`` (absolute difference in log-probability) and
+        ``mismatch/kl`` over tokens of the same version; ``staleness/kl`` over older ones and ``staleness/fraction``;
+        ``off_policy/masked`` and ``off_policy/bounded`` (weights changed by truncation or clipping), each also with
+        ``_positive`` and ``_negative`` for the sign of the advantage.
+    """
+    stats = MetricSums()
+    bounded_log = log_rho.clamp(-20.0, 20.0)
+    rho, divergence, every = bounded_log.exp(), bounded_log.expm1() - bounded_log, torch.ones_like(keep)
+    older, gap = ~same_version, log_rho.abs()
+    changed = keep & (weights != rho) if options.mode in ("truncate", "clip") or options.level != "token" else torch.zeros_like(keep)
+    signs = {"": every, "_positive": advantages > 0, "_negative": advantages < 0}
+    record_means(
+        stats,
+        {
+            "rho/mean": (rho.sum(), every.sum()),
+            "mismatch/mean": ((gap * same_version).sum(), same_version.sum()),
+            "mismatch/kl": ((divergence * same_version).sum(), same_version.sum()),
+            "staleness/kl": ((divergence * older).sum(), older.sum()),
+            "staleness/fraction": fraction(older, every),
+            **{f"off_policy/masked{name}": fraction(~keep, within) for name, within in signs.items()},
+            **{f"off_policy/bounded{name}": fraction(changed, within) for name, within in signs.items()},
+        },
+    )
+    record_extremes(stats, highs={"rho/max": rho, "mismatch/max": gap[same_version]})
+    record_percentile(stats, "rho/p99", bounded_log)
+    for name, used in {"ess/rho": rho, "ess/weights": torch.where(keep, weights, torch.zeros_like(weights))}.items():
+        exact = used.double()
+        stats.effective(name, *torch.stack([exact.sum(), exact.square().sum(), exact.new_tensor(float(len(exact)))]).tolist())
+    return stats
