@@ -1,0 +1,158 @@
+"""Runs the loops in one task group, and tells in the end what became of every group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from agentrl.core.errors import LedgerError, NothingToTrainError, TooManyFailuresError
+from agentrl.core.protocols import Learner
+from agentrl.core.types import GroupSummary, Task, Ticket
+from agentrl.flow.ledger import LedgerCounts
+from agentrl.flow.loops import admit, collect, publish, run_attempt, train_steps
+from agentrl.flow.settings import FlowSettings
+from agentrl.flow.state import AfterStep, Keep, Observer, RunState
+from agentrl.flow.watch import watch_for_stall
+from agentrl.rollout.pool import RolloutPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        steps: Optimizer steps done, which is the version of the weights now live.
+        seconds: Wall time of the whole run.
+        counts: The ledger; nothing is in flight.
+        ended: Why it ended, for people, with the size of the last step where that was smaller.
+    """
+
+    steps: int
+    seconds: float
+    counts: LedgerCounts
+    ended: str
+
+
+def keep_all(summary: GroupSummary) -> str | None:
+    """The filter that rejects nothing."""
+    return None
+
+
+async def train(
+    *,
+    settings: FlowSettings,
+    pool: RolloutPool,
+    learner: Learner,
+    tasks: Iterable[Task],
+    observer: Observer,
+    keep: Keep = keep_all,
+    after_step: Sequence[AfterStep] = (),
+) -> RunResult:
+    """Train until the steps are done or the tasks run out.
+
+    Workers and learner are started before and closed after by the caller. Cancellation cancels every group and waits for it.
+
+    Args:
+        settings: Sizes, bounds and limits.
+        pool: Started rollout workers, all at version 0.
+        learner: Started learner, at version 0.
+        tasks: What to run, in order; one is drawn per admitted group and never more than are needed.
+        observer: Sees groups and steps as they end.
+        keep: Dynamic filter.
+        after_step: Called in order after each step while the learner is idle; its weights may still be on their way to the workers.
+
+    Returns:
+        How the run ended.
+
+    Raises:
+        TooManyFailuresError: If too many groups failed.
+        NothingToTrainError: If next to no group passed the filter, or there was nothing to train on at all.
+        StallError: If nothing progressed for the stall time-out.
+        Exception: The first error of any loop, worker, learner or observer, with its own traceback.
+    """
+    run = RunState(
+        settings=settings,
+        pool=pool,
+        learner=learner,
+        tasks=iter(tasks),
+        keep=keep,
+        observer=observer,
+        after_step=after_step,
+        clock=asyncio.get_running_loop().time,
+    )
+    failure: BaseException | None = None
+    try:
+        await _run_loops(run)
+    except BaseExceptionGroup as group:
+        failure = first_cause(group)
+    finally:
+        run.close()
+    if failure is not None:  # raised out here, so that its own cause and context stay what they are
+        raise failure
+    return _result(run)
+
+
+def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first single exception inside nested groups; the others are named in a note."""
+    leaves = _leaves(group)
+    first = leaves[0]
+    for other in leaves[1:]:
+        first.add_note(f"Then also: {type(other).__name__}: {other}")
+    return first
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+
+
+async def _run_loops(run: RunState) -> None:
+    run.meter.start(await run.pool.stats())
+    run.observer.on_stage("first groups")
+    async with anyio.create_task_group() as watch:
+        watch.start_soon(watch_for_stall, run.board, run.settings.stall_timeout_s, run.describe, run.clock, name="watchdog")
+        async with anyio.create_task_group() as loops:
+
+            def spawn(ticket: Ticket) -> None:
+                loops.start_soon(run_attempt, run, ticket, name=f"group-{ticket.group_id}")
+
+            loops.start_soon(admit, run, spawn, name="admit")
+            loops.start_soon(collect, run, spawn, name="collect")
+            loops.start_soon(train_steps, run, name="train")
+            loops.start_soon(publish, run, name="publish")
+        watch.cancel_scope.cancel()
+
+
+def _result(run: RunState) -> RunResult:
+    counts = run.ledger.check()
+    if counts.in_flight or run.slots.in_use:
+        raise LedgerError(f"the run is over with {counts.in_flight} groups in flight and {run.slots.in_use} slots in use")
+    if not run.live_version:
+        raise _nothing_trained(run, counts)
+    seconds = run.clock() - run.meter.start_s
+    return RunResult(steps=run.live_version, seconds=seconds, counts=counts, ended=_ended(run))
+
+
+def _ended(run: RunState) -> str:
+    asked, done, size = run.settings.num_steps, run.live_version, run.settings.groups_per_step
+    if run.last_step_groups < size:
+        return f"tasks ran out after {done} of {asked} steps; the last step had {run.last_step_groups} of {size} groups"
+    return f"tasks ran out after {done} of {asked} steps" if done < asked else f"all {asked} steps done"
+
+
+def _nothing_trained(run: RunState, counts: LedgerCounts) -> Exception:
+    if not counts.submitted:
+        return NothingToTrainError("there is not a single task to train on: check --prompts or the environment's tasks()")
+    if counts.dropped:
+        return TooManyFailuresError(
+            f"tasks ran out and no group could be trained on: {sum(counts.dropped.values())} of {counts.submitted} failed. "
+            f"Most frequent causes:\n{run.health.causes()}"
+        )
+    return NothingToTrainError(
+        f"tasks ran out and all {counts.submitted} groups were filtered ({run.health.filter_reasons()}): "
+        "widen --dynamic-filtering-range, change the tasks, or switch --dynamic-filtering off"
+    )

@@ -1,0 +1,184 @@
+"""The four loops of a run, and the diagram they make.
+
+    admit -> (group on a worker) -> collect -> queue -> train -> publish
+      ^                                |                           |
+      +------- slot: filtered, dropped +------- slot: live --------+
+
+With ``max_staleness = 0`` there are only as many slots as one step has groups, and the same loops take turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio.lowlevel
+
+from agentrl.core.errors import LedgerError, WeightSyncError
+from agentrl.core.types import Ticket
+from agentrl.flow.health import failure_reason
+from agentrl.flow.metrics import Trained
+from agentrl.flow.queue import Accepted
+from agentrl.flow.slots import Release
+from agentrl.flow.state import Finished, RunState, Spawn
+
+
+async def admit(run: RunState, spawn: Spawn) -> None:
+    """Start groups as fast as slots allow.
+
+    Consumes slots and tasks. Produces running groups. Waits for a free slot. Unblocked by `collect` (a group was filtered or
+    dropped) and by `publish` (weights are live). Ends when every group that the run needs is trained, or tasks run out.
+    """
+    settings, group_id = run.settings, 0
+    run.board.waiting("admit", "a free slot")
+    while await run.slots.acquire(group_id):
+        task = next(run.tasks, None)
+        if task is None:
+            run.slots.release(group_id, Release.UNUSED)
+            run.exhausted = True
+            break
+        run.ledger.submit(group_id)
+        run.queue.admit(group_id)
+        spawn(Ticket(group_id=group_id, task=task, num_samples=settings.num_samples, version=run.live_version, record=settings.record))
+        run.board.waiting("admit", "a free slot")
+        group_id += 1
+        await anyio.lowlevel.checkpoint()
+    run.queue.close()
+    run.board.waiting("admit", "nothing: " + ("the tasks are exhausted" if run.exhausted else "no more groups are needed"))
+
+
+async def run_attempt(run: RunState, ticket: Ticket) -> None:
+    """Run one attempt at a group on a worker and hand the outcome to `collect`; one task per attempt."""
+    run.running[ticket.group_id] = run.clock()
+    summary, ref = await run.pool.run_group(ticket)
+    if summary.group_id != ticket.group_id:
+        raise LedgerError(f"a worker answered for group {summary.group_id} when asked for group {ticket.group_id}")
+    del run.running[ticket.group_id]
+    run.finished_in.send_nowait(Finished(ticket, summary, ref))
+
+
+async def collect(run: RunState, spawn: Spawn) -> None:
+    """Judge finished groups.
+
+    Consumes finished attempts. Produces accepted groups in the queue, retries, and free slots. Waits for an attempt to finish.
+    Unblocked by the workers, and ended by `train`, which closes the stream after the last group is resolved.
+    """
+    run.board.waiting("collect", "a group to finish")
+    async for finished in run.finished:
+        run.board.progress()
+        run.observer.on_group(finished.summary)
+        if len(finished.summary.trainable) < run.settings.min_members:
+            _retry_or_drop(run, spawn, finished)
+        else:
+            _accept_or_filter(run, finished)
+        run.board.waiting("collect", "a group to finish")
+
+
+def _retry_or_drop(run: RunState, spawn: Spawn, finished: Finished) -> None:
+    ticket = finished.ticket
+    again = ticket.attempt + 1 < run.settings.max_attempts
+    run.meter.attempt(finished.summary, failed=True, retried=again)
+    run.health.attempt(finished.summary, failed=True)
+    if again:
+        spawn(replace(ticket, attempt=ticket.attempt + 1))
+        return
+    run.ledger.drop(ticket.group_id, failure_reason(finished.summary))
+    run.queue.discard(ticket.group_id)
+    run.slots.release(ticket.group_id, Release.DROPPED)
+
+
+def _accept_or_filter(run: RunState, finished: Finished) -> None:
+    ticket, summary = finished.ticket, finished.summary
+    reason = run.keep(summary)
+    run.meter.attempt(summary, failed=False, retried=False)
+    run.meter.verdict(summary, accepted=reason is None)
+    run.health.attempt(summary, failed=False)
+    if reason is None:
+        run.queue.accept(Accepted(ticket, finished.ref, summary, run.clock()))
+    else:
+        run.ledger.filter(ticket.group_id, reason)
+        run.queue.discard(ticket.group_id)
+        run.slots.release(ticket.group_id, Release.FILTERED)
+    run.health.verdict(reason)
+
+
+async def train_steps(run: RunState) -> None:
+    """Take a step's groups, train, make the weights available, over and over.
+
+    Consumes the oldest groups of the queue. Produces new weights for `publish`. Waits for the oldest groups to be accepted, and
+    before each export for the previous publication to be live, so that at most one exported version is under way.
+    Unblocked by `collect` and `publish`. When tasks run out, the whole groups that are left make a last, smaller step.
+    """
+    size, ended_s = run.settings.groups_per_step, run.clock()
+    for step in range(run.settings.num_steps):
+        run.board.waiting("train", f"the {size} oldest groups to be accepted (step {step + 1})")
+        groups = await run.queue.take(size, step)
+        if not groups:
+            break
+        ended_s = await _train_one(run, step, groups, ended_s)
+        await _after_step(run, step + 1)
+    run.board.waiting("train", "nothing: the last step is done")
+    run.finished_in.close()
+    run.trained_in.close()
+
+
+async def _train_one(run: RunState, step: int, groups: list[Accepted], previous_s: float) -> float:
+    """Train step number `step`, hand its weights to `publish`, and return when training ended."""
+    taken_s, depth = run.clock(), run.queue.depth
+    if step == 0:
+        run.observer.on_stage("first training step")
+    run.last_step_groups = len(groups)
+    run.board.waiting("train", f"the learner to train step {step + 1}")
+    result = await run.learner.train(step, [group.ref for group in groups])
+    trained_s = run.clock()
+    run.ledger.train(group.ticket.group_id for group in groups)
+    run.board.waiting("train", f"the publication before version {step + 1}")
+    await run.publisher_idle.acquire()
+    run.board.waiting("train", f"the learner to export version {step + 1}")
+    exports_s = run.clock()
+    update = await run.learner.export_weights(step + 1)
+    run.trained_in.send_nowait(
+        Trained(
+            version=step + 1,
+            groups=groups,
+            result=result,
+            update=update,
+            interval_s=trained_s - previous_s,
+            export_s=run.clock() - exports_s,
+            queue_depth=depth,
+            taken_s=taken_s,
+        )
+    )
+    return trained_s
+
+
+async def _after_step(run: RunState, steps_done: int) -> None:
+    for hook in run.after_step:
+        run.board.waiting("train", f"{getattr(hook, '__qualname__', repr(hook))} after step {steps_done}")
+        await hook(steps_done)
+        run.board.progress()
+
+
+async def publish(run: RunState) -> None:
+    """Make each step's weights live and end the step.
+
+    Consumes trained steps, in order, none skipped. Produces live weights, free slots and the step's metrics. Waits for a trained
+    step, then for every worker to confirm its version. Unblocked by `train` and the workers; ended by `train`, which closes the stream.
+    """
+    run.board.waiting("publish", "a trained step")
+    async for trained in run.trained:
+        if trained.update.version != trained.version:
+            raise WeightSyncError(f"the learner exported version {trained.update.version} instead of {trained.version}")
+        run.board.waiting("publish", f"every worker to load version {trained.version}")
+        starts_s = run.clock()
+        await run.pool.publish(trained.update)
+        publish_s = run.clock() - starts_s
+        run.live_version = trained.version
+        run.publisher_idle.release()
+        for group in trained.groups:
+            run.slots.release(group.ticket.group_id, Release.TRAINED)
+        run.board.waiting("publish", "the engines' counters")
+        stats = await run.pool.stats()
+        counts = run.ledger.check()
+        run.observer.on_step(run.meter.step(trained, publish_s=publish_s, stats=stats, counts=counts, running=len(run.running)))
+        run.board.progress()
+        run.board.waiting("publish", "a trained step")

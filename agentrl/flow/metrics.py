@@ -1,0 +1,214 @@
+"""One dictionary of numbers per step, assembled when the step's weights are live."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.core.metrics import average
+from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
+from agentrl.core.types import GroupSummary, MemberSummary, Status
+from agentrl.flow.ledger import LedgerCounts
+from agentrl.flow.queue import Accepted
+
+FAILURES = tuple(status for status in Status if not status.trainable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """One optimizer step whose weights are to be published.
+
+    Attributes:
+        version: Steps done, which is the version of the new weights.
+        groups: What was trained on, oldest first.
+        result: The learner's report.
+        update: How engines get the weights.
+        interval_s: Time from the end of the previous step to the end of this one.
+        export_s: Time to make the weights available.
+        queue_depth: Accepted groups left behind when these were taken.
+        taken_s: Clock reading when they were taken.
+    """
+
+    version: int
+    groups: Sequence[Accepted]
+    result: TrainResult
+    update: WeightUpdate
+    interval_s: float
+    export_s: float
+    queue_depth: int
+    taken_s: float
+
+
+@dataclass(slots=True)
+class _Window:
+    """What finished since the previous step."""
+
+    attempts: int = 0
+    failed: int = 0
+    retried: int = 0
+    accepted: int = 0
+    filtered: int = 0
+    statuses: Counter[Status] = field(default_factory=Counter)
+    reward_sum: float = 0.0
+    rewards: int = 0
+
+
+class Meter:
+    """Collects what happens between steps and turns it into metrics.
+
+    Args:
+        clock: Seconds, monotonic; the run starts now.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.start_s = clock()
+        self._window = _Window()
+        self._stats: Mapping[str, EngineStats] = {}
+        self._stats_s = self.start_s
+
+    def start(self, stats: Mapping[str, EngineStats]) -> None:
+        """Set the counters that the first step's differences are taken from."""
+        self._stats, self._stats_s = stats, self._clock()
+
+    def attempt(self, summary: GroupSummary, *, failed: bool, retried: bool) -> None:
+        """Count a finished attempt at a group."""
+        window = self._window
+        window.attempts += 1
+        window.failed += failed
+        window.retried += retried
+        window.statuses.update(m.status for m in summary.members if not m.status.trainable)
+
+    def verdict(self, summary: GroupSummary, *, accepted: bool) -> None:
+        """Count a group that did not fail, as accepted or filtered."""
+        window = self._window
+        window.accepted += accepted
+        window.filtered += not accepted
+        for member in summary.trainable:
+            window.reward_sum += member.reward or 0.0
+            window.rewards += 1
+
+    def step(
+        self, trained: Trained, *, publish_s: float, stats: Mapping[str, EngineStats], counts: LedgerCounts, running: int
+    ) -> dict[str, float]:
+        """Metrics of one step; a new window begins.
+
+        Args:
+            trained: The step.
+            publish_s: Seconds from the start of the publication until the last engine confirmed.
+            stats: Counters of the engines now.
+            counts: The ledger now.
+            running: Groups being generated now.
+
+        Returns:
+            Name -> value. A learner's value replaces one of the same name, because the learner sees tokens.
+        """
+        now = self._clock()
+        metrics = {
+            "step": float(trained.version),
+            "time_s": now - self.start_s,
+            **_rewards(trained.groups),
+            **_episodes(trained.groups),
+            **_staleness(trained),
+            **_window_metrics(self._window),
+            **_engines(self._stats, stats, now - self._stats_s),
+            **_learner_time(trained),
+            "queue/depth": float(trained.queue_depth),
+            "queue/wait_s": statistics.fmean(trained.taken_s - group.accepted_s for group in trained.groups),
+            "queue/running": float(running),
+            "publish/seconds": publish_s,
+            "publish/export_s": trained.export_s,
+            **trained.result.metrics,
+            **counts.metrics(),
+        }
+        self._window, self._stats, self._stats_s = _Window(), stats, now
+        return metrics
+
+
+def _rewards(groups: Sequence[Accepted]) -> dict[str, float]:
+    by_group = [[float(m.reward or 0.0) for m in group.summary.trainable] for group in groups]
+    scores = [m.score for group in groups for m in group.summary.trainable if m.score is not None]
+    rewards = [reward for group in by_group for reward in group]
+    metrics = {
+        "reward/mean": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        "group/zero_variance": statistics.fmean(min(group) == max(group) for group in by_group),
+        "group/count": float(len(groups)),
+    }
+    return {**metrics, "score/mean": statistics.fmean(scores)} if scores else metrics
+
+
+def _episodes(groups: Sequence[Accepted]) -> dict[str, float]:
+    members = [m for group in groups for m in group.summary.trainable]
+    tokens = [m.num_tokens for m in members]
+    return {
+        "episode/count": float(len(members)),
+        "episode/tokens_mean": statistics.fmean(tokens),
+        "episode/tokens_max": float(max(tokens)),
+        "episode/prompt_tokens_mean": statistics.fmean(m.num_prompt_tokens for m in members),
+        "episode/turns_mean": statistics.fmean(m.num_turns for m in members),
+        "episode/truncated": statistics.fmean(_truncated(m) for m in members),
+        "tokens": float(sum(tokens)),
+        **_named_means("env/", [m.metrics for m in members]),
+        **_named_means("episode/", [m.timings for m in members]),
+        "group/seconds_mean": statistics.fmean(group.summary.seconds for group in groups),
+    }
+
+
+def _truncated(member: MemberSummary) -> bool:
+    return member.truncated or member.status is Status.TRUNCATED
+
+
+def _named_means(prefix: str, values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {prefix + name: mean for name, mean in average(values).items()}
+
+
+def _staleness(trained: Trained) -> dict[str, float]:
+    """Lag in steps behind the weights being trained: of the oldest token, and of the weights live at admission."""
+    step = trained.version - 1
+    oldest = [step - group.summary.versions[0] for group in trained.groups if group.summary.versions]
+    return {
+        "staleness/mean": statistics.fmean(oldest),
+        "staleness/max": float(max(oldest)),
+        "staleness/admission_mean": statistics.fmean(step - group.ticket.version for group in trained.groups),
+    }
+
+
+def _window_metrics(window: _Window) -> dict[str, float]:
+    judged = window.accepted + window.filtered
+    metrics = {
+        "failures/groups": float(window.failed),
+        "failures/retries": float(window.retried),
+        "failures/rate": window.failed / window.attempts if window.attempts else 0.0,
+        **{f"failures/{status}": float(window.statuses[status]) for status in FAILURES},
+    }
+    if judged:
+        metrics["group/pass_rate"] = window.accepted / judged
+        metrics["reward/unfiltered_mean"] = window.reward_sum / window.rewards
+    return metrics
+
+
+def _learner_time(trained: Trained) -> dict[str, float]:
+    busy = trained.result.seconds / trained.interval_s if trained.interval_s > 0 else 1.0
+    return {
+        "idle/learner": min(1.0, max(0.0, 1.0 - busy)),
+        "time/train_s": trained.result.seconds,
+        "time/step_s": trained.interval_s,
+    }
+
+
+def _engines(before: Mapping[str, EngineStats], after: Mapping[str, EngineStats], seconds: float) -> dict[str, float]:
+    """Differences of the engines' counters since the previous step; an engine seen for the first time counts from its start."""
+    pairs = [(before.get(name, EngineStats()), stats) for name, stats in after.items()]
+    busy = [(new.busy_s - old.busy_s) / (new.clock_s - old.clock_s) for old, new in pairs if new.clock_s > old.clock_s]
+    tokens = sum(new.tokens - old.tokens for old, new in pairs)
+    prompt = sum(new.prompt_tokens - old.prompt_tokens for old, new in pairs)
+    cached = sum(new.cached_tokens - old.cached_tokens for old, new in pairs)
+    return {
+        "idle/generator": min(1.0, max(0.0, 1.0 - statistics.fmean(busy))) if busy else 0.0,
+        "tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
+        "engine/cached_prompt_share": cached / prompt if prompt else 0.0,
+        "publish/pause_s": max(new.paused_s - old.paused_s for old, new in pairs),
+    }

@@ -1,0 +1,102 @@
+"""What the loops of one run share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import anyio
+
+from agentrl.core.protocols import GroupRef, Learner
+from agentrl.core.types import GroupSummary, Task, Ticket
+from agentrl.flow.health import Health
+from agentrl.flow.ledger import Ledger
+from agentrl.flow.metrics import Meter, Trained
+from agentrl.flow.queue import GroupQueue
+from agentrl.flow.settings import FlowSettings
+from agentrl.flow.slots import Slots
+from agentrl.flow.watch import WaitBoard
+from agentrl.rollout.pool import RolloutPool
+
+Keep: TypeAlias = Callable[[GroupSummary], str | None]
+"""Dynamic filter: the reason for which a group is rejected, or `None` to keep it."""
+
+AfterStep: TypeAlias = Callable[[int], Awaitable[None]]
+"""Called with the number of steps done while the learner is idle."""
+
+
+class Observer(Protocol):
+    """Sees the run as it goes, for display and recording; called synchronously, so it must be quick. Its errors end the run."""
+
+    def on_stage(self, name: str) -> None:
+        """The run entered another stage."""
+
+    def on_group(self, summary: GroupSummary) -> None:
+        """An attempt at a group finished, failed or not."""
+
+    def on_step(self, metrics: Mapping[str, float]) -> None:
+        """A step ended: its weights are live. `metrics["step"]` counts from 1 and equals the live version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One attempt at a group that came to its end."""
+
+    ticket: Ticket
+    summary: GroupSummary
+    ref: GroupRef
+
+
+class RunState:
+    """Everything the loops of one run share; each part is changed by the loop that its comment names."""
+
+    def __init__(
+        self,
+        *,
+        settings: FlowSettings,
+        pool: RolloutPool,
+        learner: Learner,
+        tasks: Iterator[Task],
+        keep: Keep,
+        observer: Observer,
+        after_step: Sequence[AfterStep],
+        clock: Callable[[], float],
+    ) -> None:
+        self.settings, self.pool, self.learner, self.tasks = settings, pool, learner, tasks
+        self.keep, self.observer, self.after_step, self.clock = keep, observer, tuple(after_step), clock
+        self.slots = Slots(settings.num_slots, settings.num_steps * settings.groups_per_step)
+        self.queue = GroupQueue(settings.max_staleness)
+        self.ledger = Ledger()
+        self.health = Health(settings)
+        self.board = WaitBoard(clock)
+        self.meter = Meter(clock)
+        self.live_version = 0  # publish
+        self.last_step_groups = 0  # train
+        self.exhausted = False  # admit
+        self.running: dict[int, float] = {}  # group id -> start of its attempt; admit, collect
+        self.finished_in, self.finished = anyio.create_memory_object_stream[Finished](math.inf)
+        self.trained_in, self.trained = anyio.create_memory_object_stream[Trained](1)
+        self.publisher_idle = anyio.Semaphore(1)  # train takes it before an export, publish gives it back when live
+
+    def close(self) -> None:
+        """Close the streams between the loops; safe to call twice."""
+        for stream in (self.finished_in, self.finished, self.trained_in, self.trained):
+            stream.close()
+
+    def describe(self) -> str:
+        """Where every group is, for a diagnosis."""
+        now = self.clock()
+        oldest = min(self.running.items(), key=lambda item: item[1], default=None)
+        age = f", the oldest is group {oldest[0]} after {now - oldest[1]:.1f} s" if oldest else ""
+        load = ", ".join(f"{name}: {episodes}" for name, episodes in self.pool.load.items())
+        return (
+            f"  groups running: {len(self.running)}{age}; live episodes by worker: {load}\n"
+            f"  slots in use: {self.slots.in_use} of {self.slots.capacity}; accepted groups waiting: {self.queue.depth}; "
+            f"live weights: version {self.live_version}"
+        )
+
+
+Spawn: TypeAlias = Callable[[Ticket], None]
+"""Starts an attempt at a group beside the loops."""

@@ -1,0 +1,168 @@
+"""Whatever finishes when, whatever is filtered or fails: no group too old, none lost, none twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.core.errors import NothingToTrainError, StalenessError, TooManyFailuresError
+from agentrl.core.types import GroupSummary, MemberSummary, Task, Ticket
+from agentrl.flow import FlowSettings
+from agentrl.flow.queue import Accepted, GroupQueue
+from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, run_virtual
+
+
+@dataclass(frozen=True)
+class Script:
+    """Decides by hashing what happens to each group, whenever it happens."""
+
+    seed: int
+    timing: int
+    filter_rate: float
+    failure_rate: float
+    max_attempts: int = 2
+
+    def roll(self, *what: object) -> float:
+        return random.Random(repr((self.seed, *what))).random()
+
+    def duration(self, ticket: Ticket) -> float:
+        roll = self.roll("duration", self.timing, ticket.group_id, ticket.attempt)
+        return 30.0 * roll if roll > 0.9 else roll  # a tenth of the groups is far slower than the rest
+
+    def train_s(self, step: int) -> float:
+        return 2.0 * self.roll("train", self.timing, step)
+
+    def fails(self, group_id: int, attempt: int) -> bool:
+        return self.roll("fail", group_id, attempt) < self.failure_rate
+
+    def outcome(self, ticket: Ticket) -> Sequence[MemberSummary] | None:
+        return [failed_member()] * ticket.num_samples if self.fails(ticket.group_id, ticket.attempt) else None
+
+    def rejects(self, group_id: int) -> bool:
+        return self.roll("filter", group_id) < self.filter_rate
+
+    def keep(self, summary: GroupSummary) -> str | None:
+        return "unwanted" if self.rejects(summary.group_id) else None
+
+    def fate(self, group_id: int) -> str:
+        if all(self.fails(group_id, attempt) for attempt in range(self.max_attempts)):
+            return "dropped"
+        return "filtered" if self.rejects(group_id) else "trained"
+
+
+def scene_of(script: Script, flow: FlowSettings, num_workers: int, num_tasks: int) -> Scene:
+    workers = [ScriptedWorker(duration=script.duration, outcome=script.outcome, load_s=0.3) for _ in range(num_workers)]
+    tasks: Iterator[Task] = (Task(prompt=str(i), position=i) for i in range(num_tasks))
+    return Scene(flow, workers=workers, learner=ScriptedLearner(train_s=script.train_s), tasks=tasks, keep=script.keep)
+
+
+scripts = st.builds(
+    Script,
+    seed=st.integers(0, 2**32),
+    timing=st.integers(0, 2**32),
+    filter_rate=st.sampled_from([0.0, 0.2, 0.6]),
+    failure_rate=st.sampled_from([0.0, 0.1, 0.5]),
+)
+
+
+def flow_of(staleness: int, size: int, num_steps: int) -> FlowSettings:
+    return FlowSettings(
+        num_steps=num_steps, groups_per_step=size, num_samples=2, max_staleness=staleness, min_members=2, max_failure_rate=1.0
+    )
+
+
+@pytest.mark.parametrize("staleness", range(5))
+@given(
+    script=scripts, size=st.integers(1, 4), num_steps=st.integers(1, 8), workers=st.integers(1, 3), num_tasks=st.sampled_from([0, 7, 1000])
+)
+@settings(max_examples=40, deadline=None)
+def test_bounded_staleness_and_conservation(
+    staleness: int, script: Script, size: int, num_steps: int, workers: int, num_tasks: int
+) -> None:
+    scene = scene_of(script, flow_of(staleness, size, num_steps), workers, num_tasks)
+    try:
+        counts = scene.run().counts
+    except (NothingToTrainError, TooManyFailuresError):  # the tasks ran out and not one group could be trained on
+        assert not scene.learner.steps
+        assert all(script.fate(group_id) != "trained" for group_id in range(num_tasks))
+        return
+    seen = {(ticket.group_id, ticket.attempt): ticket for worker in scene.workers for ticket in worker.seen}
+    assert len(seen) == sum(len(worker.seen) for worker in scene.workers)  # no attempt was made twice
+    submitted = sorted({group_id for group_id, _ in seen})
+    assert submitted == list(range(counts.submitted))
+    fates = [script.fate(group_id) for group_id in submitted]
+    assert scene.learner.trained_ids == [group_id for group_id, fate in zip(submitted, fates, strict=True) if fate == "trained"]
+    assert (counts.trained, counts.filtered.get("unwanted", 0), sum(counts.dropped.values())) == tuple(
+        fates.count(fate) for fate in ("trained", "filtered", "dropped")
+    )
+    assert counts.in_flight == 0
+    assert all(len(step) == size for step in scene.learner.steps[:-1])
+    versions = {summary.group_id: summary.versions for summary in scene.observer.groups if summary.versions}
+    for step, refs in enumerate(scene.learner.steps):
+        for group_id in (int(ref.removeprefix("ref ")) for ref in refs):
+            assert 0 <= step - versions[group_id][0] <= staleness
+            assert step - seen[group_id, 0].version <= staleness  # the weights live at admission are within the bound too
+
+
+@given(script=scripts, other_timing=st.integers(0, 2**32), size=st.integers(1, 4), workers=st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_a_synchronous_run_trains_the_same_groups_whatever_the_timing(script: Script, other_timing: int, size: int, workers: int) -> None:
+    slow = Script(script.seed, other_timing, script.filter_rate, script.failure_rate)
+    runs = [scene_of(s, flow_of(0, size, 5), workers, 1000) for s in (script, slow)]
+    for scene in runs:
+        scene.run()
+    assert runs[0].learner.steps == runs[1].learner.steps
+    assert [row["reward/mean"] for row in runs[0].observer.steps] == [row["reward/mean"] for row in runs[1].observer.steps]
+
+
+@given(order=st.permutations(range(12)), gone=st.sets(st.integers(0, 11), max_size=8), size=st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_the_queue_yields_accepted_groups_in_order_of_admission(order: list[int], gone: set[int], size: int) -> None:
+    queue = GroupQueue(max_staleness=0)
+
+    async def drain() -> list[int]:
+        for group_id in range(12):
+            queue.admit(group_id)
+        for group_id in order:
+            queue.discard(group_id) if group_id in gone else queue.accept(accepted(group_id))
+        queue.close()
+        taken: list[int] = []
+        while groups := await queue.take(size, 0):
+            taken += [group.ticket.group_id for group in groups]
+        return taken
+
+    assert run_virtual(drain) == [group_id for group_id in range(12) if group_id not in gone]
+
+
+def accepted(group_id: int) -> Accepted:
+    ticket = Ticket(group_id=group_id, task=Task("x"), num_samples=1, version=0)
+    return Accepted(ticket, None, GroupSummary(group_id=group_id, members=(), versions=(0, 0), seconds=0.0), 0.0)
+
+
+class ArrivalQueue(GroupQueue):
+    """What the queue would be if it served groups as they arrive."""
+
+    def accept(self, group: Accepted) -> None:
+        self._open.remove(group.ticket.group_id)
+        self._unresolved.remove(group.ticket.group_id)
+        self._ready.append(group)
+        self._wake()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_order_of_arrival_would_break_the_bound(ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ordered:
+        monkeypatch.setattr("agentrl.flow.state.GroupQueue", ArrivalQueue)
+    slow = ScriptedWorker(duration=lambda ticket: 40.0 if ticket.group_id == 3 else 1.0)
+    scene = Scene(FlowSettings(num_steps=30, groups_per_step=4, num_samples=2, max_staleness=1), workers=[slow])
+    if ordered:
+        scene.run()
+        assert max(row["staleness/max"] for row in scene.observer.steps) == 1
+    else:
+        with pytest.raises(StalenessError, match="group 3 holds tokens of versions 0"):
+            scene.run()

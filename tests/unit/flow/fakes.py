@@ -1,0 +1,202 @@
+"""Scripted rollout workers and learner, and an event loop on virtual time to run them on."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import anyio
+
+from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
+from agentrl.core.types import GroupSummary, MemberSummary, Status, Task, Ticket
+from agentrl.flow import FlowSettings, RunResult, train
+from agentrl.flow.driver import keep_all
+from agentrl.flow.state import AfterStep, Keep
+from agentrl.rollout.pool import RolloutPool
+
+T = TypeVar("T")
+
+
+class _Jump(selectors.DefaultSelector):
+    """Instead of waiting, moves the loop's clock; a wait for nothing at all is a deadlock."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("deadlock: nothing is scheduled and nobody is ready")
+        self.now += max(0.0, timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop on which sleeping takes no time."""
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        return self._jump.now
+
+
+def run_virtual(main: Callable[[], Awaitable[T]]) -> T:
+    """Run `main` on virtual time."""
+    return anyio.run(main, backend_options={"loop_factory": VirtualLoop})
+
+
+def member(reward: float | None = 1.0, status: Status = Status.FINISHED, **changes: Any) -> MemberSummary:
+    values: dict[str, Any] = {
+        "status": status,
+        "reward": reward,
+        "score": reward,
+        "num_tokens": 10,
+        "num_prompt_tokens": 20,
+        "num_turns": 2,
+        "truncated": False,
+    }
+    return MemberSummary(**{**values, **changes})
+
+
+def failed_member(error: str = "ValueError: broken") -> MemberSummary:
+    return member(None, Status.ENV_ERROR, error=error)
+
+
+def group_summary(ticket: Ticket, versions: tuple[int, int], members: Sequence[MemberSummary] | None = None) -> GroupSummary:
+    members = tuple(members) if members is not None else tuple(member(float(i % 2)) for i in range(ticket.num_samples))
+    trainable = any(m.trainable for m in members)
+    return GroupSummary(group_id=ticket.group_id, members=members, versions=versions if trainable else None, seconds=1.0)
+
+
+def endless_tasks() -> Iterable[Task]:
+    return (Task(prompt=f"task {i}", id=str(i), position=i) for i in iter(int, 1))
+
+
+@dataclass
+class ScriptedWorker:
+    """Runs groups by the clock alone."""
+
+    duration: Callable[[Ticket], float] = lambda ticket: 1.0
+    outcome: Callable[[Ticket], Sequence[MemberSummary] | None] = lambda ticket: None
+    load_s: float = 0.1
+    reported: Callable[[int], int] = lambda version: version
+    version: int = 0
+    busy_s: float = 0.0
+    tokens: int = 0
+    live: set[int] = field(default_factory=set)
+    seen: list[Ticket] = field(default_factory=list)
+    loads: list[int] = field(default_factory=list)
+    closed: int = 0
+
+    async def start(self) -> None:
+        return
+
+    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
+        self.seen.append(ticket)
+        self.live.add(ticket.group_id)
+        oldest, seconds = self.version, self.duration(ticket)
+        try:
+            await anyio.sleep(seconds)
+        finally:
+            self.live.discard(ticket.group_id)
+        self.busy_s += seconds
+        summary = group_summary(ticket, (oldest, self.version), self.outcome(ticket))
+        self.tokens += sum(m.num_tokens for m in summary.members)
+        return summary, f"ref {ticket.group_id}"
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        await anyio.sleep(self.load_s)
+        self.loads.append(update.version)
+        self.version = update.version
+        return self.reported(update.version)
+
+    async def stats(self) -> EngineStats:
+        now = asyncio.get_running_loop().time()
+        return EngineStats(busy_s=self.busy_s, clock_s=now, tokens=self.tokens, paused_s=self.load_s * len(self.loads))
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class ScriptedLearner:
+    """Trains by the clock alone, and remembers what it was given."""
+
+    train_s: Callable[[int], float] = lambda step: 1.0
+    metrics: Mapping[str, float] = field(default_factory=lambda: {"loss/policy": 0.5})
+    steps: list[list[str]] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+
+    async def start(self) -> None:
+        return
+
+    async def train(self, step: int, groups: Sequence[str]) -> TrainResult:
+        assert step == len(self.steps)
+        begin = asyncio.get_running_loop().time()
+        await anyio.sleep(self.train_s(step))
+        self.spans.append((begin, asyncio.get_running_loop().time()))
+        self.steps.append(list(groups))
+        return TrainResult(metrics=self.metrics, seconds=self.spans[-1][1] - begin)
+
+    async def export_weights(self, version: int) -> WeightUpdate:
+        assert version == len(self.steps)
+        return WeightUpdate(version=version, transport="scripted")
+
+    async def save_model(self, path: str) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    @property
+    def trained_ids(self) -> list[int]:
+        return [int(ref.removeprefix("ref ")) for step in self.steps for ref in step]
+
+
+@dataclass
+class Recorder:
+    """An observer that keeps everything."""
+
+    stages: list[str] = field(default_factory=list)
+    groups: list[GroupSummary] = field(default_factory=list)
+    steps: list[dict[str, float]] = field(default_factory=list)
+
+    def on_stage(self, name: str) -> None:
+        self.stages.append(name)
+
+    def on_group(self, summary: GroupSummary) -> None:
+        self.groups.append(summary)
+
+    def on_step(self, metrics: Mapping[str, float]) -> None:
+        self.steps.append(dict(metrics))
+
+
+@dataclass
+class Scene:
+    """One scripted run: its parts before, its traces after."""
+
+    settings: FlowSettings
+    workers: list[ScriptedWorker] = field(default_factory=lambda: [ScriptedWorker()])
+    learner: ScriptedLearner = field(default_factory=ScriptedLearner)
+    observer: Recorder = field(default_factory=Recorder)
+    tasks: Iterable[Task] = field(default_factory=endless_tasks)
+    keep: Keep = keep_all
+    after_step: Sequence[AfterStep] = ()
+
+    async def go(self) -> RunResult:
+        pool = RolloutPool({f"engine-{i}": worker for i, worker in enumerate(self.workers)})
+        return await train(
+            settings=self.settings,
+            pool=pool,
+            learner=self.learner,
+            tasks=self.tasks,
+            observer=self.observer,
+            keep=self.keep,
+            after_step=self.after_step,
+        )
+
+    def run(self) -> RunResult:
+        return run_virtual(self.go)
