@@ -112,6 +112,7 @@ class Advantages:
 Estimator: TypeAlias = Callable[[AdvantageInputs, AdvantageOptions, Reduce], Advantages]
 
 
+@torch.no_grad()
 def compute_advantages(name: str, inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce = identity) -> Advantages:
     """Run the estimator called `name`.
 

@@ -66,7 +66,7 @@ PRESETS: Mapping[str, OffPolicyOptions] = MappingProxyType(
         "icepop": OffPolicyOptions(level="token", mode="mask", low=0.5, high=5.0),
         "seq-mask-tis": OffPolicyOptions(level="geo", mode="mask", low=0.99, high=1.01),
         "decoupled": OffPolicyOptions(level="token", mode="truncate", low=0.0, high=float("inf")),
-        "opsm": OffPolicyOptions(level="token", mode="truncate", low=0.0, high=2.0, opsm_delta=1e-4),
+        "opsm": OffPolicyOptions(level="token", mode="truncate", low=0.0, high=2.0, opsm_delta=0.05),
         "m2po": OffPolicyOptions(level="token", mode="truncate", low=0.0, high=float("inf"), m2po_tau=0.04),
         "none": OffPolicyOptions(mode="none"),
     }
@@ -116,7 +116,12 @@ class Correction:
     Attributes:
         weights: Importance weights, 0 where `keep` is false; no gradient. # [A]
         keep: Tokens that are trained; the others still count in the denominator. # [A] bool
-        stats: See `diagnostics`.
+        stats: Exact under merging over micro-batches and ranks. ``rho/mean``, ``rho/max``, ``rho/p99`` (to half a per
+            cent); ``ess/rho`` of the raw ratios and ``ess/weights`` of what is applied, as shares of the tokens;
+            ``mismatch/mean``, ``mismatch/max`` (absolute difference in log-probability) and ``mismatch/kl`` (k3 of rho)
+            over tokens of the same version; ``staleness/kl`` (the same over older ones) and ``staleness/fraction``;
+            ``off_policy/masked`` and ``off_policy/bounded`` (kept, at a weight that a bound changed), each also with
+            ``_positive`` and ``_negative`` for the tokens whose advantage has that sign.
     """
 
     weights: Tensor
@@ -149,36 +154,48 @@ def off_policy_correction(
         The correction.
     """
     log_rho = old - behaviour
-    rows = int(sequence.max()) + 1 if sequence.numel() else 0
-    weights, keep = _weigh(log_rho, sequence, rows, options)
+    weights, keep, bounded = _weigh(log_rho, sequence, options)
     if options.opsm_delta is not None:
         keep = keep & opsm_keep(behaviour, old, sequence, advantages, options.opsm_delta)
     if options.m2po_tau is not None:
-        keep = keep & (log_rho.abs() <= second_moment_threshold(log_rho, options.m2po_tau, reduce))
-    applied = torch.where(keep, weights, torch.zeros_like(weights))
-    return Correction(weights=applied, keep=keep, stats=diagnostics(log_rho, weights, keep, same_version, advantages, options))
+        keep = keep & (log_rho.abs().double() <= second_moment_threshold(log_rho, options.m2po_tau, reduce))
+    weights = torch.where(keep, weights, torch.zeros_like(weights))
+    stats = MetricSums()
+    _record_ratios(stats, log_rho, weights, same_version)
+    _record_fractions(stats, keep, bounded & keep, advantages)
+    return Correction(weights=weights, keep=keep, stats=stats)
 
 
-def _weigh(log_rho: Tensor, sequence: Tensor, rows: int, options: OffPolicyOptions) -> tuple[Tensor, Tensor]:
-    """Weights before masking, and what the level and the mode keep. # [A], [A]."""
+def _weigh(log_rho: Tensor, sequence: Tensor, options: OffPolicyOptions) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights before masking, what level and mode keep, and whose weight a bound changed. # [A], [A], [A]."""
     rho, everything = bounded_exp(log_rho), torch.ones_like(log_rho, dtype=torch.bool)
     if options.mode == "none":
-        return torch.ones_like(rho), everything
-    unit = rho if options.level == "token" else _sequence_ratio(log_rho, sequence, rows, options.level)
+        return torch.ones_like(rho), everything, ~everything
+    unit = rho if options.level == "token" else _sequence_ratio(log_rho, sequence, options.level)
+    above, below = unit > options.high, unit < options.low
     if options.mode == "truncate":
-        return unit.clamp(max=options.high), everything
+        return unit.clamp(max=options.high), everything, above
     if options.mode == "clip":
-        return unit.clamp(options.low, options.high), everything
-    kept = (unit >= options.low) & (unit <= options.high)
+        return unit.clamp(options.low, options.high), everything, above | below
     if options.level == "token":
-        return rho, kept
-    cap = options.token_cap if options.token_cap is not None else options.high if options.level == "seq" else 2.0
-    return rho.clamp(max=cap), kept
+        return rho, ~(above | below), ~everything
+    cap = _token_cap(options)
+    return rho.clamp(max=cap), ~(above | below), rho > cap
 
 
-def _sequence_ratio(log_rho: Tensor, sequence: Tensor, rows: int, level: Level) -> Tensor:
+def _token_cap(options: OffPolicyOptions) -> float:
+    if options.token_cap is not None:
+        return options.token_cap
+    return options.high if options.level == "seq" else 2.0
+
+
+def _sequence_ratio(log_rho: Tensor, sequence: Tensor, level: Level) -> Tensor:
     combine = segment_sum if level == "seq" else segment_mean
-    return bounded_exp(combine(log_rho, sequence, rows))[sequence]
+    return bounded_exp(combine(log_rho, sequence, _rows(sequence)))[sequence]
+
+
+def _rows(sequence: Tensor) -> int:
+    return int(sequence.max()) + 1 if sequence.numel() else 0
 
 
 def opsm_keep(behaviour: Tensor, new: Tensor, sequence: Tensor, advantages: Tensor, delta: float) -> Tensor:
@@ -197,8 +214,7 @@ def opsm_keep(behaviour: Tensor, new: Tensor, sequence: Tensor, advantages: Tens
     Returns:
         False for the negative tokens of such sequences. # [A] bool
     """
-    rows = int(sequence.max()) + 1 if sequence.numel() else 0
-    drift = segment_mean(behaviour - new, sequence, rows)[sequence]
+    drift = segment_mean(behaviour - new, sequence, _rows(sequence))[sequence]
     return ~((advantages < 0) & (drift > delta))
 
 
@@ -214,7 +230,7 @@ def second_moment_threshold(log_rho: Tensor, tau: float, reduce: Callable[[Tenso
         reduce: Sums over ranks; `None` on a single rank.
 
     Returns:
-        The bound, to within 1e-6; infinite if nothing needs to be masked. # []
+        The bound, to within 1.2e-6; infinite if nothing needs to be masked. # []
     """
     cells, size = 256, log_rho.abs().clamp(max=20.0).double()
     low, high = size.new_tensor(0.0), size.new_tensor(20.0)
@@ -228,51 +244,35 @@ def second_moment_threshold(log_rho: Tensor, tau: float, reduce: Callable[[Tenso
         if bool(within[:-1].all()):
             return torch.where(high == 20.0, size.new_tensor(float("inf")), high)
         first = int((~within[:-1]).nonzero()[0])
-        low, high = edges[max(first - 1, 0)], edges[max(first, 1)]
+        low, high = edges[first - 1], edges[first]
     return low
 
 
-def diagnostics(
-    log_rho: Tensor, weights: Tensor, keep: Tensor, same_version: Tensor, advantages: Tensor, options: OffPolicyOptions
-) -> MetricSums:
-    """What is always reported of a correction; exact under merging over micro-batches and ranks.
-
-    Args:
-        log_rho: ``old - behaviour``. # [A]
-        weights: Weights before masking. # [A]
-        keep: Tokens that are trained. # [A] bool
-        same_version: Tokens sampled by the learner's weights. # [A] bool
-        advantages: Of each token. # [A]
-        options: The correction.
-
-    Returns:
-        ``rho/mean``, ``rho/max``, ``rho/p99`` (to half a per cent); ``ess/rho`` of the raw ratios and ``ess/weights``
-        of what is applied, as shares of the tokens; ``mismatch/mean``, ``mismatch/max`` (absolute difference in log-probability) and
-        ``mismatch/kl`` over tokens of the same version; ``staleness/kl`` over older ones and ``staleness/fraction``;
-        ``off_policy/masked`` and ``off_policy/bounded`` (weights changed by truncation or clipping), each also with
-        ``_positive`` and ``_negative`` for the sign of the advantage.
-    """
-    stats = MetricSums()
+def _record_ratios(stats: MetricSums, log_rho: Tensor, weights: Tensor, same_version: Tensor) -> None:
     bounded_log = log_rho.clamp(-20.0, 20.0)
-    rho, divergence, every = bounded_log.exp(), bounded_log.expm1() - bounded_log, torch.ones_like(keep)
-    older, gap = ~same_version, log_rho.abs()
-    changed = keep & (weights != rho) if options.mode in ("truncate", "clip") or options.level != "token" else torch.zeros_like(keep)
-    signs = {"": every, "_positive": advantages > 0, "_negative": advantages < 0}
+    rho, divergence, gap = bounded_log.exp(), bounded_log.expm1() - bounded_log, log_rho.abs()
+    older, every = ~same_version, torch.ones_like(same_version)
     record_means(
         stats,
         {
             "rho/mean": (rho.sum(), every.sum()),
-            "mismatch/mean": ((gap * same_version).sum(), same_version.sum()),
-            "mismatch/kl": ((divergence * same_version).sum(), same_version.sum()),
-            "staleness/kl": ((divergence * older).sum(), older.sum()),
+            "mismatch/mean": (gap[same_version].sum(), same_version.sum()),
+            "mismatch/kl": (divergence[same_version].sum(), same_version.sum()),
+            "staleness/kl": (divergence[older].sum(), older.sum()),
             "staleness/fraction": fraction(older, every),
-            **{f"off_policy/masked{name}": fraction(~keep, within) for name, within in signs.items()},
-            **{f"off_policy/bounded{name}": fraction(changed, within) for name, within in signs.items()},
         },
     )
     record_extremes(stats, highs={"rho/max": rho, "mismatch/max": gap[same_version]})
     record_percentile(stats, "rho/p99", bounded_log)
-    for name, used in {"ess/rho": rho, "ess/weights": torch.where(keep, weights, torch.zeros_like(weights))}.items():
-        exact = used.double()
-        stats.effective(name, *torch.stack([exact.sum(), exact.square().sum(), exact.new_tensor(float(len(exact)))]).tolist())
-    return stats
+    for name, used in {"ess/rho": rho.double(), "ess/weights": weights.double()}.items():
+        total, squares = torch.stack([used.sum(), used.square().sum()]).tolist()
+        stats.effective(name, total, squares, float(len(used)))
+
+
+def _record_fractions(stats: MetricSums, keep: Tensor, bounded: Tensor, advantages: Tensor) -> None:
+    signs = {"": torch.ones_like(keep), "_positive": advantages > 0, "_negative": advantages < 0}
+    for name, within in signs.items():
+        record_means(
+            stats,
+            {f"off_policy/masked{name}": fraction(~keep, within), f"off_policy/bounded{name}": fraction(bounded, within)},
+        )
