@@ -104,7 +104,7 @@ def _sampling_keeps_ratio_unbiased(config: TrainConfig) -> None:
 def _ranges_are_ordered(config: TrainConfig) -> None:
     for flag, (low, high) in (
         ("--reward-clip-range", config.algo.reward_clip_range),
-        ("--off-policy-range", config.algo.off_policy_range),
+        ("--off-policy-range", config.algo.off_policy_range or (0.0, 1.0)),
         ("--dynamic-filtering-range", config.flow.dynamic_filtering_range),
     ):
         if not low < high:

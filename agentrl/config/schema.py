@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
@@ -165,6 +165,14 @@ class LearnerConfig:
     """Attention kernel of the learner's model."""
     optimizer_offload: bool = False
     """Keep optimizer state in CPU memory (GPU training, ZeRO 1 to 3)."""
+    ema_decay: Annotated[float, Ge(0), Lt(1)] | None = None
+    """Keep an exponential moving average of the policy with this decay and save it beside the model; typically 0.99."""
+    critic_learning_rate: NonNegative = 1e-3
+    """Peak learning rate of the critic of ``gae``; schedule and optimizer are those of the policy."""
+    critic_warmup_steps: CountOrZero = 0
+    """First steps in which only the critic is trained."""
+    value_clip: Positive | None = 0.2
+    """How far a value may move from what it was when the batch was taken; none switches clipping off."""
     max_nonfinite_steps: Count = 3
     """Stop after this many steps in a row whose gradient is not finite; each of them is skipped."""
 
@@ -177,16 +185,28 @@ class AlgoConfig:
     """How rewards become advantages. ``grpo`` is another name of ``group_norm``."""
     gamma: Fraction = 1.0
     """Discount per action token; group estimators take 1."""
+    gae_lambda: Fraction = 1.0
+    """Lambda of ``gae``: 1 has no bias from the critic, lower has less variance."""
     advantage_std_norm: bool = True
     """Divide by the standard deviation where the estimator whitens or normalises."""
     reward_clip_range: tuple[float, float] = (-10.0, 10.0)
     """Rewards are clipped to this range before any baseline."""
-    policy_loss: Literal["ppo"] = "ppo"
+    policy_loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
     """Policy objective."""
     eps_clip_low: Positive = 0.2
     """The ratio is clipped below at 1 - this."""
     eps_clip_high: Positive = 0.2
     """The ratio is clipped above at 1 + this; larger than ``--eps-clip-low`` is clip-higher (DAPO)."""
+    dual_clip: Annotated[float, Gt(1)] | None = None
+    """For a negative advantage A, the objective of ``ppo`` is at least this times A; typically 3."""
+    ppo_epochs: Count = 1
+    """Passes over each step's batch."""
+    mini_batches: Count = 1
+    """Optimizer updates per pass; groups are spread over them evenly by tokens."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+    aux_loss_coef: NonNegative = 0.0
+    """Weight of the load-balancing loss of a mixture-of-experts model."""
     loss_aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = "token-mean"
     """How token losses become one number; denominators are global over micro-batches and ranks."""
     init_kl_coef: NonNegative = 0.0
@@ -195,10 +215,26 @@ class AlgoConfig:
     """Estimator of the KL divergence."""
     use_kl_loss: bool = False
     """Put the KL penalty into the loss instead of the reward."""
-    off_policy: Literal["tis", "none"] = "tis"
-    """Correction for tokens sampled by older weights: truncated importance sampling, or none."""
-    off_policy_range: tuple[float, float] = (0.0, 2.0)
-    """Bounds of the importance weight of the correction."""
+    kl_target: Positive | None = None
+    """KL divergence per token to hold by adapting the coefficient; unset keeps the coefficient fixed."""
+    kl_horizon: Positive = 10_000.0
+    """Episodes over which an error of 20 % or more changes an adaptive KL coefficient by 20 %."""
+    ref_reset_every: CountOrZero = 0
+    """Steps after which the reference model becomes the current policy, again and again; 0: never."""
+    off_policy: Literal["tis", "icepop", "seq-mask-tis", "decoupled", "opsm", "m2po", "none"] = "tis"
+    """Correction for tokens sampled by older weights; a preset that the flags below may change."""
+    off_policy_level: Literal["token", "seq", "geo"] | None = None
+    """What an importance ratio belongs to: a token, or a sequence by product or geometric mean. Default: the preset's."""
+    off_policy_mode: Literal["none", "truncate", "clip", "mask"] | None = None
+    """What happens to ratios outside ``--off-policy-range``. Default: the preset's."""
+    off_policy_range: tuple[float, float] | None = None
+    """Bounds of the importance ratio. Default: the preset's."""
+    opsm_delta: NonNegative | None = None
+    """Drop a sequence with a negative advantage whose log-probability fell by more than this on average. Default: the preset's."""
+    m2po_tau: Positive | None = None
+    """Drop the most extreme tokens until the mean squared log ratio is below this. Default: the preset's."""
+    reuse_behaviour_logprobs: bool = False
+    """Take the recorded log-probabilities as those of the weights before the update, instead of computing them again."""
     allow_uncorrected: bool = False
     """Say that ``--off-policy none`` is meant in an asynchronous run."""
 
