@@ -1,0 +1,220 @@
+"""Slots, queue, ledger, health and settings, each on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from agentrl.config.schema import AlgoConfig, FlowConfig, TrackConfig, TrainConfig
+from agentrl.core.errors import LedgerError, NothingToTrainError, StalenessError, TooManyFailuresError
+from agentrl.core.types import GroupSummary, Status, Task, Ticket
+from agentrl.flow import FlowSettings, flow_settings
+from agentrl.flow.health import Health, failure_reason
+from agentrl.flow.ledger import Ledger
+from agentrl.flow.queue import Accepted, GroupQueue
+from agentrl.flow.slots import Release, Slots
+from tests.unit.flow.fakes import failed_member, group_summary, member, run_virtual
+
+pytestmark = pytest.mark.anyio
+SETTINGS = FlowSettings(num_steps=4, groups_per_step=2, num_samples=4, pass_window=20, min_pass_rate=0.1)
+
+
+def ticket(group_id: int) -> Ticket:
+    return Ticket(group_id=group_id, task=Task("x"), num_samples=2, version=0)
+
+
+def accepted(group_id: int, versions: tuple[int, int] | None = (0, 0)) -> Accepted:
+    return Accepted(ticket(group_id), f"ref {group_id}", GroupSummary(group_id=group_id, members=(), versions=versions, seconds=1.0), 0.0)
+
+
+def summary(*members: object) -> GroupSummary:
+    return group_summary(ticket(0), (0, 0), members)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reason", [Release.FILTERED, Release.DROPPED, Release.TRAINED])
+async def test_a_full_house_waits_for_a_release(reason: Release) -> None:
+    slots, order = Slots(capacity=2, total=10), []
+
+    async def third() -> None:
+        assert await slots.acquire(2)
+        order.append("acquired")
+
+    assert await slots.acquire(0)
+    assert await slots.acquire(1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(third)
+        await anyio.wait_all_tasks_blocked()
+        order.append("released")
+        slots.release(1, reason)
+    assert order == ["released", "acquired"]
+    assert slots.in_use == 2
+
+
+async def test_no_more_groups_are_admitted_than_the_run_can_train() -> None:
+    slots = Slots(capacity=4, total=2)
+    assert await slots.acquire(0)
+    assert await slots.acquire(1)
+    with anyio.move_on_after(0.01) as timeout:
+        await slots.acquire(2)
+    assert timeout.cancelled_caught
+    slots.release(0, Release.FILTERED)
+    assert await slots.acquire(2)
+    slots.release(1, Release.TRAINED)
+    slots.release(2, Release.TRAINED)
+    assert not await slots.acquire(3)
+
+
+async def test_slots_refuse_double_use() -> None:
+    slots = Slots(capacity=2, total=4)
+    await slots.acquire(0)
+    with pytest.raises(LedgerError, match="second slot"):
+        await slots.acquire(0)
+    slots.release(0, Release.DROPPED)
+    with pytest.raises(LedgerError, match="does not hold"):
+        slots.release(0, Release.DROPPED)
+
+
+async def test_the_queue_waits_for_the_head_of_the_line() -> None:
+    queue = GroupQueue(max_staleness=1)
+    for group_id in range(4):
+        queue.admit(group_id)
+    for group_id in (3, 1):
+        queue.accept(accepted(group_id))
+    with anyio.move_on_after(0.01) as timeout:
+        await queue.take(2, 0)
+    assert timeout.cancelled_caught
+    assert (queue.depth, queue.unresolved) == (2, 2)
+    queue.discard(0)
+    queue.accept(accepted(2))
+    assert [group.ref for group in await queue.take(2, 0)] == ["ref 1", "ref 2"]
+    assert queue.depth == 1
+
+
+async def test_a_closed_queue_yields_what_is_left_and_then_nothing() -> None:
+    queue = GroupQueue(max_staleness=0)
+    queue.admit(0)
+    queue.admit(1)
+    queue.accept(accepted(0))
+    queue.close()
+    with anyio.move_on_after(0.01) as timeout:
+        await queue.take(2, 0)
+    assert timeout.cancelled_caught  # group 1 may still be accepted
+    queue.discard(1)
+    assert [group.ref for group in await queue.take(2, 0)] == ["ref 0"]
+    assert await queue.take(2, 0) == []
+    with pytest.raises(LedgerError, match="closed"):
+        queue.admit(2)
+
+
+@pytest.mark.parametrize(("versions", "fine"), [((1, 2), True), ((2, 3), True), ((0, 3), False), ((3, 4), False), (None, False)])
+async def test_lag_is_checked_again_when_groups_are_taken(versions: tuple[int, int] | None, fine: bool) -> None:
+    queue = GroupQueue(max_staleness=2)
+    queue.admit(0)
+    queue.accept(accepted(0, versions))
+    if fine:
+        assert len(await queue.take(1, 3)) == 1
+    else:
+        with pytest.raises(StalenessError, match="group 0"):
+            await queue.take(1, 3)
+
+
+def test_a_group_is_resolved_once() -> None:
+    queue = GroupQueue(max_staleness=0)
+    queue.admit(5)
+    queue.discard(5)
+    with pytest.raises(LedgerError, match="twice"):
+        queue.accept(accepted(5))
+    queue.admit(7)
+    with pytest.raises(LedgerError, match="cannot be admitted"):
+        queue.admit(6)
+
+
+def test_the_ledger_counts_every_group_once() -> None:
+    ledger = Ledger()
+    for group_id in range(6):
+        ledger.submit(group_id)
+    ledger.train([0, 2])
+    ledger.filter(1, "too easy")
+    ledger.drop(3, "timeout")
+    counts = ledger.check()
+    assert counts.metrics() == {
+        "ledger/submitted": 6,
+        "ledger/trained": 2,
+        "ledger/filtered": 1,
+        "ledger/dropped": 1,
+        "ledger/in_flight": 2,
+        "filtered/too easy": 1,
+        "dropped/timeout": 1,
+    }
+    assert counts.pass_rate == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("act", [lambda x: x.train([0]), lambda x: x.filter(0, "r"), lambda x: x.drop(9, "r"), lambda x: x.submit(0)])
+def test_the_ledger_refuses_what_does_not_add_up(act: Callable[[Ledger], None]) -> None:
+    ledger = Ledger()
+    ledger.submit(0)
+    ledger.drop(0, "engine_error")
+    with pytest.raises(LedgerError):
+        act(ledger)
+
+
+def test_a_lost_group_is_found_by_the_check() -> None:
+    ledger = Ledger()
+    ledger.submit(0)
+    ledger._in_flight.clear()
+    with pytest.raises(LedgerError, match="1 groups submitted and 0 accounted for"):
+        ledger.check()
+
+
+def test_failures_stop_the_run_only_when_enough_was_seen() -> None:
+    health = Health(SETTINGS)
+    fine, broken = (
+        summary(member()),
+        summary(failed_member("KeyError: 'x'"), failed_member("OSError: gone"), failed_member("KeyError: 'x'")),
+    )
+    for _ in range(7):
+        health.attempt(broken, failed=True)
+    with pytest.raises(TooManyFailuresError, match=r"7 of the last 8(.|\n)*14 x KeyError: 'x'\n  7 x OSError: gone"):
+        health.attempt(fine, failed=False)
+
+
+def test_half_of_the_attempts_may_fail_and_old_ones_are_forgotten() -> None:
+    health = Health(SETTINGS)
+    for index in range(200):
+        health.attempt(summary(failed_member()), failed=index % 2 == 1)
+    assert health.failure_rate == 0.5
+    for _ in range(64):
+        health.attempt(summary(member()), failed=False)
+    assert health.failure_rate == 0.0
+
+
+def test_a_filter_that_rejects_nearly_all_stops_the_run() -> None:
+    health = Health(SETTINGS)
+    for index in range(60):
+        health.verdict(None if index % 10 == 0 else "zero_variance")  # 2 of 20 pass, just enough
+    with pytest.raises(NothingToTrainError, match=r"only 1 of the last 20 .*zero_variance: 19.*--dynamic-filtering"):
+        health.verdict("zero_variance")
+
+
+def test_the_reason_of_a_failure_is_its_most_frequent_status() -> None:
+    late = member(None, Status.TIMEOUT)
+    assert failure_reason(summary(late, late, failed_member(), member())) == "timeout"
+    assert failure_reason(summary(member(num_tokens=0))) == "no_tokens"
+
+
+def test_settings_follow_the_configuration() -> None:
+    config = TrainConfig(flow=FlowConfig(asynchronous=True, max_attempts=3), track=TrackConfig(record="all"))
+    built = flow_settings(config)
+    assert (built.max_staleness, built.num_slots, built.min_members) == (1, 2 * config.rollout.groups_per_step, 2)
+    assert (built.max_attempts, built.record) == (3, config.rollout.n_samples_per_prompt)
+    assert flow_settings(TrainConfig(algo=AlgoConfig(advantage_estimator="reinforce"))).min_members == 1
+
+
+def test_virtual_time_finds_deadlocks() -> None:
+    async def forever() -> None:
+        await anyio.Event().wait()
+
+    with pytest.raises(RuntimeError, match="deadlock"):
+        run_virtual(forever)
