@@ -1,0 +1,70 @@
+"""How an engine's time is spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from agentrl.core.protocols import EngineStats
+
+
+class UsageMeter:
+    """Adds up busy time, paused time and tokens; changes happen on one event loop.
+
+    Args:
+        clock: Seconds from an arbitrary origin, never going back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start = self._last = clock()
+        self._active = 0
+        self._paused = False
+        self._busy_s = self._paused_s = 0.0
+        self._tokens = self._prompt_tokens = self._cached_tokens = 0
+
+    def begin(self, prompt_tokens: int) -> None:
+        """A request of `prompt_tokens` tokens was accepted."""
+        self._advance()
+        self._active += 1
+        self._prompt_tokens += prompt_tokens
+
+    def end(self) -> None:
+        """A request ended, in whatever way."""
+        self._advance()
+        self._active -= 1
+
+    def produced(self, tokens: int, cached_tokens: int) -> None:
+        """A request ended well: `tokens` were sampled, `cached_tokens` of its prompt came from the prefix cache."""
+        self._tokens += tokens
+        self._cached_tokens += cached_tokens
+
+    def pause(self) -> None:
+        """Generation stopped for a publication."""
+        self._advance()
+        self._paused = True
+
+    def resume(self) -> None:
+        """Generation goes on."""
+        self._advance()
+        self._paused = False
+
+    def stats(self) -> EngineStats:
+        """Counters up to now."""
+        self._advance()
+        return EngineStats(
+            busy_s=self._busy_s,
+            clock_s=self._last - self._start,
+            tokens=self._tokens,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            paused_s=self._paused_s,
+        )
+
+    def _advance(self) -> None:
+        now = self._clock()
+        passed, self._last = now - self._last, now
+        if self._paused:
+            self._paused_s += passed
+        elif self._active:
+            self._busy_s += passed

@@ -1,0 +1,301 @@
+"""The `Engine` protocol on vLLM's `AsyncLLM`, on CPU and CUDA."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError, WeightSyncError
+from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
+from agentrl.core.types import FinishReason, Generation, Sampling, floats, ints
+from agentrl.engine.environment import prepare_environment
+from agentrl.engine.settings import CPU_CONTEXT_LIMIT, EngineSettings
+from agentrl.engine.usage import UsageMeter
+
+_BACKENDS = {"shm": "agentrl_shm", "nccl": "nccl", "ipc": "ipc"}
+
+
+class VllmEngine:
+    """Generates with vLLM; see `agentrl.core.protocols.Engine`.
+
+    A publication pauses generation and keeps every request. vLLM then preempts the running requests and forgets all
+    cached keys and values, so after the resumption the tokens of a request so far are processed again by the new weights
+    before the next one is sampled: no key or value of old weights survives. Tokens sampled before keep the
+    log-probability and the version they were sampled with.
+
+    If weights fail to load, the engine stays fenced: it may hold a mixture of two versions, so every present and later
+    request gets `EngineDeadError`, and the owner has to start a new engine.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._meter = UsageMeter()
+        self._llm: Any = None
+        self._dead: str | None = None
+        self._publishing = asyncio.Lock()
+        self._connection: Any = None
+        self._end_ids: tuple[int, ...] = ()
+
+    @property
+    def max_model_len(self) -> int:
+        """Context length in tokens; known once started."""
+        return int(self._running().model_config.max_model_len)
+
+    async def start(self) -> None:
+        """Load the model; returns when ready to generate with version 0.
+
+        Raises:
+            EngineError: If vLLM cannot start with these settings; the message is vLLM's.
+        """
+        if self._llm is not None:
+            return
+        prepare_environment(self._settings.device, self._settings.transport)
+        try:
+            self._llm = await asyncio.to_thread(_build, self._settings)
+            if self._settings.deterministic and self._settings.device == "cpu":
+                await self._llm.collective_rpc("make_row_invariant")
+            await self._llm.update_weight_version("0")
+        except Exception as error:
+            await self.close()
+            raise EngineError(f"vLLM did not start with model {self._settings.model!r}: {_reason(error)}") from error
+        self._end_ids = _end_token_ids(self._llm.model_config)
+        self._meter = UsageMeter()
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Sample one continuation; cancelling the call drops the request from the engine.
+
+        Raises:
+            ContextLengthError: If the prompt leaves no room for one token.
+            EngineDeadError: If the engine is gone or fenced.
+            EngineError: If this request failed.
+        """
+        llm = self._running()
+        room = self.max_model_len - len(request.prompt_ids)
+        if room < 1:
+            raise ContextLengthError(
+                f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens leaves no room in a context of "
+                f"{self.max_model_len}; shorten it or raise --max-model-len"
+            )
+        self._check(request)
+        self._meter.begin(len(request.prompt_ids))
+        try:
+            with self._vllm_errors(request.request_id):
+                output = await self._final_output(llm, request, room)
+        finally:
+            self._meter.end()
+        generation = _generation(request.request_id, output)
+        self._meter.produced(len(generation.token_ids), generation.cached_tokens)
+        return generation
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        """Pause keeping requests, load, stamp the version, resume; returns the version the engine reports.
+
+        Raises:
+            EngineDeadError: If the engine was gone or fenced before.
+            WeightSyncError: If loading failed or the engine reports another version; the engine is fenced.
+        """
+        async with self._publishing:
+            llm = self._running()
+            self._meter.pause()
+            try:
+                reported = await self._replace_weights(llm, update)
+            except BaseException as error:
+                self._fence(f"weights of version {update.version} did not load: {_reason(error)}")
+                if not isinstance(error, Exception):
+                    raise
+                raise WeightSyncError(f"engine {self._settings.index}: {self._dead}") from error
+            finally:
+                self._meter.resume()
+            return reported
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        return self._meter.stats()
+
+    async def close(self) -> None:
+        """Release processes and memory; safe to call twice."""
+        llm, self._llm = self._llm, None
+        self._dead = self._dead or "it was closed"
+        if llm is None:
+            return
+        llm.output_processor.propagate_error(RuntimeError(self._dead))
+        llm.output_handler.cancel()
+        await asyncio.to_thread(llm.shutdown, 30.0)
+        del llm
+        gc.collect()  # vLLM's objects form cycles; the model would stay until some later collection
+
+    def _running(self) -> Any:
+        if self._llm is None or self._dead:
+            raise EngineDeadError(f"engine {self._settings.index} cannot be used: {self._dead or 'it was not started'}")
+        if self._llm.errored:
+            self._dead = "its process or thread ended"
+            raise EngineDeadError(f"engine {self._settings.index} cannot be used: {self._dead}")
+        return self._llm
+
+    def _check(self, request: GenerationRequest) -> None:
+        if request.images:
+            raise EngineError(f"request {request.request_id}: this engine takes text only, got {len(request.images)} images")
+        if request.sampling.stop and not self._settings.stop_strings:
+            raise EngineError(
+                f"request {request.request_id}: stop = {request.sampling.stop!r}: the engine was started without stop strings; "
+                "set stop_strings in its settings or use stop_token_ids"
+            )
+
+    async def _final_output(self, llm: Any, request: GenerationRequest, room: int) -> Any:
+        prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
+        final = None
+        async for output in llm.generate(prompt, self._params(request.sampling, room), request.request_id):
+            final = output
+        return final
+
+    def _params(self, sampling: Sampling, room: int) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=min(sampling.max_tokens, room),
+            stop=list(sampling.stop),
+            include_stop_str_in_output=True,
+            stop_token_ids=[*self._end_ids, *sampling.stop_token_ids],
+            seed=self._settings.seed if sampling.seed is None else sampling.seed,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=bool(sampling.stop),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    @contextlib.contextmanager
+    def _vllm_errors(self, request_id: str) -> Iterator[None]:
+        """Turn vLLM's exceptions into ours."""
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, VllmDeadError) or self._dead or self._llm is None or self._llm.errored:
+                self._dead = self._dead or _reason(error)
+                raise EngineDeadError(f"engine {self._settings.index} is gone: {self._dead}") from error
+            raise EngineError(f"request {request_id} failed: {_reason(error)}") from error
+
+    async def _replace_weights(self, llm: Any, update: WeightUpdate) -> int:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+
+        if update.transport != self._settings.transport:
+            raise ValueError(f"the update comes by {update.transport!r} but the engine expects {self._settings.transport!r}")
+        # AsyncLLM.pause_generation would do the same and then sleep for 20 ms.
+        await llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+        connection = update.payload.get("connect")
+        if connection is not None and connection != self._connection:
+            offset = {"rank_offset": 1 + self._settings.index * self._settings.tensor_parallel_size} if update.transport == "nccl" else {}
+            await llm.init_weight_transfer_engine(WeightTransferInitRequest({**connection, **offset}))
+            self._connection = connection
+        await llm.start_weight_update()
+        await llm.update_weights(WeightTransferUpdateRequest(dict(update.payload["update"])))
+        await llm.finish_weight_update(weight_version=str(update.version))
+        reported = await llm.get_weight_version()
+        if reported != str(update.version):
+            raise ValueError(f"the engine reports version {reported!r}")
+        await llm.resume_generation()
+        return int(reported)
+
+    def _fence(self, reason: str) -> None:
+        self._dead = self._dead or reason
+        if self._llm is not None:
+            self._llm.output_processor.propagate_error(RuntimeError(reason))
+
+
+def _build(settings: EngineSettings) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    arguments = AsyncEngineArgs(**_arguments(settings))
+    if settings.device == "cuda":
+        return AsyncLLM.from_engine_args(arguments)
+    from agentrl.engine.inprocess import in_process_llm
+
+    return in_process_llm(lambda: AsyncLLM.from_engine_args(arguments))
+
+
+def _arguments(settings: EngineSettings) -> dict[str, Any]:
+    """Arguments of vLLM's `AsyncEngineArgs`."""
+    from agentrl.weights.vllm_backend import EXTENSION
+
+    common: dict[str, Any] = {
+        "model": settings.model,
+        "dtype": settings.resolved_dtype,
+        "max_model_len": settings.max_model_len or None,
+        "max_num_seqs": settings.max_num_seqs,
+        "seed": settings.seed,
+        "trust_remote_code": settings.trust_remote_code,
+        "skip_tokenizer_init": not settings.stop_strings,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "weight_transfer_config": {"backend": _BACKENDS[settings.transport]},
+        "worker_extension_cls": EXTENSION,
+    }
+    if settings.device == "cuda":
+        return common | {
+            "tensor_parallel_size": settings.tensor_parallel_size,
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "enforce_eager": settings.enforce_eager,
+        }
+    context = settings.max_model_len or _cpu_context(settings)
+    return common | {
+        "max_model_len": context,
+        "enforce_eager": True,
+        # Whole prompts only: vLLM 0.32 rewinds a seeded request's generator after each part of a prompt, which a CPU
+        # generator refuses, and the engine dies.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(context, 2048),
+        "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30),
+        "distributed_executor_backend": "uni",
+        "async_scheduling": False,
+    }
+
+
+def _cpu_context(settings: EngineSettings) -> int:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code).get_text_config()
+    return min(int(getattr(config, "max_position_embeddings", CPU_CONTEXT_LIMIT)), CPU_CONTEXT_LIMIT)
+
+
+def _end_token_ids(model_config: Any) -> tuple[int, ...]:
+    """The ids that end a sequence, from the model's generation settings and its configuration."""
+    sources = (model_config.try_get_generation_config().get("eos_token_id"), getattr(model_config.hf_text_config, "eos_token_id", None))
+    found: set[int] = set()
+    for ids in sources:
+        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    return tuple(sorted(found))
+
+
+def _generation(request_id: str, output: Any) -> Generation:
+    completion = output.outputs[0]
+    if completion.finish_reason not in ("stop", "length"):
+        raise EngineError(f"request {request_id} ended with {completion.finish_reason!r}")
+    versions = np.zeros(len(completion.token_ids), dtype=np.int32)
+    for span in completion.weight_versions or ():
+        versions[span.start : span.end] = int(span.version)
+    return Generation(
+        token_ids=ints(list(completion.token_ids)),
+        logprobs=floats(completion.logprobs.logprobs),
+        versions=ints(versions),
+        finish_reason=FinishReason(completion.finish_reason),
+        cached_tokens=output.num_cached_tokens or 0,
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """The last thing an exception says, on one line, with its type."""
+    said = str(error.args[-1] if error.args else error).strip().splitlines()
+    return f"{type(error).__name__}: {said[-1] if said else ''}"

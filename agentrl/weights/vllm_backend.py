@@ -1,0 +1,104 @@
+"""The engine's side of publication through shared memory: a vLLM weight-transfer backend.
+
+vLLM imports this module in whichever process holds the worker, because `WorkerExtension` is named as its
+``worker_extension_cls``; the import registers the backend under `BACKEND`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from agentrl.weights.cpu_layers import RowPlans, make_row_invariant, repack_lm_heads
+
+BACKEND = "agentrl_shm"
+EXTENSION = "agentrl.weights.vllm_backend.WorkerExtension"
+
+
+@dataclass
+class SharedMemoryInit(WeightTransferInitInfo):
+    """Nothing is needed beforehand: a path says it all."""
+
+
+@dataclass
+class SharedMemoryUpdate(WeightTransferUpdateInfo):
+    """One complete set of weights.
+
+    Attributes:
+        path: A safetensors file with the checkpoint's parameter names.
+    """
+
+    path: str
+
+
+class SharedMemoryTransfer(WeightTransferEngine[SharedMemoryInit, SharedMemoryUpdate]):
+    """Loads a safetensors file that the learner wrote into shared memory."""
+
+    init_info_cls = SharedMemoryInit
+    update_info_cls = SharedMemoryUpdate
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._row_plans: RowPlans | None = None
+
+    def make_row_invariant(self) -> None:
+        """Make the model's CPU layers independent of the batch, from now on and after every update."""
+        self._row_plans = {}
+        make_row_invariant(self.model, self._row_plans)
+
+    def init_transfer_engine(self, init_info: SharedMemoryInit) -> None:
+        """No connection is made."""
+
+    def start_weight_update(self) -> None:
+        """Put the model into the state in which it takes checkpoint tensors."""
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: SharedMemoryUpdate) -> None:
+        """Load every tensor of the file.
+
+        Raises:
+            ValueError: If a parameter of the model got no new value.
+        """
+        expected = {name for name, _ in self.model.named_parameters()}
+        loaded = self.model.load_weights(_tensors(update_info.path))
+        missing = expected - loaded if loaded is not None else set()
+        if missing:
+            raise ValueError(f"{update_info.path} holds no values for {len(missing)} parameters, for example {min(missing)}")
+
+    def finish_weight_update(self) -> None:
+        """Leave that state and repair what vLLM leaves stale."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            repack_lm_heads(self.model)
+        if self._row_plans is not None:
+            make_row_invariant(self.model, self._row_plans)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    with safe_open(path, framework="pt", device="cpu") as file:
+        for name in file.keys():  # noqa: SIM118 - safe_open has no iterator
+            yield name, file.get_tensor(name)
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker, which also imports this module beside it."""
+
+    weight_transfer_engine: Any
+
+    def make_row_invariant(self) -> None:
+        """As `SharedMemoryTransfer.make_row_invariant`."""
+        self.weight_transfer_engine.make_row_invariant()
+
+
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransfer)
