@@ -1,0 +1,1 @@
+"""Running episodes and groups against an engine, token by token."""

@@ -1,0 +1,1 @@
+"""Adapters from other suites of environments."""
