@@ -28,13 +28,13 @@ async def admit(run: RunState, spawn: Spawn) -> None:
     Consumes slots and tasks. Produces running groups. Waits for a free slot. Unblocked by `collect` (a group was filtered or
     dropped) and by `publish` (weights are live). Ends when every group that the run needs is trained, or tasks run out.
     """
-    settings, group_id = run.settings, 0
+    settings, group_id, why = run.settings, 0, "no more groups are needed"
     run.board.waiting("admit", "a free slot")
     while await run.slots.acquire(group_id):
         task = next(run.tasks, None)
         if task is None:
             run.slots.release(group_id, Release.UNUSED)
-            run.exhausted = True
+            why = "the tasks are exhausted"
             break
         run.ledger.submit(group_id)
         run.queue.admit(group_id)
@@ -43,7 +43,7 @@ async def admit(run: RunState, spawn: Spawn) -> None:
         group_id += 1
         await anyio.lowlevel.checkpoint()
     run.queue.close()
-    run.board.waiting("admit", "nothing: " + ("the tasks are exhausted" if run.exhausted else "no more groups are needed"))
+    run.board.waiting("admit", f"nothing: {why}")
 
 
 async def run_attempt(run: RunState, ticket: Ticket) -> None:

@@ -74,7 +74,6 @@ class RunState:
         self.meter = Meter(clock)
         self.live_version = 0  # publish
         self.last_step_groups = 0  # train
-        self.exhausted = False  # admit
         self.running: dict[int, float] = {}  # group id -> start of its attempt; admit, collect
         self.finished_in, self.finished = anyio.create_memory_object_stream[Finished](math.inf)
         self.trained_in, self.trained = anyio.create_memory_object_stream[Trained](1)

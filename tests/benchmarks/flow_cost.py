@@ -13,7 +13,7 @@ from agentrl.flow import FlowSettings
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, member
 
 
-def cost(*, num_workers: int, groups_per_step: int, num_samples: int = 8, staleness: int = 1, num_steps: int = 10) -> float:
+def cost(*, num_workers: int, groups_per_step: int, num_samples: int = 8, staleness: int = 1) -> float:
     """Microseconds of CPU per submitted group, the scripted parts and the event loop included."""
     rng = random.Random(0)
     members: tuple[MemberSummary, ...] = tuple(
@@ -24,6 +24,7 @@ def cost(*, num_workers: int, groups_per_step: int, num_samples: int = 8, stalen
     def duration(ticket: Ticket) -> float:
         return rng.lognormvariate(0.0, 1.0)
 
+    num_steps = max(4, 5000 // groups_per_step)
     settings = FlowSettings(num_steps=num_steps, groups_per_step=groups_per_step, num_samples=num_samples, max_staleness=staleness)
     scene = Scene(
         settings,
