@@ -71,7 +71,9 @@ def ragged(seed: int, *, groups: int = 4, members: int = 3, longest: int = 9) ->
 
 
 def outcome_inputs(batch: Ragged, rewards: Tensor, values: Tensor | None = None, kl: Tensor | None = None) -> AdvantageInputs:
-    return AdvantageInputs(token_rewards=batch.at_end(rewards), episode=batch.episode, group=batch.group, rewards=rewards, values=values, kl=kl)
+    return AdvantageInputs(
+        token_rewards=batch.at_end(rewards), episode=batch.episode, group=batch.group, rewards=rewards, values=values, kl=kl
+    )
 
 
 def gradient(loss_of: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Tensor]:

@@ -76,7 +76,13 @@ def batch(request: pytest.FixtureRequest) -> Ragged:
 @pytest.mark.parametrize("dual_clip", [None, 2.0])
 @pytest.mark.parametrize(
     ("mode", "loss_type"),
-    [("seq-mean-token-mean", "grpo"), ("token-mean", "bnpo"), ("token-mean", "dapo"), ("constant", "dr_grpo"), ("seq-mean-token-sum", "luspo")],
+    [
+        ("seq-mean-token-mean", "grpo"),
+        ("token-mean", "bnpo"),
+        ("token-mean", "dapo"),
+        ("constant", "dr_grpo"),
+        ("seq-mean-token-sum", "luspo"),
+    ],
 )
 def test_clipped_loss_in_every_aggregation(grpo: ModuleType, batch: Ragged, mode: str, loss_type: str, dual_clip: float | None) -> None:
     old, advantages = -batch.randn(batch.size).abs(), batch.randn(batch.size)

@@ -57,7 +57,9 @@ def test_gae(seed: int, gamma: float, lam: float) -> None:
     )
     options = AdvantageOptions(gamma=gamma, gae_lambda=lam, reward_clip_range=(-1e9, 1e9))
     ours = compute_advantages("gae", inputs, options)
-    theirs, returns = core_algos.compute_gae_advantage_return(batch.pad(token_rewards), batch.pad(values, 3.0), batch.mask.float(), gamma, lam)
+    theirs, returns = core_algos.compute_gae_advantage_return(
+        batch.pad(token_rewards), batch.pad(values, 3.0), batch.mask.float(), gamma, lam
+    )
     assert ours.returns is not None
     torch.testing.assert_close(ours.returns, batch.flat(returns), **TOLERANCE)
     torch.testing.assert_close(ours.advantages * bessel(batch), batch.flat(theirs), **TOLERANCE)

@@ -1,0 +1,71 @@
+import math
+
+import pytest
+import torch
+
+from agentrl.algo.entropy import entropy_from_logits
+from agentrl.algo.kl import KLController, approximate_kl
+from agentrl.algo.value import value_loss
+from agentrl.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(("estimator", "expected"), [("k1", 0.5), ("k2", 0.125), ("k3", 0.10653)])
+def test_golden_kl(estimator: str, expected: float) -> None:
+    value = approximate_kl(torch.tensor([-1.0]), torch.tensor([-1.5]), estimator)
+    assert float(value) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_is_clamped_and_finite(estimator: str) -> None:
+    values = approximate_kl(torch.tensor([300.0, -300.0]), torch.zeros(2), estimator)
+    assert values.tolist() == ([10.0, -10.0] if estimator == "k1" else [10.0, 10.0])
+
+
+def test_k3_keeps_its_digits_between_nearly_equal_policies() -> None:
+    """``exp(-d) - 1 + d`` in float32 would give 0 or 6e-8 here."""
+    assert float(approximate_kl(torch.tensor([1e-4]), torch.zeros(1), "k3")) == pytest.approx(5e-9, rel=0.01)
+
+
+def test_unknown_kl_estimator() -> None:
+    with pytest.raises(ConfigError, match=r"--kl-estimator = 'k4'.*k1, k2, k3"):
+        approximate_kl(torch.zeros(1), torch.zeros(1), "k4")
+
+
+def test_a_fixed_coefficient_stays() -> None:
+    controller = KLController(coefficient=0.1)
+    assert controller.update(99.0, episodes=10_000) is controller
+
+
+def test_an_adaptive_coefficient_follows_the_error_up_to_a_fifth() -> None:
+    controller = KLController(coefficient=1.0, target=2.0, horizon=100.0)
+    assert controller.update(2.2, episodes=50).coefficient == pytest.approx(1.05)
+    assert controller.update(50.0, episodes=100).coefficient == pytest.approx(1.2)
+    assert controller.update(0.0, episodes=100).coefficient == pytest.approx(0.8)
+    assert controller.coefficient == 1.0
+
+
+def test_entropy_is_that_of_the_tempered_distribution() -> None:
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.0, math.log(3.0), -1e9, -1e9]])
+    torch.testing.assert_close(entropy_from_logits(logits[:1]), torch.tensor([math.log(4.0)]))
+    tempered = entropy_from_logits(logits.repeat(1, 1), torch.tensor([2.0, 0.5]))
+    p = 9.0 / 10.0
+    torch.testing.assert_close(tempered, torch.tensor([math.log(4.0), -p * math.log(p) - (1 - p) * math.log(1 - p)]))
+
+
+def test_value_loss_takes_the_worse_of_clipped_and_free() -> None:
+    new, old, returns = torch.tensor([1.0, 0.1, 3.0]), torch.zeros(3), torch.tensor([2.0, 2.0, 0.0])
+    clipped = value_loss(new, old, returns, 0.2)
+    torch.testing.assert_close(clipped.per_token, 0.5 * torch.tensor([1.8**2, 1.9**2, 3.0**2]))
+    free = value_loss(new, old, returns, None)
+    torch.testing.assert_close(free.per_token, 0.5 * torch.tensor([1.0, 1.9**2, 9.0]))
+    stats = clipped.stats.result()
+    assert stats["value/clip_fraction"] == pytest.approx(1 / 3)
+    assert stats["value/error"] == pytest.approx((1.0 + 1.9**2 + 9.0) / 3, rel=1e-6)
+    assert (stats["value/mean"], stats["value/return_mean"]) == pytest.approx((4.1 / 3, 4.0 / 3), rel=1e-6)
+
+
+def test_a_clipped_value_has_no_gradient() -> None:
+    new = torch.tensor([1.0], requires_grad=True)
+    value_loss(new, torch.zeros(1), torch.tensor([2.0]), 0.2).per_token.sum().backward()
+    assert new.grad is not None
+    assert float(new.grad) == 0.0
