@@ -23,7 +23,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from agentrl.algo.segments import next_in_segment, reverse_discounted_cumsum, segment_count, segment_mean, segment_std, segment_sum
+from agentrl.algo.segments import (
+    next_in_segment,
+    reverse_discounted_cumsum,
+    segment_count,
+    segment_ends,
+    segment_mean,
+    segment_std,
+    segment_sum,
+)
 from agentrl.core.errors import BatchError, ConfigError
 
 Reduce: TypeAlias = Callable[[Tensor], Tensor]
@@ -74,7 +82,7 @@ class AdvantageOptions:
     """Settings of the estimators, named as in the configuration.
 
     Attributes:
-        gamma: Discount per action token; the group estimators take 1.
+        gamma: Discount per action token; the estimators in `UNDISCOUNTED` take 1.
         gae_lambda: GAE's lambda.
         advantage_std_norm: Divide by the standard deviation where the estimator whitens or normalises.
         reward_clip_range: Bounds of an episode's reward; contains 0.
@@ -123,10 +131,12 @@ def compute_advantages(name: str, inputs: AdvantageInputs, options: AdvantageOpt
         reduce: Sums over ranks; used by whitening only.
 
     Raises:
-        ConfigError: If the name is unknown, `gae` has no values, or a group estimator is given a discount.
+        ConfigError: If the name is unknown, `gae` has no values, or an estimator without a discount is given one.
     """
     if name not in ESTIMATORS:
         raise ConfigError("--advantage-estimator", name, "is not an estimator", f"Choose one of {', '.join(ESTIMATORS)}")
+    if name in UNDISCOUNTED and options.gamma != 1.0:
+        raise ConfigError("--gamma", options.gamma, f"the estimator {name!r} has no discount", "Use --gamma 1")
     return ESTIMATORS[name](inputs, options, reduce)
 
 
@@ -173,10 +183,12 @@ def reinforce(inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce
 
 
 def reinforce_baseline(inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce = identity) -> Advantages:
-    """``r[i] - mean(r)`` of the group, then whitened over all tokens: REINFORCE++-baseline (arXiv:2501.03262)."""
+    """``r[i] - mean(r)`` of the group, earned at the episode's end, then as `reinforce` (arXiv:2501.03262, -baseline)."""
     rewards, group, groups = _episodes(inputs, options)
-    spread = _over_tokens(rewards - segment_mean(rewards, group, groups)[group], inputs)
-    return Advantages(advantages=whiten(spread, std_norm=options.advantage_std_norm, reduce=reduce))
+    excess = (rewards - segment_mean(rewards, group, groups)[group]).to(inputs.token_rewards.dtype)
+    earned = torch.where(segment_ends(inputs.episode), excess[inputs.episode], torch.zeros_like(inputs.token_rewards))
+    returns = reverse_discounted_cumsum(earned if inputs.kl is None else earned - inputs.kl, inputs.episode, options.gamma)
+    return Advantages(advantages=whiten(returns, std_norm=options.advantage_std_norm, reduce=reduce))
 
 
 def rloo(inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce = identity) -> Advantages:
@@ -216,6 +228,8 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
         "dr_grpo": dr_grpo,
     }
 )
+UNDISCOUNTED = frozenset({"rloo", "group_norm", "grpo", "dr_grpo"})
+"""Estimators that give every token of an episode the same number."""
 
 
 def _token_rewards(inputs: AdvantageInputs, options: AdvantageOptions) -> Tensor:
@@ -232,8 +246,6 @@ def _episodes(inputs: AdvantageInputs, options: AdvantageOptions) -> tuple[Tenso
 
     In float64: in float32 the rounding of a mean of equal rewards is as large as the 1e-9 that guards the division.
     """
-    if options.gamma != 1.0:
-        raise ConfigError("--gamma", options.gamma, "a group estimator compares whole episodes and takes no discount", "Use --gamma 1")
     low, high = options.reward_clip_range
     dense, group = torch.unique(inputs.group, return_inverse=True)
     return inputs.rewards.double().clamp(low, high), group, len(dense)

@@ -56,9 +56,14 @@ def reverse_discounted_cumsum(values: Tensor, index: Tensor, discount: float = 1
     return totals
 
 
+def segment_ends(index: Tensor) -> Tensor:
+    """Whether an entry is the last of its segment; a segment's entries are adjacent. # [A] bool."""
+    ends = torch.ones_like(index, dtype=torch.bool)
+    ends[:-1] = index[:-1] != index[1:]
+    return ends
+
+
 def next_in_segment(values: Tensor, index: Tensor) -> Tensor:
     """The value of the following token of the same segment, 0 at a segment's end. # [A]."""
     shifted = torch.cat([values[1:], values.new_zeros(min(1, len(values)))])
-    last = torch.ones_like(index, dtype=torch.bool)
-    last[:-1] = index[:-1] != index[1:]
-    return torch.where(last, torch.zeros_like(shifted), shifted)
+    return torch.where(segment_ends(index), torch.zeros_like(shifted), shifted)

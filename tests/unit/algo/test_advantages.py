@@ -85,6 +85,16 @@ def test_group_estimators_see_only_the_total_of_the_turn_rewards(name: str) -> N
     assert torch.equal(compute_advantages(name, spread, options).advantages, compute_advantages(name, moved, options).advantages)
 
 
+def test_reinforce_baseline_discounts_the_excess_and_the_kl_from_the_end() -> None:
+    kl = torch.full((len(EPISODE),), 0.1)
+    options = AdvantageOptions(gamma=0.5, advantage_std_norm=False)
+    result = compute_advantages("reinforce_baseline", outcome([1.0, 0.0, 1.0, 1.0], kl=kl), options).advantages
+    first = [0.5 - 0.1]
+    for _ in range(2):
+        first.insert(0, 0.5 * first[0] - 0.1)
+    torch.testing.assert_close(result[:3] - result[2], torch.tensor(first) - first[-1])
+
+
 def test_an_episode_is_clipped_by_its_total_and_its_turns_are_scaled() -> None:
     inputs = single([0.0, 6.0, 0.0, 6.0])
     options = AdvantageOptions(advantage_std_norm=False, reward_clip_range=(-1.0, 3.0))
@@ -173,7 +183,7 @@ def test_config_errors_name_the_remedy() -> None:
         compute_advantages("gae", inputs, AdvantageOptions())
     with pytest.raises(ConfigError, match="--reward-clip-range"):
         AdvantageOptions(reward_clip_range=(0.5, 1.0))
-    for name in [*GROUP_BASELINES, "reinforce_baseline"]:
+    for name in [*GROUP_BASELINES, "grpo"]:
         with pytest.raises(ConfigError, match="--gamma 1"):
             compute_advantages(name, inputs, AdvantageOptions(gamma=0.9))
 
