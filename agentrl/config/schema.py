@@ -21,6 +21,7 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 
 Estimator = Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"]
 GROUP_ESTIMATORS = frozenset({"reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"})
+CRITIC_ESTIMATORS = frozenset({"gae"})
 
 
 @dataclass(frozen=True, kw_only=True)

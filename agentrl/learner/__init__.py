@@ -1,0 +1,1 @@
+"""DeepSpeed training: groups to a batch, the training step, weights out."""

@@ -1,0 +1,201 @@
+"""A module with its optimizer under DeepSpeed: exact gradients of a global loss, one update at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor, nn
+
+from agentrl.config.schema import LearnerConfig
+from agentrl.core.errors import NonFiniteError
+from agentrl.learner.ranks import Ranks
+
+BUCKET_ELEMENTS = 2**28
+"""Most elements reduced at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateResult:
+    """What one optimizer update did.
+
+    Attributes:
+        grad_norm: Global norm before clipping; `None` if it was not finite and the update was skipped.
+    """
+
+    grad_norm: float | None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether weights and optimizer state were left as they were."""
+        return self.grad_norm is None
+
+
+def deepspeed_config(config: LearnerConfig, *, bf16: bool, trained: bool = True) -> dict[str, Any]:
+    """DeepSpeed's configuration.
+
+    Args:
+        config: The learner's settings.
+        bf16: Train in bfloat16, with float32 master weights.
+        trained: Whether there is an optimizer; a frozen model only needs its weights partitioned.
+    """
+    zero: dict[str, Any] = {"stage": config.zero_stage, "reduce_bucket_size": BUCKET_ELEMENTS, "allgather_bucket_size": BUCKET_ELEMENTS}
+    if config.optimizer_offload and config.zero_stage and trained:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    options: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        # The number of micro-batches varies, so the boundary is set by hand and nothing is divided by this number; more
+        # than 1 makes the offloading code accumulate at all.
+        "gradient_accumulation_steps": 2 if trained else 1,
+        "gradient_clipping": config.max_grad_norm,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31,
+    }
+    if bf16:
+        options["bf16"] = {"enabled": True, "check_grad_overflow": True}
+        if config.zero_stage:
+            options["data_types"] = {"grad_accum_dtype": "fp32"}
+    return options
+
+
+class TrainEngine:
+    """Trains one module: accumulate any number of micro-batches, then update.
+
+    The loss given to `accumulate` is this micro-batch's share of the loss over all micro-batches and all ranks; the
+    gradient that is applied is the gradient of the sum, whatever the ZeRO stage and the number of ranks.
+
+    Args:
+        module: What to train.
+        config: The learner's settings.
+        ranks: The data-parallel ranks.
+        bf16: Train in bfloat16.
+    """
+
+    def __init__(self, module: nn.Module, config: LearnerConfig, ranks: Ranks, *, bf16: bool) -> None:
+        self.config, self.ranks = config, ranks
+        self.skipped_in_a_row = 0
+        optimizer = torch.optim.AdamW(
+            parameter_groups(module, config.weight_decay),
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            fused=ranks.device.type == "cuda" and not config.optimizer_offload,
+        )
+        with redirect_stdout(StringIO()):
+            self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=deepspeed_config(config, bf16=bf16))
+        self.engine.train()
+
+    @property
+    def module(self) -> nn.Module:
+        """The module being trained."""
+        module: nn.Module = self.engine.module
+        return module
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the module forward."""
+        return self.engine(*inputs)
+
+    def accumulate(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of one micro-batch's share of the loss.
+
+        Args:
+            loss: A scalar; the sum over micro-batches and ranks is what is minimised.
+            last: Whether this is the last micro-batch before `update`.
+        """
+        self.engine.set_gradient_accumulation_boundary(last)
+        # DeepSpeed averages gradients over ranks; the loss is a sum over them.
+        self.engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
+
+    def update(self, learning_rate: float) -> UpdateResult:
+        """Clip and apply the accumulated gradient, unless it is not finite.
+
+        Args:
+            learning_rate: For this update.
+
+        Returns:
+            The norm of the gradient, or that the update was skipped.
+
+        Raises:
+            NonFiniteError: If more than ``max_nonfinite_steps`` updates in a row had to be skipped.
+        """
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = self._update_plain() if self._plain else self._update_wrapped()
+        self.skipped_in_a_row = 0 if norm is not None else self.skipped_in_a_row + 1
+        if self.skipped_in_a_row >= self.config.max_nonfinite_steps:
+            raise NonFiniteError(
+                f"the gradient was not finite for {self.skipped_in_a_row} updates in a row (--max-nonfinite-steps); the weights are those "
+                "before the first of them. Lower --learning-rate or --max-grad-norm, or look for extreme rewards"
+            )
+        return UpdateResult(grad_norm=norm)
+
+    @property
+    def _plain(self) -> bool:
+        """Whether DeepSpeed left the optimizer alone, and with it clipping's norm and the check for overflow."""
+        return isinstance(self.engine.optimizer, torch.optim.Optimizer)
+
+    def _update_plain(self) -> float | None:
+        gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        if not _finite(norm):
+            self.engine.zero_grad()
+            return None
+        self.engine.step()
+        return norm
+
+    def _update_wrapped(self) -> float | None:
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm()) if self.engine.was_step_applied() else None
+
+    def close(self) -> None:
+        """Release DeepSpeed's hooks and buffers."""
+        self.engine.destroy()
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Trained parameters; biases and normalisation scales do not decay."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    if not weight_decay:
+        return [{"params": trained, "weight_decay": 0.0}]
+    matrices = [p for p in trained if len(full_shape(p)) > 1]
+    vectors = [p for p in trained if len(full_shape(p)) <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def full_shape(parameter: nn.Parameter) -> torch.Size:
+    """Shape of a parameter, also while ZeRO-3 has it in parts."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
+
+
+@contextmanager
+def whole(parameter: nn.Parameter) -> Iterator[Tensor]:
+    """The whole parameter, gathered from all ranks if it is in parts; a collective operation under ZeRO-3."""
+    if hasattr(parameter, "ds_id"):
+        with deepspeed.zero.GatheredParameters([parameter]):
+            yield parameter.data
+    else:
+        yield parameter.data
+
+
+def partition_frozen(module: nn.Module, config: LearnerConfig, *, bf16: bool) -> nn.Module:
+    """A module that is only ever run forward; under ZeRO-3 its weights are kept in parts like those being trained."""
+    module.eval().requires_grad_(False)
+    if config.zero_stage < 3:
+        return module
+    with redirect_stdout(StringIO()):
+        engine, *_ = deepspeed.initialize(model=module, config=deepspeed_config(config, bf16=bf16, trained=False))
+    engine.eval()
+    frozen: nn.Module = engine
+    return frozen
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0.0

@@ -1,0 +1,85 @@
+"""Log-probabilities of action tokens under a transformers model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from agentrl.core.errors import LearnerError
+from agentrl.learner.layout import MicroBatch
+
+CHUNK_ELEMENTS = 2**26
+"""Entries of the float32 log-softmax held at once; further chunks are recomputed in the backward pass."""
+
+
+class PolicyModel(nn.Module):
+    """A causal language model whose forward pass ends in log-probabilities instead of logits.
+
+    Only the positions that predict an action token go through the output layer, which for a long prompt and a large
+    vocabulary is most of the memory of a step. Whatever the model does to its logits afterwards (a scale, a soft cap)
+    still happens, because only the input of the output layer is narrowed.
+
+    Args:
+        model: A transformers causal language model.
+        entropy_gradient: Whether the entropies carry a gradient.
+
+    Raises:
+        LearnerError: If the model has no separate output layer.
+    """
+
+    model: Any
+
+    def __init__(self, model: nn.Module, *, entropy_gradient: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.entropy_gradient = entropy_gradient
+        if self.model.get_output_embeddings() is None:
+            raise LearnerError(
+                f"{type(model).__name__} has no output embedding layer, so it is not a causal language model that can be trained"
+            )
+
+    def forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Score the action tokens of a micro-batch.
+
+        Returns:
+            Log-probabilities of the tempered distribution # [a], and its entropies in nats # [a], both float32.
+        """
+        with _only_positions(self.model.get_output_embeddings(), micro.select):
+            logits = self.model(input_ids=micro.input_ids, position_ids=micro.position_ids, use_cache=False).logits[0]
+        return self._score(logits, micro.targets, micro.temperature)
+
+    def _score(self, logits: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        rows = max(1, CHUNK_ELEMENTS // logits.shape[-1])
+        if len(logits) <= rows:
+            return _score_chunk(logits, targets, temperature, self.entropy_gradient)
+        parts = [
+            checkpoint(_score_chunk, *chunk, self.entropy_gradient, use_reentrant=False)
+            for chunk in zip(*(torch.split(part, rows) for part in (logits, targets, temperature)), strict=True)
+        ]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def _score_chunk(logits: Tensor, targets: Tensor, temperature: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    log_p = torch.log_softmax(logits.float() / temperature[:, None], dim=-1)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
+        entropy = -(log_p.exp() * log_p).sum(-1)
+    return log_p.gather(-1, targets[:, None])[:, 0], entropy
+
+
+@contextmanager
+def _only_positions(head: nn.Module, select: Tensor) -> Iterator[None]:
+    """Within the block, the output layer sees the selected positions only, as one row of a batch of one."""
+
+    def narrow(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0].flatten(0, 1)[select][None], *inputs[1:])
+
+    handle = head.register_forward_pre_hook(narrow)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,134 @@
+"""The data-parallel ranks of one learner: joining, summing, leaving."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
+
+from agentrl.core.metrics import MetricSums
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This rank's place among all, and the collective operations a step needs.
+
+    Attributes:
+        rank: From 0.
+        world_size: Number of ranks.
+        device: Where this rank's tensors live.
+        owner: Whether `leave` takes the process group down; not if somebody else in the process made it.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    owner: bool = True
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes and reports."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum over ranks, the same bits on each; `tensor` itself is left alone."""
+        if self.world_size == 1:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    def merge(self, stats: MetricSums) -> MetricSums:
+        """The statistics of all ranks folded together in the order of ranks."""
+        if self.world_size == 1:
+            return stats
+        gathered: list[MetricSums | None] = [None] * self.world_size
+        dist.all_gather_object(gathered, stats)
+        merged = MetricSums()
+        for part in gathered:
+            merged.merge(part or MetricSums())
+        return merged
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.world_size > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        """Take the process group down; safe to call twice."""
+        if self.owner and dist.is_initialized():
+            # Not torch's function of the same name: DeepSpeed keeps groups made of this one and must forget them too.
+            from deepspeed import comm
+
+            comm.destroy_process_group()
+
+
+def join(rank: int, world_size: int, *, master_port: int, master_addr: str, device: Literal["cpu", "cuda"], timeout_s: float) -> Ranks:
+    """Meet the other ranks, and set DeepSpeed up quietly for this device.
+
+    One rank opens no port. On one machine the meeting point listens on loopback only.
+
+    Args:
+        rank: From 0.
+        world_size: Number of ranks.
+        master_port: Port on which rank 0 is met.
+        master_addr: Address of rank 0.
+        device: Kind of device; with CUDA, this process sees exactly its own as device 0, or all and takes its rank's.
+        timeout_s: How long a collective operation may wait for the others.
+    """
+    local = rank % max(1, torch.cuda.device_count()) if device == "cuda" else rank
+    here = torch.device("cuda", local) if device == "cuda" else torch.device("cpu")
+    os.environ["DS_ACCELERATOR"] = device
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(world_size), LOCAL_SIZE=str(world_size))
+    os.environ.update(MASTER_ADDR=master_addr, MASTER_PORT=str(master_port))
+    if device == "cuda":
+        torch.cuda.set_device(here)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    owner = not dist.is_initialized()
+    if owner:
+        _initialize(rank, world_size, master_addr, master_port, "nccl" if device == "cuda" else "gloo", timedelta(seconds=timeout_s))
+    _prepare_deepspeed()
+    return Ranks(rank, world_size, here, owner)
+
+
+def _initialize(rank: int, world_size: int, addr: str, port: int, backend: str, timeout: timedelta) -> None:
+    if world_size == 1:
+        store: Store = HashStore()
+    elif addr == LOOPBACK:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        listener = _loopback_listener(port) if rank == 0 else None
+        store = TCPStore(addr, port, world_size, rank == 0, timeout, master_listen_fd=listener)
+    else:
+        store = TCPStore(addr, port, world_size, rank == 0, timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def _loopback_listener(port: int) -> int:
+    """A descriptor that listens on loopback only; the store takes it over and would otherwise listen everywhere."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((LOOPBACK, port))
+    listener.listen(512)
+    return listener.detach()
+
+
+def _prepare_deepspeed() -> None:
+    import deepspeed
+    from deepspeed.utils import logger
+
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    logger.setLevel("ERROR")
+    # Compiling this op takes minutes, and only inference collectives, which are not used here, ever call it.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(verbose=False, auto_mpi_discovery=False)

@@ -1,0 +1,48 @@
+"""Statistics that need no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from agentrl.core.metrics import MetricSums
+from agentrl.learner.batch import Batch
+from agentrl.learner.layout import MicroBatch
+
+
+def describe_batch(batch: Batch, step: int) -> MetricSums:
+    """Sizes and ages of a whole batch.
+
+    Args:
+        batch: The batch.
+        step: Version of the weights it is trained on.
+
+    Returns:
+        ``tokens/trained`` (sampled ones), ``tokens/rows`` (all), ``rows``, ``episodes``, ``groups``; over trained tokens
+        ``staleness/mean``, ``staleness/max`` and ``staleness/share_<k>``, the share that is exactly k versions old.
+    """
+    stats = MetricSums()
+    for name, value in {
+        "tokens/trained": batch.num_actions,
+        "tokens/rows": batch.num_tokens,
+        "rows": batch.num_rows,
+        "episodes": batch.num_episodes,
+        "groups": batch.num_groups,
+    }.items():
+        stats.total(name, float(value))
+    age = step - batch.versions
+    stats.mean("staleness/mean", float(age.sum()), float(batch.num_actions))
+    stats.high("staleness/max", float(age.max()))
+    for versions, count in zip(*(part.tolist() for part in torch.unique(age, return_counts=True)), strict=True):
+        stats.mean(f"staleness/share_{versions}", float(count), float(batch.num_actions))
+    return stats
+
+
+def describe_layout(micros: Sequence[MicroBatch]) -> MetricSums:
+    """``padding``, the share of what goes through the model that is padding, and ``micro_batches`` over all ranks."""
+    stats = MetricSums()
+    area = sum(micro.input_ids.numel() for micro in micros)
+    stats.mean("padding", float(area - sum(micro.num_tokens for micro in micros)), float(area))
+    stats.total("micro_batches", float(len(micros)))
+    return stats

@@ -1,0 +1,91 @@
+"""Who works on what: groups to mini-batches and ranks, rows to micro-batches. Plain integers, deterministic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Micro = tuple[int, ...]
+"""Rows that go through the model together; empty for a rank that has run out of work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatePlan:
+    """One optimizer update.
+
+    Attributes:
+        rows: Every row of the update, over all ranks.
+        micros: Micro-batches of each rank, equally many for every rank, because each one is a collective operation.
+    """
+
+    rows: tuple[int, ...]
+    micros: tuple[tuple[Micro, ...], ...]
+
+
+def plan_updates(row_lengths: Sequence[int], row_group: Sequence[int], *, updates: int, ranks: int, budget: int) -> tuple[UpdatePlan, ...]:
+    """Cut a batch into optimizer updates, ranks and micro-batches; whole groups stay together down to the rank.
+
+    Args:
+        row_lengths: Tokens of each row. # [R]
+        row_group: Group of each row, dense from 0. # [R]
+        updates: Mini-batches; at most as many as there are groups are made.
+        ranks: Data-parallel ranks; a rank without a group gets empty micro-batches.
+        budget: Tokens of a micro-batch, padding included; a longer row goes alone.
+
+    Returns:
+        At least one plan; each row is in exactly one of them.
+    """
+    size = [0] * (max(row_group) + 1)
+    for length, group in zip(row_lengths, row_group, strict=True):
+        size[group] += length
+    plans = []
+    for chosen in balance(size, list(range(len(size))), min(updates, len(size))):
+        per_rank = [_rows_of(part, row_group) for part in balance(size, chosen, ranks)]
+        packed = [pack(row_lengths, rows, budget) for rows in per_rank]
+        most = max(len(micros) for micros in packed)
+        padded = tuple(tuple(micros) + ((),) * (most - len(micros)) for micros in packed)
+        plans.append(UpdatePlan(rows=tuple(sorted(row for rows in per_rank for row in rows)), micros=padded))
+    return tuple(plans)
+
+
+def balance(size: Sequence[int], items: Sequence[int], parts: int) -> list[list[int]]:
+    """Spread items so that the parts are about equally large: largest first, each to the smallest part so far.
+
+    Args:
+        size: Size of every item, by its number.
+        items: Numbers of the items to spread.
+        parts: How many parts to make.
+
+    Returns:
+        The items of each part, ascending; equal input gives equal output.
+    """
+    spread: list[list[int]] = [[] for _ in range(parts)]
+    load = [0] * parts
+    for item in sorted(items, key=lambda number: (-size[number], number)):
+        smallest = min(range(parts), key=lambda part: (load[part], part))
+        spread[smallest].append(item)
+        load[smallest] += size[item]
+    return [sorted(part) for part in spread]
+
+
+def pack(row_lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Micro]:
+    """Rows to micro-batches of at most `budget` tokens, padding to the longest row included.
+
+    Rows are taken by length, so that those padded together are about equally long.
+
+    Returns:
+        Micro-batches, longest rows first, so that memory peaks at once or never.
+    """
+    micros: list[Micro] = []
+    current: list[int] = []
+    for row in sorted(rows, key=lambda number: (-row_lengths[number], number)):
+        if current and (len(current) + 1) * row_lengths[current[0]] > budget:
+            micros.append(tuple(current))
+            current = []
+        current.append(row)
+    return [*micros, tuple(current)] if current else micros
+
+
+def _rows_of(groups: Sequence[int], row_group: Sequence[int]) -> list[int]:
+    wanted = set(groups)
+    return [row for row, group in enumerate(row_group) if group in wanted]

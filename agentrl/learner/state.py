@@ -1,0 +1,83 @@
+"""What a learner rank holds while it runs: models, tokenizer, and the little that changes between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.algo.kl import KLController
+from agentrl.config.schema import CRITIC_ESTIMATORS
+from agentrl.core.seeding import derive_seed
+from agentrl.core.types import Group
+from agentrl.learner.batch import collate
+from agentrl.learner.critic import ValueModel
+from agentrl.learner.engine import TrainEngine, deepspeed_config, partition_frozen
+from agentrl.learner.export import named_weights, save_pretrained
+from agentrl.learner.models import load_model, load_tokenizer, load_value_backbone
+from agentrl.learner.policy import PolicyModel
+from agentrl.learner.ranks import Ranks
+from agentrl.learner.settings import LearnerSettings
+from agentrl.learner.step import Models, TrainingStep
+
+
+class LearnerState:
+    """Models and controllers of one rank.
+
+    Args:
+        settings: The learner's settings.
+        ranks: The data-parallel ranks.
+        models: What is trained and what it is compared with.
+        tokenizer: Saved beside the model.
+    """
+
+    def __init__(self, settings: LearnerSettings, ranks: Ranks, models: Models, tokenizer: Any) -> None:
+        self.settings, self.ranks, self.models, self.tokenizer = settings, ranks, models, tokenizer
+        self.kl = KLController(coefficient=settings.algo.init_kl_coef, target=settings.algo.kl_target, horizon=settings.algo.kl_horizon)
+
+    @property
+    def policy(self) -> Any:
+        """The transformers model being trained."""
+        return self.models.policy.module.model
+
+    def train(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """One step; the metrics of all ranks."""
+        batch = collate(groups).to(self.ranks.device)
+        stats = TrainingStep(batch, step, self.models, self.settings, self.ranks, self.kl.coefficient).run()
+        metrics = stats.result()
+        if "kl/reference" in metrics:
+            self.kl = self.kl.update(metrics["kl/reference"], batch.num_episodes)
+        return metrics
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The policy's weights under their checkpoint names."""
+        return named_weights(self.policy)
+
+    def save(self, path: str) -> None:
+        """Write the policy as a Hugging Face directory."""
+        save_pretrained(self.policy, self.tokenizer, path, self.ranks)
+
+    def close(self) -> None:
+        """Release DeepSpeed and the process group."""
+        self.models.policy.close()
+        if self.models.critic is not None:
+            self.models.critic.close()
+        self.ranks.leave()
+
+
+def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
+    """Load every model the algorithm needs and no other."""
+    torch.manual_seed(derive_seed(settings.seed, "learner"))
+    config, bf16 = settings.learner, settings.bf16
+    options = deepspeed_config(config, bf16=bf16)
+    policy = PolicyModel(load_model(settings, options, trained=True), entropy_gradient=settings.algo.entropy_coef > 0)
+    reference = critic = None
+    if settings.algo.init_kl_coef > 0:
+        frozen = PolicyModel(load_model(settings, options, trained=False)).to(ranks.device)
+        reference = partition_frozen(frozen, config, bf16=bf16)
+    if settings.algo.advantage_estimator in CRITIC_ESTIMATORS:
+        critic = TrainEngine(ValueModel(load_value_backbone(settings, options)), config, ranks, bf16=bf16)
+    models = Models(policy=TrainEngine(policy, config, ranks, bf16=bf16), reference=reference, critic=critic)
+    return LearnerState(settings, ranks, models, load_tokenizer(settings))

@@ -1,0 +1,313 @@
+"""One training step: a batch in, updated weights and statistics out.
+
+What depends on the algorithm is looked up by name in `agentrl.algo`; nothing here knows which names there are. Flat
+quantities of action tokens ``# [A]`` are known for the whole batch on every rank, so that advantages, corrections and
+their statistics are the same however rows are spread; only the model passes are divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, compute_advantages
+from agentrl.algo.aggregation import Denominators, aggregate
+from agentrl.algo.kl import approximate_kl
+from agentrl.algo.losses import LossInputs, LossOptions, policy_loss
+from agentrl.algo.off_policy import OffPolicyOptions, off_policy_correction, off_policy_options
+from agentrl.algo.statistics import record_means
+from agentrl.algo.value import value_loss
+from agentrl.core.metrics import MetricSums
+from agentrl.learner.batch import Batch
+from agentrl.learner.clock import Clock
+from agentrl.learner.engine import TrainEngine
+from agentrl.learner.layout import MicroBatch, lay_out
+from agentrl.learner.ranks import Ranks
+from agentrl.learner.report import describe_batch, describe_layout
+from agentrl.learner.schedule import learning_rate
+from agentrl.learner.settings import LearnerSettings
+from agentrl.learner.sharding import UpdatePlan, plan_updates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """The models of one rank.
+
+    Attributes:
+        policy: What is trained.
+        reference: Frozen policy that the KL penalty refers to, callable like the policy; `None` without KL.
+        critic: Value model with an optimizer of its own; only for estimators that need values.
+    """
+
+    policy: TrainEngine
+    reference: Callable[[MicroBatch], tuple[Tensor, ...]] | None = None
+    critic: TrainEngine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Update:
+    """One optimizer update as this rank sees it.
+
+    Attributes:
+        micros: This rank's micro-batches.
+        sizes: Denominators over all ranks.
+    """
+
+    micros: tuple[MicroBatch, ...]
+    sizes: Denominators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CriticTargets:
+    """What the critic is trained on.
+
+    Attributes:
+        values: Its values when the batch was taken. # [A]
+        returns: What they should have been. # [A]
+    """
+
+    values: Tensor
+    returns: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Signals:
+    """What the losses take from the time before the first update, for the whole batch.
+
+    Attributes:
+        advantages: # [A]
+        old: Log-probabilities under the weights at that time; `None`: those of the update's own forward pass. # [A]
+        weights: Off-policy weights; `None` together with `old`. # [A]
+        reference: Log-probabilities under the reference policy. # [A]
+        critic: Present for estimators that use a critic.
+    """
+
+    advantages: Tensor
+    old: Tensor | None = None
+    weights: Tensor | None = None
+    reference: Tensor | None = None
+    critic: CriticTargets | None = None
+
+
+class TrainingStep:
+    """One step over one batch; see `run` for the order of things.
+
+    Args:
+        batch: This step's groups, on this rank's device.
+        step: Number of the step, which is also the version of the weights it starts from.
+        models: What to run and train.
+        settings: The learner's settings.
+        ranks: The data-parallel ranks.
+        kl_coefficient: Weight of the KL penalty in this step.
+    """
+
+    def __init__(self, batch: Batch, step: int, models: Models, settings: LearnerSettings, ranks: Ranks, kl_coefficient: float) -> None:
+        self.batch, self.step, self.models, self.settings, self.ranks = batch, step, models, settings, ranks
+        self.algo, self.kl_coefficient = settings.algo, kl_coefficient
+        self.off_policy = correction_options(settings)
+        self.episode_length = batch.episode_length().to(torch.float32)
+        self.same_version = batch.versions == step
+        self.stats, self.clock = MetricSums(), Clock(ranks.device)
+
+    def run(self) -> MetricSums:
+        """Prepare what the losses need, then update critic and policy, epoch by epoch, mini-batch by mini-batch.
+
+        Returns:
+            Statistics over all micro-batches and ranks.
+
+        Raises:
+            NonFiniteError: If too many updates in a row had a gradient that is not finite.
+        """
+        with self.clock.phase("layout"):
+            updates = self._lay_out()
+        signals = self._prepare(updates)
+        for _ in range(self.algo.ppo_epochs):
+            for update in updates:
+                if self.models.critic is not None and signals.critic is not None:
+                    self._update_critic(self.models.critic, update, signals.critic)
+                if self.models.critic is None or self.step >= self.settings.learner.critic_warmup_steps:
+                    self._update_policy(update, signals)
+        self._describe(signals)
+        self.clock.record(self.stats)
+        return self.ranks.merge(self.stats)
+
+    def _lay_out(self) -> tuple[Update, ...]:
+        plans = plan_updates(
+            self.batch.input_lengths().tolist(),
+            self.batch.row_group().tolist(),
+            updates=self.algo.mini_batches,
+            ranks=self.ranks.world_size,
+            budget=self.settings.learner.micro_batch_tokens,
+        )
+        packed = self.settings.learner.attn_implementation == "flash_attention_2"
+        updates = []
+        for plan in plans:
+            micros = tuple(lay_out(self.batch, rows, packed=packed) for rows in plan.micros[self.ranks.rank])
+            self.stats.merge(describe_layout(micros))
+            updates.append(Update(micros=micros, sizes=self._sizes(plan)))
+        return tuple(updates)
+
+    def _sizes(self, plan: UpdatePlan) -> Denominators:
+        inside = torch.isin(self.batch.row, torch.tensor(plan.rows, device=self.batch.row.device))
+        episodes = len(torch.unique(self.batch.episode[inside]))
+        return Denominators(tokens=float(inside.sum()), episodes=float(episodes), constant=float(self.settings.max_new_tokens))
+
+    def _prepare(self, updates: Sequence[Update]) -> Signals:
+        batch, algo = self.batch, self.algo
+        old = batch.logprobs if algo.reuse_behaviour_logprobs else None
+        if old is None and self._old_is_needed_early(updates):
+            with self.clock.phase("old_logprobs"):
+                old = self._over_batch(lambda micro: self.models.policy(micro)[0], updates)
+        reference = values = kl = None
+        if self.models.reference is not None:
+            score = self.models.reference
+            with self.clock.phase("reference"):
+                reference = self._over_batch(lambda micro: score(micro)[0], updates)
+        if self.models.critic is not None:
+            with self.clock.phase("values"):
+                values = self._over_batch(self.models.critic, updates)
+        if reference is not None and old is not None and not algo.use_kl_loss:
+            kl = self.kl_coefficient * approximate_kl(old, reference, algo.kl_estimator)
+        found = compute_advantages(
+            algo.advantage_estimator,
+            AdvantageInputs(
+                token_rewards=batch.token_rewards, episode=batch.episode, group=batch.group, rewards=batch.rewards, values=values, kl=kl
+            ),
+            AdvantageOptions(
+                gamma=algo.gamma,
+                gae_lambda=algo.gae_lambda,
+                advantage_std_norm=algo.advantage_std_norm,
+                reward_clip_range=algo.reward_clip_range,
+            ),
+        )
+        everything = torch.arange(batch.num_actions, device=batch.row.device)
+        weights = None if old is None else self._weigh(old, everything, found.advantages, record=self.ranks.first)
+        targets = None if values is None or found.returns is None else CriticTargets(values=values, returns=found.returns)
+        return Signals(advantages=found.advantages, old=old, weights=weights, reference=reference, critic=targets)
+
+    def _old_is_needed_early(self, updates: Sequence[Update]) -> bool:
+        """Whether `old` must be known before the update: with a single update, its own forward pass starts from it."""
+        several = len(updates) * self.algo.ppo_epochs > 1
+        in_reward = self.models.reference is not None and not self.algo.use_kl_loss
+        return several or in_reward or self.off_policy.m2po_tau is not None
+
+    @torch.no_grad()
+    def _over_batch(self, score: Callable[[MicroBatch], Tensor], updates: Sequence[Update]) -> Tensor:
+        """Scores of every action token of the batch, each rank contributing its rows. # [A]."""
+        scores = torch.zeros(self.batch.num_actions, device=self.batch.row.device)
+        for update in updates:
+            for micro in update.micros:
+                scores[micro.actions] = score(micro)
+        return self.ranks.sum(scores)
+
+    def _weigh(self, old: Tensor, actions: Tensor, advantages: Tensor, *, record: bool) -> Tensor:
+        """Off-policy weights of some action tokens, which must be whole rows. # [a]."""
+        batch = self.batch
+        correction = off_policy_correction(
+            old, batch.logprobs[actions], batch.row[actions], self.same_version[actions], advantages, self.off_policy
+        )
+        if record:
+            self.stats.merge(correction.stats)
+        return correction.weights
+
+    def _update_policy(self, update: Update, signals: Signals) -> None:
+        rate = self._learning_rate(self.settings.learner.learning_rate)
+        with self.clock.phase("forward_backward"):
+            for number, micro in enumerate(update.micros, 1):
+                new, entropy = self.models.policy(micro)
+                loss = self._total(self._losses(micro, new, entropy, update.sizes, signals), update)
+                self.models.policy.accumulate(loss, last=number == len(update.micros))
+        with self.clock.phase("optimizer"):
+            result = self.models.policy.update(rate)
+        if self.ranks.first:
+            self._record_update("", rate, result.grad_norm)
+
+    def _losses(self, micro: MicroBatch, new: Tensor, entropy: Tensor, sizes: Denominators, signals: Signals) -> dict[str, Tensor]:
+        """This micro-batch's shares of the parts of the loss."""
+        algo, at = self.algo, micro.actions
+        advantages = signals.advantages[at]
+        old = new.detach() if signals.old is None else signals.old[at]
+        weights = self._weigh(old, at, advantages, record=True) if signals.weights is None else signals.weights[at]
+        inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=self.batch.row[at])
+        options = LossOptions(eps_clip_low=algo.eps_clip_low, eps_clip_high=algo.eps_clip_high, dual_clip=algo.dual_clip)
+        result = policy_loss(algo.policy_loss, inputs, options)
+        parts = {"loss/policy": self._share(result.per_token * weights, at, sizes)}
+        if algo.entropy_coef:
+            parts["loss/entropy"] = -algo.entropy_coef * self._share(entropy, at, sizes)
+        if signals.reference is not None:
+            kl = approximate_kl(new, signals.reference[at], algo.kl_estimator)
+            self._record_mean("kl/reference", kl)
+            if algo.use_kl_loss:
+                parts["loss/kl"] = self.kl_coefficient * self._share(kl, at, sizes)
+        self.stats.merge(result.stats)
+        self._record_mean("entropy", entropy)
+        return parts
+
+    def _update_critic(self, critic: TrainEngine, update: Update, targets: CriticTargets) -> None:
+        rate = self._learning_rate(self.settings.learner.critic_learning_rate)
+        with self.clock.phase("critic"):
+            for number, micro in enumerate(update.micros, 1):
+                at = micro.actions
+                result = value_loss(critic(micro), targets.values[at], targets.returns[at], self.settings.learner.value_clip)
+                loss = self._total({"loss/value": self._share(result.per_token, at, update.sizes)}, update)
+                critic.accumulate(loss, last=number == len(update.micros))
+                self.stats.merge(result.stats)
+            norm = critic.update(rate).grad_norm
+        if self.ranks.first:
+            self._record_update("critic/", rate, norm)
+
+    def _share(self, per_token: Tensor, at: Tensor, sizes: Denominators) -> Tensor:
+        return aggregate(per_token, episode_length=self.episode_length[at], mode=self.algo.loss_aggregation, denominators=sizes)
+
+    def _total(self, parts: dict[str, Tensor], update: Update) -> Tensor:
+        """Sum of the parts of a loss; each is recorded such that its shares add up to 1 per update."""
+        weight = 1.0 / (len(update.micros) * self.ranks.world_size)
+        for name, part in parts.items():
+            self.stats.mean(name, float(part.detach()), weight)
+        return torch.stack(list(parts.values())).sum()
+
+    def _record_mean(self, name: str, per_token: Tensor) -> None:
+        record_means(self.stats, {name: (per_token.sum(), per_token.new_tensor(float(len(per_token))))})
+
+    def _learning_rate(self, peak: float) -> float:
+        config = self.settings.learner
+        return learning_rate(
+            self.step,
+            peak=peak,
+            schedule=config.lr_schedule,
+            warmup_steps=config.lr_warmup_steps,
+            num_steps=self.settings.num_steps,
+            min_ratio=config.min_lr_ratio,
+        )
+
+    def _record_update(self, prefix: str, rate: float, norm: float | None) -> None:
+        self.stats.mean(f"{prefix}learning_rate", rate, 1.0)
+        self.stats.total(f"{prefix}skipped_updates", float(norm is None))
+        if norm is not None:
+            self.stats.mean(f"{prefix}grad_norm", norm, 1.0)
+
+    def _describe(self, signals: Signals) -> None:
+        """What is said once about the whole batch."""
+        if not self.ranks.first:
+            return
+        self.stats.merge(describe_batch(self.batch, self.step))
+        self._record_mean("advantage/mean", signals.advantages)
+        self._record_mean("advantage/abs", signals.advantages.abs())
+        if self.models.reference is not None:
+            self.stats.mean("kl/coefficient", self.kl_coefficient, 1.0)
+
+
+def correction_options(settings: LearnerSettings) -> OffPolicyOptions:
+    """The off-policy preset with what was set explicitly in its place."""
+    algo = settings.algo
+    return off_policy_options(
+        algo.off_policy,
+        level=algo.off_policy_level,
+        mode=algo.off_policy_mode,
+        bounds=algo.off_policy_range,
+        opsm_delta=algo.opsm_delta,
+        m2po_tau=algo.m2po_tau,
+    )

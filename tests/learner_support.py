@@ -1,0 +1,136 @@
+"""A tiny random model, random groups, and learner settings for tests of the learner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl.config.schema import AlgoConfig, LearnerConfig
+from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
+from agentrl.learner.settings import LearnerSettings
+
+VOCABULARY = 64
+
+
+def write_model(path: Path, *, tied: bool = True, seed: int = 0, **overrides: Any) -> str:
+    """A random Llama of about 20 thousand parameters, with a tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, tie_word_embeddings=tied, max_position_embeddings=128, initializer_range=0.3, **shape | overrides
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w1", pad_token="w0", chat_template="{{ messages }}").save_pretrained(
+        path
+    )
+    return str(path)
+
+
+def make_turn(rng: np.random.Generator, *, version: int = 0, fresh: bool = False, reward: float = 0.0, temperature: float = 1.0) -> Turn:
+    sampled = int(rng.integers(1, 7))
+    return Turn(
+        prompt_ids=ints(rng.integers(2, VOCABULARY, int(rng.integers(1, 9))).tolist()),
+        token_ids=ints(rng.integers(2, VOCABULARY, sampled).tolist()),
+        logprobs=floats((-rng.random(sampled) * 3.0 - 2.5).tolist()),
+        versions=ints([version] * sampled),
+        finish_reason=FinishReason.STOP,
+        fresh=fresh,
+        reward=reward,
+        temperature=temperature,
+    )
+
+
+def make_trajectory(rng: np.random.Generator, group: int, member: int, *, version: int = 0, status: Status = Status.FINISHED) -> Trajectory:
+    """One to three turns; the last context may be rewritten."""
+    turns = tuple(
+        make_turn(
+            rng,
+            version=version,
+            fresh=number > 0 and bool(rng.random() < 0.3),
+            reward=float(rng.integers(0, 2)),
+            temperature=0.8 + 0.4 * float(rng.random()),
+        )
+        for number in range(int(rng.integers(1, 4)))
+    )
+    name = f"{group}-{member}"
+    reward = float(rng.normal()) if status.trainable else None
+    return Trajectory(trajectory_id=name, episode_id=name, group_id=group, turns=turns, status=status, reward=reward)
+
+
+def make_groups(count: int = 4, members: int = 3, *, seed: int = 0, version: int = 0) -> tuple[Group, ...]:
+    rng = np.random.default_rng(seed)
+    return tuple(
+        Group(group_id=g, task=Task("x"), trajectories=tuple(make_trajectory(rng, g, m, version=version) for m in range(members)))
+        for g in range(count)
+    )
+
+
+def make_settings(model: str, *, learner: dict[str, Any] | None = None, algo: dict[str, Any] | None = None) -> LearnerSettings:
+    return LearnerSettings(
+        model=model,
+        learner=LearnerConfig(**{"learning_rate": 1e-2, "zero_stage": 0, "max_grad_norm": 1e9} | (learner or {})),
+        algo=AlgoConfig(**algo or {}),
+        num_steps=10,
+        max_new_tokens=8,
+    )
+
+
+class CollectingSender:
+    """Keeps a copy of what would be published."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Any] = {}
+
+    def send(self, named_tensors: Any, version: int) -> Any:
+        from agentrl.core.protocols import WeightUpdate
+
+        self.weights = {name: tensor.detach().clone() for name, tensor in named_tensors}
+        return WeightUpdate(version=version, transport="test")
+
+    def close(self) -> None:
+        pass
+
+
+def gradients(
+    settings: LearnerSettings, groups: tuple[Group, ...], *, rank: int = 0, world_size: int = 1, port: int = 0, step: int = 0
+) -> dict[str, Any]:
+    """Gradients of the first update of a step, whole and unclipped, by parameter name."""
+    import torch
+
+    from agentrl.learner.learner import LearnerRank
+
+    learner = LearnerRank(settings, CollectingSender())
+    learner.start(rank, world_size, port)
+    from deepspeed.utils import safe_get_full_grad
+
+    from agentrl.learner.engine import TrainEngine
+
+    found: dict[str, torch.Tensor] = {}
+    update = TrainEngine.update
+
+    def collect(engine: TrainEngine, learning_rate: float) -> Any:
+        if not found:
+            found.update({n: safe_get_full_grad(p).detach().clone().float() for n, p in engine.module.named_parameters()})
+        return update(engine, learning_rate)
+
+    TrainEngine.update = collect  # type: ignore[method-assign]
+    try:
+        learner.train(step, *groups)
+    finally:
+        TrainEngine.update = update  # type: ignore[method-assign]
+        learner.close()
+    return found
+
+
+def largest_difference(left: dict[str, Any], right: dict[str, Any]) -> float:
+    assert left.keys() == right.keys()
+    assert left
+    return max(float((left[name] - right[name]).abs().max()) for name in left)

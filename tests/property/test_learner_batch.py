@@ -1,0 +1,72 @@
+"""Whatever the groups look like, a batch holds exactly their trainable tokens, and a plan covers every row once."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.core.types import Group, Status, Task
+from agentrl.learner.batch import collate
+from agentrl.learner.layout import lay_out
+from agentrl.learner.sharding import plan_updates
+from tests.learner_support import make_trajectory
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> tuple[Group, ...]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    statuses = st.lists(st.sampled_from([Status.FINISHED, Status.TRUNCATED, Status.ENV_ERROR, Status.TIMEOUT]), min_size=1, max_size=4)
+    shapes = draw(st.lists(statuses, min_size=1, max_size=5).filter(lambda shape: any(s.trainable for member in shape for s in member)))
+    return tuple(
+        Group(group_id=g, task=Task("x"), trajectories=tuple(make_trajectory(rng, g, m, status=s) for m, s in enumerate(members)))
+        for g, members in enumerate(shapes)
+    )
+
+
+@given(groups())
+@settings(max_examples=60, deadline=None)
+def test_a_batch_holds_exactly_the_trainable_tokens_in_order(given_groups: tuple[Group, ...]) -> None:
+    batch = collate(given_groups)
+    members = [t for group in given_groups for t in group.trainable]
+    turns = [turn for member in members for turn in member.turns]
+    assert batch.tokens[batch.position].tolist() == [token for turn in turns for token in turn.token_ids.tolist()]
+    assert np.array_equal(batch.logprobs.numpy(), np.concatenate([turn.logprobs for turn in turns]))
+    assert batch.versions.tolist() == [version for turn in turns for version in turn.versions.tolist()]
+    assert batch.num_episodes == len(members)
+    assert batch.episode.tolist() == sorted(batch.episode.tolist())
+    assert batch.num_rows == sum(1 + sum(turn.fresh for turn in member.turns[1:]) for member in members)
+    sums = np.bincount(batch.episode.numpy(), weights=batch.token_rewards.double().numpy(), minlength=len(members))
+    assert np.allclose(sums, [member.reward for member in members], atol=1e-5)
+
+
+@given(groups(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 64))
+@settings(max_examples=60, deadline=None)
+def test_a_plan_covers_every_row_once_and_keeps_groups_together(
+    given_groups: tuple[Group, ...], updates: int, ranks: int, budget: int
+) -> None:
+    batch = collate(given_groups)
+    lengths, group = batch.input_lengths().tolist(), batch.row_group().tolist()
+    plans = plan_updates(lengths, group, updates=updates, ranks=ranks, budget=budget)
+    seen: list[int] = []
+    owner: dict[int, tuple[int, int]] = {}
+    for number, plan in enumerate(plans):
+        assert len({len(micros) for micros in plan.micros}) == 1
+        for rank, micros in enumerate(plan.micros):
+            for rows in micros:
+                seen += rows
+                assert len(rows) <= 1 or len(rows) * max(lengths[row] for row in rows) <= budget
+                assert all(owner.setdefault(group[row], (number, rank)) == (number, rank) for row in rows)
+    assert sorted(seen) == list(range(batch.num_rows))
+    assert plans == plan_updates(lengths, group, updates=updates, ranks=ranks, budget=budget)
+
+
+@given(groups(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_layout_puts_every_action_behind_its_context(given_groups: tuple[Group, ...], packed: bool) -> None:
+    batch = collate(given_groups)
+    micro = lay_out(batch, range(batch.num_rows), packed=packed)
+    before = batch.tokens[batch.position[micro.actions] - 1]
+    assert micro.input_ids.flatten()[micro.select].tolist() == before.tolist()
+    assert micro.targets.tolist() == batch.tokens[batch.position[micro.actions]].tolist()
+    assert sorted(micro.actions.tolist()) == list(range(batch.num_actions))

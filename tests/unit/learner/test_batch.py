@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.core.errors import BatchError
+from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
+from agentrl.learner.batch import collate
+from agentrl.learner.layout import lay_out
+
+
+def turn(prompt: list[int], sampled: list[int], *, fresh: bool = False, reward: float = 0.0, version: int = 0) -> Turn:
+    return Turn(
+        prompt_ids=ints(prompt),
+        token_ids=ints(sampled),
+        logprobs=floats([-0.5 * token for token in sampled]),
+        versions=ints([version] * len(sampled)),
+        finish_reason=FinishReason.STOP,
+        fresh=fresh,
+        reward=reward,
+    )
+
+
+def trajectory(*turns: Turn, reward: float | None = 1.0, status: Status = Status.FINISHED) -> Trajectory:
+    return Trajectory(trajectory_id="t", episode_id="t", group_id=0, turns=turns, status=status, reward=reward)
+
+
+def group(*members: Trajectory) -> Group:
+    return Group(group_id=0, task=Task("x"), trajectories=members)
+
+
+TWO_TURNS = trajectory(turn([1, 2], [3, 4], reward=0.25, version=5), turn([5], [6], reward=0.5, version=6), reward=1.0)
+TWO_BRANCHES = trajectory(turn([1], [7]), turn([8, 9], [10, 11], fresh=True), reward=-2.0)
+
+
+def test_tokens_are_packed_and_actions_point_at_them() -> None:
+    batch = collate([group(TWO_TURNS, TWO_BRANCHES)])
+    assert batch.tokens.tolist() == [1, 2, 3, 4, 5, 6, 1, 7, 8, 9, 10, 11]
+    assert batch.offsets.tolist() == [0, 6, 8, 12]
+    assert batch.tokens[batch.position].tolist() == [3, 4, 6, 7, 10, 11]
+    assert batch.logprobs.tolist() == [-1.5, -2.0, -3.0, -3.5, -5.0, -5.5]
+    assert batch.versions.tolist() == [5, 5, 6, 0, 0, 0]
+    assert batch.row.tolist() == [0, 0, 0, 1, 2, 2]
+    assert batch.episode.tolist() == [0, 0, 0, 1, 1, 1]
+    assert batch.episode_length().tolist() == [3] * 6
+    assert batch.row_group().tolist() == [0, 0, 0]
+
+
+def test_turn_rewards_are_placed_and_the_rest_comes_last() -> None:
+    batch = collate([group(TWO_TURNS, TWO_BRANCHES)])
+    assert batch.token_rewards.tolist() == [0.0, 0.25, 0.75, 0.0, 0.0, -2.0]
+    assert batch.rewards.tolist() == [1.0, -2.0]
+
+
+def test_failed_members_and_groups_without_any_other_are_left_out() -> None:
+    failed = trajectory(turn([1], [2]), reward=None, status=Status.ENV_ERROR)
+    batch = collate([group(failed), group(TWO_TURNS, failed), group(TWO_BRANCHES)])
+    assert batch.num_groups == 2
+    assert batch.num_episodes == 2
+    assert batch.group.tolist() == [0, 1]
+    with pytest.raises(BatchError, match="no group"):
+        collate([group(failed)])
+
+
+def test_a_row_that_starts_with_a_sampled_token_is_refused() -> None:
+    with pytest.raises(BatchError, match="first token"):
+        collate([group(trajectory(turn([], [1, 2])))])
+
+
+def test_mismatched_lengths_are_refused() -> None:
+    batch = collate([group(TWO_TURNS)])
+    with pytest.raises(BatchError, match="logprobs"):
+        replace(batch, logprobs=batch.logprobs[:-1])
+    with pytest.raises(BatchError, match="episodes"):
+        replace(batch, rewards=torch.zeros(3))
+
+
+def test_padded_layout_selects_the_place_before_each_action() -> None:
+    batch = collate([group(TWO_TURNS, TWO_BRANCHES)])
+    micro = lay_out(batch, [2, 0], packed=False)
+    assert micro.input_ids.tolist() == [[8, 9, 10, 0, 0], [1, 2, 3, 4, 5]]
+    assert micro.select.tolist() == [1, 2, 6, 7, 9]
+    assert micro.targets.tolist() == [10, 11, 3, 4, 6]
+    assert micro.actions.tolist() == [4, 5, 0, 1, 2]
+    assert micro.num_tokens == 8
+
+
+def test_packed_layout_restarts_positions() -> None:
+    batch = collate([group(TWO_TURNS, TWO_BRANCHES)])
+    micro = lay_out(batch, [2, 0], packed=True)
+    assert micro.input_ids.tolist() == [[8, 9, 10, 1, 2, 3, 4, 5]]
+    assert micro.position_ids is not None
+    assert micro.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4]]
+    assert micro.input_ids[0, micro.select].tolist() == [9, 10, 2, 3, 5]
+
+
+def test_an_empty_micro_batch_has_no_actions() -> None:
+    micro = lay_out(collate([group(TWO_TURNS)]), [], packed=False)
+    assert micro.input_ids.shape == (1, 1)
+    assert len(micro.select) == len(micro.targets) == len(micro.actions) == micro.num_tokens == 0
+
+
+def test_arrays_of_the_group_are_not_shared_with_the_batch() -> None:
+    batch = collate([group(TWO_TURNS)])
+    batch.logprobs.zero_()
+    assert np.allclose(TWO_TURNS.turns[0].logprobs, [-1.5, -2.0])

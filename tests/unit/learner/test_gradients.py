@@ -1,0 +1,110 @@
+"""The gradient is that of the whole batch's loss, however the batch is laid out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from agentrl.learner.batch import collate
+from tests.learner_support import gradients, largest_difference, make_groups, make_settings
+
+GROUPS = make_groups(5, 3, seed=1)
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant")
+
+
+def plain_gradients(model_dir: str) -> dict[str, torch.Tensor]:
+    """Policy gradient with group-normalised advantages and truncated weights, from the formula, one row at a time."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    batch = collate(GROUPS)
+    rewards = batch.rewards.double()
+    groups = [rewards[batch.group == g] for g in range(batch.num_groups)]
+    advantage = torch.cat([(r - r.mean()) / (r.std() + 1e-9) for r in groups])[batch.episode]
+    for row in range(batch.num_rows):
+        start, end = batch.offsets[row], batch.offsets[row + 1]
+        logits = model(input_ids=batch.tokens[start:end][None]).logits[0]
+        for action in (batch.row == row).nonzero()[:, 0].tolist():
+            at = int(batch.position[action] - start)
+            scores = torch.log_softmax(logits[at - 1].double() / batch.temperature[action], -1)
+            new = scores[batch.tokens[batch.position[action]]]
+            weight = (new.detach() - batch.logprobs[action]).exp().clamp(max=2.0)
+            (-weight * advantage[action] * new / batch.num_actions).backward(retain_graph=True)
+    return {f"model.{name}": parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def test_gradient_is_that_of_the_formula(tiny_model: str) -> None:
+    expected = plain_gradients(tiny_model)
+    assert max(float(g.abs().max()) for g in expected.values()) > 1e-2
+    assert largest_difference(gradients(make_settings(tiny_model), GROUPS), expected) < 1e-5
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("budget", [1, 60])
+def test_gradient_does_not_depend_on_zero_stage_or_micro_batches(tiny_model: str, stage: int, budget: int) -> None:
+    whole = gradients(make_settings(tiny_model), GROUPS)
+    parts = gradients(make_settings(tiny_model, learner={"zero_stage": stage, "micro_batch_tokens": budget}), GROUPS)
+    assert largest_difference(whole, parts) < 1e-5
+
+
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "reinforce"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_no_loss_or_aggregation_depends_on_micro_batches(tiny_model: str, loss: str, aggregation: str) -> None:
+    algo = {"policy_loss": loss, "loss_aggregation": aggregation, "entropy_coef": 0.1, "init_kl_coef": 0.3, "use_kl_loss": True}
+    whole = gradients(make_settings(tiny_model, algo=algo), GROUPS)
+    rows = gradients(make_settings(tiny_model, algo=algo, learner={"micro_batch_tokens": 1}), GROUPS)
+    assert largest_difference(whole, rows) < 1e-5
+
+
+@pytest.mark.parametrize("preset", ["tis", "icepop", "seq-mask-tis", "decoupled", "opsm", "m2po", "none"])
+def test_no_correction_depends_on_micro_batches(tiny_model: str, preset: str) -> None:
+    algo = {"off_policy": preset, "advantage_estimator": "reinforce"}
+    whole = gradients(make_settings(tiny_model, algo=algo), GROUPS)
+    rows = gradients(make_settings(tiny_model, algo=algo, learner={"micro_batch_tokens": 1}), GROUPS)
+    assert largest_difference(whole, rows) < 1e-5
+
+
+def test_packed_rows_give_the_gradient_of_padded_ones(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrl.learner import layout, step
+
+    padded = gradients(make_settings(tiny_model), GROUPS)
+    monkeypatch.setattr(step, "lay_out", lambda batch, rows, packed: layout.lay_out(batch, rows, packed=True))
+    assert largest_difference(padded, gradients(make_settings(tiny_model), GROUPS)) < 1e-5
+
+
+def test_order_of_groups_does_not_matter(tiny_model: str) -> None:
+    assert largest_difference(gradients(make_settings(tiny_model), GROUPS), gradients(make_settings(tiny_model), GROUPS[::-1])) < 1e-5
+
+
+def test_a_failed_member_changes_no_other_group(tiny_model: str) -> None:
+    from agentrl.core.types import Status
+
+    failed = replace(GROUPS[0].trajectories[0], status=Status.ENV_ERROR, reward=None)
+    crippled = replace(GROUPS[0], trajectories=(failed, *GROUPS[0].trajectories[1:]))
+    left_out = replace(GROUPS[0], trajectories=GROUPS[0].trajectories[1:])
+    settings = make_settings(tiny_model)
+    assert largest_difference(gradients(settings, (crippled, *GROUPS[1:])), gradients(settings, (left_out, *GROUPS[1:]))) == 0.0
+
+
+def test_old_from_the_same_pass_equals_old_computed_before(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrl.learner.step import TrainingStep
+
+    fused = gradients(make_settings(tiny_model), GROUPS)
+    monkeypatch.setattr(TrainingStep, "_old_is_needed_early", lambda self, updates: True)
+    assert largest_difference(fused, gradients(make_settings(tiny_model), GROUPS)) == 0.0
+
+
+def test_chunked_scores_equal_whole_ones(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrl.learner import policy
+
+    algo = {"entropy_coef": 0.1}
+    whole = gradients(make_settings(tiny_model, algo=algo), GROUPS)
+    monkeypatch.setattr(policy, "CHUNK_ELEMENTS", 256)
+    assert largest_difference(whole, gradients(make_settings(tiny_model, algo=algo), GROUPS)) < 1e-6
+
+
+def test_gradient_checkpointing_changes_nothing(tiny_model: str) -> None:
+    plain = gradients(make_settings(tiny_model), GROUPS)
+    assert largest_difference(plain, gradients(make_settings(tiny_model, learner={"gradient_checkpointing": True}), GROUPS)) < 1e-6
