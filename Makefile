@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
-PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
+PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check
 
 DEMO_AGENT ?= envs/calculator.py
 DEMO_FLAGS ?=

@@ -1,6 +1,6 @@
 """Prints the sizes of files and functions; fails when one is far beyond what a reader can hold.
 
-    python -m tests.size_report
+python -m tests.size_report
 """
 
 from __future__ import annotations

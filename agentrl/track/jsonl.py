@@ -1,0 +1,70 @@
+"""JSON lines that every reader accepts: no NaN, no bare surrogate, one object per line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+
+def encode(value: Any) -> str:
+    """One line of ASCII JSON without its newline.
+
+    Args:
+        value: Anything; a non-finite number becomes ``null``, what JSON does not know becomes its text.
+
+    Returns:
+        JSON in which characters beyond ASCII, lone surrogates included, are escaped.
+    """
+    return json.dumps(_clean(value), ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
+
+
+def _clean(value: Any) -> Any:
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_clean(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars
+        return _clean(value.tolist())
+    return str(value)
+
+
+class JsonLines:
+    """A file that grows by whole lines, each on disk before the next call.
+
+    Args:
+        path: File to append to; its directory is made if missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = path.open("a", encoding="ascii")
+
+    def write(self, line: str) -> None:
+        """Append one line that `encode` made, and flush."""
+        self._file.write(line + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._file.close()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file written by `JsonLines`; a last line cut off by a crash is left out.
+
+    Raises:
+        json.JSONDecodeError: If another line than the last is malformed.
+    """
+    *whole, tail = path.read_text(encoding="utf-8").split("\n")
+    objects = [json.loads(line) for line in whole if line]
+    try:
+        return [*objects, json.loads(tail)] if tail else objects
+    except json.JSONDecodeError:
+        return objects

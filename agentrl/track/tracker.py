@@ -1,0 +1,119 @@
+"""The one observer of a run: passes what happens on to sinks, recorder, display and summary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from agentrl.config.schema import TrainConfig
+from agentrl.core.protocols import MetricSink
+from agentrl.core.types import GroupSummary
+from agentrl.track.display import Display, make_display
+from agentrl.track.recorder import TrajectoryRecorder
+from agentrl.track.report import print_summary
+from agentrl.track.sinks import open_sinks
+from agentrl.track.summary import SummaryBuilder, write_summary
+
+
+class RunTracker:
+    """Observer of a run; a context manager that closes everything, also when the run fails.
+
+    Args:
+        run_dir: Directory of the run.
+        sinks: Where step metrics go.
+        recorder: Where trajectories go, if they are recorded.
+        display: What a person sees.
+        console: Where the summary is printed.
+        clock: Seconds, monotonic; the run starts now.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        sinks: MetricSink,
+        recorder: TrajectoryRecorder | None,
+        display: Display,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run_dir, self._sinks, self._recorder, self._display, self._console = run_dir, sinks, recorder, display, console
+        self._summary, self._clock, self._started_s = SummaryBuilder(), clock, clock()
+
+    def on_stage(self, name: str) -> None:
+        """Show it."""
+        self._display.on_stage(name)
+
+    def on_group(self, summary: GroupSummary) -> None:
+        """Record its trajectories and show it."""
+        if self._recorder is not None:
+            self._recorder.on_group(summary)
+        self._display.on_group(summary)
+
+    def on_step(self, metrics: Mapping[str, float]) -> None:
+        """Log, add up and show the metrics."""
+        self._sinks.log(int(metrics["step"]), metrics)
+        self._summary.on_step(metrics)
+        self._display.on_step(metrics)
+
+    def finish(self, *, status: str = "finished", ledger: Mapping[str, float] | None = None, agent: str = "") -> dict[str, Any]:
+        """Close everything, write ``summary.json`` and print the summary.
+
+        Args:
+            status: ``finished``, ``interrupted`` or ``failed``.
+            ledger: Final accounts, named as in the metrics.
+            agent: The environment as given to ``--agent``.
+
+        Returns:
+            The summary.
+        """
+        self.close()
+        summary = self._summary.build(run_dir=self._run_dir, wall_s=self._clock() - self._started_s, ledger=ledger, status=status)
+        write_summary(summary, self._run_dir / "summary.json")
+        print_summary(summary, console=self._console, rewards=self._summary.rewards, agent=agent)
+        return summary
+
+    def close(self) -> None:
+        """Give the terminal back and close the files; safe to call twice."""
+        with ExitStack() as stack:
+            stack.callback(self._sinks.close)
+            if self._recorder is not None:
+                stack.callback(self._recorder.close)
+            stack.callback(self._display.close)
+
+    def __enter__(self) -> RunTracker:
+        """This tracker."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close everything."""
+        self.close()
+
+
+def open_tracker(
+    config: TrainConfig, run_dir: Path, *, title: str, settings: Mapping[str, Any] | None = None, console: Console | None = None
+) -> RunTracker:
+    """The tracker that `config` asks for.
+
+    Args:
+        config: The run's configuration.
+        run_dir: Directory of the run; made if missing.
+        title: What is being trained, as one line.
+        settings: The resolved configuration, for Weights & Biases.
+        console: Where to show the run; standard output by default.
+
+    Raises:
+        ConfigError: If Weights & Biases is asked for and not installed.
+    """
+    track, console = config.track, console or Console()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    sinks = open_sinks(run_dir, tensorboard=track.tensorboard, wandb_project=track.wandb_project, config=settings or {})
+    recorder = None if track.record == "none" else TrajectoryRecorder(run_dir / "trajectories.jsonl")
+    display = make_display(config.run.num_steps, title=title, console=console)
+    return RunTracker(run_dir, sinks=sinks, recorder=recorder, display=display, console=console)

@@ -1,0 +1,96 @@
+"""The summary of a run: numbers, file, screen."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from agentrl.track.report import print_summary, summary_rows
+from agentrl.track.summary import SummaryBuilder, write_summary
+
+
+@pytest.fixture
+def built(tmp_path, metrics):
+    builder = SummaryBuilder()
+    for step in range(1, 21):
+        builder.on_step(metrics(step, reward=step / 20, **{"staleness/max": 2.0 if step == 7 else 1.0}))
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "trajectories.jsonl").touch()
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "model").mkdir()
+    return builder.build(run_dir=tmp_path, wall_s=60.0)
+
+
+def test_reward_compares_the_first_five_steps_with_the_last_ten(built):
+    assert built["reward"] == pytest.approx({"first": 0.15, "last": 0.775, "gain": 0.625, "best": 1.0})
+    assert built["score"]["first"] == pytest.approx(0.075)
+
+
+def test_totals_and_peaks(built):
+    assert (built["steps"], built["episodes"], built["tokens"]) == (20, 320, 40_000)
+    assert built["staleness"] == pytest.approx({"mean": 0.8, "max": 2.0})
+    assert built["tokens_per_s"] == pytest.approx({"mean": 1010.5, "peak": 1020.0})
+    assert built["mismatch_max"] == 3e-6
+    assert built["ledger"] == {"submitted": 84, "trained": 80, "filtered": 1, "dropped": 0, "in_flight": 3}
+
+
+def test_the_parts_of_the_time_add_up(built):
+    time = built["time"]
+    assert time["outside_loop_s"] + time["loop_s"] == built["wall_s"]
+    assert time["train_s"] + time["publish_s"] + time["wait_s"] == pytest.approx(time["loop_s"])
+    assert (time["train_s"], time["publish_s"]) == pytest.approx((10.0, 4.0))
+
+
+def test_final_accounts_replace_those_of_the_last_step(tmp_path, metrics):
+    builder = SummaryBuilder()
+    builder.on_step(metrics(1))
+    assert builder.build(run_dir=tmp_path, wall_s=1.0, ledger={"ledger/in_flight": 0})["ledger"] == {"in_flight": 0}
+
+
+def test_only_existing_outputs_are_listed(built, tmp_path):
+    assert built["paths"] == {name: str(tmp_path / file) for name, file in FILES.items()}
+
+
+FILES = {"metrics": "metrics.jsonl", "trajectories": "trajectories.jsonl", "tensorboard": "tensorboard", "model": "model"}
+
+
+def test_a_run_without_a_step_has_a_summary(tmp_path):
+    summary = SummaryBuilder().build(run_dir=tmp_path, wall_s=3.0, status="failed")
+    assert (summary["status"], summary["steps"], summary["reward"]["gain"]) == ("failed", 0, None)
+    assert [label for label, _ in summary_rows(summary, rewards=[], agent="")] == ["failed", "saved"]
+
+
+def test_the_file_is_strict_json_and_replaced_whole(built, tmp_path):
+    path = tmp_path / "summary.json"
+    write_summary({**built, "extra": float("nan")}, path)
+    assert json.loads(path.read_text()) == {**built, "extra": None}
+    write_summary({"steps": 0}, path)
+    assert json.loads(path.read_text()) == {"steps": 0}
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_the_screen_names_results_places_and_next_commands(built, tmp_path):
+    console = Console(file=io.StringIO(), width=80)
+    print_summary(built, console=console, rewards=[0.1, 0.5, 0.9], agent="envs/calculator.py")
+    text = console.file.getvalue()
+    for part in (
+        "20 steps in 1m 00s",
+        "0.150 to 0.775 (+0.625)",
+        "320, 40k tokens sampled",
+        "training 25%, publishing 10%, waiting for episodes 65%",
+        "mean 0.80, max 2",
+        "84 submitted = 80 trained + 1 filtered + 0 dropped + 3 in flight",
+        f"tensorboard --logdir {tmp_path}/tensorboard",
+        f"agentrl train --agent envs/calculator.py --model {tmp_path}/model",
+    ):
+        assert part in text
+    assert len(text.splitlines()) <= 24
+    assert "\x1b" not in text
+
+
+def test_suggested_commands_quote_paths(built):
+    built = {**built, "paths": {"model": "runs/my run/model"}}
+    assert (
+        dict(summary_rows(built, rewards=[], agent="my env.py"))["next"] == "agentrl train --agent 'my env.py' --model 'runs/my run/model'"
+    )

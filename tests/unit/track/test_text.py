@@ -1,0 +1,46 @@
+"""Numbers as people read them."""
+
+import math
+
+import pytest
+
+from agentrl.track.text import count, duration, mean, number, percent, sparkline
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (8.44, "8.4 s"), (59.96, "1m 00s"), (185, "3m 05s"), (3599.7, "1h 00m"), (7620, "2h 07m"), (math.nan, "?")],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (950, "950"), (12_345, "12.3k"), (999_900, "1M"), (4.56e6, "4.56M"), (math.nan, "?")]
+)
+def test_count(value, text):
+    assert count(value) == text
+
+
+def test_percent_and_number_show_unknown_values():
+    assert (percent(0.256), percent(math.nan), number(0.12345), number(math.inf)) == ("26%", "?", "0.123", "?")
+
+
+def test_sparkline_rises_with_its_values():
+    assert sparkline([0, 1, 2, 3], 10, blocks="abcd") == "abcd"
+    assert sparkline([0, 0, 3, 3], 2, blocks="abcd") == "ad"
+
+
+def test_sparkline_of_constant_missing_or_no_values():
+    assert sparkline([1.0, math.nan, 1.0], 8, blocks="ab") == "aa"
+    assert sparkline([], 8) == ""
+
+
+@pytest.mark.parametrize("length", [1, 7, 40, 41, 1000])
+def test_sparkline_is_never_wider_than_asked(length):
+    assert len(sparkline(list(range(length)), 40)) == min(40, length)
+
+
+def test_mean_of_nothing_is_nan():
+    assert mean([1.0, 2.0]) == 1.5
+    assert math.isnan(mean([]))
