@@ -1,0 +1,231 @@
+"""The one place that calls user code: deadlines, threads, errors named, results checked.
+
+Every method of one episode runs in one asyncio task of its own, so that a cancel scope, a context variable or a
+connection opened in `reset` may be closed in `close`; plain ``def`` methods run on daemon threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import inspect
+import logging
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from agentrl.core.errors import EnvError, EnvTimeoutError
+from agentrl.core.types import Task
+from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
+from agentrl.env.load import AgentClass
+from agentrl.env.results import check_reset, check_step
+
+_log = logging.getLogger(__name__)
+
+CANCEL_GRACE_S = 1.0
+MAX_TRACEBACK = 4000
+_PACKAGE = str(Path(__file__).parent)
+
+_Job: TypeAlias = tuple[Callable[[], Any], bool, asyncio.Future[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvLimits:
+    """Deadlines of user code, seconds, and the number of threads for plain ``def`` methods."""
+
+    reset_timeout_s: float = 60.0
+    step_timeout_s: float = 60.0
+    close_timeout_s: float = 10.0
+    threads: int = 32
+
+
+class Threads:
+    """Runs blocking calls on daemon threads, at most `limit` that someone waits for at a time.
+
+    A call whose waiter gave up goes on by itself and no longer counts, so hanging code cannot use up the threads, and
+    being a daemon it cannot keep the process alive.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._free = asyncio.Semaphore(limit)
+
+    async def __aenter__(self) -> Threads:
+        await self._free.acquire()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._free.release()
+
+    @staticmethod
+    async def run(call: Callable[[], Any]) -> Any:
+        """Run `call` on a new thread and wait for it; on cancellation the thread is left behind."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            if not future.done():
+                future.set_result(result) if error is None else future.set_exception(_UserError(error))
+
+        def work() -> None:
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = context.run(call)
+            except BaseException as raised:  # whatever ends the call ends only the call
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop may be gone when an abandoned call ends
+                loop.call_soon_threadsafe(settle, result, error)
+
+        threading.Thread(target=work, name="agentrl-env", daemon=True).start()
+        return await future
+
+
+class _UserError(Exception):
+    """Carries whatever user code raised, also what a future refuses (StopIteration) or what would end the event loop."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class EnvSession:
+    """One episode's environment: made at `reset`, stepped, and closed whatever happened.
+
+    Args:
+        cls: The user's class.
+        source: The file it is defined in, for messages.
+        threads: Shared by the sessions of a process.
+        limits: Deadlines.
+    """
+
+    def __init__(self, cls: AgentClass, source: str, threads: Threads, limits: EnvLimits) -> None:
+        self._class, self._threads, self._limits = cls, threads, limits
+        self._file = Path(source).name
+        self._object: Any = None
+        self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self._server: asyncio.Task[None] | None = None
+
+    async def reset(self, task: Task, seed: int) -> ResetResult:
+        """Make the user's object and begin the episode.
+
+        Raises:
+            EnvError: If user code raised.
+            EnvTimeoutError: If it took longer than its deadline.
+            EnvResultError: If it returned something unusable.
+        """
+        limit = self._limits.reset_timeout_s
+        is_async = any(map(inspect.iscoroutinefunction, (getattr(self._class, "reset", None), getattr(self._class, "step", None))))
+        self._object = await self._call("__init__", self._class, limit, is_async)
+        prompt = task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
+        state = ResetState(observation=prompt, label=task.label, task=task, seed=seed)
+        value = await self._method("reset", limit, state)
+        return check_reset(value, self._where("reset"), task.prompt)
+
+    async def step(self, state: StepState) -> StepResult:
+        """Give the environment one turn of the model.
+
+        Raises:
+            EnvError: If user code raised.
+            EnvTimeoutError: If it took longer than its deadline.
+            EnvResultError: If it returned something unusable.
+        """
+        value = await self._method("step", self._limits.step_timeout_s, state)
+        return check_step(value, self._where("step"))
+
+    async def close(self) -> None:
+        """Call the user's `close` if there is one and end the session's task; errors are logged, not raised."""
+        try:
+            if self._object is not None and callable(getattr(self._object, "close", None)):
+                await self._method("close", self._limits.close_timeout_s)
+        except EnvError as error:
+            _log.warning("%s", error)
+        finally:
+            self._object = None
+            if self._server is not None:
+                self._server.cancel()
+                await asyncio.wait({self._server}, timeout=CANCEL_GRACE_S)
+
+    def _where(self, method: str) -> str:
+        return f"{self._file}: {self._class.__name__}.{method}"
+
+    async def _method(self, name: str, timeout_s: float, *args: Any) -> Any:
+        method = getattr(self._object, name)
+        return await self._call(name, functools.partial(method, *args), timeout_s, inspect.iscoroutinefunction(method))
+
+    async def _call(self, name: str, call: Callable[[], Any], timeout_s: float, is_async: bool) -> Any:
+        """Have the session's task make a call, and wait for it until its deadline."""
+        async with contextlib.AsyncExitStack() as stack:
+            if not is_async:
+                await stack.enter_async_context(self._threads)
+            if self._server is None or self._server.done():
+                self._server = asyncio.create_task(self._serve(), name=f"env {self._class.__name__}")
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            answer.add_done_callback(lambda future: future.cancelled() or future.exception())  # read, even when nobody waits
+            self._jobs.put_nowait((call, is_async, answer))
+            try:
+                await asyncio.wait({answer}, timeout=timeout_s)
+            except asyncio.CancelledError:
+                await self._interrupt(name, answer)
+                raise
+            if not answer.done():
+                await self._interrupt(name, answer)
+                left = "" if is_async else "; its thread cannot be ended and is left behind"
+                raise EnvTimeoutError(f"{self._where(name)} did not return within {timeout_s:g} s{left}")
+        try:
+            return answer.result()
+        except _UserError as raised:
+            raise _named_error(self._where(name), raised.error) from raised.error
+
+    async def _interrupt(self, name: str, answer: asyncio.Future[Any]) -> None:
+        """Cancel the running call; code that ignores cancellation is left behind after a moment."""
+        server = self._server
+        if server is None:
+            return
+        server.cancel()
+        await asyncio.wait({answer}, timeout=CANCEL_GRACE_S)
+        if not answer.done():
+            answer.cancel()
+            self._server = None
+            self._jobs = asyncio.Queue()
+            _log.warning("%s ignores cancellation and is left behind", self._where(name))
+
+    async def _serve(self) -> None:
+        """Consume calls and answer them, one after another, until cancelled between two of them."""
+        jobs = self._jobs
+        while True:
+            call, is_async, answer = await jobs.get()
+            try:
+                result = call() if is_async else await self._threads.run(call)
+                if inspect.isawaitable(result):
+                    result = await result
+            except BaseException as error:
+                _forget_cancellation()
+                if not answer.done():
+                    answer.set_exception(error if isinstance(error, _UserError) else _UserError(error))
+                if isinstance(error, KeyboardInterrupt | GeneratorExit):
+                    raise
+            else:
+                if not answer.done():
+                    answer.set_result(result)
+
+
+def _forget_cancellation() -> None:
+    """Make this task as good as new, so that time limits and task groups in a later call work."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
+
+
+def _named_error(where: str, error: BaseException) -> EnvError:
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE) and frames.tb_next is not None:
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames)).strip()
+    return EnvError(f"{where} raised {type(error).__name__}: {error}\n{text[-MAX_TRACEBACK:]}")

@@ -1,0 +1,229 @@
+"""Finding the class that ``--agent`` names, in a file or in a module."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from agentrl.core.errors import EnvLoadError
+from agentrl.env.agent import AgentInstance
+
+AgentClass: TypeAlias = type[Any]
+"""A class whose objects have `step`, and perhaps `reset` and `close`; not necessarily an `AgentInstance`."""
+
+FLAG = "--agent"
+FORMS = "Give file.py, file.py:Name or package.module:Name."
+
+SCHEMES: dict[str, Callable[[str], AgentClass]] = {}
+"""Loaders of specifications that begin with a scheme and a colon; each is given the whole specification."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """Where an environment's class is; small and picklable, so that another process can load it too.
+
+    Attributes:
+        spec: What ``--agent`` said, with the path of a file made absolute and the class named.
+        root: Folder that modules are searched in besides the installed ones.
+        name: Name of the class.
+        source: The file that defines it, for messages.
+    """
+
+    spec: str
+    root: str
+    name: str
+    source: str
+
+    def load(self) -> AgentClass:
+        """The class; loaded once per process.
+
+        Raises:
+            EnvLoadError: If it cannot be loaded here.
+        """
+        return _load(self.spec, self.root)
+
+
+def load_agent(spec: str) -> AgentSpec:
+    """Load what ``--agent`` names, and say where it is.
+
+    Args:
+        spec: ``file.py``, ``file.py:Name``, ``package.module:Name``, or a scheme in `SCHEMES` and what follows it.
+
+    Raises:
+        EnvLoadError: If there is no such file, module or class, if importing it fails, or if the choice is not clear.
+    """
+    if not spec.strip():
+        raise EnvLoadError(FLAG, spec, "is missing", FORMS)
+    root = str(Path.cwd())
+    file, name = _split_file(spec)
+    full = f"{file.absolute()}:{name}" if file is not None else spec
+    cls = _load(full, root)
+    if file is not None:
+        full = f"{file.absolute()}:{cls.__name__}"
+    return AgentSpec(spec=full, root=root, name=cls.__name__, source=_source(cls))
+
+
+@lru_cache
+def _load(spec: str, root: str) -> AgentClass:
+    scheme = spec.partition(":")[0]
+    if scheme in SCHEMES:
+        return SCHEMES[scheme](spec)
+    file, name = _split_file(spec)
+    module = _import_file(spec, file) if file is not None else _import_module(spec, root)
+    name = name or (spec.partition(":")[2] if file is None else "")
+    return _named(spec, module, name) if name else _only(spec, module)
+
+
+def _split_file(spec: str) -> tuple[Path | None, str]:
+    """The file and the class name, or no file if the specification names a module or begins with a scheme."""
+    if spec.partition(":")[0] in SCHEMES:
+        return None, ""
+    path, colon, name = spec.rpartition(":")
+    if not colon or name.endswith(".py"):
+        path, name = spec, ""
+    if path.endswith(".py") or "/" in path or Path(path).exists():
+        return Path(path).expanduser(), name
+    return None, name
+
+
+def _import_file(spec: str, file: Path) -> ModuleType:
+    if not file.is_file():
+        what = "is a folder" if file.is_dir() else "there is no such file"
+        names = [path.name for path in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise EnvLoadError(FLAG, spec, what, _suggest(file.name, names) or FORMS)
+    digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()
+    stem = re.sub(r"\W", "_", file.stem)
+    name = f"agentrl_user_{stem}_{digest}"
+    found = importlib.util.spec_from_file_location(name, file.resolve())
+    if found is None or found.loader is None:
+        raise EnvLoadError(FLAG, spec, "is not a Python file", FORMS)
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
+    try:
+        with _search_first(str(file.resolve().parent)), _user_import(spec):
+            found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_module(spec: str, root: str) -> ModuleType:
+    name, colon, _ = spec.partition(":")
+    if not colon or not all(part.isidentifier() for part in name.split(".")):
+        raise EnvLoadError(FLAG, spec, "is neither a file nor package.module:Name", FORMS)
+    with _search_first(root), _user_import(spec):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (name + ".").startswith(error.name + "."):
+                raise
+            raise EnvLoadError(FLAG, spec, f"there is no module {error.name!r} here or in {root}", FORMS) from None
+
+
+@contextmanager
+def _search_first(folder: str) -> Iterator[None]:
+    """Import from `folder` first, and afterwards last, so that imports inside functions still find neighbours."""
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)
+
+
+@contextmanager
+def _user_import(spec: str) -> Iterator[None]:
+    try:
+        yield
+    except EnvLoadError:
+        raise
+    except SyntaxError as error:
+        raise EnvLoadError(FLAG, spec, f"{error.msg} ({error.filename}, line {error.lineno})", "Correct the file.") from error
+    except (Exception, SystemExit) as error:
+        where = _last_user_frame(error)
+        problem = f"importing it raised {type(error).__name__}: {error} ({where})"
+        remedy = f"Install the package that provides {error.name!r}." if isinstance(error, ModuleNotFoundError) else "Correct the file."
+        raise EnvLoadError(FLAG, spec, problem, remedy) from error
+
+
+def _last_user_frame(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+    frame = (own or list(frames))[-1]
+    return f"{frame.filename}, line {frame.lineno}"
+
+
+def _named(spec: str, module: ModuleType, name: str) -> AgentClass:
+    value = getattr(module, name, None)
+    if value is None:
+        classes = [cls.__name__ for cls in _classes(module) if _has_step(cls)]
+        remedy = _suggest(name, classes) or (f"There is {', '.join(classes)}." if classes else FORMS)
+        raise EnvLoadError(FLAG, spec, f"there is no {name!r} in it", remedy)
+    if not isinstance(value, type):
+        raise EnvLoadError(FLAG, spec, f"{name} is a {type(value).__name__}, not a class", "Name a class with reset and step.")
+    missing = [method for method in ("reset", "step") if not _has(value, method)]
+    if missing:
+        raise EnvLoadError(FLAG, spec, f"class {name} has no method {missing[0]}", _similar_method(value, missing[0]))
+    return value
+
+
+def _only(spec: str, module: ModuleType) -> AgentClass:
+    own = [cls for cls in _classes(module) if cls.__module__ == module.__name__ and not cls.__name__.startswith("_")]
+    usable = [cls for cls in own if _has_step(cls) and _has(cls, "reset")]
+    leaves = [cls for cls in usable if not any(other is not cls and issubclass(other, cls) for other in usable)]
+    if len(leaves) == 1:
+        return leaves[0]
+    if leaves:
+        names = [cls.__name__ for cls in leaves]
+        raise EnvLoadError(FLAG, spec, f"defines several environments: {', '.join(names)}", f"Name one: {spec.rstrip(':')}:{names[0]}.")
+    for cls in own:
+        for method in ("reset", "step"):
+            if (issubclass(cls, AgentInstance) or _has_step(cls) or _has(cls, "reset")) and not _has(cls, method):
+                raise EnvLoadError(FLAG, spec, f"class {cls.__name__} has no method {method}", _similar_method(cls, method))
+    raise EnvLoadError(FLAG, spec, "defines no environment", "Write a class that inherits from agentrl.AgentInstance and has a step.")
+
+
+def _classes(module: ModuleType) -> list[AgentClass]:
+    return [value for value in vars(module).values() if inspect.isclass(value)]
+
+
+def _has(cls: AgentClass, method: str) -> bool:
+    value = getattr(cls, method, None)
+    return callable(value) and not (method == "step" and value is AgentInstance.step)
+
+
+def _has_step(cls: AgentClass) -> bool:
+    return _has(cls, "step")
+
+
+def _similar_method(cls: AgentClass, method: str) -> str:
+    methods = [name for name, value in vars(cls).items() if callable(value) and not name.startswith("__")]
+    return _suggest(method, methods) or f"Add a method {method}(self, state)."
+
+
+def _suggest(name: str, candidates: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(candidates), n=1)
+    return f"Did you mean {close[0]}?" if close else ""
+
+
+def _source(cls: AgentClass) -> str:
+    try:
+        return inspect.getsourcefile(cls) or cls.__module__
+    except TypeError:
+        return cls.__module__

@@ -1,0 +1,288 @@
+"""Nothing a user returns is trusted: every result is checked and brought into one form here."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from agentrl.core.errors import EnvResultError
+from agentrl.core.types import Message, Prompt
+from agentrl.env.agent import ResetResult, StepResult
+
+MAX_TEXT = 2**20
+SCORE_SLACK = 1e-6  # a float32 mean of ones may exceed 1 by this much
+
+RESET_KEYS = ("observation", "sampling_params", "extra_logs", "environment_images")
+STEP_KEYS = ("rewards", "scores", "environment_feedback", "done", "sampling_params", "extra_logs", "environment_images")
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "seed")
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 80
+
+
+class RawText(str):
+    """An observation that goes into the context as it is, without the chat template; control tokens in it count."""
+
+    __slots__ = ()
+
+
+def check_reset(value: Any, where: str, prompt: Prompt) -> ResetResult:
+    """Check and normalise what `reset` returned.
+
+    Args:
+        value: A `ResetResult`, a dictionary in OpenRLHF's form, or `None`.
+        prompt: The task's prompt; an observation equal to it is the same as none.
+        where: File, class and method, for messages.
+
+    Returns:
+        A result whose observation is `None` (the task's prompt), `RawText` or a tuple of messages.
+
+    Raises:
+        EnvResultError: If anything in it cannot be used.
+    """
+    if value is None:
+        return ResetResult()
+    if isinstance(value, ResetResult):
+        given = value.observation
+        observation = None if given is None or _same(given, prompt) else _chat(given, where, "observation")
+        info, sampling, images = value.info, value.sampling, value.images
+    elif isinstance(value, Mapping):
+        _known_keys(value, RESET_KEYS, where)
+        given = value.get("observation")
+        observation = None if given is None or _same(given, prompt) else _raw(given, where, "observation")
+        info, sampling, images = _none_as(value, "extra_logs", {}), value.get("sampling_params"), _none_as(value, "environment_images", ())
+    else:
+        raise _bad(where, "result", value, "return a ResetResult, a dictionary with observation, or None")
+    return ResetResult(
+        observation,
+        info=_numbers(info, where, "info"),
+        sampling=check_sampling(sampling, where),
+        images=_images(images, where),
+    )
+
+
+def check_step(value: Any, where: str) -> StepResult:
+    """Check and normalise what `step` returned.
+
+    Args:
+        value: A `StepResult`, or a dictionary in OpenRLHF's form.
+        where: File, class and method, for messages.
+
+    Returns:
+        A result whose reward, score, info and parts are plain finite floats, and whose observation is `None` (only at
+        the end), `RawText` or a tuple of messages.
+
+    Raises:
+        EnvResultError: If anything in it cannot be used.
+    """
+    if isinstance(value, StepResult):
+        result = _check_typed_step(value, where)
+    elif isinstance(value, Mapping):
+        result = _check_step_dict(value, where)
+    else:
+        raise _bad(where, "result", value, "return a StepResult, or a dictionary with rewards, done and environment_feedback")
+    if result.observation is None and not (result.terminated or result.truncated):
+        raise _bad(where, "observation", None, "the episode is not over, so the model needs one; or set terminated=True")
+    return result
+
+
+def _check_typed_step(value: StepResult, where: str) -> StepResult:
+    return replace(
+        value,
+        reward=number(value.reward, where, "reward"),
+        observation=None if value.observation is None else _chat(value.observation, where, "observation"),
+        terminated=_flag(value.terminated, where, "terminated"),
+        truncated=_flag(value.truncated, where, "truncated"),
+        score=None if value.score is None else _score(value.score, where, "score"),
+        info=_numbers(value.info, where, "info"),
+        sampling=check_sampling(value.sampling, where),
+        reward_parts=_numbers(value.reward_parts, where, "reward_parts"),
+        images=_images(value.images, where),
+    )
+
+
+def _check_step_dict(value: Mapping[str, Any], where: str) -> StepResult:
+    _known_keys(value, STEP_KEYS, where)
+    if "rewards" not in value:
+        raise _bad(where, "result", value, "the key 'rewards' is missing")
+    scores = value.get("scores")
+    return StepResult(
+        number(value["rewards"], where, "rewards"),
+        _raw(_none_as(value, "environment_feedback", ""), where, "environment_feedback"),
+        terminated=_flag(value.get("done", False), where, "done"),
+        score=None if scores is None else _score(scores, where, "scores"),
+        info=_numbers(_none_as(value, "extra_logs", {}), where, "extra_logs"),
+        sampling=check_sampling(value.get("sampling_params"), where),
+        images=_images(_none_as(value, "environment_images", ()), where),
+    )
+
+
+def number(value: Any, where: str, field: str) -> float:
+    """A finite float from a number, or from an array, tensor or list of exactly one.
+
+    Raises:
+        EnvResultError: If `value` is anything else.
+    """
+    plain = value
+    if isinstance(plain, list | tuple) and len(plain) == 1:
+        plain = plain[0]
+    if not isinstance(plain, int | float) and callable(getattr(plain, "item", None)):
+        try:
+            plain = plain.item()
+        except Exception:  # each array library has its own error for "more than one element"
+            shape = getattr(plain, "shape", None)
+            raise _bad(where, field, value, f"must be one number, has shape {tuple(shape) if shape is not None else '?'}") from None
+    if not isinstance(plain, int | float):
+        raise _bad(where, field, value, "must be a number")
+    try:
+        result = float(plain)
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        raise _bad(where, field, value, "must be finite")
+    return result
+
+
+def check_sampling(value: Any, where: str) -> Mapping[str, Any] | None:
+    """Check sampling settings that a user changed; keys whose value is `None` are left out.
+
+    Raises:
+        EnvResultError: If a key is unknown or a value is out of range.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise _bad(where, "sampling", value, "must be a dictionary of sampling settings")
+    _known_keys(value, SAMPLING_KEYS, where, "sampling")
+    return {key: _sampling_value(key, item, where) for key, item in value.items() if item is not None}
+
+
+def _sampling_value(key: str, value: Any, where: str) -> Any:
+    field = f"sampling[{key!r}]"
+    if key == "stop":
+        texts = (value,) if isinstance(value, str) else value
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text for text in texts):
+            raise _bad(where, field, value, "must be a text or a list of texts, none of them empty")
+        return tuple(texts)
+    if key == "stop_token_ids":
+        if not isinstance(value, Sequence) or not all(isinstance(item, int) and item >= 0 for item in value):
+            raise _bad(where, field, value, "must be a list of token ids")
+        return tuple(value)
+    return _sampling_number(key, number(value, where, field), value, where)
+
+
+def _sampling_number(key: str, checked: float, value: Any, where: str) -> int | float:
+    field = f"sampling[{key!r}]"
+    if key in ("temperature", "top_p"):
+        if not 0 < checked <= (1 if key == "top_p" else math.inf):
+            raise _bad(where, field, value, "must be above 0" + (" and at most 1" if key == "top_p" else ""))
+        return checked
+    low = {"top_k": -1, "max_tokens": 1, "seed": 0}[key]
+    if checked != int(checked) or checked < low:
+        raise _bad(where, field, value, f"must be a whole number, at least {low}")
+    return max(int(checked), 0) if key == "top_k" else int(checked)
+
+
+def _same(observation: Any, prompt: Prompt) -> bool:
+    if isinstance(prompt, str):
+        return isinstance(observation, str) and observation == prompt
+    return isinstance(observation, list | tuple) and list(observation) == list(prompt)
+
+
+def _chat(value: Any, where: str, field: str) -> tuple[Message, ...]:
+    if isinstance(value, str):
+        return (Message(role="user", content=_text(value, where, field)),)
+    if not isinstance(value, Sequence) or not value:
+        raise _bad(where, field, value, "must be text or a list of chat messages")
+    for index, message in enumerate(value):
+        _check_message(message, where, f"{field}[{index}]")
+    if sum(_text_size(message) for message in value) > MAX_TEXT:
+        raise _bad(where, field, value, f"is longer than {MAX_TEXT} characters")
+    return tuple(cast("Message", dict(message)) for message in value)
+
+
+def _check_message(message: Any, where: str, field: str) -> None:
+    if not isinstance(message, Mapping):
+        raise _bad(where, field, message, "must be a message with role and content")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise _bad(where, f"{field}['role']", role, "must be a text such as 'user' or 'tool'")
+    parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
+    if not (isinstance(content, str) or parts or (content is None and message.get("tool_calls"))):
+        raise _bad(where, f"{field}['content']", content, "must be text or a list of content parts")
+
+
+def _text_size(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_text_size, value.values()))
+    return sum(map(_text_size, value)) if isinstance(value, list | tuple) else 0
+
+
+def _raw(value: Any, where: str, field: str) -> Any:
+    """Raw text of the dictionary form; a list of messages, such as a chat prompt handed back, stays one."""
+    return RawText(_text(value, where, field)) if isinstance(value, str) else _chat(value, where, field)
+
+
+def _text(value: Any, where: str, field: str) -> str:
+    if not isinstance(value, str):
+        raise _bad(where, field, value, "must be text")
+    if len(value) > MAX_TEXT:
+        raise _bad(where, field, value, f"is longer than {MAX_TEXT} characters ({len(value)})")
+    return value
+
+
+def _flag(value: Any, where: str, field: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    checked = number(value, where, field)
+    if checked not in (0.0, 1.0):
+        raise _bad(where, field, value, "must be True or False")
+    return bool(checked)
+
+
+def _score(value: Any, where: str, field: str) -> float:
+    checked = number(value, where, field)
+    if not -SCORE_SLACK <= checked <= 1 + SCORE_SLACK:
+        raise _bad(where, field, value, "must lie in 0..1; it says how well the task was done, whatever the reward's scale")
+    return min(max(checked, 0.0), 1.0)
+
+
+def _numbers(value: Any, where: str, field: str) -> dict[str, float]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise _bad(where, field, value, "must be a dictionary of names and numbers")
+    return {key: number(item, where, f"{field}[{key!r}]") for key, item in value.items()}
+
+
+def _images(value: Any, where: str) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise _bad(where, "images", value, "must be a list of images")
+    return tuple(value)
+
+
+def _none_as(value: Mapping[str, Any], key: str, default: Any) -> Any:
+    found = value.get(key)
+    return default if found is None else found
+
+
+def _known_keys(value: Mapping[Any, Any], known: Iterable[str], where: str, field: str = "result") -> None:
+    for key in value:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), list(known), n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise _bad(where, field, value, f"has the unknown key {key!r}; {hint}")
+
+
+def _bad(where: str, field: str, value: Any, problem: str) -> EnvResultError:
+    try:
+        shown = _repr.repr(value)
+    except Exception:  # a user's __repr__ may raise anything
+        shown = f"<{type(value).__name__}>"
+    if not isinstance(value, str | int | float | None | Mapping):
+        shown = f"{shown} ({type(value).__name__})"
+    return EnvResultError(f"{where} returned {field} = {shown}: {problem}")

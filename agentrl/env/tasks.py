@@ -1,0 +1,196 @@
+"""Where tasks come from, and the order in which they are drawn; runs on the driver, loads no model library."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentrl.core.errors import ConfigError, DataError
+from agentrl.core.seeding import derive_seed
+from agentrl.core.types import Task
+from agentrl.env.load import AgentSpec
+from agentrl.env.prompts import read_prompts
+
+PEEK = 4096
+
+
+class TaskSource:
+    """Draws tasks for ever: epoch after epoch of a finite collection, or an endless iterable in its own order.
+
+    A collection is finite if it has a length, or is exhausted within 4,096 tasks; it is shuffled anew in each epoch.
+    Anything longer is taken in the order it comes, and from its beginning again should it end.
+
+    Args:
+        load: Gives the tasks from their beginning, each time it is called.
+        origin: Where they come from, for messages.
+        seed: Seed of the run; with the epoch it decides the order.
+        shuffle: Whether finite collections are shuffled.
+
+    Raises:
+        DataError: If there is no task, or one is unusable.
+    """
+
+    def __init__(self, load: Callable[[], Iterable[Task]], *, origin: str, seed: int = 0, shuffle: bool = True) -> None:
+        self._load, self._origin, self._seed, self._shuffle = load, origin, seed, shuffle
+        self._epoch = self._position = 0
+        self._tasks: Sequence[Task] | None = None
+        self._stream: Iterator[Task] = iter(())
+        self._begin()
+
+    @classmethod
+    def from_agent(cls, agent: AgentSpec, *, seed: int = 0, shuffle: bool = True) -> TaskSource:
+        """Draw from the environment's own ``tasks``.
+
+        Raises:
+            ConfigError: If it has none.
+            DataError: If calling it fails, or a task is unusable.
+        """
+        origin = f"{agent.source}: {agent.name}.tasks"
+        return cls(lambda: _own_tasks(agent, origin), origin=origin, seed=seed, shuffle=shuffle)
+
+    @classmethod
+    def from_prompts(
+        cls,
+        prompts: str,
+        *,
+        split: str = "train",
+        input_key: str = "prompt",
+        label_key: str = "label",
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> TaskSource:
+        """Draw from a JSONL or Parquet file, or a Hugging Face data set.
+
+        Raises:
+            DataError: If it is missing or malformed; the message names the line or the key.
+        """
+        rows = read_prompts(prompts, split=split, input_key=input_key, label_key=label_key)
+        return cls(lambda: rows, origin=prompts, seed=seed, shuffle=shuffle)
+
+    @property
+    def num_tasks(self) -> int | None:
+        """Tasks in an epoch, `None` if not known."""
+        return len(self._tasks) if self._tasks is not None else None
+
+    def draw(self) -> Task:
+        """The next task, with its place in the order filled in.
+
+        Raises:
+            DataError: If the iterable fails or gives something that is not a task.
+        """
+        task = self._next()
+        if task is None:
+            self._epoch, self._position = self._epoch + 1, 0
+            self._begin()
+            task = self._next()
+        if task is None:
+            raise DataError("tasks", self._origin, "gave no task the second time", "Return a list, or a new iterator on each call.")
+        self._position += 1
+        return replace(task, position=self._position - 1, epoch=self._epoch)
+
+    def first(self, count: int) -> list[Task]:
+        """Up to `count` tasks from the beginning, in their own order, without drawing them."""
+        tasks = self._tasks if self._tasks is not None else _checked(self._load(), self._origin)
+        return list(itertools.islice(tasks, count))
+
+    def state(self) -> dict[str, int]:
+        """The cursor: what `restore` needs to draw the same tasks from here on."""
+        return {"epoch": self._epoch, "position": self._position}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Continue where `state` was taken; an endless iterable is read again up to there."""
+        self._epoch, self._position = int(state["epoch"]), int(state["position"])
+        self._begin()
+
+    def __iter__(self) -> Iterator[Task]:
+        return self
+
+    def __next__(self) -> Task:
+        return self.draw()
+
+    def _next(self) -> Task | None:
+        return next(self._stream, None)
+
+    def _begin(self) -> None:
+        """Start the current epoch at the current position."""
+        if self._tasks is None:
+            self._read()
+        if self._tasks is not None:
+            order = list(range(len(self._tasks)))
+            if self._shuffle:
+                random.Random(derive_seed(self._seed, "tasks", self._epoch)).shuffle(order)
+            self._stream = (self._tasks[index] for index in order)
+        skipped = sum(1 for _ in itertools.islice(self._stream, self._position))
+        if skipped < self._position:
+            problem = f"has only {skipped} tasks in epoch {self._epoch}, the cursor is at {self._position}"
+            raise DataError("tasks", self._origin, problem, "Resume with the tasks that the run began with.")
+
+    def _read(self) -> None:
+        loaded = self._load()
+        stream = _checked(loaded, self._origin)
+        head = list(stream) if isinstance(loaded, Sequence) else list(itertools.islice(stream, PEEK))
+        if not head:
+            raise DataError("tasks", self._origin, "holds no task", "Give at least one.")
+        if isinstance(loaded, Sequence) or len(head) < PEEK:
+            self._tasks = _unique(head, self._origin)
+        else:
+            self._stream = itertools.chain(head, stream)
+
+
+def _own_tasks(agent: AgentSpec, origin: str) -> Iterable[Task]:
+    tasks = getattr(agent.load(), "tasks", None)
+    try:
+        loaded = tasks() if callable(tasks) else tasks
+    except Exception as error:
+        lines = traceback.format_exception(error)
+        remedy = "Make it a @classmethod." if isinstance(error, TypeError) and "self" in str(error) else "".join(lines)[-2000:]
+        raise DataError("tasks", origin, f"raised {type(error).__name__}: {error}", remedy) from error
+    if loaded is None:
+        problem = f"is not given, and {agent.name} has no tasks of its own"
+        raise ConfigError("--prompts", "", problem, f"Name a data set, or add a classmethod tasks() to {agent.name}.")
+    if not isinstance(loaded, Iterable):
+        raise DataError("tasks", origin, f"gave a {type(loaded).__name__}", "Return a list of Task, or yield them.")
+    return loaded
+
+
+def _checked(tasks: Iterable[Task], origin: str) -> Iterator[Task]:
+    """Each task checked and named by its place."""
+    iterator = iter(tasks)
+    for index in itertools.count():
+        try:
+            task = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise DataError("tasks", origin, f"raised {type(error).__name__}: {error} at task {index}", "") from error
+        if not isinstance(task, Task):
+            raise DataError(f"tasks[{index}]", task, f"is a {type(task).__name__}, not a Task ({origin})", "Wrap it: Task(prompt, label).")
+        _check_prompt(task.prompt, f"tasks[{index}].prompt", origin)
+        yield task if task.id else replace(task, id=str(index))
+
+
+def _check_prompt(prompt: Any, field: str, origin: str) -> None:
+    if isinstance(prompt, str):
+        good = bool(prompt)
+    else:
+        good = (
+            isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in prompt)
+        )
+    if not good:
+        shown = repr(prompt)[:80]
+        raise DataError(field, shown, f"is neither text nor a list of messages with role and content ({origin})", "")
+
+
+def _unique(tasks: list[Task], origin: str) -> list[Task]:
+    seen: dict[str, int] = {}
+    for index, task in enumerate(tasks):
+        if task.id in seen:
+            raise DataError(
+                f"tasks[{index}].id", task.id, f"is also the id of task {seen[task.id]} ({origin})", "Leave ids out to number them."
+            )
+        seen[task.id] = index
+    return tasks
