@@ -188,8 +188,6 @@ class InProcessCore:
         core.scheduler.shutdown()
         gc.unfreeze()
         _destroy_vllm_groups()
-        del core
-        gc.collect()
 
     def _wake(self) -> None:
         if self._reader is not None:

@@ -13,11 +13,9 @@ import numpy as np
 from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError, WeightSyncError
 from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
 from agentrl.core.types import FinishReason, Generation, Sampling, floats, ints
-from agentrl.engine.environment import prepare_environment
-from agentrl.engine.settings import CPU_CONTEXT_LIMIT, EngineSettings
+from agentrl.engine.environment import prepare_environment, without_gc
+from agentrl.engine.settings import EngineSettings
 from agentrl.engine.usage import UsageMeter
-
-_BACKENDS = {"shm": "agentrl_shm", "nccl": "nccl", "ipc": "ipc"}
 
 
 class VllmEngine:
@@ -52,11 +50,12 @@ class VllmEngine:
         Raises:
             EngineError: If vLLM cannot start with these settings; the message is vLLM's.
         """
-        if self._llm is not None:
+        started = self._llm is not None
+        if started:
             return
         prepare_environment(self._settings.device, self._settings.transport)
         try:
-            self._llm = await asyncio.to_thread(_build, self._settings)
+            await asyncio.to_thread(self._load)
             if self._settings.deterministic and self._settings.device == "cpu":
                 await self._llm.collective_rpc("make_row_invariant")
             await self._llm.update_weight_version("0")
@@ -124,10 +123,16 @@ class VllmEngine:
         if llm is None:
             return
         llm.output_processor.propagate_error(RuntimeError(self._dead))
-        llm.output_handler.cancel()
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()
         await asyncio.to_thread(llm.shutdown, 30.0)
         del llm
         gc.collect()  # vLLM's objects form cycles; the model would stay until some later collection
+
+    def _load(self) -> None:
+        with without_gc():
+            from agentrl.engine import launch
+        self._llm = launch.build(self._settings)  # not returned: something in vLLM's start keeps the caller's future alive
 
     def _running(self) -> Any:
         if self._llm is None or self._dead:
@@ -212,64 +217,6 @@ class VllmEngine:
             self._llm.output_processor.propagate_error(RuntimeError(reason))
 
 
-def _build(settings: EngineSettings) -> Any:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    arguments = AsyncEngineArgs(**_arguments(settings))
-    if settings.device == "cuda":
-        return AsyncLLM.from_engine_args(arguments)
-    from agentrl.engine.inprocess import in_process_llm
-
-    return in_process_llm(lambda: AsyncLLM.from_engine_args(arguments))
-
-
-def _arguments(settings: EngineSettings) -> dict[str, Any]:
-    """Arguments of vLLM's `AsyncEngineArgs`."""
-    from agentrl.weights.vllm_backend import EXTENSION
-
-    common: dict[str, Any] = {
-        "model": settings.model,
-        "dtype": settings.resolved_dtype,
-        "max_model_len": settings.max_model_len or None,
-        "max_num_seqs": settings.max_num_seqs,
-        "seed": settings.seed,
-        "trust_remote_code": settings.trust_remote_code,
-        "skip_tokenizer_init": not settings.stop_strings,
-        "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "weight_transfer_config": {"backend": _BACKENDS[settings.transport]},
-        "worker_extension_cls": EXTENSION,
-    }
-    if settings.device == "cuda":
-        return common | {
-            "tensor_parallel_size": settings.tensor_parallel_size,
-            "gpu_memory_utilization": settings.gpu_memory_utilization,
-            "enforce_eager": settings.enforce_eager,
-        }
-    context = settings.max_model_len or _cpu_context(settings)
-    return common | {
-        "max_model_len": context,
-        "enforce_eager": True,
-        # Whole prompts only: vLLM 0.32 rewinds a seeded request's generator after each part of a prompt, which a CPU
-        # generator refuses, and the engine dies.
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(context, 2048),
-        "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30),
-        "distributed_executor_backend": "uni",
-        "async_scheduling": False,
-    }
-
-
-def _cpu_context(settings: EngineSettings) -> int:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code).get_text_config()
-    return min(int(getattr(config, "max_position_embeddings", CPU_CONTEXT_LIMIT)), CPU_CONTEXT_LIMIT)
-
-
 def _end_token_ids(model_config: Any) -> tuple[int, ...]:
     """The ids that end a sequence, from the model's generation settings and its configuration."""
     sources = (model_config.try_get_generation_config().get("eos_token_id"), getattr(model_config.hf_text_config, "eos_token_id", None))
@@ -296,6 +243,7 @@ def _generation(request_id: str, output: Any) -> Generation:
 
 
 def _reason(error: BaseException) -> str:
-    """The last thing an exception says, on one line, with its type."""
-    said = str(error.args[-1] if error.args else error).strip().splitlines()
-    return f"{type(error).__name__}: {said[-1] if said else ''}"
+    """What an exception says, on one line, with its type."""
+    said = str(error.args[-1] if error.args else error).splitlines()
+    told = " ".join(line.strip() for line in said if "further information" not in line)
+    return f"{type(error).__name__}: {told[:600]}"

@@ -1,0 +1,1 @@
+"""How bytes move from the learner to engines."""

@@ -62,14 +62,14 @@ class RowInvariantLinear:
         self._rows = rows
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Apply the layer. # x [..., inputs] -> [..., outputs]"""
+        """Apply the layer to `x` [..., inputs], giving [..., outputs]."""
         rows = x.reshape(-1, x.shape[-1])
         count = rows.shape[0]
         if self._rows and count >= self._rows:
             return self._linear(x, weight, bias)
         size = self._rows or BLOCK_ROWS
         padded = torch.nn.functional.pad(rows, (0, 0, 0, -count % size))
-        blocks = [self._linear(block, weight, bias) for block in padded.split(size)]
+        blocks = [self._linear(padded[start : start + size], weight, bias) for start in range(0, len(padded), size)]
         return torch.cat(blocks)[:count].reshape(*x.shape[:-1], -1)
 
 

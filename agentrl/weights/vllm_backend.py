@@ -23,12 +23,12 @@ EXTENSION = "agentrl.weights.vllm_backend.WorkerExtension"
 
 
 @dataclass
-class SharedMemoryInit(WeightTransferInitInfo):
+class SharedMemoryInit(WeightTransferInitInfo):  # type: ignore[misc]
     """Nothing is needed beforehand: a path says it all."""
 
 
 @dataclass
-class SharedMemoryUpdate(WeightTransferUpdateInfo):
+class SharedMemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     """One complete set of weights.
 
     Attributes:
@@ -38,7 +38,7 @@ class SharedMemoryUpdate(WeightTransferUpdateInfo):
     path: str
 
 
-class SharedMemoryTransfer(WeightTransferEngine[SharedMemoryInit, SharedMemoryUpdate]):
+class SharedMemoryTransfer(WeightTransferEngine[SharedMemoryInit, SharedMemoryUpdate]):  # type: ignore[misc]
     """Loads a safetensors file that the learner wrote into shared memory."""
 
     init_info_cls = SharedMemoryInit

@@ -1,0 +1,81 @@
+"""Starting vLLM's `AsyncLLM` from `EngineSettings`; import it only after `prepare_environment`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from transformers import AutoConfig
+from vllm import ModelRegistry
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from agentrl.engine.inprocess import in_process_llm
+from agentrl.engine.settings import CPU_CONTEXT_LIMIT, EngineSettings
+from agentrl.weights.vllm_backend import BACKEND, EXTENSION
+
+_BACKENDS = {"shm": BACKEND, "nccl": "nccl", "ipc": "ipc"}
+
+
+def build(settings: EngineSettings) -> AsyncLLM:
+    """Load the model and start the engine: on CUDA in processes of its own, on the CPU on a thread of this process."""
+    if settings.device == "cuda":
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**_common(settings), **_cuda(settings)))
+    config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
+    _inspect_here(config)
+    arguments = AsyncEngineArgs(**_common(settings), **_cpu(settings, config))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # vLLM reads every attribute of every module, deprecated ones too
+        return in_process_llm(lambda: AsyncLLM.from_engine_args(arguments))
+
+
+def _inspect_here(config: Any) -> None:
+    """Let vLLM look at the model's class in this process.
+
+    Otherwise it starts Python anew for that, to keep CUDA untouched: 6 s on the first start with an empty cache.
+    """
+    for name in config.architectures or ():
+        if name in ModelRegistry.models:
+            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+
+
+def _common(settings: EngineSettings) -> dict[str, Any]:
+    return {
+        "model": settings.model,
+        "dtype": settings.resolved_dtype,
+        "max_num_seqs": settings.max_num_seqs,
+        "seed": settings.seed,
+        "trust_remote_code": settings.trust_remote_code,
+        "skip_tokenizer_init": not settings.stop_strings,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "weight_transfer_config": {"backend": _BACKENDS[settings.transport]},
+        "worker_extension_cls": EXTENSION,
+    }
+
+
+def _cuda(settings: EngineSettings) -> dict[str, Any]:
+    return {
+        "max_model_len": settings.max_model_len or None,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "enforce_eager": settings.enforce_eager,
+    }
+
+
+def _cpu(settings: EngineSettings, config: Any) -> dict[str, Any]:
+    own = int(getattr(config.get_text_config(), "max_position_embeddings", CPU_CONTEXT_LIMIT))
+    context = settings.max_model_len or min(own, CPU_CONTEXT_LIMIT)
+    return {
+        "max_model_len": context,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30),
+        "distributed_executor_backend": "uni",
+        "async_scheduling": False,
+        # Whole prompts only: vLLM 0.32 rewinds a seeded request's generator after each part of a prompt, which a CPU
+        # generator refuses, and the engine dies.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(context, 2048),
+    }
