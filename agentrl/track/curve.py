@@ -58,7 +58,7 @@ def draw(run_dir: Path, out: Path, *, title: str = "") -> None:
         axes.hlines(level, at[0], at[-1], color="#d94801", linewidth=1.6)
         side = {"first": ("left", at[0]), "last": ("right", at[-1])}[edge]
         axes.annotate(
-            f"{edge} {len(at)} steps: {level:.2f}", (side[1], level), (0, -14), textcoords="offset points", ha=side[0], color="#d94801"
+            f"{edge} {len(at)} steps: {level:.2f}", (side[1], level), (0, -24), textcoords="offset points", ha=side[0], color="#d94801"
         )
     axes.set(xlabel="optimizer step", ylabel="mean reward", title=title)
     axes.grid(alpha=0.25)

@@ -78,13 +78,13 @@ def step_line(view: RunView) -> str:
             f"staleness {number(get('staleness/mean', NAN), 1)} max {number(get('staleness/max', NAN), 0)}",
             f"{count(get('tokens_per_s', NAN))} tokens/s",
             f"idle generator {percent(get('idle/generator', NAN))} learner {percent(get('idle/learner', NAN))}",
-            ledger_text(view.latest),
-            f"left {duration(view.eta_s)}",
+            f"groups {ledger_text(view.latest)}",
+            f"{duration(view.eta_s)} left",
         ]
     )
 
 
 def ledger_text(metrics: Metrics) -> str:
-    """The accounts of groups in one phrase."""
-    names = ("submitted", "trained", "filtered", "dropped", "in_flight")
-    return "groups " + " ".join(f"{name.replace('_', ' ')} {number(metrics.get(f'ledger/{name}', NAN), 0)}" for name in names)
+    """What became of the groups submitted so far, in one phrase."""
+    names = ("trained", "filtered", "dropped", "in_flight")
+    return ", ".join(f"{number(metrics.get(f'ledger/{name}', NAN), 0)} {name.replace('_', ' ')}" for name in names)

@@ -99,7 +99,7 @@ def metric_rows(view: RunView, blocks: str) -> Table:
     table.add_row("staleness", f"mean {number(get('staleness/mean', NAN), 2)}, max {number(get('staleness/max', NAN), 0)}")
     table.add_row("tokens/s", count(get("tokens_per_s", NAN)))
     table.add_row("idle", f"generator {percent(get('idle/generator', NAN))}, learner {percent(get('idle/learner', NAN))}")
-    table.add_row("groups", ledger_text(view.latest).removeprefix("groups "))
+    table.add_row("groups", ledger_text(view.latest))
     if view.failed:
         table.add_row("failed", ", ".join(f"{status} {number_of}" for status, number_of in view.failed.most_common()), style="yellow")
     return table

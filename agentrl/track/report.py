@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,12 +83,20 @@ def _next_commands(summary: Mapping[str, Any], agent: str) -> list[str]:
     paths = summary["paths"]
     commands = []
     if "tensorboard" in paths:
-        commands.append(shlex.join(["tensorboard", "--logdir", paths["tensorboard"]]))
+        commands.append(shlex.join([_program("tensorboard"), "--logdir", paths["tensorboard"]]))
     if "trajectories" in paths:
         commands.append(f"tail -n 1 {shlex.quote(paths['trajectories'])} | python3 -m json.tool")
     if "model" in paths and agent:
-        commands.append(shlex.join(["agentrl", "train", "--agent", agent, "--model", paths["model"]]))
+        commands.append(shlex.join([_program("agentrl"), "train", "--agent", agent, "--model", paths["model"]]))
     return commands
+
+
+def _program(name: str) -> str:
+    """`name` if the shell finds it, else the path beside this Python, as for an environment that is not activated."""
+    beside = Path(sys.executable).parent / name
+    if shutil.which(name) or not beside.exists():
+        return name
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
 def _or_nan(value: float | None) -> float:

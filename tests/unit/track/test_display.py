@@ -75,7 +75,7 @@ def test_lines_show_stages_failures_and_steps(lines, stream, clock, metrics, gro
     lines.on_step(metrics(1, reward=0.625))
     text = stream.getvalue()
     assert text.startswith("calculator\n[  0.0 s] loading engine\n[ 12.0 s] episode failed: timeout: step took 60 s\n")
-    for part in ("step  1/30", "reward 0.625", "max 1", "1k tokens/s", "generator 25%", "learner 50%", "submitted 8", "in flight 3"):
+    for part in ("step  1/30", "reward 0.625", "max 1", "1k tokens/s", "generator 25%", "learner 50%", "4 trained", "3 in flight"):
         assert part in text
 
 
@@ -124,7 +124,7 @@ def test_live_display_shows_stage_then_figures(metrics, group):
         text = _text(console, display)
     finally:
         display.close()
-    for part in ("step 7/20", "left", "0.700", "+0.100", "mean 0.80, max 1", "generator 25%, learner 50%", "trained 28", "env_error 1"):
+    for part in ("step 7/20", "left", "0.700", "+0.100", "mean 0.80, max 1", "generator 25%, learner 50%", "28 trained", "env_error 1"):
         assert part in text
     assert "episode failed: env_error: boom" in console.file.getvalue()
 

@@ -2,6 +2,8 @@
 
 import io
 import json
+import shutil
+import sys
 
 import pytest
 from rich.console import Console
@@ -87,6 +89,21 @@ def test_the_screen_names_results_places_and_next_commands(built, tmp_path):
         assert part in text
     assert len(text.splitlines()) <= 24
     assert "\x1b" not in text
+
+
+@pytest.fixture(autouse=True)
+def on_path(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+
+
+def test_programs_that_the_shell_does_not_find_are_named_by_their_path(built, tmp_path, monkeypatch):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "agentrl").touch()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.chdir(tmp_path)
+    commands = [text for _, text in summary_rows(built, rewards=[], agent="env.py")]
+    assert commands[-1].startswith(".venv/bin/agentrl train --agent env.py")
 
 
 def test_suggested_commands_quote_paths(built):
