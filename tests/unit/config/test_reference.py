@@ -1,0 +1,73 @@
+"""The generated configuration reference."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from annotated_types import Ge, Gt, Le, Lt
+
+from agentrl.config.load import field_homes, flag
+from agentrl.config.reference import default_text, field_docs, main, render, values
+from agentrl.config.schema import TrainConfig
+
+PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+
+
+def test_the_page_in_the_repository_is_up_to_date(capsys):
+    assert main(["--check", "--out", str(PAGE)]) == 0, capsys.readouterr().err
+
+
+def test_an_outdated_page_fails_the_check_and_is_left_alone(tmp_path, capsys):
+    page = tmp_path / "configuration.md"
+    assert main(["--check", "--out", str(page)]) == 1
+    page.write_text("old")
+    assert main(["--check", "--out", str(page)]) == 1
+    assert page.read_text() == "old"
+    assert "make docs" in capsys.readouterr().err
+    assert main(["--out", str(page)]) == 0
+    assert main(["--check", "--out", str(page)]) == 0
+
+
+def test_every_setting_has_one_row():
+    rows = [line for line in render().splitlines() if line.startswith("| `--")]
+    assert sorted(row.split("`")[1] for row in rows) == sorted(flag(name) for name in field_homes())
+    assert all(row.count(" | ") == 3 for row in rows)
+
+
+def test_every_section_and_alias_is_there():
+    page = render()
+    for section in dataclasses.fields(TrainConfig):
+        assert f"\n## {section.name}\n" in page
+    assert "OpenRLHF: `--eps-clip`." in page
+    assert "| `--async`, `--no-async` | on or off | off |" in page
+
+
+@pytest.mark.parametrize(
+    ("hint", "text"),
+    [
+        (bool, "on or off"),
+        (Path | None, "path"),
+        (Annotated[int, Ge(0), Le(3)], "integer from 0 to 3"),
+        (Annotated[float, Gt(0)] | None, "number above 0"),
+        (Annotated[Annotated[float, Ge(0)], Lt(1)], "number below 1 from 0"),
+        (Literal["a", "b"], "`a`, `b`"),
+        (tuple[float, float], "2 numbers"),
+        (tuple[str, ...], "texts"),
+    ],
+)
+def test_values_in_words(hint, text):
+    assert sorted(values(hint).split()) == sorted(text.split())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(True, "on"), (None, "unset"), ("", "unset"), ((), "unset"), ((0.0, 1.0), "`0.0 1.0`"), (5e-4, "`0.0005`"), (0, "`0`")],
+)
+def test_defaults(value, text):
+    assert default_text(value) == text
+
+
+def test_field_docs_reads_the_text_under_a_field():
+    source = 'class A:\n    """Class."""\n    x: int = 1\n    """Of x."""\n    y: int = 2\n    z: int = 3\n    """Of\n    z."""\n'
+    assert field_docs(source) == {"A": {"x": "Of x.", "z": "Of\n    z."}}
