@@ -9,6 +9,7 @@ import contextlib
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from typing import Literal
 
@@ -63,6 +64,9 @@ def prepare_environment(device: Literal["cpu", "cuda"], transport: str = "shm") 
         os.environ.setdefault(name, value)
     if device == "cpu":
         logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it warns that Triton is missing
+        compiler = sys.modules.get("torch._dynamo.config")
+        if compiler is not None:  # PyTorch is there already and has read the variable
+            compiler.disable = os.environ["TORCHDYNAMO_DISABLE"] == "1"
 
 
 @contextlib.contextmanager

@@ -46,6 +46,7 @@ class InProcessCore:
         self._outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._lock = threading.Lock()
+        _living.add(self)
         self._error: EngineDeadError | None = None
         ready: Future[None] = Future()
         self._thread = threading.Thread(
@@ -115,6 +116,7 @@ class InProcessCore:
         try:
             self._core = EngineCore(vllm_config, executor_class, log_stats)
         except BaseException as error:
+            _living.discard(self)
             ready.set_exception(error)
             return
         ready.set_result(None)
@@ -187,7 +189,9 @@ class InProcessCore:
         core.model_executor.shutdown()
         core.scheduler.shutdown()
         gc.unfreeze()
-        _destroy_vllm_groups()
+        _living.discard(self)
+        if not _living:
+            _destroy_vllm_groups()
 
     def _wake(self) -> None:
         if self._reader is not None:
@@ -205,6 +209,10 @@ class InProcessCore:
 
     async def _call(self, function: Callable[[], Any]) -> Any:
         return await asyncio.wrap_future(self._post(function))
+
+
+# vLLM keeps its process groups in globals, which all engines of this process share.
+_living: set[InProcessCore] = set()
 
 
 def _destroy_vllm_groups() -> None:

@@ -38,6 +38,7 @@ class VllmEngine:
         self._publishing = asyncio.Lock()
         self._connection: Any = None
         self._end_ids: tuple[int, ...] = ()
+        self._vocabulary = 0
 
     @property
     def max_model_len(self) -> int:
@@ -63,6 +64,7 @@ class VllmEngine:
             await self.close()
             raise EngineError(f"vLLM did not start with model {self._settings.model!r}: {_reason(error)}") from error
         self._end_ids = _end_token_ids(self._llm.model_config)
+        self._vocabulary = int(self._llm.model_config.get_vocab_size())
         self._meter = UsageMeter()
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -143,6 +145,11 @@ class VllmEngine:
         return self._llm
 
     def _check(self, request: GenerationRequest) -> None:
+        """Refuse what vLLM would not: without a tokenizer it looks at no token id, and one unknown id ends the engine."""
+        ids = request.prompt_ids
+        if not len(ids) or ids.min() < 0 or ids.max() >= self._vocabulary:
+            known = f"from 0 to {self._vocabulary - 1}"
+            raise EngineError(f"request {request.request_id}: the prompt must be token ids {known}, at least one; got {ids}")
         if request.images:
             raise EngineError(f"request {request.request_id}: this engine takes text only, got {len(request.images)} images")
         if request.sampling.stop and not self._settings.stop_strings:

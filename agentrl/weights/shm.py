@@ -68,8 +68,10 @@ class SharedMemorySender:
             prefix = f"agentrl-{os.getuid()}-"
             _remove_abandoned(self._root, prefix)
             self._directory = Path(tempfile.mkdtemp(prefix=prefix, dir=self._root))
-            lock = os.open(self._directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            unlocked = self._directory / "unlocked"
+            lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
+            unlocked.rename(self._directory / "lock")
             self._finalizer = weakref.finalize(self, _remove, self._directory, lock)
         return self._directory
 

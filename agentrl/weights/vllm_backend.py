@@ -14,7 +14,9 @@ import torch
 from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from agentrl.weights.cpu_layers import RowPlans, make_row_invariant, repack_lm_heads
 
@@ -47,6 +49,7 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedMemoryInit, SharedMemoryUp
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._row_plans: RowPlans | None = None
+        self._expected: set[str] = set()
 
     def make_row_invariant(self) -> None:
         """Make the model's CPU layers independent of the batch, from now on and after every update."""
@@ -58,6 +61,7 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedMemoryInit, SharedMemoryUp
 
     def start_weight_update(self) -> None:
         """Put the model into the state in which it takes checkpoint tensors."""
+        self._expected = {name for name, _ in self.model.named_parameters()}  # tied ones once, as long as they are tied
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: SharedMemoryUpdate) -> None:
@@ -66,11 +70,11 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedMemoryInit, SharedMemoryUp
         Raises:
             ValueError: If a parameter of the model got no new value.
         """
-        expected = {name for name, _ in self.model.named_parameters()}
         loaded = self.model.load_weights(_tensors(update_info.path))
-        missing = expected - loaded if loaded is not None else set()
+        missing = self._expected - loaded if loaded is not None else set()
+        missing.update(_unfinished(self.model))
         if missing:
-            raise ValueError(f"{update_info.path} holds no values for {len(missing)} parameters, for example {min(missing)}")
+            raise ValueError(f"{update_info.path} lacks values for {len(missing)} parameters, for example {min(missing)}")
 
     def finish_weight_update(self) -> None:
         """Leave that state and repair what vLLM leaves stale."""
@@ -82,6 +86,17 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedMemoryInit, SharedMemoryUp
 
     def shutdown(self) -> None:
         """Nothing is held."""
+
+
+def _unfinished(model: torch.nn.Module) -> Iterator[str]:
+    """Layers that got some of their values and not all: one part of a fused projection, say.
+
+    vLLM would fill the rest with whatever is in memory. Embeddings are left out, because their padding never gets values.
+    """
+    for name, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        if not isinstance(layer, VocabParallelEmbedding) and info.can_load() and 0 < info.load_numel < info.load_numel_total:
+            yield name
 
 
 def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,85 @@
+"""Random tiny models and reference log-probabilities for tests of the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentrl.core.protocols import GenerationRequest
+from agentrl.core.types import Generation, Sampling, ints
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.vllm_engine import VllmEngine
+
+END = 2
+CONTEXT = 256
+_ids = itertools.count()
+
+
+def random_llama(*, seed: int = 0, tied: bool = True, intermediate: int = 128, end: int | None = None) -> Any:
+    """A Llama of random weights, wide enough in its logits that every sample says something; never ends unless told how."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=intermediate,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=tied,
+        bos_token_id=1,
+        eos_token_id=end,
+        pad_token_id=0,
+        initializer_range=0.2,
+    )
+    return LlamaForCausalLM(config).float().eval()
+
+
+def saved(model: Any, path: Path) -> str:
+    model.save_pretrained(path)
+    return str(path)
+
+
+def settings(model: str, **changes: Any) -> EngineSettings:
+    return EngineSettings(model=model, max_num_seqs=64, kv_cache_gib=0.06, **changes)
+
+
+def request(prompt: Iterable[int], **sampling: Any) -> GenerationRequest:
+    return GenerationRequest(request_id=f"r{next(_ids)}", prompt_ids=ints(list(prompt)), sampling=Sampling(**sampling))
+
+
+def prompt(index: int, length: int | None = None) -> list[int]:
+    generator = np.random.default_rng(index)
+    return [int(token) for token in generator.integers(3, 256, length or int(generator.integers(3, 150)))]
+
+
+@torch.no_grad()
+def reference(model: Any, prompt_ids: Sequence[int], generation: Generation, temperature: float = 1.0) -> np.ndarray:
+    """Log-probabilities of the sampled tokens under a transformers model. # [T]"""
+    ids = torch.tensor([*prompt_ids, *generation.token_ids.tolist()])
+    logits = model(ids[None]).logits[0, len(prompt_ids) - 1 : -1] / temperature
+    return torch.log_softmax(logits, -1).gather(-1, ids[len(prompt_ids) :, None])[:, 0].numpy()
+
+
+async def idle(engine: VllmEngine) -> bool:
+    """Whether vLLM's scheduler gets rid of every request within two seconds."""
+    scheduler = engine._llm.engine_core._core.scheduler
+    for _ in range(200):
+        if not scheduler.has_requests():
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+def equal(a: Generation, b: Generation) -> bool:
+    """Whether two generations are the same, bit for bit."""
+    return np.array_equal(a.token_ids, b.token_ids) and np.array_equal(a.logprobs, b.logprobs)

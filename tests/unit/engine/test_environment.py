@@ -1,0 +1,46 @@
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+
+from agentrl.engine.environment import engine_environment, prepare_environment, without_gc
+
+
+def test_values_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in engine_environment("cpu"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    prepare_environment("cpu")
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    for name in engine_environment("cpu"):
+        monkeypatch.delenv(name)  # what `prepare_environment` set is undone at the end, like the rest
+
+
+def test_pickled_handles_are_allowed_for_cuda_ipc_alone() -> None:
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" in engine_environment("cuda", "ipc")
+    for transport in ("shm", "nccl"):
+        assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in engine_environment("cuda", transport)
+
+
+def test_the_engine_package_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, agentrl.engine.settings, agentrl.engine.environment, agentrl.engine.vllm_engine;"
+        "print([m for m in ('torch', 'vllm', 'transformers', 'ray') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_garbage_collection_is_as_before(before: bool) -> None:
+    was = gc.isenabled()
+    try:
+        gc.enable() if before else gc.disable()
+        with without_gc():
+            assert not gc.isenabled()
+        assert gc.isenabled() is before
+    finally:
+        gc.unfreeze()
+        gc.enable() if was else gc.disable()
