@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 _ALWAYS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -64,7 +64,7 @@ def prepare_environment(device: Literal["cpu", "cuda"], transport: str = "shm") 
         os.environ.setdefault(name, value)
     if device == "cpu":
         logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it warns that Triton is missing
-        compiler = sys.modules.get("torch._dynamo.config")
+        compiler: Any = sys.modules.get("torch._dynamo.config")
         if compiler is not None:  # PyTorch is there already and has read the variable
             compiler.disable = os.environ["TORCHDYNAMO_DISABLE"] == "1"
 
