@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ RESET_KEYS = ("observation", "sampling_params", "extra_logs", "environment_image
 STEP_KEYS = ("rewards", "scores", "environment_feedback", "done", "sampling_params", "extra_logs", "environment_images")
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "seed")
 
+_ROLE = re.compile(r"[A-Za-z][\w-]*")  # templates put it between the brackets of control tokens
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 
@@ -209,8 +211,8 @@ def _check_message(message: Any, where: str, field: str) -> None:
     if not isinstance(message, Mapping):
         raise _bad(where, field, message, "must be a message with role and content")
     role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not role:
-        raise _bad(where, f"{field}['role']", role, "must be a text such as 'user' or 'tool'")
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise _bad(where, f"{field}['role']", role, "must be a word such as 'user' or 'tool'")
     parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
     if not (isinstance(content, str) or parts or (content is None and message.get("tool_calls"))):
         raise _bad(where, f"{field}['content']", content, "must be text or a list of content parts")

@@ -1,0 +1,169 @@
+"""Between chat messages and token ids: prompts, the pieces of a template between turns, and text that is only text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.core.errors import ConfigError, EnvResultError
+from agentrl.core.types import Message
+
+_MARK = re.compile("\ue000(\\d+)\ue001")
+_ASSISTANT = "\ue0000\ue001"
+
+
+class ChatCodec:
+    """Turns messages into token ids with a tokenizer's chat template, and never text that was sampled.
+
+    Text inside a message that spells a control token ("<|im_end|>") is tokenised as ordinary text: it is replaced by a
+    mark before the template is rendered, and the marks are tokenised apart. All other text is tokenised with the template
+    around it, as everywhere else.
+
+    A tokenizer without a template joins the contents of the messages by line breaks.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+        system_prompt: System message put before a chat that does not begin with one.
+
+    Raises:
+        ConfigError: If the template cannot render a dialogue of several turns.
+    """
+
+    def __init__(self, tokenizer: Any, *, system_prompt: str = "") -> None:
+        self._tokenizer, self._system_prompt = tokenizer, system_prompt
+        added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        control = sorted({*added, *map(str, tokenizer.all_special_tokens)}, key=len, reverse=True)
+        self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(control))
+        self._control = re.compile("|".join(map(re.escape, [*control, "\ue000", "\ue001"])))
+        self.end_token_ids = self._end_token_ids()
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a chat from its beginning, up to where the model is to write.
+
+        Raises:
+            EnvResultError: If the template refuses the messages.
+        """
+        chat: list[Mapping[str, Any]] = list(messages)
+        if self._system_prompt and chat[0]["role"] != "system":
+            chat.insert(0, {"role": "system", "content": self._system_prompt})
+        table = [""]
+        rendered = self._render([self._protect(message, table) for message in chat])
+        start = [] if self._tokenizer.chat_template else self._tokenizer("").input_ids[:1]
+        bos = self._tokenizer.bos_token_id
+        return [token for token in start if token == bos] + self._encode(rendered, table)
+
+    def encode_next(self, messages: Sequence[Message], last_id: int) -> list[int]:
+        """Token ids to append after a sampled turn: the end of that turn, the messages, the head of the next turn.
+
+        Args:
+            messages: What the environment answered.
+            last_id: The last sampled token; if the template's end token is not it, the end token is appended first.
+
+        Raises:
+            EnvResultError: If the template refuses the messages.
+        """
+        table = [""]
+        answer = [self._protect(message, table) for message in messages]
+        rendered = self._render([{"role": "user", "content": "?"}, {"role": "assistant", "content": _ASSISTANT}, *answer])
+        _, found, rest = rendered.rpartition(_ASSISTANT)
+        if not found:
+            raise EnvResultError("the model's chat template leaves out an earlier turn of the assistant, so turns cannot be appended")
+        ids = self._encode(rest, table)
+        first = next((index for index, token in enumerate(ids) if token in self._control_ids), None)
+        return ids[first + 1 :] if first is not None and ids[first] == last_id else ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of text as it is; control tokens spelled in it count."""
+        return self._ids(_clean(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, control tokens included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def decode_action(self, ids: Sequence[int]) -> str:
+        """Text of a sampled turn without its end token."""
+        ended = len(ids) > 0 and int(ids[-1]) in self.end_token_ids
+        return self.decode(ids[:-1] if ended else ids)
+
+    def _end_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a turn: the tokenizer's own, and the one that the template puts there."""
+        try:
+            ids = self.encode_next([Message(role="user", content="?")], -1)
+        except EnvResultError as error:
+            name = getattr(self._tokenizer, "name_or_path", "")
+            raise ConfigError("--model", name, str(error), "Use a chat template that renders every turn.") from error
+        ends = {self._tokenizer.eos_token_id, next((token for token in ids if token in self._control_ids), None)}
+        return tuple(sorted(token for token in ends if token is not None))
+
+    def _protect(self, value: Any, table: list[str]) -> Any:
+        """A copy of a message in which control text is replaced by marks; `table` gets what the marks stand for."""
+        if isinstance(value, str):
+            return self._control.sub(lambda found: _mark(found.group(), table), _clean(value))
+        if isinstance(value, Mapping):
+            return {key: self._protect(item, table) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._protect(item, table) for item in value]
+        return value
+
+    def _render(self, chat: Sequence[Mapping[str, Any]]) -> str:
+        if not self._tokenizer.chat_template:
+            return "".join(_plain(message.get("content")) + "\n" for message in chat)
+        try:
+            return str(self._tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # templates raise errors of their own, and any error of the values they touch
+            roles = ", ".join(str(message.get("role")) for message in chat)
+            raise EnvResultError(f"the model's chat template refuses messages of the roles {roles}: {error}") from error
+
+    def _encode(self, rendered: str, table: Sequence[str]) -> list[int]:
+        ids: list[int] = []
+        for index, part in enumerate(_MARK.split(rendered)):
+            if index % 2:
+                ids += self._ids(table[int(part)], split_special_tokens=True)
+            elif part:
+                ids += self._ids(part)
+        return ids
+
+    def _ids(self, text: str, **options: bool) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False, **options).input_ids)
+
+
+def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model.
+
+    Args:
+        model: Hugging Face directory or hub name.
+        trust_remote_code: Allow the model's own Python code to run.
+
+    Raises:
+        ConfigError: If there is none, or it cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ConfigError(
+            "--model", model, f"its tokenizer cannot be loaded: {reason}", "Give a Hugging Face directory or hub name."
+        ) from error
+
+
+def _mark(text: str, table: list[str]) -> str:
+    table.append(text)
+    return f"\ue000{len(table) - 1}\ue001"
+
+
+def _plain(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content)
+    return "" if content is None else str(content)
+
+
+def _clean(text: str) -> str:
+    """Text that can be encoded: halves of a surrogate pair are joined, single ones become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
