@@ -1,0 +1,12 @@
+"""Files that ship inside the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["tiny_model_path"]
+
+
+def tiny_model_path() -> Path:
+    """Directory of the bundled chat model, in Hugging Face form; made by `agentrl.assets.make_tiny_model`."""
+    return Path(__file__).with_name("tiny-chat")
