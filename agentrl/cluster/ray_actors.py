@@ -65,11 +65,13 @@ class LearnerActor:
 
     def train(self, step: int, *groups: Any) -> TrainResult:
         """One optimizer step on every rank."""
-        return self._rank.train(step, *groups)
+        result: TrainResult = self._rank.train(step, *groups)
+        return result
 
     def export_weights(self, version: int) -> WeightUpdate | None:
         """Make the weights available; rank 0 says how."""
-        return self._rank.export_weights(version)
+        update: WeightUpdate | None = self._rank.export_weights(version)
+        return update
 
     def save_model(self, path: str) -> None:
         """Write a Hugging Face directory; rank 0 writes, the others help to gather."""
@@ -121,12 +123,13 @@ class RayLearner:
 
     async def train(self, step: int, groups: Sequence[GroupRef]) -> TrainResult:
         """As `Learner.train`; references are resolved by the ranks, not here."""
-        results = await self._all("train", lambda rank: (step, *groups))
+        results: list[TrainResult] = await self._all("train", lambda rank: (step, *groups))
         return results[0]
 
     async def export_weights(self, version: int) -> WeightUpdate:
         """As `Learner.export_weights`."""
-        return (await self._all("export_weights", lambda rank: (version,)))[0]
+        updates: list[WeightUpdate] = await self._all("export_weights", lambda rank: (version,))
+        return updates[0]
 
     async def save_model(self, path: str) -> None:
         """As `Learner.save_model`."""

@@ -74,6 +74,16 @@ class EngineStats:
 class Engine(Protocol):
     """Generates from the weights it holds, and says which those are."""
 
+    @property
+    def max_model_len(self) -> int:
+        """Context length in tokens; known once started."""
+        ...
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn; known once started."""
+        ...
+
     async def start(self) -> None:
         """Load the model; returns when ready to generate with version 0."""
 

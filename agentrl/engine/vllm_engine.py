@@ -45,6 +45,11 @@ class VllmEngine:
         """Context length in tokens; known once started."""
         return int(self._running().model_config.max_model_len)
 
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn; known once started."""
+        return self._end_ids
+
     async def start(self) -> None:
         """Load the model; returns when ready to generate with version 0.
 

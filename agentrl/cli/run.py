@@ -1,0 +1,126 @@
+"""One training run from a checked configuration to its summary: the wiring of all layers, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from agentrl.algo.filters import rejection
+from agentrl.cli.train import write_config
+from agentrl.cluster.build import model_path
+from agentrl.cluster.runtime import Runtime, make_runtime
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import AgentRLError, ConfigError
+from agentrl.core.types import GroupSummary
+from agentrl.env.load import AgentSpec, load_agent
+from agentrl.env.tasks import TaskSource
+from agentrl.flow import RunResult, flow_settings
+from agentrl.flow import train as run_loops
+from agentrl.flow.state import Keep
+from agentrl.rollout.pool import RolloutPool
+from agentrl.rollout.preflight import check_prompts, context_length
+from agentrl.rollout.settings import episode_settings
+from agentrl.track.tracker import RunTracker, open_tracker
+
+PROMPTS_CHECKED = 1000
+"""Tasks whose prompts are measured before training begins."""
+
+
+async def train(config: TrainConfig) -> RunResult:
+    """Train as `config` says; on return everything is saved and nothing is left running.
+
+    Raises:
+        ConfigError: If the environment, the tasks or the model cannot be used.
+        AgentRLError: If the run failed; what was measured until then is in the run directory.
+    """
+    agent = load_agent(config.run.agent)
+    tasks = open_tasks(config, agent)
+    run_dir = config.run.run_dir
+    if run_dir is None:
+        raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
+    tracker = open_tracker(config, run_dir, title=_title(config))
+    runtime = make_runtime(config, tracker.on_stage)
+    status = "failed"
+    try:
+        write_config(config, run_dir)
+        await _start(config, tasks, runtime, tracker)
+        result = await _train(config, tasks, runtime, tracker)
+        status = "finished"
+        return result
+    except asyncio.CancelledError:
+        status = "interrupted"
+        raise
+    finally:
+        tracker.on_stage("closing")
+        await _uninterrupted(runtime.close())
+        tracker.finish(status=status, agent=config.run.agent)
+
+
+def _title(config: TrainConfig) -> str:
+    model = Path(config.model.model).name or "the bundled tiny model"
+    mode = f"staleness up to {config.staleness}" if config.staleness else "synchronous"
+    return f"{config.run.agent} with {model}, {config.algo.advantage_estimator}, {mode}"
+
+
+async def _start(config: TrainConfig, tasks: TaskSource, runtime: Runtime, tracker: RunTracker) -> None:
+    """Check the prompts while processes start; a prompt that is too long ends the start."""
+    tracker.on_stage("checking prompts")
+    model = model_path(config)
+    context = config.engine.max_model_len or context_length(model)
+    check = asyncio.to_thread(check_prompts, episode_settings(config, model), tasks.first(PROMPTS_CHECKED), context)
+    await asyncio.gather(check, runtime.start())
+
+
+async def _train(config: TrainConfig, tasks: TaskSource, runtime: Runtime, tracker: RunTracker) -> RunResult:
+    pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)})
+    result = await run_loops(
+        settings=flow_settings(config),
+        pool=pool,
+        learner=runtime.learner,
+        tasks=tasks,
+        observer=tracker,
+        keep=keep_rule(config),
+    )
+    if config.track.save_model and config.run.run_dir is not None:
+        tracker.on_stage("saving the model")
+        await runtime.learner.save_model(str((config.run.run_dir / "model").absolute()))
+    return result
+
+
+def open_tasks(config: TrainConfig, agent: AgentSpec) -> TaskSource:
+    """The tasks that ``--prompts`` names, else the environment's own."""
+    data, seed = config.data, config.run.seed
+    if not data.prompts:
+        return TaskSource.from_agent(agent, seed=seed, shuffle=data.shuffle)
+    return TaskSource.from_prompts(
+        data.prompts,
+        split=data.prompt_split,
+        input_key=data.input_key,
+        label_key=data.label_key,
+        seed=seed,
+        shuffle=data.shuffle,
+    )
+
+
+def keep_rule(config: TrainConfig) -> Keep:
+    """The dynamic filter that the configuration asks for."""
+    if not config.flow.dynamic_filtering:
+        return lambda summary: None
+
+    def keep(summary: GroupSummary) -> str | None:
+        members = summary.trainable
+        rewards = [member.reward for member in members if member.reward is not None]
+        scores = [member.score for member in members]
+        return rejection(scores, rewards, score_range=config.flow.dynamic_filtering_range, zero_variance=True)
+
+    return keep
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Finish cleaning up although this task has been cancelled; errors of the clean-up do not hide the run's own."""
+    task = asyncio.ensure_future(work)
+    with contextlib.suppress(AgentRLError, OSError):
+        await asyncio.shield(task)

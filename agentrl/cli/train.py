@@ -1,0 +1,54 @@
+"""``agentrl train``: check, start, train, save, sum up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from agentrl.cli.signals import run_until_signal
+from agentrl.config.load import load_config, to_json
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ConfigError
+
+
+def main(words: list[str]) -> int:
+    """Run the command.
+
+    Args:
+        words: Flags after ``train``.
+
+    Returns:
+        The exit code.
+    """
+    config = load_config([word for word in words if word != "--dry-run"])
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=_run_dir(config)))
+    if "--dry-run" in words:
+        sys.stdout.write(to_json(config) + "\n")
+        return 0
+    from agentrl.cli.run import train
+
+    run_until_signal(train(config))
+    return 0
+
+
+def _run_dir(config: TrainConfig) -> Path:
+    """The directory of the run, which must not hold another run."""
+    if config.run.run_dir is None:
+        agent = Path(config.run.agent.partition(":")[0]).stem or "run"
+        return Path("runs") / f"{agent}-{datetime.now():%Y%m%d-%H%M%S}"
+    path = config.run.run_dir.expanduser()
+    if path.exists() and not path.is_dir():
+        raise ConfigError("--run-dir", str(path), "is a file", "Name a directory that is new or empty.")
+    if (path / "config.json").exists():
+        raise ConfigError("--run-dir", str(path), "already holds a run", "Choose another directory, or remove this one.")
+    return path
+
+
+def write_config(config: TrainConfig, run_dir: Path, extra: dict[str, Any] | None = None) -> None:
+    """Write the resolved configuration to ``config.json``."""
+    data = {**json.loads(to_json(config)), **(extra or {})}
+    (run_dir / "config.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,80 @@
+"""From the configuration to the objects of a worker process; used by every runtime.
+
+What is heavy is imported inside the functions, because the driver imports this module too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from agentrl.assets import tiny_model_path
+from agentrl.config.schema import TrainConfig
+from agentrl.core.devices import cuda_device_count
+from agentrl.core.protocols import RolloutWorker
+from agentrl.engine.environment import engine_environment
+from agentrl.engine.settings import EngineSettings
+
+Transport = Literal["shm", "nccl", "ipc"]
+
+
+def model_path(config: TrainConfig) -> str:
+    """The directory or hub name of the initial policy; the bundled model unless ``--model`` names one."""
+    return config.model.model or str(tiny_model_path())
+
+
+def device() -> Literal["cpu", "cuda"]:
+    """Where this process computes."""
+    return "cuda" if cuda_device_count() else "cpu"
+
+
+def transport(config: TrainConfig) -> Transport:
+    """How weights travel: shared memory without GPUs, CUDA IPC between colocated pairs, else NCCL."""
+    if device() == "cpu":
+        return "shm"
+    return "ipc" if config.engine.colocate else "nccl"
+
+
+def worker_environment(config: TrainConfig) -> dict[str, str]:
+    """Environment variables that worker processes start with; libraries read some of them only once."""
+    return {**engine_environment(device(), transport(config)), "DS_ACCELERATOR": device(), "PYTHONWARNINGS": "ignore"}
+
+
+def engine_settings(config: TrainConfig, index: int) -> EngineSettings:
+    """Settings of engine number `index`."""
+    engine = config.engine
+    return EngineSettings(
+        model=model_path(config),
+        device=device(),
+        dtype=engine.engine_dtype,
+        max_model_len=engine.max_model_len,
+        max_num_seqs=engine.max_num_seqs,
+        kv_cache_gib=engine.kv_cache_gib,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        enforce_eager=engine.enforce_eager,
+        seed=config.run.seed,
+        trust_remote_code=config.model.trust_remote_code,
+        transport=transport(config),
+        index=index,
+        stop_strings=bool(config.rollout.stop),
+    )
+
+
+def build_worker(config: TrainConfig, index: int) -> RolloutWorker:
+    """Rollout worker number `index` with its engine; nothing is loaded before its `start`."""
+    from agentrl.engine.vllm_engine import VllmEngine
+    from agentrl.env.load import load_agent
+    from agentrl.rollout.settings import episode_settings
+    from agentrl.rollout.worker import EpisodeWorker
+
+    engine = VllmEngine(engine_settings(config, index))
+    return EpisodeWorker(engine, load_agent(config.run.agent), episode_settings(config, model_path(config)))
+
+
+def build_learner_rank(config: TrainConfig) -> Any:
+    """One learner rank; nothing is loaded before its `start`."""
+    from agentrl.learner.learner import LearnerRank
+    from agentrl.learner.settings import settings_from
+    from agentrl.weights.shm import SharedMemorySender
+
+    return LearnerRank(settings_from(config, model=model_path(config), device=device()), SharedMemorySender())
