@@ -47,7 +47,9 @@ check: $(STAMP)  ## lint, types, import contracts, sizes, generated docs
 	$(PY) -m agentrl.config.reference --check
 
 bench: $(STAMP)  ## run the benchmarks and print their figures
-	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(PY) "$$file" || exit 1; done
+	@for file in tests/benchmarks/[!_]*.py; do \
+	  name=$$(basename "$$file" .py); echo "== $$name"; $(PY) -m "tests.benchmarks.$$name" || exit 1; \
+	done
 
 docs: $(STAMP)  ## write the generated pages under docs/
 	$(PY) -m agentrl.config.reference
