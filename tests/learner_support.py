@@ -133,4 +133,4 @@ def gradients(
 def largest_difference(left: dict[str, Any], right: dict[str, Any]) -> float:
     assert left.keys() == right.keys()
     assert left
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
+    return max(float((left[name] - right[name]).detach().abs().max()) for name in left)

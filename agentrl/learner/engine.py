@@ -176,10 +176,15 @@ def full_shape(parameter: nn.Parameter) -> torch.Size:
 
 
 @contextmanager
-def whole(parameter: nn.Parameter) -> Iterator[Tensor]:
-    """The whole parameter, gathered from all ranks if it is in parts; a collective operation under ZeRO-3."""
+def whole(parameter: nn.Parameter, *, modify: bool = False) -> Iterator[Tensor]:
+    """The whole parameter, gathered from all ranks if it is in parts; a collective operation under ZeRO-3.
+
+    Args:
+        parameter: Of a module under DeepSpeed.
+        modify: Whether what the block writes into it is to be kept; every rank must write the same.
+    """
     if hasattr(parameter, "ds_id"):
-        with deepspeed.zero.GatheredParameters([parameter]):
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0 if modify else None):
             yield parameter.data
     else:
         yield parameter.data
@@ -195,6 +200,14 @@ def partition_frozen(module: nn.Module, config: LearnerConfig, *, bf16: bool) ->
     engine.eval()
     frozen: nn.Module = engine
     return frozen
+
+
+@torch.no_grad()
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """Give `target` the weights of `source`, parameter by parameter; both are equally partitioned or not at all."""
+    for mine, theirs in zip(source.parameters(), target.parameters(), strict=True):
+        with whole(mine) as tensor, whole(theirs, modify=True) as copy:
+            copy.copy_(tensor)
 
 
 def _finite(value: float) -> bool:

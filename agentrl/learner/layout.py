@@ -18,6 +18,7 @@ class MicroBatch:
 
     Attributes:
         input_ids: Padded on the right, or all rows back to back in one. # [B, L] or [1, L]
+        real: Which places of the flattened `input_ids` are not padding. # [B * L] bool
         position_ids: Places within the row, only where rows are back to back. # [1, L]
         select: Where in the flattened `input_ids` the output that predicts each action token is. # [a]
         targets: The action tokens. # [a]
@@ -27,6 +28,7 @@ class MicroBatch:
     """
 
     input_ids: Tensor
+    real: Tensor
     position_ids: Tensor | None
     select: Tensor
     targets: Tensor
@@ -58,8 +60,11 @@ def lay_out(batch: Batch, rows: Sequence[int], *, packed: bool) -> MicroBatch:
     begins = [sum(lengths[:place]) if packed else place * width for place in range(len(rows))]
     select = [batch.position[span] - 1 - starts[row] + begin for row, span, begin in zip(rows, spans, begins, strict=True)]
     actions = torch.cat(spans)
+    input_ids = torch.cat(pieces)[None] if packed else pad_sequence(pieces, batch_first=True)
+    real = torch.arange(width, device=batch.row.device) < torch.tensor(lengths, device=batch.row.device)[:, None]
     return MicroBatch(
-        input_ids=torch.cat(pieces)[None] if packed else pad_sequence(pieces, batch_first=True),
+        input_ids=input_ids,
+        real=torch.ones_like(input_ids[0], dtype=torch.bool) if packed else real.flatten(),
         position_ids=torch.cat([torch.arange(length, device=batch.row.device) for length in lengths])[None] if packed else None,
         select=torch.cat(select),
         targets=batch.tokens[batch.position[actions]],
@@ -73,6 +78,7 @@ def _nothing(batch: Batch) -> MicroBatch:
     empty = torch.zeros(0, dtype=torch.int64, device=batch.row.device)
     return MicroBatch(
         input_ids=batch.tokens[:1][None],
+        real=torch.zeros(1, dtype=torch.bool, device=batch.row.device),
         position_ids=None,
         select=empty,
         targets=empty,

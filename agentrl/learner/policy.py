@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from agentrl.core.errors import LearnerError
+from agentrl.core.errors import ConfigError, LearnerError
+from agentrl.learner.experts import routing_load
 from agentrl.learner.layout import MicroBatch
 
 CHUNK_ELEMENTS = 2**26
@@ -27,6 +28,7 @@ class PolicyModel(nn.Module):
     Args:
         model: A transformers causal language model.
         entropy_gradient: Whether the entropies carry a gradient.
+        routing: Whether to report how a mixture of experts spread the tokens.
 
     Raises:
         LearnerError: If the model has no separate output layer.
@@ -34,24 +36,29 @@ class PolicyModel(nn.Module):
 
     model: Any
 
-    def __init__(self, model: nn.Module, *, entropy_gradient: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, entropy_gradient: bool = False, routing: bool = False) -> None:
         super().__init__()
         self.model = model
-        self.entropy_gradient = entropy_gradient
+        self.entropy_gradient, self.routing = entropy_gradient, routing
         if self.model.get_output_embeddings() is None:
             raise LearnerError(
                 f"{type(model).__name__} has no output embedding layer, so it is not a causal language model that can be trained"
             )
 
-    def forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+    def forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Score the action tokens of a micro-batch.
 
         Returns:
-            Log-probabilities of the tempered distribution # [a], and its entropies in nats # [a], both float32.
+            Log-probabilities of the tempered distribution # [a], its entropies in nats # [a], and the load of the
+            experts as `routing_load` gives it, or nothing # [2, experts]; all float32.
         """
+        wanted = {"output_router_logits": True} if self.routing else {}
         with _only_positions(self.model.get_output_embeddings(), micro.select):
-            logits = self.model(input_ids=micro.input_ids, position_ids=micro.position_ids, use_cache=False).logits[0]
-        return self._score(logits, micro.targets, micro.temperature)
+            output = self.model(input_ids=micro.input_ids, position_ids=micro.position_ids, use_cache=False, **wanted)
+        scores = self._score(output.logits[0], micro.targets, micro.temperature)
+        if not self.routing:
+            return *scores, scores[0].new_zeros(2, 0)
+        return *scores, routing_load(output.router_logits, micro.real, experts_per_token(self.model))
 
     def _score(self, logits: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         rows = max(1, CHUNK_ELEMENTS // logits.shape[-1])
@@ -62,6 +69,19 @@ class PolicyModel(nn.Module):
             for chunk in zip(*(torch.split(part, rows) for part in (logits, targets, temperature)), strict=True)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def experts_per_token(model: Any) -> int:
+    """Experts that each token is sent to.
+
+    Raises:
+        ConfigError: If the model is not a mixture of experts.
+    """
+    top_k = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
+    if top_k is None:
+        name = type(model).__name__
+        raise ConfigError("--aux-loss-coef", "above 0", f"{name} is not a mixture of experts with a router to balance", "Leave it at 0.")
+    return int(top_k)
 
 
 def _score_chunk(logits: Tensor, targets: Tensor, temperature: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 Micro = tuple[int, ...]
 """Rows that go through the model together; empty for a rank that has run out of work."""
 
+WORTH_A_PASS = 1024
+"""Tokens from which a micro-batch is large enough to be closed early rather than padded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePlan:
@@ -71,7 +74,8 @@ def balance(size: Sequence[int], items: Sequence[int], parts: int) -> list[list[
 def pack(row_lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Micro]:
     """Rows to micro-batches of at most `budget` tokens, padding to the longest row included.
 
-    Rows are taken by length, so that those padded together are about equally long.
+    Rows are taken by length, so that those padded together are about equally long; a row less than half as long as the
+    longest begins a new micro-batch, unless so little is in this one that a pass of its own costs more than padding.
 
     Returns:
         Micro-batches, longest rows first, so that memory peaks at once or never.
@@ -79,7 +83,9 @@ def pack(row_lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[M
     micros: list[Micro] = []
     current: list[int] = []
     for row in sorted(rows, key=lambda number: (-row_lengths[number], number)):
-        if current and (len(current) + 1) * row_lengths[current[0]] > budget:
+        longest = row_lengths[current[0]] if current else 0
+        area = len(current) * longest
+        if area + longest > budget or (area >= WORTH_A_PASS and 2 * row_lengths[row] < longest):
             micros.append(tuple(current))
             current = []
         current.append(row)

@@ -12,12 +12,13 @@ from agentrl.algo.kl import KLController
 from agentrl.config.schema import CRITIC_ESTIMATORS
 from agentrl.core.seeding import derive_seed
 from agentrl.core.types import Group
+from agentrl.learner.average import WeightAverage
 from agentrl.learner.batch import collate
 from agentrl.learner.critic import ValueModel
-from agentrl.learner.engine import TrainEngine, deepspeed_config, partition_frozen
-from agentrl.learner.export import named_weights, save_pretrained
+from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, partition_frozen
+from agentrl.learner.export import checkpoint_names, save_pretrained, whole_parameters
 from agentrl.learner.models import load_model, load_tokenizer, load_value_backbone
-from agentrl.learner.policy import PolicyModel
+from agentrl.learner.policy import PolicyModel, experts_per_token
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.step import Models, TrainingStep
@@ -36,6 +37,8 @@ class LearnerState:
     def __init__(self, settings: LearnerSettings, ranks: Ranks, models: Models, tokenizer: Any) -> None:
         self.settings, self.ranks, self.models, self.tokenizer = settings, ranks, models, tokenizer
         self.kl = KLController(coefficient=settings.algo.init_kl_coef, target=settings.algo.kl_target, horizon=settings.algo.kl_horizon)
+        decay = settings.learner.ema_decay
+        self.average = None if decay is None else WeightAverage(self.policy, decay, ranks)
 
     @property
     def policy(self) -> Any:
@@ -43,21 +46,27 @@ class LearnerState:
         return self.models.policy.module.model
 
     def train(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """One step; the metrics of all ranks."""
+        """One step, and what follows it; the metrics of all ranks."""
         batch = collate(groups).to(self.ranks.device)
-        stats = TrainingStep(batch, step, self.models, self.settings, self.ranks, self.kl.coefficient).run()
-        metrics = stats.result()
+        metrics = TrainingStep(batch, step, self.models, self.settings, self.ranks, self.kl.coefficient).run().result()
         if "kl/reference" in metrics:
             self.kl = self.kl.update(metrics["kl/reference"], batch.num_episodes)
+        every = self.settings.algo.ref_reset_every
+        if self.models.reference is not None and every and (step + 1) % every == 0:
+            copy_weights(self.models.policy.module, self.models.reference)
+        if self.average is not None:
+            self.average.update()
         return metrics
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights under their checkpoint names."""
-        return named_weights(self.policy)
+        return checkpoint_names(self.policy, whole_parameters(self.policy))
 
     def save(self, path: str) -> None:
-        """Write the policy as a Hugging Face directory."""
-        save_pretrained(self.policy, self.tokenizer, path, self.ranks)
+        """Write the policy as a Hugging Face directory; its moving average, if kept, to the same name with ``-ema``."""
+        save_pretrained(self.policy, whole_parameters(self.policy), self.tokenizer, path, self.ranks)
+        if self.average is not None:
+            save_pretrained(self.policy, self.average.weights(), self.tokenizer, f"{path}-ema", self.ranks)
 
     def close(self) -> None:
         """Release DeepSpeed and the process group."""
@@ -68,16 +77,23 @@ class LearnerState:
 
 
 def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
-    """Load every model the algorithm needs and no other."""
+    """Load every model the algorithm needs and no other.
+
+    Raises:
+        ConfigError: If a load-balancing loss is asked for and the model has no experts.
+    """
     torch.manual_seed(derive_seed(settings.seed, "learner"))
-    config, bf16 = settings.learner, settings.bf16
+    config, algo, bf16 = settings.learner, settings.algo, settings.bf16
     options = deepspeed_config(config, bf16=bf16)
-    policy = PolicyModel(load_model(settings, options, trained=True), entropy_gradient=settings.algo.entropy_coef > 0)
+    model = load_model(settings, options, trained=True)
+    if algo.aux_loss_coef:
+        experts_per_token(model)
+    policy = PolicyModel(model, entropy_gradient=algo.entropy_coef > 0, routing=algo.aux_loss_coef > 0)
     reference = critic = None
-    if settings.algo.init_kl_coef > 0:
+    if algo.init_kl_coef > 0:
         frozen = PolicyModel(load_model(settings, options, trained=False)).to(ranks.device)
         reference = partition_frozen(frozen, config, bf16=bf16)
-    if settings.algo.advantage_estimator in CRITIC_ESTIMATORS:
+    if algo.advantage_estimator in CRITIC_ESTIMATORS:
         critic = TrainEngine(ValueModel(load_value_backbone(settings, options)), config, ranks, bf16=bf16)
     models = Models(policy=TrainEngine(policy, config, ranks, bf16=bf16), reference=reference, critic=critic)
     return LearnerState(settings, ranks, models, load_tokenizer(settings))

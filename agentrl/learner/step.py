@@ -7,13 +7,13 @@ their statistics are the same however rows are spread; only the model passes are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, compute_advantages
+from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages, compute_advantages
 from agentrl.algo.aggregation import Denominators, aggregate
 from agentrl.algo.kl import approximate_kl
 from agentrl.algo.losses import LossInputs, LossOptions, policy_loss
@@ -24,7 +24,9 @@ from agentrl.core.metrics import MetricSums
 from agentrl.learner.batch import Batch
 from agentrl.learner.clock import Clock
 from agentrl.learner.engine import TrainEngine
+from agentrl.learner.experts import balance_share
 from agentrl.learner.layout import MicroBatch, lay_out
+from agentrl.learner.policy import experts_per_token
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.report import describe_batch, describe_layout
 from agentrl.learner.schedule import learning_rate
@@ -43,7 +45,7 @@ class Models:
     """
 
     policy: TrainEngine
-    reference: Callable[[MicroBatch], tuple[Tensor, ...]] | None = None
+    reference: nn.Module | None = None
     critic: TrainEngine | None = None
 
 
@@ -52,10 +54,12 @@ class Update:
     """One optimizer update as this rank sees it.
 
     Attributes:
+        number: Place among the updates of an epoch.
         micros: This rank's micro-batches.
         sizes: Denominators over all ranks.
     """
 
+    number: int
     micros: tuple[MicroBatch, ...]
     sizes: Denominators
 
@@ -83,6 +87,7 @@ class Signals:
         weights: Off-policy weights; `None` together with `old`. # [A]
         reference: Log-probabilities under the reference policy. # [A]
         critic: Present for estimators that use a critic.
+        chosen: How often each expert was chosen in each update, for a load-balancing loss. # [updates, experts]
     """
 
     advantages: Tensor
@@ -90,6 +95,7 @@ class Signals:
     weights: Tensor | None = None
     reference: Tensor | None = None
     critic: CriticTargets | None = None
+    chosen: Tensor | None = None
 
 
 class TrainingStep:
@@ -110,6 +116,8 @@ class TrainingStep:
         self.off_policy = correction_options(settings)
         self.episode_length = batch.episode_length().to(torch.float32)
         self.same_version = batch.versions == step
+        self.warmup = settings.learner.critic_warmup_steps if models.critic is not None else 0
+        self.frozen = step < self.warmup
         self.stats, self.clock = MetricSums(), Clock(ranks.device)
 
     def run(self) -> MetricSums:
@@ -128,7 +136,7 @@ class TrainingStep:
             for update in updates:
                 if self.models.critic is not None and signals.critic is not None:
                     self._update_critic(self.models.critic, update, signals.critic)
-                if self.models.critic is None or self.step >= self.settings.learner.critic_warmup_steps:
+                if not self.frozen:
                     self._update_policy(update, signals)
         self._describe(signals)
         self.clock.record(self.stats)
@@ -144,10 +152,10 @@ class TrainingStep:
         )
         packed = self.settings.learner.attn_implementation == "flash_attention_2"
         updates = []
-        for plan in plans:
+        for number, plan in enumerate(plans):
             micros = tuple(lay_out(self.batch, rows, packed=packed) for rows in plan.micros[self.ranks.rank])
             self.stats.merge(describe_layout(micros))
-            updates.append(Update(micros=micros, sizes=self._sizes(plan)))
+            updates.append(Update(number=number, micros=micros, sizes=self._sizes(plan)))
         return tuple(updates)
 
     def _sizes(self, plan: UpdatePlan) -> Denominators:
@@ -156,11 +164,9 @@ class TrainingStep:
         return Denominators(tokens=float(inside.sum()), episodes=float(episodes), constant=float(self.settings.max_new_tokens))
 
     def _prepare(self, updates: Sequence[Update]) -> Signals:
+        """Run the models that must be run before the first update, and derive what follows from them."""
         batch, algo = self.batch, self.algo
-        old = batch.logprobs if algo.reuse_behaviour_logprobs else None
-        if old is None and self._old_is_needed_early(updates):
-            with self.clock.phase("old_logprobs"):
-                old = self._over_batch(lambda micro: self.models.policy(micro)[0], updates)
+        old, chosen = self._anchor(updates)
         reference = values = kl = None
         if self.models.reference is not None:
             score = self.models.reference
@@ -169,30 +175,41 @@ class TrainingStep:
         if self.models.critic is not None:
             with self.clock.phase("values"):
                 values = self._over_batch(self.models.critic, updates)
-        if reference is not None and old is not None and not algo.use_kl_loss:
-            kl = self.kl_coefficient * approximate_kl(old, reference, algo.kl_estimator)
-        found = compute_advantages(
-            algo.advantage_estimator,
-            AdvantageInputs(
-                token_rewards=batch.token_rewards, episode=batch.episode, group=batch.group, rewards=batch.rewards, values=values, kl=kl
-            ),
-            AdvantageOptions(
-                gamma=algo.gamma,
-                gae_lambda=algo.gae_lambda,
-                advantage_std_norm=algo.advantage_std_norm,
-                reward_clip_range=algo.reward_clip_range,
-            ),
-        )
+        if reference is not None and old is not None:
+            penalty = approximate_kl(old, reference, algo.kl_estimator)
+            kl = None if algo.use_kl_loss else self.kl_coefficient * penalty
+            if self.ranks.first:
+                self._record_mean("kl/reference", penalty)
+        found = self._advantages(values, kl)
         everything = torch.arange(batch.num_actions, device=batch.row.device)
         weights = None if old is None else self._weigh(old, everything, found.advantages, record=self.ranks.first)
         targets = None if values is None or found.returns is None else CriticTargets(values=values, returns=found.returns)
-        return Signals(advantages=found.advantages, old=old, weights=weights, reference=reference, critic=targets)
+        return Signals(advantages=found.advantages, old=old, weights=weights, reference=reference, critic=targets, chosen=chosen)
 
-    def _old_is_needed_early(self, updates: Sequence[Update]) -> bool:
-        """Whether `old` must be known before the update: with a single update, its own forward pass starts from it."""
-        several = len(updates) * self.algo.ppo_epochs > 1
-        in_reward = self.models.reference is not None and not self.algo.use_kl_loss
-        return several or in_reward or self.off_policy.m2po_tau is not None
+    def _anchor(self, updates: Sequence[Update]) -> tuple[Tensor | None, Tensor | None]:
+        """`old` and `chosen` of `Signals`, as far as they must be known before the update.
+
+        With a single update nothing else may need them: its own forward pass then starts from the same weights.
+        """
+        algo = self.algo
+        old = self.batch.logprobs if algo.reuse_behaviour_logprobs else None
+        if algo.aux_loss_coef == 0 and (old is not None or not self._anchor_is_needed(updates)):
+            return old, None
+        loads: list[Tensor] = []
+
+        def score(micro: MicroBatch) -> Tensor:
+            new: Tensor
+            new, _, load = self.models.policy(micro)
+            loads.append(load[0])
+            return new
+
+        with self.clock.phase("old_logprobs"):
+            computed = self._over_batch(score, updates)
+        chosen = None
+        if algo.aux_loss_coef:
+            parts = torch.split(torch.stack(loads), [len(update.micros) for update in updates])
+            chosen = self.ranks.sum(torch.stack([part.sum(0) for part in parts]))
+        return computed if old is None else old, chosen
 
     @torch.no_grad()
     def _over_batch(self, score: Callable[[MicroBatch], Tensor], updates: Sequence[Update]) -> Tensor:
@@ -202,6 +219,24 @@ class TrainingStep:
             for micro in update.micros:
                 scores[micro.actions] = score(micro)
         return self.ranks.sum(scores)
+
+    def _anchor_is_needed(self, updates: Sequence[Update]) -> bool:
+        several = len(updates) * self.algo.ppo_epochs > 1
+        in_reward = self.models.reference is not None and not self.algo.use_kl_loss
+        return several or in_reward or self.frozen or self.off_policy.m2po_tau is not None
+
+    def _advantages(self, values: Tensor | None, kl: Tensor | None) -> Advantages:
+        batch, algo = self.batch, self.algo
+        inputs = AdvantageInputs(
+            token_rewards=batch.token_rewards, episode=batch.episode, group=batch.group, rewards=batch.rewards, values=values, kl=kl
+        )
+        options = AdvantageOptions(
+            gamma=algo.gamma,
+            gae_lambda=algo.gae_lambda,
+            advantage_std_norm=algo.advantage_std_norm,
+            reward_clip_range=algo.reward_clip_range,
+        )
+        return compute_advantages(algo.advantage_estimator, inputs, options)
 
     def _weigh(self, old: Tensor, actions: Tensor, advantages: Tensor, *, record: bool) -> Tensor:
         """Off-policy weights of some action tokens, which must be whole rows. # [a]."""
@@ -214,19 +249,23 @@ class TrainingStep:
         return correction.weights
 
     def _update_policy(self, update: Update, signals: Signals) -> None:
-        rate = self._learning_rate(self.settings.learner.learning_rate)
+        rate = self._learning_rate(self.settings.learner.learning_rate, self.warmup)
         with self.clock.phase("forward_backward"):
             for number, micro in enumerate(update.micros, 1):
-                new, entropy = self.models.policy(micro)
-                loss = self._total(self._losses(micro, new, entropy, update.sizes, signals), update)
+                new, entropy, load = self.models.policy(micro)
+                parts = self._losses(micro, new, entropy, update, signals)
+                if signals.chosen is not None:
+                    share = balance_share(load[1], signals.chosen[update.number], experts_per_token(self.models.policy.module.model))
+                    parts["loss/balance"] = self.algo.aux_loss_coef * share
+                loss = torch.stack(list(parts.values())).sum()
+                self._record_shares({**parts, "loss": loss}, update)
                 self.models.policy.accumulate(loss, last=number == len(update.micros))
         with self.clock.phase("optimizer"):
             result = self.models.policy.update(rate)
-        if self.ranks.first:
-            self._record_update("", rate, result.grad_norm)
+        self._record_update("", rate, result.grad_norm)
 
-    def _losses(self, micro: MicroBatch, new: Tensor, entropy: Tensor, sizes: Denominators, signals: Signals) -> dict[str, Tensor]:
-        """This micro-batch's shares of the parts of the loss."""
+    def _losses(self, micro: MicroBatch, new: Tensor, entropy: Tensor, update: Update, signals: Signals) -> dict[str, Tensor]:
+        """This micro-batch's shares of the parts of the loss that are made of action tokens."""
         algo, at = self.algo, micro.actions
         advantages = signals.advantages[at]
         old = new.detach() if signals.old is None else signals.old[at]
@@ -234,56 +273,59 @@ class TrainingStep:
         inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=self.batch.row[at])
         options = LossOptions(eps_clip_low=algo.eps_clip_low, eps_clip_high=algo.eps_clip_high, dual_clip=algo.dual_clip)
         result = policy_loss(algo.policy_loss, inputs, options)
-        parts = {"loss/policy": self._share(result.per_token * weights, at, sizes)}
-        if algo.entropy_coef:
-            parts["loss/entropy"] = -algo.entropy_coef * self._share(entropy, at, sizes)
-        if signals.reference is not None:
-            kl = approximate_kl(new, signals.reference[at], algo.kl_estimator)
-            self._record_mean("kl/reference", kl)
-            if algo.use_kl_loss:
-                parts["loss/kl"] = self.kl_coefficient * self._share(kl, at, sizes)
         self.stats.merge(result.stats)
         self._record_mean("entropy", entropy)
+        parts = {"loss/policy": self._share(result.per_token * weights, at, update.sizes)}
+        if algo.entropy_coef:
+            parts["loss/entropy"] = -algo.entropy_coef * self._share(entropy, at, update.sizes)
+        if signals.reference is not None and algo.use_kl_loss:
+            kl = approximate_kl(new, signals.reference[at], algo.kl_estimator)
+            parts["loss/kl"] = self.kl_coefficient * self._share(kl, at, update.sizes)
+            if signals.old is None:
+                self._record_mean("kl/reference", kl)
         return parts
 
     def _update_critic(self, critic: TrainEngine, update: Update, targets: CriticTargets) -> None:
-        rate = self._learning_rate(self.settings.learner.critic_learning_rate)
+        rate = self._learning_rate(self.settings.learner.critic_learning_rate, 0)
         with self.clock.phase("critic"):
             for number, micro in enumerate(update.micros, 1):
                 at = micro.actions
                 result = value_loss(critic(micro), targets.values[at], targets.returns[at], self.settings.learner.value_clip)
-                loss = self._total({"loss/value": self._share(result.per_token, at, update.sizes)}, update)
+                loss = self._share(result.per_token, at, update.sizes)
+                self._record_shares({"loss/value": loss}, update)
                 critic.accumulate(loss, last=number == len(update.micros))
                 self.stats.merge(result.stats)
             norm = critic.update(rate).grad_norm
-        if self.ranks.first:
-            self._record_update("critic/", rate, norm)
+        self._record_update("critic/", rate, norm)
 
     def _share(self, per_token: Tensor, at: Tensor, sizes: Denominators) -> Tensor:
         return aggregate(per_token, episode_length=self.episode_length[at], mode=self.algo.loss_aggregation, denominators=sizes)
 
-    def _total(self, parts: dict[str, Tensor], update: Update) -> Tensor:
-        """Sum of the parts of a loss; each is recorded such that its shares add up to 1 per update."""
+    def _record_shares(self, parts: Mapping[str, Tensor], update: Update) -> None:
+        """Record shares of losses such that they add up to the loss, and average over updates."""
         weight = 1.0 / (len(update.micros) * self.ranks.world_size)
-        for name, part in parts.items():
-            self.stats.mean(name, float(part.detach()), weight)
-        return torch.stack(list(parts.values())).sum()
+        for name, value in zip(parts, torch.stack(list(parts.values())).tolist(), strict=True):
+            self.stats.mean(name, value, weight)
 
     def _record_mean(self, name: str, per_token: Tensor) -> None:
         record_means(self.stats, {name: (per_token.sum(), per_token.new_tensor(float(len(per_token))))})
 
-    def _learning_rate(self, peak: float) -> float:
+    def _learning_rate(self, peak: float, start: int) -> float:
+        """Learning rate of this step for what is trained from step `start` on."""
         config = self.settings.learner
         return learning_rate(
-            self.step,
+            self.step - start,
             peak=peak,
             schedule=config.lr_schedule,
             warmup_steps=config.lr_warmup_steps,
-            num_steps=self.settings.num_steps,
+            num_steps=self.settings.num_steps - start,
             min_ratio=config.min_lr_ratio,
         )
 
     def _record_update(self, prefix: str, rate: float, norm: float | None) -> None:
+        """What every rank knows alike is said by the first."""
+        if not self.ranks.first:
+            return
         self.stats.mean(f"{prefix}learning_rate", rate, 1.0)
         self.stats.total(f"{prefix}skipped_updates", float(norm is None))
         if norm is not None:

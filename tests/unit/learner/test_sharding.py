@@ -11,6 +11,11 @@ def test_pack_sorts_by_length_and_counts_padding() -> None:
     assert pack([10, 3, 9, 4, 20], [0, 1, 2, 3, 4], 20) == [(4,), (0, 2), (3, 1)]
 
 
+def test_short_rows_are_not_padded_to_long_ones_where_it_would_cost_much() -> None:
+    assert pack([512, 512, 300, 100], [0, 1, 2, 3], 10**6) == [(0, 1, 2), (3,)]
+    assert pack([50, 40, 3], [0, 1, 2], 10**6) == [(0, 1, 2)]
+
+
 def test_a_row_beyond_the_budget_goes_alone() -> None:
     assert pack([30, 2, 2], [0, 1, 2], 8) == [(0,), (1, 2)]
 

@@ -1,0 +1,370 @@
+"""KL control, critic, epochs and mini-batches, entropy, averages: the parts of an algorithm that the learner wires."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.core.errors import ConfigError
+from agentrl.learner.batch import collate
+from agentrl.learner.learner import LearnerRank
+from tests.learner_support import CollectingSender, gradients, largest_difference, make_groups, make_settings
+
+GROUPS = make_groups(4, 3, seed=2)
+STAGES = (0, 2, 3)
+
+
+def started(model: str, **changes: Any) -> LearnerRank:
+    learner = LearnerRank(make_settings(model, **changes), CollectingSender())
+    learner.start(0, 1, 0)
+    return learner
+
+
+def weights(learner: LearnerRank) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in learner._started.named_weights()}
+
+
+def logprobs(model_dir: str) -> tuple[Any, torch.Tensor]:
+    """A plain model and its log-probabilities of the action tokens of `GROUPS`, with gradient."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    batch = collate(GROUPS)
+    found = []
+    for row in range(batch.num_rows):
+        mine = (batch.row == row).nonzero()[:, 0]
+        start, end = int(batch.offsets[row]), int(batch.offsets[row + 1])
+        logits = model(input_ids=batch.tokens[start:end][None]).logits[0][batch.position[mine] - start - 1]
+        scores = torch.log_softmax(logits / batch.temperature[mine][:, None], -1)
+        found.append(scores)
+    return model, torch.cat(found)
+
+
+# KL
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("in_loss", [False, True])
+def test_the_reference_is_the_initial_policy(tiny_model: str, stage: int, in_loss: bool) -> None:
+    algo = {"init_kl_coef": 0.1, "use_kl_loss": in_loss, "kl_estimator": "k3"}
+    learner = started(tiny_model, learner={"zero_stage": stage}, algo=algo)
+    divergences = [learner.train(step, *GROUPS).metrics["kl/reference"] for step in range(3)]
+    learner.close()
+    assert divergences[0] == pytest.approx(0.0, abs=1e-6)
+    assert divergences[2] > 1e-3
+
+
+def test_without_a_coefficient_there_is_no_reference(tiny_model: str) -> None:
+    learner = started(tiny_model)
+    assert learner._started.models.reference is None
+    assert "kl/reference" not in learner.train(0, *GROUPS).metrics
+    learner.close()
+
+
+def test_kl_in_the_loss_has_the_gradient_of_the_formula(tiny_model: str) -> None:
+    """Against a reference with other weights, k2 in the loss: half the mean squared log ratio."""
+    from agentrl.learner.state import LearnerState
+
+    algo = {"init_kl_coef": 0.7, "use_kl_loss": True, "kl_estimator": "k2"}
+    shift = 0.01
+    original = LearnerState.train
+
+    def train_with_moved_reference(self: LearnerState, step: int, groups: Any) -> dict[str, float]:
+        with torch.no_grad():
+            for parameter in self.models.reference.parameters():  # type: ignore[union-attr]
+                parameter.mul_(1.0 + shift)
+        return original(self, step, groups)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LearnerState, "train", train_with_moved_reference)
+        found = gradients(make_settings(tiny_model, algo=algo), GROUPS)
+    plain = gradients(make_settings(tiny_model), GROUPS)
+    model, scores = logprobs(tiny_model)
+    batch = collate(GROUPS)
+    targets = batch.tokens[batch.position][:, None]
+    moved = logprobs(tiny_model)
+    with torch.no_grad():
+        for parameter in moved[0].parameters():
+            parameter.mul_(1.0 + shift)
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: moved[0])
+        reference = logprobs(tiny_model)[1].gather(-1, targets)
+    (0.7 * 0.5 * (scores.gather(-1, targets) - reference).square().mean()).backward()
+    expected = {f"model.{name}": parameter.grad + plain[f"model.{name}"] for name, parameter in model.named_parameters()}
+    assert largest_difference(found, expected) < 1e-5
+
+
+def test_kl_in_the_reward_is_paid_by_the_token_and_those_before(tiny_model: str) -> None:
+    learner = started(tiny_model, algo={"init_kl_coef": 5.0, "kl_estimator": "k2"})
+    first = learner.train(0, *GROUPS).metrics
+    second = learner.train(1, *GROUPS).metrics
+    learner.close()
+    assert second["kl/reference"] > 1e-3
+    assert second["advantage/mean"] < first["advantage/mean"] - 5.0 * second["kl/reference"]
+
+
+def test_the_coefficient_follows_the_target(tiny_model: str) -> None:
+    learner = started(tiny_model, algo={"init_kl_coef": 0.1, "kl_target": 1e-6, "kl_horizon": 12.0, "kl_estimator": "k3"})
+    coefficients = [learner.train(step, *GROUPS).metrics["kl/coefficient"] for step in range(3)]
+    learner.close()
+    assert coefficients == pytest.approx([0.1, 0.1 * 0.8, 0.1 * 0.8 * 1.2])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_reference_is_reset(tiny_model: str, stage: int) -> None:
+    algo = {"init_kl_coef": 0.1, "ref_reset_every": 2, "kl_estimator": "k3"}
+    learner = started(tiny_model, learner={"zero_stage": stage}, algo=algo)
+    divergences = [learner.train(step, *GROUPS).metrics["kl/reference"] for step in range(4)]
+    learner.close()
+    assert divergences[1] > 1e-4
+    assert divergences[2] == pytest.approx(0.0, abs=1e-6)
+    assert divergences[3] > 1e-4
+
+
+# Entropy
+
+
+def test_the_entropy_bonus_has_the_gradient_of_the_formula(tiny_model: str) -> None:
+    found = gradients(make_settings(tiny_model, algo={"entropy_coef": 0.3}), GROUPS)
+    plain = gradients(make_settings(tiny_model), GROUPS)
+    model, scores = logprobs(tiny_model)
+    (0.3 * (scores.exp() * scores).sum(-1).mean()).backward()
+    expected = {f"model.{name}": parameter.grad + plain[f"model.{name}"] for name, parameter in model.named_parameters()}
+    assert largest_difference(found, expected) < 1e-5
+
+
+# Epochs and mini-batches
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_ratio_is_anchored_to_the_weights_before_the_first_update(tiny_model: str, stage: int) -> None:
+    learner = started(tiny_model, learner={"zero_stage": stage}, algo={"ppo_epochs": 3, "mini_batches": 2, "off_policy": "none"})
+    metrics = learner.train(0, *GROUPS).metrics
+    learner.close()
+    assert metrics["skipped_updates"] == 0.0
+    assert metrics["policy/kl"] > 1e-4
+    assert metrics["policy/clip_fraction"] > 0.0
+    assert metrics["rho/mean"] > 0.0
+
+
+def test_updates_equal_those_written_out(tiny_model: str) -> None:
+    """Two epochs of two mini-batches, against a plain loop with torch's AdamW."""
+    from transformers import AutoModelForCausalLM
+
+    from agentrl.learner.sharding import plan_updates
+
+    algo = {"ppo_epochs": 2, "mini_batches": 2, "off_policy": "none", "advantage_estimator": "rloo"}
+    learner = started(tiny_model, algo=algo)
+    learner.train(0, *GROUPS)
+    trained = weights(learner)
+    learner.close()
+
+    batch = collate(GROUPS)
+    plans = plan_updates(batch.input_lengths().tolist(), batch.row_group().tolist(), updates=2, ranks=1, budget=10**6)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+    n = 3.0
+    totals = torch.zeros(batch.num_groups).index_add(0, batch.group, batch.rewards)
+    advantages = ((n * batch.rewards - totals[batch.group]) / (n - 1.0))[batch.episode]
+
+    def score(row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        mine = (batch.row == row).nonzero()[:, 0]
+        start, end = int(batch.offsets[row]), int(batch.offsets[row + 1])
+        logits = model(input_ids=batch.tokens[start:end][None]).logits[0][batch.position[mine] - start - 1]
+        scores = torch.log_softmax(logits / batch.temperature[mine][:, None], -1)
+        return mine, scores.gather(-1, batch.tokens[batch.position[mine]][:, None])[:, 0]
+
+    with torch.no_grad():
+        old = torch.cat([score(row)[1] for row in range(batch.num_rows)])
+    for _ in range(2):
+        for plan in plans:
+            parts = [score(row) for row in plan.rows]
+            at, new = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+            ratio = (new - old[at]).exp()
+            loss = torch.maximum(-ratio * advantages[at], -ratio.clamp(0.8, 1.2) * advantages[at]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert largest_difference(trained, dict(model.named_parameters())) < 2e-3
+    assert largest_difference(trained, dict(AutoModelForCausalLM.from_pretrained(tiny_model).named_parameters())) > 2e-2
+
+
+def test_reused_behaviour_logprobs_take_the_place_of_old(tiny_model: str) -> None:
+    learner = started(tiny_model, algo={"reuse_behaviour_logprobs": True})
+    metrics = learner.train(0, *GROUPS).metrics
+    learner.close()
+    assert metrics["rho/mean"] == metrics["rho/max"] == 1.0
+    assert metrics["policy/ratio_max"] > 1.5
+    assert "time/old_logprobs_s" not in metrics
+
+
+# Critic
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_critic_learns_while_the_policy_is_frozen(tiny_model: str, stage: int) -> None:
+    learner_config = {"zero_stage": stage, "critic_warmup_steps": 8, "critic_learning_rate": 3e-3, "value_clip": None}
+    learner = started(tiny_model, learner=learner_config, algo={"advantage_estimator": "gae"})
+    before = weights(learner)
+    errors = []
+    for step in range(8):
+        metrics = learner.train(step, *GROUPS).metrics
+        errors.append(metrics["value/error"])
+    assert "rho/mean" in metrics
+    assert "grad_norm" not in metrics
+    assert metrics["critic/grad_norm"] > 0.0
+    assert largest_difference(before, weights(learner)) == 0.0
+    assert errors[-1] < 0.7 * errors[0]
+    assert learner.train(8, *GROUPS).metrics["grad_norm"] > 0.0
+    assert largest_difference(before, weights(learner)) > 0.0
+    learner.close()
+
+
+def test_the_first_values_are_zero(tiny_model: str) -> None:
+    learner = started(tiny_model, algo={"advantage_estimator": "gae"})
+    metrics = learner.train(0, *GROUPS).metrics
+    learner.close()
+    assert metrics["value/mean"] == 0.0
+
+
+def test_the_critics_gradient_does_not_depend_on_layout(tiny_model: str) -> None:
+    algo = {"advantage_estimator": "gae"}
+
+    def critic_gradients(**learner: Any) -> dict[str, torch.Tensor]:
+        settings = make_settings(tiny_model, learner={"critic_warmup_steps": 9} | learner, algo=algo)
+        return gradients(settings, GROUPS)
+
+    whole = critic_gradients()
+    assert float(whole["head.weight"].abs().max()) > 1e-2
+    for stage in (0, 1, 2, 3):
+        assert largest_difference(whole, critic_gradients(zero_stage=stage, micro_batch_tokens=1)) < 1e-5
+
+
+def test_other_estimators_load_no_critic(tiny_model: str) -> None:
+    learner = started(tiny_model)
+    assert learner._started.models.critic is None
+    learner.close()
+
+
+def test_the_policys_schedule_starts_after_the_warm_up_of_the_critic(tiny_model: str) -> None:
+    learner_config = {"critic_warmup_steps": 2, "lr_warmup_steps": 4}
+    learner = started(tiny_model, learner=learner_config, algo={"advantage_estimator": "gae"})
+    found = [learner.train(step, *GROUPS).metrics for step in range(4)]
+    learner.close()
+    assert [m["critic/learning_rate"] for m in found] == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3])
+    assert [m["learning_rate"] for m in found[2:]] == pytest.approx([2.5e-3, 5e-3])
+
+
+# Average of the weights
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_moving_average_is_kept_and_saved(tiny_model: str, tmp_path: Path, stage: int) -> None:
+    from transformers import AutoModelForCausalLM
+
+    learner = started(tiny_model, learner={"zero_stage": stage, "ema_decay": 0.75})
+    expected = weights(learner)
+    for step in range(3):
+        learner.train(step, *GROUPS)
+        expected = {name: 0.75 * value + 0.25 * weights(learner)[name] for name, value in expected.items()}
+    learner.save_model(str(tmp_path / "model"))
+    now = weights(learner)
+    learner.close()
+    saved = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "model-ema").named_parameters())
+    assert largest_difference(saved, expected) < 1e-6
+    assert largest_difference(saved, now) > 1e-3
+
+
+# Mixtures of experts
+
+
+@pytest.fixture(scope="module")
+def experts_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> str:
+    from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    path = tmp_path_factory.mktemp("experts")
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        decoder_sparse_step=1,
+        initializer_range=0.3,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(path)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(path)
+    return str(path)
+
+
+def test_the_load_balancing_loss_is_that_of_transformers(experts_model: str) -> None:
+    from transformers import AutoModelForCausalLM
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+    found = gradients(make_settings(experts_model, algo={"aux_loss_coef": 0.5}, learner={"micro_batch_tokens": 1}), GROUPS)
+    plain = gradients(make_settings(experts_model), GROUPS)
+    model: Any = AutoModelForCausalLM.from_pretrained(experts_model, dtype=torch.float32)
+    batch = collate(GROUPS)
+    rows = [batch.tokens[int(s) : int(s) + int(n)] for s, n in zip(batch.offsets[:-1], batch.input_lengths(), strict=True)]
+    per_row = [model(input_ids=row[None], output_router_logits=True).router_logits for row in rows]
+    layers = tuple(torch.cat(layer) for layer in zip(*per_row, strict=True))
+    (0.5 * load_balancing_loss_func(layers, 4, 2)).backward()
+    zero = torch.zeros(())
+    expected = {
+        f"model.{name}": plain[f"model.{name}"] + (zero if parameter.grad is None else parameter.grad)
+        for name, parameter in model.named_parameters()
+    }
+    router = "model.model.layers.0.mlp.gate.weight"
+    assert float((found[router] - plain[router]).abs().max()) > 1e-3
+    assert largest_difference(found, expected) < 1e-5
+
+
+def test_experts_are_published_under_their_checkpoint_names(experts_model: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    learner = started(experts_model)
+    learner.train(0, *GROUPS)
+    learner.save_model(str(tmp_path / "model"))
+    published = weights(learner)
+    learner.close()
+    assert largest_difference(published, load_file(tmp_path / "model" / "model.safetensors")) == 0.0
+    assert "model.layers.0.mlp.experts.3.down_proj.weight" in published
+
+
+def test_balancing_a_dense_model_is_refused(tiny_model: str) -> None:
+    learner = LearnerRank(make_settings(tiny_model, algo={"aux_loss_coef": 0.1}), CollectingSender())
+    with pytest.raises(ConfigError, match="--aux-loss-coef"):
+        learner.start(0, 1, 0)
+
+
+def test_a_model_that_scales_its_logits_is_scored_with_the_scale(tiny_model: str, tmp_path: Path) -> None:
+    """Only the input of the output layer is narrowed, so whatever the model does to logits still happens."""
+    from transformers import AutoTokenizer, CohereConfig, CohereForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = CohereConfig(vocab_size=64, logit_scale=0.37, initializer_range=0.3, **shape)
+    CohereForCausalLM(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
+    learner = started(str(tmp_path), algo={"mini_batches": 2})
+    batch = collate(GROUPS)
+    state = learner._started
+    from agentrl.learner.layout import lay_out
+
+    micro = lay_out(batch, range(batch.num_rows), packed=False)
+    with torch.no_grad():
+        found = state.models.policy(micro)[0]
+        expected = logprobs(str(tmp_path))[1].gather(-1, batch.tokens[batch.position][:, None])[:, 0]
+    learner.close()
+    assert torch.allclose(found[torch.argsort(micro.actions)], expected, atol=1e-5)
