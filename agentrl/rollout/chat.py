@@ -25,18 +25,19 @@ class ChatCodec:
     Args:
         tokenizer: A Hugging Face tokenizer.
         system_prompt: System message put before a chat that does not begin with one.
+        end_token_ids: Tokens that end a turn, besides those that tokenizer and template name.
 
     Raises:
         ConfigError: If the template cannot render a dialogue of several turns.
     """
 
-    def __init__(self, tokenizer: Any, *, system_prompt: str = "") -> None:
+    def __init__(self, tokenizer: Any, *, system_prompt: str = "", end_token_ids: Sequence[int] = ()) -> None:
         self._tokenizer, self._system_prompt = tokenizer, system_prompt
         added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         control = sorted({*added, *map(str, tokenizer.all_special_tokens)}, key=len, reverse=True)
         self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(control))
         self._control = re.compile("|".join(map(re.escape, [*control, "\ue000", "\ue001"])))
-        self.end_token_ids = self._end_token_ids()
+        self.end_token_ids = tuple(sorted({*self._own_end_token_ids(), *end_token_ids}))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a chat from its beginning, up to where the model is to write.
@@ -86,15 +87,15 @@ class ChatCodec:
         ended = len(ids) > 0 and int(ids[-1]) in self.end_token_ids
         return self.decode(ids[:-1] if ended else ids)
 
-    def _end_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a turn: the tokenizer's own, and the one that the template puts there."""
+    def _own_end_token_ids(self) -> set[int]:
+        """The tokenizer's end token, and the one that the template puts after a turn."""
         try:
             ids = self.encode_next([Message(role="user", content="?")], -1)
         except EnvResultError as error:
             name = getattr(self._tokenizer, "name_or_path", "")
             raise ConfigError("--model", name, str(error), "Use a chat template that renders every turn.") from error
         ends = {self._tokenizer.eos_token_id, next((token for token in ids if token in self._control_ids), None)}
-        return tuple(sorted(token for token in ends if token is not None))
+        return {token for token in ends if token is not None}
 
     def _protect(self, value: Any, table: list[str]) -> Any:
         """A copy of a message in which control text is replaced by marks; `table` gets what the marks stand for."""

@@ -1,0 +1,123 @@
+"""An engine without a model, for tests and simulations: tokens, delays and failures come from a script."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.core.errors import ContextLengthError, EngineDeadError, WeightSyncError
+from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
+from agentrl.core.types import FinishReason, Generation, floats, ints
+
+Answer = Callable[[GenerationRequest], Sequence[int] | BaseException]
+Delay = Callable[[GenerationRequest], float]
+
+
+def endless(request: GenerationRequest) -> Sequence[int]:
+    """As many tokens as the request allows, none of them an end token."""
+    return range(10, 10 + request.sampling.max_tokens)
+
+
+@dataclass(slots=True)
+class ScriptedEngine:
+    """Implements `agentrl.core.protocols.Engine`.
+
+    Attributes:
+        answer: Token ids for a request, cut to its `max_tokens`, or the error that the request ends with.
+        delay: Seconds that a request takes.
+        max_model_len: Context length in tokens.
+        end_token_ids: Tokens that end a turn.
+        version: Stamped on every token; set by `load_weights`.
+        reported: The version that `load_weights` reports for an update's.
+        requests: Every request seen, in order.
+        updates: Every weight update seen, in order.
+    """
+
+    answer: Answer = endless
+    delay: Delay = lambda request: 0.0
+    max_model_len: int = 256
+    end_token_ids: tuple[int, ...] = (1,)
+    version: int = 0
+    reported: Callable[[int], int] = lambda version: version
+    requests: list[GenerationRequest] = field(default_factory=list)
+    updates: list[WeightUpdate] = field(default_factory=list)
+    _tokens: int = 0
+    _busy_s: float = 0.0
+    _running: int = 0
+    _since: float = 0.0
+    _started: float | None = None
+
+    async def start(self) -> None:
+        """Become ready."""
+        self._started = time.monotonic()
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Answer as scripted; the log-probability of a token is -(its id mod 7 + 1) / 8.
+
+        Raises:
+            ContextLengthError: If the prompt leaves no room for one token.
+            EngineDeadError: If the engine was not started or was closed.
+        """
+        if self._started is None:
+            raise EngineDeadError("the scripted engine is not running")
+        self.requests.append(request)
+        room = self.max_model_len - len(request.prompt_ids)
+        if room < 1:
+            raise ContextLengthError(f"request {request.request_id}: no room in a context of {self.max_model_len}")
+        self._begin()
+        try:
+            await asyncio.sleep(self.delay(request))
+        finally:
+            self._end()
+        answer = self.answer(request)
+        if isinstance(answer, BaseException):
+            raise answer
+        return self._generation(list(answer), min(room, request.sampling.max_tokens), request)
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        """Stamp the new version.
+
+        Raises:
+            WeightSyncError: If the script reports another version.
+        """
+        self.updates.append(update)
+        reported = self.reported(update.version)
+        if reported != update.version:
+            raise WeightSyncError(f"the scripted engine reports version {reported}, not {update.version}")
+        self.version = reported
+        return reported
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        now = time.monotonic()
+        busy = self._busy_s + (now - self._since if self._running else 0.0)
+        prompt_tokens = sum(len(request.prompt_ids) for request in self.requests)
+        clock = now - self._started if self._started is not None else 0.0
+        return EngineStats(busy_s=busy, clock_s=clock, tokens=self._tokens, prompt_tokens=prompt_tokens)
+
+    async def close(self) -> None:
+        """Refuse further requests."""
+        self._started = None
+
+    def _begin(self) -> None:
+        if not self._running:
+            self._since = time.monotonic()
+        self._running += 1
+
+    def _end(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._busy_s += time.monotonic() - self._since
+
+    def _generation(self, tokens: list[int], limit: int, request: GenerationRequest) -> Generation:
+        kept = tokens[:limit]
+        ended = bool(kept) and kept[-1] in (*self.end_token_ids, *request.sampling.stop_token_ids)
+        self._tokens += len(kept)
+        return Generation(
+            token_ids=ints(kept),
+            logprobs=floats([-(token % 7 + 1) / 8 for token in kept]),
+            versions=ints([self.version] * len(kept)),
+            finish_reason=FinishReason.STOP if ended or len(kept) < limit else FinishReason.LENGTH,
+        )

@@ -1,0 +1,70 @@
+"""What episodes are run with; picklable, and free of heavy imports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agentrl.config.schema import TrainConfig
+from agentrl.core.types import Sampling
+from agentrl.env.boundary import EnvLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSettings:
+    """Settings of the episodes of a run.
+
+    Attributes:
+        model: Hugging Face directory or hub name whose tokenizer is used.
+        trust_remote_code: Allow the model's own Python code to run.
+        seed: Seed of the run.
+        sampling: How the first turn is sampled; its `max_tokens` is the budget of one turn.
+        max_turns: Turns of an episode at most.
+        max_episode_tokens: Tokens of an episode at most, prompt and observations included; 0: the context length.
+        episode_timeout_s: Deadline of a whole episode.
+        env: Deadlines and threads of user code.
+        apply_chat_template: Render a plain-text prompt as one user message.
+        system_prompt: System message put before a chat that does not begin with one.
+    """
+
+    model: str
+    trust_remote_code: bool = False
+    seed: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    max_turns: int = 8
+    max_episode_tokens: int = 0
+    episode_timeout_s: float = 1800.0
+    env: EnvLimits = field(default_factory=EnvLimits)
+    apply_chat_template: bool = True
+    system_prompt: str = ""
+
+
+def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:
+    """The part of the configuration that episodes need.
+
+    Args:
+        config: The resolved configuration.
+        model: Directory or hub name of the initial policy.
+    """
+    rollout = config.rollout
+    return EpisodeSettings(
+        model=model,
+        trust_remote_code=config.model.trust_remote_code,
+        seed=config.run.seed,
+        sampling=Sampling(
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            max_tokens=rollout.max_new_tokens,
+            stop=rollout.stop,
+        ),
+        max_turns=rollout.max_turns,
+        max_episode_tokens=rollout.max_episode_tokens,
+        episode_timeout_s=rollout.episode_timeout_s,
+        env=EnvLimits(
+            reset_timeout_s=rollout.reset_timeout_s,
+            step_timeout_s=rollout.step_timeout_s,
+            threads=rollout.env_threads,
+        ),
+        apply_chat_template=config.data.apply_chat_template,
+        system_prompt=config.data.system_prompt,
+    )

@@ -1,0 +1,79 @@
+"""The plain object behind a rollout worker: one engine, and the episodes that run against it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from agentrl.core.errors import EngineError
+from agentrl.core.protocols import Engine, EngineStats, WeightUpdate
+from agentrl.core.types import Group, GroupSummary, Ticket, Trajectory, summarize
+from agentrl.env.boundary import EnvSession, Threads
+from agentrl.env.load import AgentSpec
+from agentrl.rollout.chat import ChatCodec, load_tokenizer
+from agentrl.rollout.episode import Episode
+from agentrl.rollout.group import run_group
+from agentrl.rollout.records import trajectory_record
+from agentrl.rollout.settings import EpisodeSettings
+
+
+class EpisodeWorker:
+    """Runs whole groups beside one engine; see `agentrl.core.protocols.RolloutWorker`.
+
+    Args:
+        engine: Owned: started and closed with the worker.
+        agent: The user's class.
+        settings: How episodes are run.
+    """
+
+    def __init__(self, engine: Engine, agent: AgentSpec, settings: EpisodeSettings) -> None:
+        self._engine, self._agent, self._settings = engine, agent, settings
+        self._codec: ChatCodec | None = None
+        self._threads = Threads(settings.env.threads)
+        self._live: set[asyncio.Task[Trajectory]] = set()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Load user code, tokenizer and engine.
+
+        Raises:
+            EnvLoadError: If the user's class cannot be loaded in this process.
+            ConfigError: If the model has no usable tokenizer.
+            EngineError: If the engine does not start.
+        """
+        self._agent.load()
+        await self._engine.start()
+        tokenizer = load_tokenizer(self._settings.model, trust_remote_code=self._settings.trust_remote_code)
+        ends = self._engine.end_token_ids
+        self._codec = ChatCodec(tokenizer, system_prompt=self._settings.system_prompt, end_token_ids=ends)
+
+    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, Group]:
+        """Run every episode of a group; failures of user code and engine become statuses, not exceptions."""
+        start = time.perf_counter()
+        group = await run_group(ticket, lambda index: self._episode(ticket, index).run(), self._live)
+        records = tuple(trajectory_record(ticket, trajectory) for trajectory in group.trajectories[: ticket.record])
+        return summarize(group, seconds=time.perf_counter() - start, records=records), group
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        """As `Engine.load_weights`; episodes go on and wait inside the engine."""
+        return await self._engine.load_weights(update)
+
+    async def stats(self) -> EngineStats:
+        """As `Engine.stats`."""
+        return self._engine.stats()
+
+    async def close(self) -> None:
+        """Cancel episodes, close environments and the engine; safe to call twice."""
+        self._closed = True
+        live = list(self._live)
+        for member in live:
+            member.cancel()
+        if live:
+            await asyncio.wait(live)
+        await self._engine.close()
+
+    def _episode(self, ticket: Ticket, index: int) -> Episode:
+        if self._codec is None or self._closed:
+            raise EngineError("this rollout worker is not running: it was not started, or it was closed")
+        env = EnvSession(self._agent.load(), self._agent.source, self._threads, self._settings.env)
+        return Episode(ticket, index, engine=self._engine, codec=self._codec, env=env, settings=self._settings)

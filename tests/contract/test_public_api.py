@@ -1,0 +1,97 @@
+"""What users may rely on: exported names, their signatures, and that importing them is cheap."""
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import agentrl
+
+NAMES = [
+    "AgentInstance",
+    "AgentRLError",
+    "ConfigError",
+    "DataError",
+    "EngineError",
+    "EnvError",
+    "EnvLoadError",
+    "EnvResultError",
+    "EnvTimeoutError",
+    "LearnerError",
+    "Message",
+    "ResetResult",
+    "ResetState",
+    "SamplingParams",
+    "StepResult",
+    "StepState",
+    "Task",
+]
+FIELDS = {
+    "ResetResult": ["observation", "info", "sampling", "images"],
+    "StepResult": ["reward", "observation", "terminated", "truncated", "score", "info", "sampling", "reward_parts", "images"],
+    "Task": ["prompt", "label", "id", "images", "seed", "metadata", "position", "epoch"],
+}
+POSITIONAL = {"ResetResult": ["observation"], "StepResult": ["reward", "observation"], "Task": ["prompt", "label"]}
+STATES = {
+    "ResetState": {"task", "observation", "label", "seed"},
+    "StepState": {"task", "label", "action_text", "observation_text", "turn", "finish_reason", "sampling_params"},
+}
+HEAVY = ["torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "pyarrow", "pandas"]
+DRIVER_MODULES = [
+    "agentrl",
+    "agentrl.env.tasks",
+    "agentrl.env.boundary",
+    "agentrl.rollout.worker",
+    "agentrl.rollout.preflight",
+    "agentrl.rollout.rows",
+]
+
+
+def test_exported_names() -> None:
+    assert agentrl.__all__ == NAMES == sorted(NAMES)
+    assert all(hasattr(agentrl, name) for name in NAMES)
+
+
+def test_fields_of_results() -> None:
+    for name, fields in FIELDS.items():
+        cls = getattr(agentrl, name)
+        assert [field.name for field in dataclasses.fields(cls)] == fields
+        positional = [p.name for p in inspect.signature(cls).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert positional == POSITIONAL[name]
+
+
+def test_entries_of_states_are_properties_too() -> None:
+    for name, entries in STATES.items():
+        cls = getattr(agentrl, name)
+        assert {key for key, value in vars(cls).items() if isinstance(value, property)} == entries
+        state = cls({entry: entry for entry in entries})
+        assert all(getattr(state, entry) == state[entry] == state.get(entry) == entry for entry in entries)
+
+
+def test_methods_of_an_agent() -> None:
+    signatures = {name: str(inspect.signature(getattr(agentrl.AgentInstance, name))) for name in ("tasks", "reset", "step", "close")}
+    assert signatures == {
+        "tasks": "() -> 'Iterable[Task] | None'",
+        "reset": "(self, state: 'ResetState', /) -> 'ResetReturn | Awaitable[ResetReturn]'",
+        "step": "(self, state: 'StepState', /) -> 'StepReturn | Awaitable[StepReturn]'",
+        "close": "(self) -> 'Awaitable[None] | None'",
+    }
+
+
+def test_errors_are_standard_errors_too() -> None:
+    assert issubclass(agentrl.ConfigError, ValueError)
+    assert issubclass(agentrl.EnvTimeoutError, TimeoutError)
+    assert all(issubclass(getattr(agentrl, name), agentrl.AgentRLError) for name in NAMES if name.endswith("Error"))
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    code = f"import sys, {', '.join(DRIVER_MODULES)}; print([m for m in {HEAVY} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert agentrl.__version__ == pyproject["project"]["version"]

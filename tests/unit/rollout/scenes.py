@@ -1,0 +1,53 @@
+"""Episodes against a scripted engine and a small ChatML tokenizer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl import AgentInstance, Task
+from agentrl.core.protocols import GenerationRequest
+from agentrl.core.types import Sampling, Ticket, Trajectory
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.episode import Episode
+from agentrl.rollout.settings import EpisodeSettings
+from tests.unit.rollout.templates import tokenizer
+
+LIMITS = EnvLimits(reset_timeout_s=0.3, step_timeout_s=0.3, close_timeout_s=0.3, threads=8)
+SETTINGS = EpisodeSettings(model="", seed=5, sampling=Sampling(max_tokens=32), env=LIMITS, max_turns=4)
+CODEC = ChatCodec(tokenizer("chatml"))
+TASK = Task("What is one plus two?", label="three", id="sum")
+
+
+def says(*texts: str) -> Callable[[GenerationRequest], list[int]]:
+    """One text per turn, each with its end token; ``~`` at the end of a text leaves the end token out."""
+
+    def answer(request: GenerationRequest) -> list[int]:
+        text = texts[int(request.request_id.rsplit("-", 1)[1])]
+        return CODEC.encode_text(text[:-1] if text.endswith("~") else f"{text}<|im_end|>")
+
+    return answer
+
+
+def env_class(step: Callable[[Any], Any], **methods: Any) -> type[AgentInstance]:
+    """A class whose `step` is a plain function of the state."""
+    return type("Env", (AgentInstance,), {"step": lambda self, state: step(state), **methods})
+
+
+@dataclass
+class Scene:
+    """What one episode is played with."""
+
+    env: type[Any]
+    engine: ScriptedEngine = field(default_factory=ScriptedEngine)
+    settings: EpisodeSettings = SETTINGS
+    ticket: Ticket = Ticket(group_id=3, task=TASK, num_samples=2, version=0)  # noqa: RUF009
+
+    def episode(self, index: int = 0) -> Episode:
+        session = EnvSession(self.env, "file.py", Threads(8), self.settings.env)
+        return Episode(self.ticket, index, engine=self.engine, codec=CODEC, env=session, settings=self.settings)
+
+    async def play(self, index: int = 0) -> Trajectory:
+        await self.engine.start()
+        return await self.episode(index).run()
