@@ -12,6 +12,7 @@ import contextvars
 import functools
 import inspect
 import logging
+import queue
 import threading
 import traceback
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from typing import Any, TypeAlias
 
 from agentrl.core.errors import EnvError, EnvTimeoutError
 from agentrl.core.types import Task
-from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
+from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 from agentrl.env.load import AgentClass
 from agentrl.env.results import check_reset, check_step
 
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 CANCEL_GRACE_S = 1.0
 MAX_TRACEBACK = 4000
 _PACKAGE = str(Path(__file__).parent)
+_DEFAULTS = (AgentInstance.reset, AgentInstance.close)
 
 _Job: TypeAlias = tuple[Callable[[], Any], bool, asyncio.Future[Any]]
 
@@ -49,11 +51,13 @@ class Threads:
     """Runs blocking calls on daemon threads, at most `limit` that someone waits for at a time.
 
     A call whose waiter gave up goes on by itself and no longer counts, so hanging code cannot use up the threads, and
-    being a daemon it cannot keep the process alive.
+    being a daemon it cannot keep the process alive. A thread that is done waits for the next call.
     """
 
     def __init__(self, limit: int) -> None:
         self._free = asyncio.Semaphore(limit)
+        self._idle: list[queue.SimpleQueue[Callable[[], None] | None]] = []
+        self._closed = False
 
     async def __aenter__(self) -> Threads:
         await self._free.acquire()
@@ -62,14 +66,15 @@ class Threads:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._free.release()
 
-    @staticmethod
-    async def run(call: Callable[[], Any]) -> Any:
-        """Run `call` on a new thread and wait for it; on cancellation the thread is left behind."""
+    async def run(self, call: Callable[[], Any]) -> Any:
+        """Run `call` on a thread and wait for it; on cancellation the thread is left behind."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         context = contextvars.copy_context()
+        jobs = self._idle.pop() if self._idle else self._new_thread()
 
         def settle(result: Any, error: BaseException | None) -> None:
+            self._rest(jobs)
             if not future.done():
                 future.set_result(result) if error is None else future.set_exception(_UserError(error))
 
@@ -83,8 +88,32 @@ class Threads:
             with contextlib.suppress(RuntimeError):  # the loop may be gone when an abandoned call ends
                 loop.call_soon_threadsafe(settle, result, error)
 
-        threading.Thread(target=work, name="agentrl-env", daemon=True).start()
+        jobs.put(work)
         return await future
+
+    def close(self) -> None:
+        """End the threads that are done, and the others when they are."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().put(None)
+
+    def _rest(self, jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+        if self._closed:
+            jobs.put(None)
+        else:
+            self._idle.append(jobs)
+
+    @staticmethod
+    def _new_thread() -> queue.SimpleQueue[Callable[[], None] | None]:
+        jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+        def serve() -> None:
+            while (work := jobs.get()) is not None:
+                work()
+                del work
+
+        threading.Thread(target=serve, name="agentrl-env", daemon=True).start()
+        return jobs
 
 
 class _UserError(Exception):
@@ -122,7 +151,9 @@ class EnvSession:
         """
         limit = self._limits.reset_timeout_s
         is_async = any(map(inspect.iscoroutinefunction, (getattr(self._class, "reset", None), getattr(self._class, "step", None))))
-        self._object = await self._call("__init__", self._class, limit, is_async)
+        cls = self._class
+        simple = cls.__init__ is object.__init__ and cls.__new__ is object.__new__ and not inspect.isabstract(cls)
+        self._object = cls() if simple else await self._call("__init__", cls, limit, is_async)
         prompt = task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
         state = ResetState(observation=prompt, label=task.label, task=task, seed=seed)
         value = await self._method("reset", limit, state)
@@ -157,6 +188,8 @@ class EnvSession:
 
     async def _method(self, name: str, timeout_s: float, *args: Any) -> Any:
         method = getattr(self._object, name)
+        if getattr(method, "__func__", None) in _DEFAULTS:
+            return None
         return await self._call(name, functools.partial(method, *args), timeout_s, inspect.iscoroutinefunction(method))
 
     async def _call(self, name: str, call: Callable[[], Any], timeout_s: float, is_async: bool) -> Any:

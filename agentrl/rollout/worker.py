@@ -70,6 +70,7 @@ class EpisodeWorker:
             member.cancel()
         if live:
             await asyncio.wait(live)
+        self._threads.close()
         await self._engine.close()
 
     def _episode(self, ticket: Ticket, index: int) -> Episode:

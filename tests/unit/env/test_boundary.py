@@ -1,5 +1,6 @@
 """User code that raises, hangs, exits, swallows cancellation or blocks."""
 
+import abc
 import asyncio
 import contextvars
 import threading
@@ -245,3 +246,32 @@ async def test_all_methods_of_an_episode_share_a_task_and_its_context() -> None:
         await one_step(Env)
     assert len(tasks) == 3
     assert len(set(tasks)) == 1
+
+
+async def test_threads_are_used_again_and_end_with_their_owner() -> None:
+    used = set()
+
+    def step(state: Any) -> StepResult:
+        used.add(threading.current_thread())
+        return StepResult(1.0, terminated=True)
+
+    shared = Threads(4)
+    for _ in range(5):
+        env = EnvSession(sync_env(step), "file.py", shared, LIMITS)
+        await env.reset(TASK, 0)
+        await env.step(StepState())
+        await env.close()
+    assert len(used) == 1
+    shared.close()
+    (thread,) = used
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+async def test_an_abstract_class_is_an_environment_error() -> None:
+    class Env(AgentInstance, abc.ABC):
+        @abc.abstractmethod
+        def missing(self) -> None: ...
+
+    with pytest.raises(EnvError, match=r"Env\.__init__ raised TypeError"):
+        await one_step(Env)
