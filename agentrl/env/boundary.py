@@ -152,7 +152,8 @@ class EnvSession:
         limit = self._limits.reset_timeout_s
         is_async = any(map(inspect.iscoroutinefunction, (getattr(self._class, "reset", None), getattr(self._class, "step", None))))
         cls = self._class
-        simple = cls.__init__ is object.__init__ and cls.__new__ is object.__new__ and not inspect.isabstract(cls)
+        inherited = all(getattr(cls, name) is getattr(object, name) for name in ("__init__", "__new__"))
+        simple = inherited and not inspect.isabstract(cls)
         self._object = cls() if simple else await self._call("__init__", cls, limit, is_async)
         prompt = task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
         state = ResetState(observation=prompt, label=task.label, task=task, seed=seed)

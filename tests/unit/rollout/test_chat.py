@@ -66,7 +66,7 @@ def control_count(family: str, ids: list[int]) -> int:
     return sum(token in special for token in ids)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.data(), st.sampled_from(list(FAMILIES)))
 def test_text_never_becomes_a_control_token(data: st.DataObject, family: str) -> None:
     codec = ChatCodec(tokenizer(family))
