@@ -1,8 +1,9 @@
 """Guess my number: a game of several turns, won by halving the interval that is left.
 
 It teaches a dialogue with the environment. The secret number is the task's label and never reaches the prompt; `step`
-answers each guess with a hint. Four guesses are just enough for 1 to 15 if each one halves what is left. Winning pays
-1 for the first guess and 0.1 less for each further one; losing, or not naming a number, pays nothing. Run it with::
+answers each guess with a hint. Four guesses are just enough for 1 to 15 if each one halves what is left. Winning pays 1,
+losing or not naming a number pays nothing. It is tempting to pay more for a fast win, but a fast win is mostly luck:
+the members of a group share the number, and an estimator that compares them would teach the lucky guess. Run it with::
 
     agentrl train --agent envs/guess_number.py --async
 
@@ -37,7 +38,7 @@ class GuessNumber(AgentInstance):
         numbers = re.findall(r"\d+", state.action_text)
         guess = int(numbers[-1][:9]) if numbers else None
         if guess == state.label:
-            return StepResult(1.0 - 0.1 * state.turn, terminated=True, score=1.0, info={"guesses": state.turn + 1.0})
+            return StepResult(1.0, terminated=True, score=1.0, info={"guesses": state.turn + 1.0})
         if guess is None or state.turn + 1 == MAX_GUESSES:
             return StepResult(0.0, terminated=True, score=0.0)
         return StepResult(0.0, observation="higher" if guess < state.label else "lower")
