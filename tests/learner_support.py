@@ -86,6 +86,8 @@ def make_settings(model: str, *, learner: dict[str, Any] | None = None, algo: di
 class CollectingSender:
     """Keeps a copy of what would be published."""
 
+    every_rank = False
+
     def __init__(self) -> None:
         self.weights: dict[str, Any] = {}
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.config.schema import GROUP_ESTIMATORS, TrainConfig
+from agentrl.config.schema import CRITIC_ESTIMATORS, GROUP_ESTIMATORS, TrainConfig
 from agentrl.core.devices import cuda_device_count
 from agentrl.core.errors import ConfigError
 
@@ -74,6 +74,30 @@ def _groups_divide_over_ranks(config: TrainConfig) -> None:
         raise ConfigError("--groups-per-step", groups, f"does not divide over --num-learners {ranks}", f"Use a multiple of {ranks}.")
 
 
+def _mini_batches_have_groups(config: TrainConfig) -> None:
+    parts, groups = config.algo.mini_batches, config.rollout.groups_per_step
+    if parts > groups:
+        raise ConfigError("--mini-batches", parts, f"exceeds --groups-per-step {groups}, and groups stay whole", f"Use at most {groups}.")
+
+
+def _kl_flags_have_a_coefficient(config: TrainConfig) -> None:
+    if config.algo.init_kl_coef:
+        return
+    for flag, value in (
+        ("--use-kl-loss", config.algo.use_kl_loss),
+        ("--kl-target", config.algo.kl_target),
+        ("--ref-reset-every", config.algo.ref_reset_every),
+    ):
+        if value:
+            raise ConfigError(flag, value, "has no effect without a KL penalty", "Give a coefficient too, for example --init-kl-coef 0.01.")
+
+
+def _critic_flags_have_a_critic(config: TrainConfig) -> None:
+    name, steps = config.algo.advantage_estimator, config.learner.critic_warmup_steps
+    if steps and name not in CRITIC_ESTIMATORS:
+        raise ConfigError("--critic-warmup-steps", steps, f"the estimator {name!r} has no critic", "Use --advantage-estimator gae.")
+
+
 def _async_and_staleness_agree(config: TrainConfig) -> None:
     if config.flow.asynchronous and config.flow.max_staleness == 0:
         remedy = "Leave out --async for synchronous training, or allow a staleness of 1."
@@ -109,6 +133,9 @@ def _ranges_are_ordered(config: TrainConfig) -> None:
     ):
         if not low < high:
             raise ConfigError(flag, (low, high), "the first number must be smaller than the second", "Swap them.")
+    low, high = config.algo.reward_clip_range
+    if not low <= 0.0 <= high:
+        raise ConfigError("--reward-clip-range", (low, high), "must contain 0", "Give a lower bound <= 0 and an upper bound >= 0.")
 
 
 def _local_runtime_is_single(config: TrainConfig) -> None:
@@ -164,6 +191,9 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _group_size_fits_estimator,
     _group_estimators_do_not_discount,
     _groups_divide_over_ranks,
+    _mini_batches_have_groups,
+    _kl_flags_have_a_coefficient,
+    _critic_flags_have_a_critic,
     _async_and_staleness_agree,
     _async_is_corrected,
     _sampling_keeps_ratio_unbiased,

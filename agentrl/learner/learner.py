@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from agentrl.core.errors import LearnerError
 from agentrl.core.protocols import TrainResult, WeightUpdate
@@ -12,20 +11,8 @@ from agentrl.core.types import Group
 from agentrl.learner.settings import LearnerSettings
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from agentrl.learner.state import LearnerState
-
-
-class WeightSender(Protocol):
-    """How weights leave the learner."""
-
-    def send(self, named_tensors: Iterator[tuple[str, Tensor]], version: int) -> WeightUpdate:
-        """Take every tensor and say how an engine gets them."""
-        ...
-
-    def close(self) -> None:
-        """Release what is held for engines."""
+    from agentrl.weights.sender import WeightSender
 
 
 class LearnerRank:
@@ -36,7 +23,7 @@ class LearnerRank:
 
     Args:
         settings: The same on every rank.
-        sender: Publishes weights; used on the first rank.
+        sender: Publishes weights; on the first rank, or on each if it says so.
     """
 
     def __init__(self, settings: LearnerSettings, sender: WeightSender) -> None:
@@ -83,11 +70,11 @@ class LearnerRank:
         """Publish the current weights as `version`.
 
         Returns:
-            On the first rank, how engines get them; else `None`.
+            On the first rank, how engines get them; elsewhere `None` or the same.
         """
         state = self._started
         weights = state.named_weights()
-        if state.ranks.first:
+        if state.ranks.first or self._sender.every_rank:
             return self._sender.send(weights, version)
         for _ in weights:
             pass
@@ -104,12 +91,12 @@ class LearnerRank:
     def close(self) -> None:
         """Release models, process group and what is held for engines; safe to call twice."""
         state, self._state = self._state, None
+        self._sender.close()
         if state is not None:
             state.close()
-            self._sender.close()
 
     @property
-    def _started(self) -> Any:
+    def _started(self) -> LearnerState:
         if self._state is None:
             raise LearnerError("the learner rank has not been started, or is closed; call start() first")
         return self._state

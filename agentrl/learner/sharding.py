@@ -25,7 +25,9 @@ class UpdatePlan:
     micros: tuple[tuple[Micro, ...], ...]
 
 
-def plan_updates(row_lengths: Sequence[int], row_group: Sequence[int], *, updates: int, ranks: int, budget: int) -> tuple[UpdatePlan, ...]:
+def plan_updates(
+    row_lengths: Sequence[int], row_group: Sequence[int], *, updates: int, ranks: int, budget: int, packed: bool
+) -> tuple[UpdatePlan, ...]:
     """Cut a batch into optimizer updates, ranks and micro-batches; whole groups stay together down to the rank.
 
     Args:
@@ -33,7 +35,8 @@ def plan_updates(row_lengths: Sequence[int], row_group: Sequence[int], *, update
         row_group: Group of each row, dense from 0. # [R]
         updates: Mini-batches; at most as many as there are groups are made.
         ranks: Data-parallel ranks; a rank without a group gets empty micro-batches.
-        budget: Tokens of a micro-batch, padding included; a longer row goes alone.
+        budget: Tokens of a micro-batch; a longer row goes alone.
+        packed: Whether rows of a micro-batch follow each other instead of being padded.
 
     Returns:
         At least one plan; each row is in exactly one of them.
@@ -44,10 +47,10 @@ def plan_updates(row_lengths: Sequence[int], row_group: Sequence[int], *, update
     plans = []
     for chosen in balance(size, list(range(len(size))), min(updates, len(size))):
         per_rank = [_rows_of(part, row_group) for part in balance(size, chosen, ranks)]
-        packed = [pack(row_lengths, rows, budget) for rows in per_rank]
-        most = max(len(micros) for micros in packed)
-        padded = tuple(tuple(micros) + ((),) * (most - len(micros)) for micros in packed)
-        plans.append(UpdatePlan(rows=tuple(sorted(row for rows in per_rank for row in rows)), micros=padded))
+        ready = [(pack if packed else pad)(row_lengths, rows, budget) for rows in per_rank]
+        most = max(len(micros) for micros in ready)
+        even = tuple(tuple(micros) + ((),) * (most - len(micros)) for micros in ready)
+        plans.append(UpdatePlan(rows=tuple(sorted(row for rows in per_rank for row in rows)), micros=even))
     return tuple(plans)
 
 
@@ -71,11 +74,11 @@ def balance(size: Sequence[int], items: Sequence[int], parts: int) -> list[list[
     return [sorted(part) for part in spread]
 
 
-def pack(row_lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Micro]:
+def pad(row_lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Micro]:
     """Rows to micro-batches of at most `budget` tokens, padding to the longest row included.
 
-    Rows are taken by length, so that those padded together are about equally long; a row less than half as long as the
-    longest begins a new micro-batch, unless so little is in this one that a pass of its own costs more than padding.
+    Rows are taken by length, so that those padded together are about equally long; a row of less than three quarters of
+    the longest begins a new micro-batch, unless a pass for so few tokens as there are costs more than padding.
 
     Returns:
         Micro-batches, longest rows first, so that memory peaks at once or never.
@@ -85,11 +88,25 @@ def pack(row_lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[M
     for row in sorted(rows, key=lambda number: (-row_lengths[number], number)):
         longest = row_lengths[current[0]] if current else 0
         area = len(current) * longest
-        if area + longest > budget or (area >= WORTH_A_PASS and 2 * row_lengths[row] < longest):
+        if area + longest > budget or (area >= WORTH_A_PASS and 4 * row_lengths[row] < 3 * longest):
             micros.append(tuple(current))
             current = []
         current.append(row)
     return [*micros, tuple(current)] if current else micros
+
+
+def pack(row_lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Micro]:
+    """Rows to micro-batches of at most `budget` tokens without padding: each to the first one with room, longest first."""
+    micros: list[list[int]] = []
+    room: list[int] = []
+    for row in sorted(rows, key=lambda number: (-row_lengths[number], number)):
+        place = next((number for number, left in enumerate(room) if row_lengths[row] <= left), len(room))
+        if place == len(room):
+            micros.append([])
+            room.append(budget)
+        micros[place].append(row)
+        room[place] -= row_lengths[row]
+    return [tuple(micro) for micro in micros]
 
 
 def _rows_of(groups: Sequence[int], row_group: Sequence[int]) -> list[int]:

@@ -143,14 +143,15 @@ class TrainingStep:
         return self.ranks.merge(self.stats)
 
     def _lay_out(self) -> tuple[Update, ...]:
+        packed = self.settings.learner.attn_implementation == "flash_attention_2"
         plans = plan_updates(
             self.batch.input_lengths().tolist(),
             self.batch.row_group().tolist(),
             updates=self.algo.mini_batches,
             ranks=self.ranks.world_size,
             budget=self.settings.learner.micro_batch_tokens,
+            packed=packed,
         )
-        packed = self.settings.learner.attn_implementation == "flash_attention_2"
         updates = []
         for number, plan in enumerate(plans):
             micros = tuple(lay_out(self.batch, rows, packed=packed) for rows in plan.micros[self.ranks.rank])

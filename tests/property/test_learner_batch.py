@@ -40,14 +40,14 @@ def test_a_batch_holds_exactly_the_trainable_tokens_in_order(given_groups: tuple
     assert np.allclose(sums, [member.reward for member in members], atol=1e-5)
 
 
-@given(groups(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 64))
+@given(groups(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 64), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_a_plan_covers_every_row_once_and_keeps_groups_together(
-    given_groups: tuple[Group, ...], updates: int, ranks: int, budget: int
+    given_groups: tuple[Group, ...], updates: int, ranks: int, budget: int, packed: bool
 ) -> None:
     batch = collate(given_groups)
     lengths, group = batch.input_lengths().tolist(), batch.row_group().tolist()
-    plans = plan_updates(lengths, group, updates=updates, ranks=ranks, budget=budget)
+    plans = plan_updates(lengths, group, updates=updates, ranks=ranks, budget=budget, packed=packed)
     seen: list[int] = []
     owner: dict[int, tuple[int, int]] = {}
     for number, plan in enumerate(plans):
@@ -55,10 +55,11 @@ def test_a_plan_covers_every_row_once_and_keeps_groups_together(
         for rank, micros in enumerate(plan.micros):
             for rows in micros:
                 seen += rows
-                assert len(rows) <= 1 or len(rows) * max(lengths[row] for row in rows) <= budget
+                size = sum(lengths[row] for row in rows) if packed else len(rows) * max((lengths[row] for row in rows), default=0)
+                assert len(rows) <= 1 or size <= budget
                 assert all(owner.setdefault(group[row], (number, rank)) == (number, rank) for row in rows)
     assert sorted(seen) == list(range(batch.num_rows))
-    assert plans == plan_updates(lengths, group, updates=updates, ranks=ranks, budget=budget)
+    assert plans == plan_updates(lengths, group, updates=updates, ranks=ranks, budget=budget, packed=packed)
 
 
 @given(groups(), st.booleans())

@@ -165,7 +165,7 @@ def test_updates_equal_those_written_out(tiny_model: str) -> None:
     learner.close()
 
     batch = collate(GROUPS)
-    plans = plan_updates(batch.input_lengths().tolist(), batch.row_group().tolist(), updates=2, ranks=1, budget=10**6)
+    plans = plan_updates(batch.input_lengths().tolist(), batch.row_group().tolist(), updates=2, ranks=1, budget=10**6, packed=False)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
     n = 3.0

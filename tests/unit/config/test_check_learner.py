@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from agentrl.config.load import load_config
+from agentrl.core.errors import ConfigError
+
+AGENT = ["--agent", "module:Name"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--mini-batches", "17"],
+        ["--use-kl-loss"],
+        ["--kl-target", "0.1"],
+        ["--ref-reset-every", "5"],
+        ["--critic-warmup-steps", "3"],
+        ["--reward-clip-range", "1", "2"],
+        ["--dual-clip", "0.5"],
+        ["--ema-decay", "1"],
+    ],
+)
+def test_settings_without_effect_or_sense_are_refused_by_name(flags: list[str]) -> None:
+    with pytest.raises(ConfigError, match=flags[0]):
+        load_config([*AGENT, *flags])
+
+
+def test_the_same_settings_in_their_place_are_accepted() -> None:
+    kl = ["--init-kl-coef", "0.1", "--use-kl-loss", "--kl-target", "0.1", "--ref-reset-every", "5"]
+    config = load_config([*AGENT, *kl, "--advantage-estimator", "gae", "--critic-warmup-steps", "3", "--mini-batches", "16"])
+    assert config.learner.critic_warmup_steps == 3
+    assert config.algo.kl_target == 0.1
