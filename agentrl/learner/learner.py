@@ -46,7 +46,11 @@ class LearnerRank:
         # DeepSpeed looks at the environment that `join` sets up when it is imported.
         from agentrl.learner.state import load_state
 
-        self._state = load_state(self.settings, ranks)
+        try:
+            self._state = load_state(self.settings, ranks)
+        except BaseException:
+            ranks.leave()
+            raise
 
     def train(self, step: int, *groups: Group) -> TrainResult:
         """One step over these groups; afterwards the weights are version ``step + 1``.

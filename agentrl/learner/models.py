@@ -35,13 +35,6 @@ def load_value_backbone(settings: LearnerSettings, ds_config: dict[str, Any]) ->
     return _load(AutoModel, settings, ds_config, trained=True)
 
 
-def load_tokenizer(settings: LearnerSettings) -> Any:
-    """The model's tokenizer."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
-
-
 def _load(factory: Any, settings: LearnerSettings, ds_config: dict[str, Any], *, trained: bool) -> Any:
     with _partitioned_loading(ds_config), quiet_transformers():
         model = factory.from_pretrained(

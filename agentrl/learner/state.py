@@ -17,7 +17,7 @@ from agentrl.learner.batch import collate
 from agentrl.learner.critic import ValueModel
 from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, partition_frozen
 from agentrl.learner.export import checkpoint_names, save_pretrained, whole_parameters
-from agentrl.learner.models import load_model, load_tokenizer, load_value_backbone
+from agentrl.learner.models import load_model, load_value_backbone
 from agentrl.learner.policy import PolicyModel, experts_per_token
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.settings import LearnerSettings
