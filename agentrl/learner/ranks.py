@@ -125,12 +125,11 @@ def _loopback_listener(port: int) -> int:
 
 def _prepare_deepspeed() -> None:
     import deepspeed
-    from deepspeed.ops.op_builder import ALL_OPS
     from deepspeed.utils import logger
 
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     logger.setLevel("ERROR")
     # Asked which ops it could compile, DeepSpeed tries out the compiler, and with several ranks then compiles one for
     # minutes that only inference collectives call, which are not used here. So it is told.
-    vars(deepspeed.ops)["__compatible_ops__"] = dict.fromkeys(ALL_OPS, False)
+    deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed(verbose=False, auto_mpi_discovery=False)

@@ -22,6 +22,7 @@ from agentrl.learner.policy import PolicyModel, experts_per_token
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.step import Models, TrainingStep
+from agentrl.rollout.chat import load_tokenizer
 
 
 class LearnerState:
@@ -96,4 +97,4 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     if algo.advantage_estimator in CRITIC_ESTIMATORS:
         critic = TrainEngine(ValueModel(load_value_backbone(settings, options)), config, ranks, bf16=bf16)
     models = Models(policy=TrainEngine(policy, config, ranks, bf16=bf16), reference=reference, critic=critic)
-    return LearnerState(settings, ranks, models, load_tokenizer(settings))
+    return LearnerState(settings, ranks, models, load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code))
