@@ -13,7 +13,7 @@ from agentrl.cli.train import write_config
 from agentrl.cluster.build import model_path
 from agentrl.cluster.runtime import Runtime, make_runtime
 from agentrl.config.schema import TrainConfig
-from agentrl.core.errors import AgentRLError, ConfigError
+from agentrl.core.errors import ConfigError
 from agentrl.core.types import GroupSummary
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.tasks import TaskSource
@@ -43,12 +43,12 @@ async def train(config: TrainConfig) -> RunResult:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
     tracker = open_tracker(config, run_dir, title=_title(config))
     runtime = make_runtime(config, tracker.on_stage)
-    status = "failed"
+    status, ledger = "failed", None
     try:
         write_config(config, run_dir)
         await _start(config, tasks, runtime, tracker)
         result = await _train(config, tasks, runtime, tracker)
-        status = "finished"
+        status, ledger = "finished", result.counts.metrics()
         return result
     except asyncio.CancelledError:
         status = "interrupted"
@@ -56,7 +56,7 @@ async def train(config: TrainConfig) -> RunResult:
     finally:
         tracker.on_stage("closing")
         await _uninterrupted(runtime.close())
-        tracker.finish(status=status, agent=config.run.agent)
+        tracker.finish(status=status, ledger=ledger, agent=config.run.agent)
 
 
 def _title(config: TrainConfig) -> str:
@@ -122,5 +122,5 @@ def keep_rule(config: TrainConfig) -> Keep:
 async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
     """Finish cleaning up although this task has been cancelled; errors of the clean-up do not hide the run's own."""
     task = asyncio.ensure_future(work)
-    with contextlib.suppress(AgentRLError, OSError):
+    with contextlib.suppress(Exception):
         await asyncio.shield(task)

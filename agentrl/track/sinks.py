@@ -14,6 +14,15 @@ from agentrl.core.protocols import MetricSink
 from agentrl.track.jsonl import JsonLines, encode
 
 
+PROMISED = (
+    *("step", "time_s", "reward/mean", "score/mean", "staleness/mean", "staleness/max", "mismatch/max"),
+    *("tokens_per_s", "idle/generator", "idle/learner"),
+    *("ledger/submitted", "ledger/trained", "ledger/filtered", "ledger/dropped", "ledger/in_flight"),
+)
+"""Keys that every line of ``metrics.jsonl`` has; ``null`` where a step had nothing to measure, as ``mismatch/max`` has
+in an asynchronous step without a token of the current weights."""
+
+
 class JsonlSink:
     """One JSON object per step, flushed at once.
 
@@ -25,8 +34,8 @@ class JsonlSink:
         self._lines = JsonLines(path)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append ``{"step": step, ...}``; a non-finite value becomes ``null``."""
-        self._lines.write(encode({**metrics, "step": step}))
+        """Append ``{"step": step, ...}``; a non-finite value, or a promised one that is missing, becomes ``null``."""
+        self._lines.write(encode({**dict.fromkeys(PROMISED), **metrics, "step": step}))
 
     def close(self) -> None:
         """Close the file; safe to call twice."""

@@ -110,7 +110,9 @@ def test_two_engines_and_two_ranks(tmp_path: Path, zero: int) -> None:
     arguments = ("--async", "--num-engines", "2", "--num-learners", "2", "--zero-stage", str(zero), "--num-steps", "3", *SMALL)
     run = succeeded(train(tmp_path / "run", *arguments, agent=ENVS / "calculator.py", timeout_s=390))
     assert len(run.metrics) == 3
-    assert max(row["mismatch/max"] for row in run.metrics) <= 1e-4
+    measured = [row["mismatch/max"] for row in run.metrics if row["mismatch/max"] is not None]
+    assert measured
+    assert max(measured) <= 1e-4
 
 
 def test_dry_run_prints_the_resolved_configuration(capfd: pytest.CaptureFixture[str]) -> None:

