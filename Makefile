@@ -9,7 +9,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check
 
 DEMO_AGENT ?= envs/calculator.py
-DEMO_FLAGS ?=
+DEMO_FLAGS ?= --num-steps 60 --learning-rate 3e-4 --max-new-tokens 32
 PYTEST_ARGS ?=
 
 # One thread per process is faster than many on a small machine, and makes runs repeatable.

@@ -1,6 +1,6 @@
 """The same contract in OpenRLHF's dictionary form: files written for it run unchanged.
 
-Prompts come from a file, and observations are raw text that is appended to the context as it is.
+Prompts come from a file, and observations are raw text that is appended to the context as it is. Run it with::
 
     agentrl train --agent examples/dictionary_form.py --prompts examples/reverse.jsonl --input-key question --label-key answer
 """

@@ -1,5 +1,7 @@
 """The smallest environment: one question, one answer, one reward.
 
+Run it with::
+
     agentrl train --agent examples/parity.py --async
 """
 
