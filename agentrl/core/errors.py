@@ -54,6 +54,24 @@ class RewardError(AgentRLError, RuntimeError):
     """A reward function or a reward server failed; never turned into a reward of 0."""
 
 
+class RemoteError(AgentRLError, ConnectionError):
+    """A server that the user named (reward model, environment) failed, or answered with something unusable.
+
+    Args:
+        message: Which server, and what went wrong.
+        infrastructure: Whether another attempt later could go better: no connection, a deadline, a busy or broken server.
+            `False`: the request or the answer itself is at fault.
+    """
+
+    def __init__(self, message: str, infrastructure: bool = True) -> None:
+        self.infrastructure = infrastructure
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[RemoteError], tuple[str, bool]]:
+        """Pickle by the constructor's own arguments."""
+        return type(self), (str(self), self.infrastructure)
+
+
 class EngineError(AgentRLError, RuntimeError):
     """An inference engine refused or failed one request."""
 
