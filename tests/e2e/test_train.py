@@ -95,7 +95,6 @@ def test_trajectories_can_be_read(async_run: Run) -> None:
     assert len(turns[0]["token_ids"]) == len(turns[0]["logprobs"]) == len(turns[0]["versions"]) > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [1, 2, 3])
 def test_no_trained_token_is_older_than_the_bound(tmp_path: Path, staleness: int) -> None:
     arguments = ("--max-staleness", str(staleness), "--num-steps", "12", *SMALL)
@@ -104,7 +103,6 @@ def test_no_trained_token_is_older_than_the_bound(tmp_path: Path, staleness: int
     assert all(balanced(row) for row in run.metrics)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("zero", [2, 3])
 def test_two_engines_and_two_ranks(tmp_path: Path, zero: int) -> None:
     arguments = ("--async", "--num-engines", "2", "--num-learners", "2", "--zero-stage", str(zero), "--num-steps", "3", *SMALL)
