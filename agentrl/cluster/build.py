@@ -5,7 +5,8 @@ What is heavy is imported inside the functions, because the driver imports this 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import socket
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.schema import TrainConfig
@@ -13,6 +14,9 @@ from agentrl.core.devices import cuda_device_count
 from agentrl.core.protocols import RolloutWorker
 from agentrl.engine.environment import engine_environment
 from agentrl.engine.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from agentrl.weights.sender import WeightSender
 
 Transport = Literal["shm", "nccl", "ipc"]
 
@@ -71,10 +75,26 @@ def build_worker(config: TrainConfig, index: int) -> RolloutWorker:
     return EpisodeWorker(engine, load_agent(config.run.agent), episode_settings(config, model_path(config)))
 
 
-def build_learner_rank(config: TrainConfig) -> Any:
+def build_learner_rank(config: TrainConfig, rank: int = 0) -> Any:
     """One learner rank; nothing is loaded before its `start`."""
     from agentrl.learner.learner import LearnerRank
     from agentrl.learner.settings import settings_from
+
+    return LearnerRank(settings_from(config, model=model_path(config), device=device()), _sender(config, rank))
+
+
+def _sender(config: TrainConfig, rank: int) -> WeightSender:
+    from agentrl.weights.cuda import IpcSender, NcclSender
     from agentrl.weights.shm import SharedMemorySender
 
-    return LearnerRank(settings_from(config, model=model_path(config), device=device()), SharedMemorySender())
+    kind = transport(config)
+    if kind == "shm":
+        return SharedMemorySender()
+    if kind == "ipc":
+        return IpcSender(rank)
+    return NcclSender(config.engine.num_engines * config.engine.tensor_parallel_size, _own_address(config))
+
+
+def _own_address(config: TrainConfig) -> str:
+    """The address at which engines on other machines reach this one; loopback in a private cluster."""
+    return socket.gethostbyname(socket.gethostname()) if config.run.ray_address else "127.0.0.1"

@@ -52,8 +52,8 @@ class RolloutActor:
 class LearnerActor:
     """Holds one learner rank; its methods run one after another."""
 
-    def __init__(self, config: TrainConfig) -> None:
-        self._rank = build_learner_rank(config)
+    def __init__(self, config: TrainConfig, rank: int) -> None:
+        self._rank = build_learner_rank(config, rank)
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 can be met: this node's address and a port that is free now."""
@@ -93,9 +93,13 @@ class RayWorker:
         await _engine(self.actor.start.remote())
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
-        """As `RolloutWorker.run_group`; the second value is a reference into the object store."""
+        """As `RolloutWorker.run_group`; the second value is a reference into the object store. Cancelling it ends the episodes."""
         summary, group = self.actor.run_group.options(num_returns=2).remote(ticket)
-        return await _engine(summary), group
+        try:
+            return await _engine(summary), group
+        except asyncio.CancelledError:
+            ray.cancel(summary)
+            raise
 
     async def load_weights(self, update: WeightUpdate) -> int:
         """As `RolloutWorker.load_weights`."""

@@ -85,7 +85,6 @@ class RayRuntime:
         common: dict[str, Any] = {
             "logging_level": "INFO" if debug else "ERROR",
             "log_to_driver": debug,
-            "runtime_env": {"env_vars": worker_environment(self._config)},
         }
         if not self._private:
             ray.init(address=self._config.run.ray_address, **common)
@@ -97,6 +96,7 @@ class RayRuntime:
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
             _temp_dir=self._folder,
+            runtime_env={"env_vars": worker_environment(self._config)},
             **common,
         )
 
@@ -136,7 +136,10 @@ class RayRuntime:
             for index, bundle in enumerate(placement.engine_bundles)
         ]
         self._learner = RayLearner(
-            [rank.options(**options(bundle, placement.gpus_per_rank)).remote(self._config) for bundle in placement.learner_bundles]
+            [
+                rank.options(**options(bundle, placement.gpus_per_rank)).remote(self._config, index)
+                for index, bundle in enumerate(placement.learner_bundles)
+            ]
         )
 
     def _stop(self, ray: Any) -> None:

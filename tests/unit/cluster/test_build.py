@@ -1,0 +1,45 @@
+"""From the configuration to settings and senders, with and without GPUs."""
+
+import dataclasses
+
+import pytest
+
+from agentrl.cluster import build
+from agentrl.config.schema import EngineConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
+from agentrl.weights.cuda import IpcSender, NcclSender
+from agentrl.weights.shm import SharedMemorySender
+
+CONFIG = TrainConfig(
+    run=RunConfig(agent="envs/arithmetic.py", seed=3), rollout=RolloutConfig(stop=("x",)), engine=EngineConfig(num_engines=2)
+)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "cuda_device_count", lambda: 4)
+
+
+def test_without_a_gpu_weights_go_through_shared_memory() -> None:
+    assert (build.device(), build.transport(CONFIG)) == ("cpu", "shm")
+    assert isinstance(build._sender(CONFIG, 0), SharedMemorySender)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_with_gpus_nccl_unless_colocated() -> None:
+    assert isinstance(build._sender(CONFIG, 0), NcclSender)
+    shared = dataclasses.replace(CONFIG, engine=EngineConfig(colocate=True))
+    assert build.transport(shared) == "ipc"
+    assert isinstance(build._sender(shared, 1), IpcSender)
+
+
+def test_engine_settings_follow_the_configuration() -> None:
+    settings = build.engine_settings(CONFIG, 1)
+    assert (settings.index, settings.seed, settings.stop_strings, settings.device) == (1, 3, True, "cpu")
+    assert settings.model.endswith("tiny-chat")
+    named = dataclasses.replace(CONFIG, model=ModelConfig(model="org/name"))
+    assert build.engine_settings(named, 0).model == "org/name"
+
+
+def test_processes_start_with_one_thread_and_the_right_accelerator() -> None:
+    environment = build.worker_environment(CONFIG)
+    assert (environment["OMP_NUM_THREADS"], environment["DS_ACCELERATOR"]) == ("1", "cpu")
