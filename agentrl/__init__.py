@@ -12,6 +12,7 @@ from agentrl.core.errors import (
     LearnerError,
 )
 from agentrl.core.types import Message, Task
+from agentrl.env.adapters.gymnasium import GymEnv
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, SamplingParams, StepResult, StepState
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "EnvLoadError",
     "EnvResultError",
     "EnvTimeoutError",
+    "GymEnv",
     "LearnerError",
     "Message",
     "ResetResult",

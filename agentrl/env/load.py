@@ -19,15 +19,16 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import EnvLoadError
+from agentrl.env.adapters.gymnasium import load_gym
 from agentrl.env.agent import AgentInstance
 
 AgentClass: TypeAlias = type[Any]
 """A class whose objects have `step`, and perhaps `reset` and `close`; not necessarily an `AgentInstance`."""
 
 FLAG = "--agent"
-FORMS = "Give file.py, file.py:Name or package.module:Name."
+FORMS = "Give file.py, file.py:Name, package.module:Name or gym:ID."
 
-SCHEMES: dict[str, Callable[[str], AgentClass]] = {}
+SCHEMES: dict[str, Callable[[str], AgentClass]] = {"gym": load_gym}
 """Loaders of specifications that begin with a scheme and a colon; each is given the whole specification."""
 
 

@@ -19,6 +19,7 @@ NAMES = [
     "EnvLoadError",
     "EnvResultError",
     "EnvTimeoutError",
+    "GymEnv",
     "LearnerError",
     "Message",
     "ResetResult",
@@ -38,7 +39,7 @@ STATES = {
     "ResetState": {"task", "observation", "label", "seed"},
     "StepState": {"task", "label", "action_text", "observation_text", "turn", "finish_reason", "sampling_params"},
 }
-HEAVY = ["torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "pyarrow", "pandas"]
+HEAVY = ["torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "pyarrow", "pandas", "gymnasium"]
 DRIVER_MODULES = [
     "agentrl",
     "agentrl.env.tasks",
