@@ -23,7 +23,7 @@ help:  ## list the targets
 
 install: $(STAMP)  ## build the environment in .venv (a few minutes, 3 GB)
 
-demo: $(STAMP)  ## train the bundled model to use a calculator; about 4 minutes on 2 cores
+demo: $(STAMP)  ## train the bundled model to use a calculator; about a minute on 2 cores
 	$(VENV)/bin/agentrl train --agent $(DEMO_AGENT) --async $(DEMO_FLAGS)
 
 test: $(STAMP)  ## run the tests
