@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algo.filters import rejection
-from agentrl.cli.train import write_config
 from agentrl.cluster.build import model_path
-from agentrl.cluster.runtime import Runtime, make_runtime
+from agentrl.cluster.launch import make_runtime
+from agentrl.cluster.runtime import Runtime
+from agentrl.config.load import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import GroupSummary
@@ -45,7 +46,7 @@ async def train(config: TrainConfig) -> RunResult:
     runtime = make_runtime(config, tracker.on_stage)
     status, ledger = "failed", None
     try:
-        write_config(config, run_dir)
+        (run_dir / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")
         await _start(config, tasks, runtime, tracker)
         result = await _train(config, tasks, runtime, tracker)
         status, ledger = "finished", result.counts.metrics()

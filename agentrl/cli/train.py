@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from agentrl.cli.signals import run_until_signal
 from agentrl.config.load import load_config, to_json
@@ -46,9 +44,3 @@ def _run_dir(config: TrainConfig) -> Path:
     if (path / "config.json").exists():
         raise ConfigError("--run-dir", str(path), "already holds a run", "Choose another directory, or remove this one.")
     return path
-
-
-def write_config(config: TrainConfig, run_dir: Path, extra: dict[str, Any] | None = None) -> None:
-    """Write the resolved configuration to ``config.json``."""
-    data = {**json.loads(to_json(config)), **(extra or {})}
-    (run_dir / "config.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -1,11 +1,10 @@
-"""What a runtime offers, and the choice between the two."""
+"""What a runtime offers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from agentrl.config.schema import TrainConfig
 from agentrl.core.protocols import Learner, RolloutWorker
 
 Stage = Callable[[str], None]
@@ -34,19 +33,3 @@ class Runtime(Protocol):
 
     async def close(self) -> None:
         """End everything that was started; safe to call twice and after a failed start."""
-
-
-def make_runtime(config: TrainConfig, on_stage: Stage) -> Runtime:
-    """The runtime that ``--runtime`` names; nothing is started yet.
-
-    Args:
-        config: The resolved configuration.
-        on_stage: Told what start-up is doing, for the display.
-    """
-    if config.run.runtime == "local":
-        from agentrl.cluster.local_runtime import LocalRuntime
-
-        return LocalRuntime(config, on_stage)
-    from agentrl.cluster.ray_runtime import RayRuntime
-
-    return RayRuntime(config, on_stage)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentrl.cli.run import keep_rule, open_tasks
-from agentrl.cluster.runtime import make_runtime
+from agentrl.cluster.launch import make_runtime
 from agentrl.config.load import load_config
 from agentrl.core.types import GroupSummary, Ticket
 from agentrl.env.load import load_agent
