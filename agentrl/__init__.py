@@ -10,10 +10,13 @@ from agentrl.core.errors import (
     EnvResultError,
     EnvTimeoutError,
     LearnerError,
+    RewardError,
 )
 from agentrl.core.types import Message, Task
+from agentrl.env import verifiers
 from agentrl.env.adapters.gymnasium import GymEnv
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, SamplingParams, StepResult, StepState
+from agentrl.env.rewards import combine_rewards, remote_reward
 
 __version__ = "0.1.0"
 
@@ -32,8 +35,12 @@ __all__ = [
     "Message",
     "ResetResult",
     "ResetState",
+    "RewardError",
     "SamplingParams",
     "StepResult",
     "StepState",
     "Task",
+    "combine_rewards",
+    "remote_reward",
+    "verifiers",
 ]

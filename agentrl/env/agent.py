@@ -13,6 +13,9 @@ from typing import Any, TypeAlias, cast
 
 from agentrl.core.types import Message, Prompt, Task
 
+AgentClass: TypeAlias = type[Any]
+"""A class whose objects have `step`, and perhaps `reset` and `close`; not necessarily an `AgentInstance`."""
+
 
 class SamplingParams(dict[str, Any]):
     """How the next turn will be sampled, as keys and as attributes.

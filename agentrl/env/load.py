@@ -16,19 +16,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 from agentrl.core.errors import EnvLoadError
+from agentrl.env import openrlhf
 from agentrl.env.adapters.gymnasium import load_gym
-from agentrl.env.agent import AgentInstance
-
-AgentClass: TypeAlias = type[Any]
-"""A class whose objects have `step`, and perhaps `reset` and `close`; not necessarily an `AgentInstance`."""
+from agentrl.env.agent import AgentClass, AgentInstance
+from agentrl.env.rewards import is_reward, load_reward_servers, reward_environment
 
 FLAG = "--agent"
 FORMS = "Give file.py, file.py:Name, package.module:Name or gym:ID."
+REWARDS = ("reward_func", "reward")
+"""Names that a file gives to its reward, if it has no environment."""
 
-SCHEMES: dict[str, Callable[[str], AgentClass]] = {"gym": load_gym}
+SCHEMES: dict[str, Callable[[str], AgentClass]] = {"gym": load_gym, "reward": load_reward_servers}
 """Loaders of specifications that begin with a scheme and a colon; each is given the whole specification."""
 
 
@@ -54,7 +55,7 @@ class AgentSpec:
         Raises:
             EnvLoadError: If it cannot be loaded here.
         """
-        return _load(self.spec, self.root)
+        return _load(self.spec, self.root)[1]
 
 
 def load_agent(spec: str) -> AgentSpec:
@@ -71,21 +72,23 @@ def load_agent(spec: str) -> AgentSpec:
     root = str(Path.cwd())
     file, name = _split_file(spec)
     full = f"{file.absolute()}:{name}" if file is not None else spec
-    cls = _load(full, root)
+    found, cls = _load(full, root)
     if file is not None:
-        full = f"{file.absolute()}:{cls.__name__}"
+        full = f"{file.absolute()}:{found}"
     return AgentSpec(spec=full, root=root, name=cls.__name__, source=_source(cls))
 
 
 @lru_cache
-def _load(spec: str, root: str) -> AgentClass:
+def _load(spec: str, root: str) -> tuple[str, AgentClass]:
+    """The name that was chosen and the class that it stands for."""
     scheme = spec.partition(":")[0]
     if scheme in SCHEMES:
-        return SCHEMES[scheme](spec)
+        return "", SCHEMES[scheme](spec)
     file, name = _split_file(spec)
     module = _import_file(spec, file) if file is not None else _import_module(spec, root)
     name = name or (spec.partition(":")[2] if file is None else "")
-    return _named(spec, module, name) if name else _only(spec, module)
+    name = name or _only(spec, module)
+    return name, _named(spec, module, name)
 
 
 def _split_file(spec: str) -> tuple[Path | None, str]:
@@ -114,7 +117,7 @@ def _import_file(spec: str, file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
     try:
-        with _search_first(str(file.resolve().parent)), _user_import(spec):
+        with _search_first(str(file.resolve().parent)), _user_import(spec), openrlhf.importable():
             found.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
@@ -126,7 +129,7 @@ def _import_module(spec: str, root: str) -> ModuleType:
     name, colon, _ = spec.partition(":")
     if not colon or not all(part.isidentifier() for part in name.split(".")):
         raise EnvLoadError(FLAG, spec, "is neither a file nor package.module:Name", FORMS)
-    with _search_first(root), _user_import(spec):
+    with _search_first(root), _user_import(spec), openrlhf.importable():
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -173,23 +176,57 @@ def _last_user_frame(error: BaseException) -> str:
 def _named(spec: str, module: ModuleType, name: str) -> AgentClass:
     value = getattr(module, name, None)
     if value is None:
-        classes = [cls.__name__ for cls in _classes(module) if _has_step(cls)]
+        classes = [cls.__name__ for cls in _classes(module) if _has_step(cls)] + _rewards(module)
         remedy = _suggest(name, classes) or (f"There is {', '.join(classes)}." if classes else FORMS)
         raise EnvLoadError(FLAG, spec, f"there is no {name!r} in it", remedy)
+    if openrlhf.is_executor(value):
+        return _executed(spec, module, value)
+    if is_reward(value):
+        return _rewarded(module, value, name)
     if not isinstance(value, type):
         raise EnvLoadError(FLAG, spec, f"{name} is a {type(value).__name__}, not a class", "Name a class with reset and step.")
-    missing = [method for method in ("reset", "step") if not _has(value, method)]
+    return _complete(spec, value)
+
+
+def _complete(spec: str, cls: AgentClass) -> AgentClass:
+    missing = [method for method in ("reset", "step") if not _has(cls, method)]
     if missing:
-        raise EnvLoadError(FLAG, spec, f"class {name} has no method {missing[0]}", _similar_method(value, missing[0]))
-    return value
+        raise EnvLoadError(FLAG, spec, f"class {cls.__name__} has no method {missing[0]}", _similar_method(cls, missing[0]))
+    return cls
 
 
-def _only(spec: str, module: ModuleType) -> AgentClass:
+def _executed(spec: str, module: ModuleType, executor: type[Any]) -> AgentClass:
+    """The environment behind an executor of OpenRLHF's."""
+    cls, reward = openrlhf.executor_parts(FLAG, spec, executor)
+    if cls is not None:
+        return _complete(spec, cls)
+    if not isinstance(reward, list):
+        return _rewarded(module, reward, executor.__name__)
+    if not str(reward[0]).endswith(".py"):
+        return load_reward_servers(f"reward:{','.join(reward)}")
+    file = Path(reward[0]) if Path(reward[0]).is_file() else Path(module.__file__ or "").parent / reward[0]
+    return _load(f"{file.absolute()}:{REWARDS[0]}", "")[1]
+
+
+def _rewarded(module: ModuleType, reward: Any, name: str) -> AgentClass:
+    """A single-turn environment around a file's reward; the file may say its `tasks` too."""
+    return reward_environment(reward, name, module=module.__name__, file=module.__file__ or "", tasks=getattr(module, "tasks", None))
+
+
+def _rewards(module: ModuleType) -> list[str]:
+    return [name for name in REWARDS if is_reward(getattr(module, name, None))]
+
+
+def _only(spec: str, module: ModuleType) -> str:
+    """The name of the environment or reward to use if none is named."""
+    executors = [cls.__name__ for cls in _classes(module) if cls.__module__ == module.__name__ and openrlhf.is_executor(cls)]
+    if executors:
+        return "AgentExecutor" if "AgentExecutor" in executors else executors[-1]
     own = [cls for cls in _classes(module) if cls.__module__ == module.__name__ and not cls.__name__.startswith("_")]
     usable = [cls for cls in own if _has_step(cls) and _has(cls, "reset")]
     leaves = [cls for cls in usable if not any(other is not cls and issubclass(other, cls) for other in usable)]
     if len(leaves) == 1:
-        return leaves[0]
+        return next(name for name, value in vars(module).items() if value is leaves[0])
     if leaves:
         names = [cls.__name__ for cls in leaves]
         raise EnvLoadError(FLAG, spec, f"defines several environments: {', '.join(names)}", f"Name one: {spec.rstrip(':')}:{names[0]}.")
@@ -197,7 +234,13 @@ def _only(spec: str, module: ModuleType) -> AgentClass:
         for method in ("reset", "step"):
             if (issubclass(cls, AgentInstance) or _has_step(cls) or _has(cls, "reset")) and not _has(cls, method):
                 raise EnvLoadError(FLAG, spec, f"class {cls.__name__} has no method {method}", _similar_method(cls, method))
-    raise EnvLoadError(FLAG, spec, "defines no environment", "Write a class that inherits from agentrl.AgentInstance and has a step.")
+    rewards = _rewards(module)
+    if len(rewards) == 1:
+        return rewards[0]
+    if rewards:
+        raise EnvLoadError(FLAG, spec, f"defines several rewards: {', '.join(rewards)}", f"Name one: {spec.rstrip(':')}:{rewards[0]}.")
+    remedy = "Write a class that inherits from agentrl.AgentInstance and has a step, or a function reward(completion, label)."
+    raise EnvLoadError(FLAG, spec, "defines no environment and no reward", remedy)
 
 
 def _classes(module: ModuleType) -> list[AgentClass]:

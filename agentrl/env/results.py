@@ -18,6 +18,7 @@ MAX_TEXT = 2**20
 SCORE_SLACK = 1e-6  # a float32 mean of ones may exceed 1 by this much
 
 RESET_KEYS = ("observation", "sampling_params", "extra_logs", "environment_images")
+GIVEN_KEYS = ("label", "task", "seed")  # in what `reset` was given, which it may hand back
 STEP_KEYS = ("rewards", "scores", "environment_feedback", "done", "sampling_params", "extra_logs", "environment_images")
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "seed")
 
@@ -53,12 +54,12 @@ def check_reset(value: Any, where: str, prompt: Prompt) -> ResetResult:
         observation = None if given is None or _same(given, prompt) else _chat(given, where, "observation")
         info, sampling, images = value.info, value.sampling, value.images
     elif isinstance(value, Mapping):
-        _known_keys(value, RESET_KEYS, where)
+        known_keys(value, (*RESET_KEYS, *GIVEN_KEYS), where)
         given = value.get("observation")
         observation = None if given is None or _same(given, prompt) else _raw(given, where, "observation")
         info, sampling, images = _none_as(value, "extra_logs", {}), value.get("sampling_params"), _none_as(value, "environment_images", ())
     else:
-        raise _bad(where, "result", value, "return a ResetResult, a dictionary with observation, or None")
+        raise bad_result(where, "result", value, "return a ResetResult, a dictionary with observation, or None")
     return ResetResult(
         observation,
         info=_numbers(info, where, "info"),
@@ -86,9 +87,9 @@ def check_step(value: Any, where: str) -> StepResult:
     elif isinstance(value, Mapping):
         result = _check_step_dict(value, where)
     else:
-        raise _bad(where, "result", value, "return a StepResult, or a dictionary with rewards, done and environment_feedback")
+        raise bad_result(where, "result", value, "return a StepResult, or a dictionary with rewards, done and environment_feedback")
     if result.observation is None and not (result.terminated or result.truncated):
-        raise _bad(where, "observation", None, "the episode is not over, so the model needs one; or set terminated=True")
+        raise bad_result(where, "observation", None, "the episode is not over, so the model needs one; or set terminated=True")
     return result
 
 
@@ -108,9 +109,9 @@ def _check_typed_step(value: StepResult, where: str) -> StepResult:
 
 
 def _check_step_dict(value: Mapping[str, Any], where: str) -> StepResult:
-    _known_keys(value, STEP_KEYS, where)
+    known_keys(value, STEP_KEYS, where)
     if "rewards" not in value:
-        raise _bad(where, "result", value, "the key 'rewards' is missing")
+        raise bad_result(where, "result", value, "the key 'rewards' is missing")
     scores = value.get("scores")
     return StepResult(
         number(value["rewards"], where, "rewards"),
@@ -137,15 +138,15 @@ def number(value: Any, where: str, field: str) -> float:
             plain = plain.item()
         except Exception:  # each array library has its own error for "more than one element"
             shape = getattr(plain, "shape", None)
-            raise _bad(where, field, value, f"must be one number, has shape {tuple(shape) if shape is not None else '?'}") from None
+            raise bad_result(where, field, value, f"must be one number, has shape {tuple(shape) if shape is not None else '?'}") from None
     if not isinstance(plain, int | float):
-        raise _bad(where, field, value, "must be a number")
+        raise bad_result(where, field, value, "must be a number")
     try:
         result = float(plain)
     except OverflowError:
         result = math.inf
     if not math.isfinite(result):
-        raise _bad(where, field, value, "must be finite")
+        raise bad_result(where, field, value, "must be finite")
     return result
 
 
@@ -158,8 +159,8 @@ def check_sampling(value: Any, where: str) -> Mapping[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise _bad(where, "sampling", value, "must be a dictionary of sampling settings")
-    _known_keys(value, SAMPLING_KEYS, where, "sampling")
+        raise bad_result(where, "sampling", value, "must be a dictionary of sampling settings")
+    known_keys(value, SAMPLING_KEYS, where, "sampling")
     return {key: _sampling_value(key, item, where) for key, item in value.items() if item is not None}
 
 
@@ -168,11 +169,11 @@ def _sampling_value(key: str, value: Any, where: str) -> Any:
     if key == "stop":
         texts = (value,) if isinstance(value, str) else value
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text for text in texts):
-            raise _bad(where, field, value, "must be a text or a list of texts, none of them empty")
+            raise bad_result(where, field, value, "must be a text or a list of texts, none of them empty")
         return tuple(texts)
     if key == "stop_token_ids":
         if not isinstance(value, Sequence) or not all(isinstance(item, int) and item >= 0 for item in value):
-            raise _bad(where, field, value, "must be a list of token ids")
+            raise bad_result(where, field, value, "must be a list of token ids")
         return tuple(value)
     return _sampling_number(key, number(value, where, field), value, where)
 
@@ -181,11 +182,11 @@ def _sampling_number(key: str, checked: float, value: Any, where: str) -> int | 
     field = f"sampling[{key!r}]"
     if key in ("temperature", "top_p"):
         if not 0 < checked <= (1 if key == "top_p" else math.inf):
-            raise _bad(where, field, value, "must be above 0" + (" and at most 1" if key == "top_p" else ""))
+            raise bad_result(where, field, value, "must be above 0" + (" and at most 1" if key == "top_p" else ""))
         return checked
     low = {"top_k": -1, "max_tokens": 1, "seed": 0}[key]
     if checked != int(checked) or checked < low:
-        raise _bad(where, field, value, f"must be a whole number, at least {low}")
+        raise bad_result(where, field, value, f"must be a whole number, at least {low}")
     return max(int(checked), 0) if key == "top_k" else int(checked)
 
 
@@ -199,23 +200,23 @@ def _chat(value: Any, where: str, field: str) -> tuple[Message, ...]:
     if isinstance(value, str):
         return (Message(role="user", content=_text(value, where, field)),)
     if not isinstance(value, Sequence) or not value:
-        raise _bad(where, field, value, "must be text or a list of chat messages")
+        raise bad_result(where, field, value, "must be text or a list of chat messages")
     for index, message in enumerate(value):
         _check_message(message, where, f"{field}[{index}]")
     if sum(_text_size(message) for message in value) > MAX_TEXT:
-        raise _bad(where, field, value, f"is longer than {MAX_TEXT} characters")
+        raise bad_result(where, field, value, f"is longer than {MAX_TEXT} characters")
     return tuple(cast("Message", dict(message)) for message in value)
 
 
 def _check_message(message: Any, where: str, field: str) -> None:
     if not isinstance(message, Mapping):
-        raise _bad(where, field, message, "must be a message with role and content")
+        raise bad_result(where, field, message, "must be a message with role and content")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise _bad(where, f"{field}['role']", role, "must be a word such as 'user' or 'tool'")
+        raise bad_result(where, f"{field}['role']", role, "must be a word such as 'user' or 'tool'")
     parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
     if not (isinstance(content, str) or parts or (content is None and message.get("tool_calls"))):
-        raise _bad(where, f"{field}['content']", content, "must be text or a list of content parts")
+        raise bad_result(where, f"{field}['content']", content, "must be text or a list of content parts")
 
 
 def _text_size(value: Any) -> int:
@@ -233,9 +234,9 @@ def _raw(value: Any, where: str, field: str) -> Any:
 
 def _text(value: Any, where: str, field: str) -> str:
     if not isinstance(value, str):
-        raise _bad(where, field, value, "must be text")
+        raise bad_result(where, field, value, "must be text")
     if len(value) > MAX_TEXT:
-        raise _bad(where, field, value, f"is longer than {MAX_TEXT} characters ({len(value)})")
+        raise bad_result(where, field, value, f"is longer than {MAX_TEXT} characters ({len(value)})")
     return value
 
 
@@ -244,26 +245,26 @@ def _flag(value: Any, where: str, field: str) -> bool:
         return value
     checked = number(value, where, field)
     if checked not in (0.0, 1.0):
-        raise _bad(where, field, value, "must be True or False")
+        raise bad_result(where, field, value, "must be True or False")
     return bool(checked)
 
 
 def _score(value: Any, where: str, field: str) -> float:
     checked = number(value, where, field)
     if not -SCORE_SLACK <= checked <= 1 + SCORE_SLACK:
-        raise _bad(where, field, value, "must lie in 0..1; it says how well the task was done, whatever the reward's scale")
+        raise bad_result(where, field, value, "must lie in 0..1; it says how well the task was done, whatever the reward's scale")
     return min(max(checked, 0.0), 1.0)
 
 
 def _numbers(value: Any, where: str, field: str) -> dict[str, float]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise _bad(where, field, value, "must be a dictionary of names and numbers")
+        raise bad_result(where, field, value, "must be a dictionary of names and numbers")
     return {key: number(item, where, f"{field}[{key!r}]") for key, item in value.items()}
 
 
 def _images(value: Any, where: str) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise _bad(where, "images", value, "must be a list of images")
+        raise bad_result(where, "images", value, "must be a list of images")
     return tuple(value)
 
 
@@ -272,15 +273,21 @@ def _none_as(value: Mapping[str, Any], key: str, default: Any) -> Any:
     return default if found is None else found
 
 
-def _known_keys(value: Mapping[Any, Any], known: Iterable[str], where: str, field: str = "result") -> None:
+def known_keys(value: Mapping[Any, Any], known: Iterable[str], where: str, field: str = "result") -> None:
+    """Refuse keys that nobody reads; they are usually misspelt.
+
+    Raises:
+        EnvResultError: For the first key of `value` that is not in `known`.
+    """
     for key in value:
         if key not in known:
             close = difflib.get_close_matches(str(key), list(known), n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-            raise _bad(where, field, value, f"has the unknown key {key!r}; {hint}")
+            raise bad_result(where, field, value, f"has the unknown key {key!r}; {hint}")
 
 
-def _bad(where: str, field: str, value: Any, problem: str) -> EnvResultError:
+def bad_result(where: str, field: str, value: Any, problem: str) -> EnvResultError:
+    """The error for a value that cannot be used: who returned it, in which field, what it is, and what is wrong."""
     try:
         shown = _repr.repr(value)
     except Exception:  # a user's __repr__ may raise anything

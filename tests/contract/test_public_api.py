@@ -24,10 +24,14 @@ NAMES = [
     "Message",
     "ResetResult",
     "ResetState",
+    "RewardError",
     "SamplingParams",
     "StepResult",
     "StepState",
     "Task",
+    "combine_rewards",
+    "remote_reward",
+    "verifiers",
 ]
 FIELDS = {
     "ResetResult": ["observation", "info", "sampling", "images"],
@@ -79,6 +83,15 @@ def test_methods_of_an_agent() -> None:
         "step": "(self, state: 'StepState', /) -> 'StepReturn | Awaitable[StepReturn]'",
         "close": "(self) -> 'Awaitable[None] | None'",
     }
+
+
+def test_signatures_of_reward_helpers() -> None:
+    assert list(inspect.signature(agentrl.combine_rewards).parameters) == ["parts"]
+    assert list(inspect.signature(agentrl.remote_reward).parameters) == ["urls", "timeout_s", "batch_size"]
+    for name in ("exact_match", "math_equal", "json_equal"):
+        assert list(inspect.signature(getattr(agentrl.verifiers, name)).parameters) == ["completion", "label"]
+    assert list(inspect.signature(agentrl.verifiers.matches).parameters) == ["pattern"]
+    assert list(inspect.signature(agentrl.verifiers.extract).parameters) == ["pattern", "verifier"]
 
 
 def test_errors_are_standard_errors_too() -> None:

@@ -126,7 +126,7 @@ async def test_a_dead_server_is_passed_over() -> None:
         dead = gone.url
     async with serve(script(200)) as alive:
         assert await post(dead, alive.url) == {"n": 1}
-    with pytest.raises(RemoteError, match="no usable answer in 4 attempts; last: .*ConnectError"):
+    with pytest.raises(RemoteError, match=r"no usable answer in 4 attempts; last: .*ConnectError"):
         await post(dead)
 
 

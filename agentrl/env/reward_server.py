@@ -1,0 +1,129 @@
+"""Reward models behind HTTP: the answers of episodes that end at about the same time travel in one request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import anyio
+
+from agentrl.core.errors import EnvResultError, RemoteError, RewardError
+from agentrl.env.agent import StepResult, StepState
+from agentrl.env.answers import read_answer
+from agentrl.env.http import HttpLimits, JsonClient, check_url, encode_json
+from agentrl.env.rewards import Reward
+
+JOIN_S = 0.005
+"""How long a request waits for others to join it."""
+MAX_ANSWER = 2**18
+"""Bytes that the answer for a whole batch may have."""
+
+Item: TypeAlias = tuple[str, str, Any]
+"""Query, prompt, label."""
+
+
+class RemoteReward(Reward):
+    """Servers in OpenRLHF's form: POST ``{"query", "prompts", "labels"}`` in lists, answered like a `reward_func`.
+
+    Every request has a deadline, busy and broken servers are tried again, and what fails in the end is a `RewardError`.
+    If a server refuses a batch or its answer cannot be used, each item is sent once more by itself, so that one bad item
+    does not spoil the others.
+    """
+
+    is_async = True
+
+    def __init__(self, urls: Sequence[str], *, timeout_s: float, batch_size: int) -> None:
+        self._urls = [check_url(url) for url in urls]
+        self._where = ", ".join(self._urls)
+        self._timeout_s, self._batch_size = timeout_s, batch_size
+        self._users = 0
+        self._client: JsonClient | None = None
+        self._waiting: list[tuple[Item, asyncio.Future[StepResult]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._batches: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """As `Reward.open`."""
+        self._users += 1
+        if self._client is None:
+            limits = HttpLimits(timeout_s=self._timeout_s, attempt_timeout_s=self._timeout_s / 2, max_bytes=MAX_ANSWER)
+            self._client = JsonClient(self._urls, limits)
+
+    async def close(self) -> None:
+        """As `Reward.close`; requests that nobody waits for any more are ended."""
+        self._users -= 1
+        if self._users or self._client is None:
+            return
+        client, self._client = self._client, None
+        batches = list(self._batches)
+        for batch in batches:
+            batch.cancel()
+        if batches:
+            await asyncio.wait(batches)
+        await client.aclose()
+
+    async def judge(self, state: StepState) -> StepResult:
+        """As `Reward.judge`.
+
+        Raises:
+            RewardError: If no server gave a usable answer in time.
+            EnvResultError: If the answer for this episode cannot be used.
+        """
+        item = (state.observation_text + state.action_text, state.observation_text, state.label)
+        try:
+            encode_json(item)
+        except RemoteError as error:
+            raise RewardError(f"{self._where}: label = {state.label!r:.80}: {error}") from error
+        future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if len(self._waiting) >= self._batch_size:
+            self._send()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(JOIN_S, self._send)
+        return await future
+
+    def _send(self) -> None:
+        """Start a request for everything that waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wanted = [(item, future) for item, future in self._waiting if not future.done()]
+        self._waiting = []
+        if wanted and self._client is not None:
+            batch = asyncio.create_task(self._run(self._client, wanted), name="reward batch")
+            self._batches.add(batch)
+            batch.add_done_callback(self._batches.discard)
+
+    async def _run(self, client: JsonClient, wanted: list[tuple[Item, asyncio.Future[StepResult]]]) -> None:
+        """Consume a batch, answer its futures; waits for the servers, and is unblocked by the deadline or by `close`."""
+        items = [item for item, _ in wanted]
+        results: Sequence[StepResult | Exception] = [RewardError(f"{self._where}: no usable answer within {self._timeout_s:g} s")] * len(
+            items
+        )
+        try:
+            with anyio.move_on_after(self._timeout_s):
+                results = await self._judge(client, items)
+        except Exception as error:  # a bug must reach those who wait, or they would wait for ever
+            results = [error] * len(items)
+        for (_, future), result in zip(wanted, results, strict=True):
+            if future.done():
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+    async def _judge(self, client: JsonClient, items: list[Item]) -> Sequence[StepResult | Exception]:
+        queries, prompts, labels = zip(*items, strict=True)
+        try:
+            answer = await client.post({"query": queries, "prompts": prompts, "labels": labels})
+            return read_answer(answer, len(items), self._where, strict=False)
+        except RemoteError as error:
+            if error.infrastructure or len(items) == 1:
+                return [RewardError(str(error))] * len(items)
+        except EnvResultError as error:
+            if len(items) == 1:
+                return [error]
+        apart = await asyncio.gather(*(self._judge(client, [item]) for item in items))
+        return [result for results in apart for result in results]

@@ -1,0 +1,90 @@
+"""Verifiers for common answers. Each is a reward ``(completion, label) -> bool``, or makes one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import regex
+
+Verifier: TypeAlias = Callable[[str, Any], bool]
+
+REGEX_TIMEOUT_S = 1.0
+
+
+def exact_match(completion: str, label: Any) -> bool:
+    """Whether the answer is the label, apart from white space around it."""
+    return completion.strip() == str(label).strip()
+
+
+def math_equal(completion: str, label: Any) -> bool:
+    r"""Whether the last expression of the answer equals the label: ``0.5``, ``\frac{1}{2}`` and ``\boxed{1/2}`` are equal.
+
+    Uses math-verify (https://github.com/huggingface/Math-Verify), which is installed by ``pip install 'agentrl[math]'``.
+    Its own time limits need the main thread and are off; the deadline of the environment's step holds instead.
+    """
+    parse, verify = _math_verify()
+    return bool(verify(parse(_as_math(str(label)), parsing_timeout=None), parse(completion, parsing_timeout=None), timeout_seconds=None))
+
+
+def json_equal(completion: str, label: Any) -> bool:
+    """Whether the answer is JSON, alone or as the only block in a code fence, and equal to the label.
+
+    Args:
+        completion: The answer.
+        label: A value, or JSON text.
+    """
+    fenced = re.findall(r"```(?:json)?\s*\n(.*?)\n\s*```", completion, flags=re.DOTALL)
+    text = fenced[0] if len(fenced) == 1 else completion
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    wanted = json.loads(label) if isinstance(label, str) else label
+    return json.dumps(answer, sort_keys=True) == json.dumps(wanted, sort_keys=True)
+
+
+def matches(pattern: str) -> Verifier:
+    """A verifier of form: whether the whole answer matches a regular expression; a dot matches line breaks too.
+
+    A pattern that takes longer than a second on an answer raises `TimeoutError`, which is an error, not a 0.
+    """
+    compiled = regex.compile(pattern, regex.DOTALL)
+
+    def verify(completion: str, label: Any) -> bool:
+        return compiled.fullmatch(completion, timeout=REGEX_TIMEOUT_S, concurrent=True) is not None
+
+    return verify
+
+
+def extract(pattern: str, verifier: Verifier = exact_match) -> Verifier:
+    """A verifier of the last match of a regular expression: of its first group if it has one, else of all of it.
+
+    Example:
+        >>> right = extract(r"<answer>(.*?)</answer>", math_equal)
+    """
+    compiled = regex.compile(pattern, regex.DOTALL)
+
+    def verify(completion: str, label: Any) -> bool:
+        found = list(compiled.finditer(completion, timeout=REGEX_TIMEOUT_S, concurrent=True))
+        return bool(found) and verifier(found[-1].group(1 if compiled.groups else 0) or "", label)
+
+    return verify
+
+
+def _as_math(label: str) -> str:
+    return label if "$" in label or "\\boxed" in label else f"${label}$"
+
+
+@lru_cache
+def _math_verify() -> tuple[Any, Any]:
+    try:
+        from math_verify import parse, verify
+    except ImportError as error:
+        raise ImportError("math_equal needs the package math-verify: pip install 'agentrl[math]'") from error
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at every call that its time limits are off
+    return parse, verify

@@ -1,0 +1,146 @@
+"""Files written for OpenRLHF load and play where it is not installed."""
+
+import importlib.util
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.core.errors import EnvLoadError
+from agentrl.core.types import Status, Task, Ticket, Trajectory
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.env import load
+from agentrl.env.load import load_agent
+from tests.unit.rollout.scenes import CODEC, Scene, says
+
+pytestmark = pytest.mark.anyio
+
+FILES = Path(__file__).parents[2] / "openrlhf_files"
+BASES = "from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor\n"
+AGENT = "class AgentInstance(AgentInstanceBase):\n    async def step(self, states): return {'rewards': 1.0, 'done': True}\n"
+
+
+async def play(spec: Path | str, *texts: str) -> Trajectory:
+    ticket = Ticket(group_id=3, task=Task("What is 1+2?", label="3", id="sum"), num_samples=1, version=0)
+    scene = Scene(load_agent(str(spec)).load(), ScriptedEngine(answer=says(*texts)), ticket=ticket)
+    trajectory = await scene.play()
+    assert (trajectory.error, trajectory.status) == (None, Status.FINISHED)
+    return trajectory
+
+
+async def test_single_turn() -> None:
+    assert (await play(FILES / "single_turn.py", "It is 3.")).reward == 1.0
+    assert (await play(FILES / "single_turn.py", "It is 4.")).reward == 0.0
+
+
+async def test_several_turns_with_feedback() -> None:
+    trajectory = await play(FILES / "feedback.py", "1", "2", "3")
+    assert [turn.reward for turn in trajectory.turns] == pytest.approx([0, 0, 1 / 3])
+    assert (trajectory.score, trajectory.metrics) == (1.0, {"right": pytest.approx(1 / 3)})
+    assert CODEC.decode(trajectory.turns[1].prompt_ids) == "<|end|><|user|>Wrong. Again.<|end|><|assistant|>"
+
+
+async def test_changed_sampling_settings() -> None:
+    trajectory = await play(FILES / "sampling.py", "I think it is three", "It is 3 I think")
+    assert [turn.temperature for turn in trajectory.turns] == [1.0, 0.5]
+    assert len(trajectory.turns[1].token_ids) == 4
+    assert trajectory.metrics == {"temperature": 0.75}
+
+
+async def test_extra_logs_of_several_kinds() -> None:
+    trajectory = await play(FILES / "extra_logs.py", "three", "3")
+    assert trajectory.metrics == {"length": 3.0, "even": 0.0, "turn": 1.5}
+    assert trajectory.reward == pytest.approx(1 / 6 + 1 / 2)
+    assert trajectory.score == 1.0
+
+
+def test_the_executor_decides_and_may_be_named(tmp_path: Path) -> None:
+    spec = load_agent(str(FILES / "feedback.py"))
+    assert (spec.name, spec.spec) == ("Tries", f"{FILES}/feedback.py:AgentExecutor")
+    load._load.cache_clear()
+    assert pickle.loads(pickle.dumps(spec)).load().__name__ == "Tries"
+    assert load_agent(f"{FILES}/feedback.py:AgentExecutor").name == "Tries"
+    assert load_agent(f"{FILES}/feedback.py:OtherAgent").name == "OtherAgent"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openrlhf") is not None, reason="OpenRLHF is installed")
+def test_the_stand_in_is_there_only_while_a_file_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "agent.py"
+    path.write_text(BASES + AGENT)
+    load_agent(str(path))
+    assert not [name for name in sys.modules if name.partition(".")[0] == "openrlhf"]
+    with pytest.raises(ImportError):
+        __import__("openrlhf")
+
+
+def test_an_installed_package_is_used_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site" / "openrlhf" / "utils"
+    package.mkdir(parents=True)
+    (package / "agent.py").write_text(
+        "class AgentExecutorBase: pass\nclass AgentInstanceBase: pass\nclass SingleTurnAgentExecutor: pass\n"
+        "class MultiTurnAgentExecutor(AgentExecutorBase):\n"
+        "    def __init__(self, cls): self.agent_instance_cls = cls\n"
+        "    async def execute(self): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    path = tmp_path / "agent.py"
+    reset = "    async def reset(self, states): return states\n"
+    path.write_text(
+        BASES + AGENT + reset + "class AgentExecutor(MultiTurnAgentExecutor):\n    def __init__(self): super().__init__(AgentInstance)\n"
+    )
+    try:
+        cls = load_agent(str(path)).load()
+        assert cls.__mro__[1].__module__ == "openrlhf.utils.agent"
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "openrlhf"]:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("reward", ["'judge.py'", "['judge.py']"])
+async def test_a_single_turn_executor_with_a_reward_file(tmp_path: Path, reward: str) -> None:
+    (tmp_path / "judge.py").write_text("def reward_func(queries, prompts, labels): return {'rewards': [0.25]}\n")
+    path = tmp_path / "agent.py"
+    path.write_text(BASES + f"class AgentExecutor(SingleTurnAgentExecutor):\n    def __init__(self): super().__init__({reward})\n")
+    assert (await play(path, "3")).reward == 0.25
+
+
+async def test_a_single_turn_executor_with_a_function(tmp_path: Path) -> None:
+    path = tmp_path / "agent.py"
+    path.write_text(
+        BASES + "def judge(queries, prompts, labels): return {'rewards': [float(queries[0].endswith(labels[0]))]}\n"
+        "class AgentExecutor(SingleTurnAgentExecutor):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.reward_func = judge\n"
+    )
+    assert (await play(path, "so 3")).reward == 1.0
+
+
+def test_a_single_turn_executor_with_a_server(tmp_path: Path) -> None:
+    path = tmp_path / "agent.py"
+    path.write_text(
+        BASES + "class AgentExecutor(SingleTurnAgentExecutor):\n    def __init__(self): super().__init__('http://127.0.0.1:1')\n"
+    )
+    assert load_agent(str(path)).name == "RewardServer"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "remedy"),
+    [
+        (
+            "class AgentExecutor(AgentExecutorBase):\n    async def execute(self, *a): ...\n",
+            "AgentExecutor.execute works on",
+            "reset and step",
+        ),
+        ("class AgentExecutor(MultiTurnAgentExecutor): ...\n", "AgentExecutor() raised TypeError", "super().__init__(AgentInstance)"),
+        ("class AgentExecutor(SingleTurnAgentExecutor): ...\n", "names neither", "super().__init__(AgentInstance)"),
+        ("from openrlhf.utils import grade_answer\n", "cannot import name 'grade_answer'", ""),
+        ("import openrlhf.trainer\n", "No module named 'openrlhf.trainer'", "Install the package"),
+    ],
+)
+def test_what_cannot_be_used_says_what_to_do(tmp_path: Path, text: str, problem: str, remedy: str) -> None:
+    path = tmp_path / "agent.py"
+    path.write_text(BASES + AGENT + text)
+    with pytest.raises(EnvLoadError) as caught:
+        load_agent(str(path))
+    assert problem in caught.value.problem
+    assert remedy in caught.value.remedy

@@ -1,0 +1,193 @@
+"""Reward functions as environments: both forms, several with weights, and what they may not return."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl import combine_rewards
+from agentrl.core.errors import ConfigError, EnvLoadError
+from agentrl.core.types import Status, Trajectory
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.env.load import load_agent
+from agentrl.env.rewards import reward_environment
+from tests.unit.rollout.scenes import Scene, says
+
+pytestmark = pytest.mark.anyio
+
+
+async def play(value: Any, text: str = "three") -> Trajectory:
+    """One episode; `value` is a file's path or a reward."""
+    cls = load_agent(str(value)).load() if isinstance(value, Path) else reward_environment(value, "reward", file="r.py")
+    return await Scene(cls, ScriptedEngine(answer=says(text))).play()
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "rewards.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_a_plain_scorer(tmp_path: Path, prefix: str) -> None:
+    trajectory = await play(write(tmp_path, f"{prefix}def reward(completion, label): return completion == label\n"))
+    assert (trajectory.status, trajectory.reward, trajectory.score, trajectory.error) == (Status.FINISHED, 1.0, 1.0, None)
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_a_reward_func(tmp_path: Path, prefix: str) -> None:
+    text = (
+        "import numpy as np\n"
+        f"{prefix}def reward_func(queries, prompts, labels, **kwargs):\n"
+        "    assert queries[0].startswith(prompts[0]) and prompts[0].endswith('assistant\\n')\n"
+        "    right = np.array([float(q[len(p):] == l) for q, p, l in zip(queries, prompts, labels)])\n"
+        "    return {'rewards': right - 0.5, 'scores': right, 'extra_logs': {'right': right, 'mean': right.mean()}}\n"
+    )
+    trajectory = await play(write(tmp_path, text))
+    assert (trajectory.reward, trajectory.score, trajectory.error) == (0.5, 1.0, None)
+    assert trajectory.metrics == {"right": 1.0, "mean": 1.0}
+
+
+async def test_plain_functions_run_beside_each_other_and_not_on_the_loop() -> None:
+    import threading
+
+    barrier = threading.Barrier(4)
+
+    def reward(completion: str, label: str) -> float:
+        barrier.wait(5)
+        return 1.0
+
+    results = await asyncio.gather(*(play(reward) for _ in range(4)))
+    assert [trajectory.reward for trajectory in results] == [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (float("nan"), "r.py: reward returned reward = nan: must be finite"),
+        (None, "r.py: reward returned reward = None: must be a number"),
+        ("1", "must be a number"),
+        ([1.0, 2.0], "must be a number"),
+        ({}, "must be a number"),
+    ],
+)
+async def test_a_plain_scorers_bad_value(value: Any, expected: str) -> None:
+    trajectory = await play(lambda completion, label: value)
+    assert (trajectory.status, trajectory.reward) == (Status.ENV_ERROR, None)
+    assert expected in (trajectory.error or "")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "return a dictionary with rewards"),
+        ([1.0], "return a dictionary with rewards"),
+        ({"reward": [1.0]}, "did you mean 'rewards'?"),
+        ({"scores": [1.0]}, "the key 'rewards' is missing"),
+        ({"rewards": [1.0, 2.0]}, "must have 1 entries, one per query; it has 2"),
+        ({"rewards": []}, "it has 0"),
+        ({"rewards": [float("inf")]}, "rewards[0] = inf: must be finite"),
+        ({"rewards": "high"}, "rewards = 'high': must be a number"),
+        ({"rewards": [1.0], "scores": [2.0]}, "must lie in 0..1"),
+        ({"rewards": [1.0], "scores": [None]}, "scores[0] = None"),
+        ({"rewards": [1.0], "extra_logs": {"a": [None]}}, "extra_logs['a'][0] = None"),
+        ({"rewards": [1.0], "extra_logs": [1]}, "extra_logs = [1]"),
+    ],
+)
+async def test_a_reward_funcs_bad_answer(value: Any, expected: str) -> None:
+    def reward_func(queries: Any, prompts: Any, labels: Any) -> Any:
+        return value
+
+    trajectory = await play(reward_func)
+    assert (trajectory.status, trajectory.reward) == (Status.ENV_ERROR, None)
+    assert expected in (trajectory.error or "")
+
+
+async def test_a_raised_error_names_file_function_and_line(tmp_path: Path) -> None:
+    trajectory = await play(write(tmp_path, "def reward(completion, label):\n    return 1 / 0\n"))
+    assert trajectory.status is Status.ENV_ERROR
+    assert "reward.step raised ZeroDivisionError" in (trajectory.error or "")
+    assert "rewards.py\", line 2, in reward" in (trajectory.error or "")
+
+
+async def test_a_reward_that_hangs_is_a_timeout(tmp_path: Path) -> None:
+    trajectory = await play(write(tmp_path, "import time\ndef reward(completion, label): time.sleep(5)\n"))
+    assert (trajectory.status, trajectory.reward) == (Status.TIMEOUT, None)
+
+
+async def short(completion: str, label: str) -> float:
+    await asyncio.sleep(0)
+    return float(len(completion) < 6)
+
+
+def right(completion: str, label: str) -> bool:
+    return completion == label
+
+
+@pytest.mark.parametrize("first", [short, lambda completion, label: float(len(completion) < 6)])
+async def test_several_rewards_with_weights(first: Any) -> None:
+    reward = combine_rewards(right=right, short=(first, 0.5))
+    trajectory = await play(reward, "three")
+    assert (trajectory.reward, trajectory.score, trajectory.error) == (1.5, 1.0, None)
+    assert trajectory.reward_parts == {"right": 1.0, "short": 0.5}
+    assert trajectory.metrics == {"reward/right": 1.0, "reward/short": 1.0}
+    wrong = await play(reward, "two")
+    assert (wrong.reward, wrong.score) == (0.5, 0.0)
+
+
+async def test_one_bad_part_fails_the_sum() -> None:
+    trajectory = await play(combine_rewards(right=right, odd=lambda completion, label: None))
+    assert trajectory.status is Status.ENV_ERROR
+    assert "reward odd returned reward = None" in (trajectory.error or "")
+
+
+async def test_parts_keep_their_own_logs_and_may_be_in_both_forms() -> None:
+    def reward_func(queries: Any, prompts: Any, labels: Any) -> Any:
+        return {"rewards": [0.25], "scores": [1.0], "extra_logs": {"length": [5]}}
+
+    trajectory = await play(combine_rewards(model=(reward_func, 2.0), right=right), "two")
+    assert (trajectory.reward, trajectory.score) == (0.5, 1.0)
+    assert trajectory.metrics == {"model/length": 5.0, "reward/model": 0.25, "reward/right": 0.0}
+
+
+@pytest.mark.parametrize("parts", [{}, {"a": 3}, {"a": (right, "1")}, {"a": (right, True)}, {"a": lambda: 1}, {"a": int}])
+def test_what_cannot_be_combined(parts: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"combine_rewards|reward a"):
+        combine_rewards(**parts)
+
+
+async def test_a_combined_reward_in_a_file(tmp_path: Path) -> None:
+    text = (
+        "from agentrl import combine_rewards, verifiers\n"
+        "reward = combine_rewards(right=(verifiers.exact_match, 1.0), form=(verifiers.matches('[a-z]+'), 0.1))\n"
+    )
+    assert (await play(write(tmp_path, text))).reward == pytest.approx(1.1)
+
+
+def test_a_file_may_bring_its_tasks(tmp_path: Path) -> None:
+    text = "from agentrl import Task\ndef tasks(): return [Task('a'), Task('b')]\ndef reward(completion, label): return 1\n"
+    cls = load_agent(str(write(tmp_path, text))).load()
+    assert [task.prompt for task in cls.tasks()] == ["a", "b"]
+    assert load_agent(str(write(tmp_path, "def reward(completion, label): return 1\n"))).name == "reward"
+
+
+def test_an_environment_comes_before_a_reward(tmp_path: Path) -> None:
+    text = "def reward(completion, label): return 1\nclass Env:\n    def reset(self, s): ...\n    def step(self, s): ...\n"
+    path = write(tmp_path, text)
+    assert load_agent(str(path)).name == "Env"
+    assert load_agent(f"{path}:reward").spec == f"{path}:reward"
+
+
+def test_a_reward_may_have_any_name_if_it_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "def judge(completion, label): return 1\ndef rewards(): ...\n")
+    assert load_agent(f"{path}:judge").name == "judge"
+    with pytest.raises(EnvLoadError, match="no environment and no reward"):
+        load_agent(str(path))
+
+
+def test_two_rewards_in_a_file_must_be_told_apart(tmp_path: Path) -> None:
+    path = write(tmp_path, "def reward(completion, label): ...\ndef reward_func(queries, prompts, labels): ...\n")
+    with pytest.raises(EnvLoadError, match="several rewards: reward_func, reward"):
+        load_agent(str(path))
+    assert load_agent(f"{path}:reward_func").name == "reward_func"
