@@ -47,7 +47,8 @@ class RemoteReward(Reward):
         """As `Reward.open`."""
         self._users += 1
         if self._client is None:
-            limits = HttpLimits(timeout_s=self._timeout_s, attempt_timeout_s=self._timeout_s / 2, max_bytes=MAX_ANSWER)
+            in_time = 0.9 * self._timeout_s  # so that the client, which knows the reason, gives up first
+            limits = HttpLimits(timeout_s=in_time, attempt_timeout_s=self._timeout_s / 2, max_bytes=MAX_ANSWER)
             self._client = JsonClient(self._urls, limits)
 
     async def close(self) -> None:
