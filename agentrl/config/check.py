@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.config.schema import CRITIC_ESTIMATORS, GROUP_ESTIMATORS, TrainConfig
+from agentrl.config.schema import CRITIC_ESTIMATORS, GROUP_ESTIMATORS, AlgoConfig, FlowConfig, TrainConfig
 from agentrl.core.devices import cuda_device_count
 from agentrl.core.errors import ConfigError
 
@@ -96,6 +96,69 @@ def _critic_flags_have_a_critic(config: TrainConfig) -> None:
     name, steps = config.algo.advantage_estimator, config.learner.critic_warmup_steps
     if steps and name not in CRITIC_ESTIMATORS:
         raise ConfigError("--critic-warmup-steps", steps, f"the estimator {name!r} has no critic", "Use --advantage-estimator gae.")
+
+
+def _critic_learns(config: TrainConfig) -> None:
+    rate = config.learner.critic_learning_rate
+    if config.algo.advantage_estimator in CRITIC_ESTIMATORS and not rate:
+        raise ConfigError(
+            "--critic-learning-rate",
+            rate,
+            f"the estimator {config.algo.advantage_estimator!r} needs a critic that learns",
+            "Give a rate such as 1e-3, or use --advantage-estimator reinforce, which needs no critic.",
+        )
+
+
+def _loss_without_ratio_updates_once(config: TrainConfig) -> None:
+    if config.algo.policy_loss != "reinforce":
+        return
+    for flag, value in (("--ppo-epochs", config.algo.ppo_epochs), ("--mini-batches", config.algo.mini_batches)):
+        if value > 1:
+            raise ConfigError(flag, value, "--policy-loss reinforce is right for one update per batch only", "Use 1, or --policy-loss ppo.")
+    if config.algo.reuse_behaviour_logprobs and config.staleness:
+        problem = "leaves no ratio at all to correct older tokens with --policy-loss reinforce"
+        raise ConfigError("--reuse-behaviour-logprobs", True, problem, "Leave it out, or use --policy-loss ppo.")
+
+
+def _loss_flags_have_their_loss(config: TrainConfig) -> None:
+    if config.algo.dual_clip is not None and config.algo.policy_loss != "ppo":
+        problem = f"has no effect on --policy-loss {config.algo.policy_loss}"
+        raise ConfigError("--dual-clip", config.algo.dual_clip, problem, "Leave it out, or use --policy-loss ppo.")
+    if config.algo.use_kl_loss and config.algo.kl_estimator == "k1":
+        problem = "has a gradient of mean 0 in the loss (--use-kl-loss)"
+        raise ConfigError("--kl-estimator", "k1", problem, "Use k2 or k3, or put the penalty into the reward.")
+
+
+def _corrections_have_a_ratio(config: TrainConfig) -> None:
+    """With the recorded log-probabilities as the old ones, the ratio of every correction is 1."""
+    algo = config.algo
+    if not algo.reuse_behaviour_logprobs:
+        return
+    for flag, value in (
+        ("--off-policy", None if algo.off_policy in ("tis", "none") else algo.off_policy),
+        ("--off-policy-level", algo.off_policy_level),
+        ("--off-policy-mode", algo.off_policy_mode),
+        ("--off-policy-range", algo.off_policy_range),
+        ("--opsm-delta", algo.opsm_delta),
+        ("--m2po-tau", algo.m2po_tau),
+    ):
+        if value is not None:
+            problem = "has nothing to correct with --reuse-behaviour-logprobs, where the clipped ratio of the loss does all of it"
+            raise ConfigError(flag, value, problem, "Leave out one of the two.")
+
+
+def _length_penalties_fit(config: TrainConfig) -> None:
+    buffer, factor, budget = config.algo.overlong_buffer, config.algo.overlong_penalty, config.rollout.max_new_tokens
+    if buffer > budget:
+        raise ConfigError("--overlong-buffer", buffer, f"exceeds --max-new-tokens {budget}", f"Use at most {budget}.")
+    if not buffer and factor != AlgoConfig.overlong_penalty:
+        raise ConfigError("--overlong-penalty", factor, "has no effect without a buffer", f"Give --overlong-buffer, up to {budget}.")
+
+
+def _filter_flags_have_a_filter(config: TrainConfig) -> None:
+    chosen = config.flow.dynamic_filtering_range
+    if chosen != FlowConfig.dynamic_filtering_range and not config.flow.dynamic_filtering:
+        raise ConfigError("--dynamic-filtering-range", chosen, "has no effect while filtering is off", "Add --dynamic-filtering.")
 
 
 def _async_and_staleness_agree(config: TrainConfig) -> None:
@@ -194,6 +257,12 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _mini_batches_have_groups,
     _kl_flags_have_a_coefficient,
     _critic_flags_have_a_critic,
+    _critic_learns,
+    _loss_without_ratio_updates_once,
+    _loss_flags_have_their_loss,
+    _corrections_have_a_ratio,
+    _length_penalties_fit,
+    _filter_flags_have_a_filter,
     _async_and_staleness_agree,
     _async_is_corrected,
     _sampling_keeps_ratio_unbiased,

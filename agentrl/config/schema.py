@@ -190,6 +190,12 @@ class AlgoConfig:
     """Lambda of ``gae``: 1 has no bias from the critic, lower has less variance."""
     advantage_std_norm: bool = True
     """Divide by the standard deviation where the estimator whitens or normalises."""
+    overlong_buffer: CountOrZero = 0
+    """Tokens before ``--max-new-tokens`` over which a turn's penalty for length grows to ``--overlong-penalty`` (DAPO); 0: no penalty."""
+    overlong_penalty: NonNegative = 1.0
+    """Reward taken away from a turn that uses up all of ``--max-new-tokens``, if ``--overlong-buffer`` is set."""
+    stop_properly_penalty: float | None = None
+    """For an episode cut by a token limit: at least 0 multiplies its reward, below 0 replaces it. Scores do not change."""
     reward_clip_range: tuple[float, float] = (-10.0, 10.0)
     """Rewards are clipped to this range before any baseline."""
     policy_loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
@@ -252,6 +258,11 @@ class FlowConfig:
     """Train only on groups whose mean score lies strictly inside ``--dynamic-filtering-range`` and whose rewards differ."""
     dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
     """Open interval of mean scores that are kept."""
+    min_pass_rate: Fraction = 0.01
+    """Stop the run if a smaller share of the last groups (at least 512) passes the filter; 0 never stops it."""
+    oversample: NonNegative = 0.0
+    """Groups to start beyond those a step trains on, as a share of them; the first to finish are kept and the rest is dropped.
+    Saves waiting for the slowest, favours short episodes, and makes even a synchronous run depend on timing."""
     max_attempts: Count = 2
     """Attempts at a group before it is dropped with its reason."""
     max_failure_rate: Fraction = 0.5

@@ -17,9 +17,12 @@ from agentrl.core.errors import LedgerError, WeightSyncError
 from agentrl.core.types import Ticket
 from agentrl.flow.health import failure_reason
 from agentrl.flow.metrics import Trained
-from agentrl.flow.queue import Accepted
+from agentrl.flow.queue import Accepted, Taken
 from agentrl.flow.slots import Release
 from agentrl.flow.state import Finished, RunState, Spawn
+
+OVERSAMPLED = "oversampled"
+"""Reason for which the spare groups of a step are dropped."""
 
 
 async def admit(run: RunState, spawn: Spawn) -> None:
@@ -47,13 +50,24 @@ async def admit(run: RunState, spawn: Spawn) -> None:
 
 
 async def run_attempt(run: RunState, ticket: Ticket) -> None:
-    """Run one attempt at a group on a worker and hand the outcome to `collect`; one task per attempt."""
-    run.running[ticket.group_id] = run.clock()
-    summary, ref = await run.pool.run_group(ticket)
-    if summary.group_id != ticket.group_id:
-        raise LedgerError(f"a worker answered for group {summary.group_id} when asked for group {ticket.group_id}")
-    del run.running[ticket.group_id]
-    run.finished_in.send_nowait(Finished(ticket, summary, ref))
+    """Run one attempt at a group on a worker and hand the outcome to `collect`; one task per attempt.
+
+    Consumes the ticket. Produces a finished attempt. Waits for the worker. Unblocked by the worker, or cancelled by `train` when the
+    group is not needed; then nothing is handed on.
+    """
+    group_id = ticket.group_id
+    if not run.queue.waits_for(group_id):
+        return
+    run.running[group_id] = run.clock()
+    with anyio.CancelScope() as run.scopes[group_id]:
+        try:
+            summary, ref = await run.pool.run_group(ticket)
+        finally:
+            del run.running[group_id], run.scopes[group_id]
+        if summary.group_id != group_id:
+            raise LedgerError(f"a worker answered for group {summary.group_id} when asked for group {group_id}")
+        if run.queue.waits_for(group_id):
+            run.finished_in.send_nowait(Finished(ticket, summary, ref))
 
 
 async def collect(run: RunState, spawn: Spawn) -> None:
@@ -65,6 +79,8 @@ async def collect(run: RunState, spawn: Spawn) -> None:
     run.board.waiting("collect", "a group to finish")
     async for finished in run.finished:
         run.board.progress()
+        if not run.queue.waits_for(finished.ticket.group_id):
+            continue  # given up as a spare group between its end and now
         run.observer.on_group(finished.summary)
         if len(finished.summary.trainable) < run.settings.min_members:
             _retry_or_drop(run, spawn, finished)
@@ -104,25 +120,35 @@ def _accept_or_filter(run: RunState, finished: Finished) -> None:
 async def train_steps(run: RunState) -> None:
     """Take a step's groups, train, make the weights available, over and over.
 
-    Consumes the oldest groups of the queue. Produces new weights for `publish`. Waits for the oldest groups to be accepted, and
-    before each export for the previous publication to be live, so that at most one exported version is under way.
+    Consumes the oldest groups of the queue; spare ones are dropped. Produces new weights for `publish`. Waits for the oldest groups
+    to be accepted, and before each export for the previous publication to be live, so that at most one exported version is under way.
     Unblocked by `collect` and `publish`. When tasks run out, the whole groups that are left make a last, smaller step.
     """
     size, ended_s = run.settings.groups_per_step, run.clock()
     for step in range(run.settings.num_steps):
         run.board.waiting("train", f"the {size} oldest groups to be accepted (step {step + 1})")
-        groups = await run.queue.take(size, step)
-        if not groups:
+        taken = await run.queue.take(step)
+        if not taken.groups:
             break
-        ended_s = await _train_one(run, step, groups, ended_s)
+        _give_up(run, taken.spare)
+        ended_s = await _train_one(run, step, taken, ended_s)
         await _after_step(run, step + 1)
     run.board.waiting("train", "nothing: the last step is done")
     run.finished_in.close()
     run.trained_in.close()
 
 
-async def _train_one(run: RunState, step: int, groups: list[Accepted], previous_s: float) -> float:
+def _give_up(run: RunState, group_ids: list[int]) -> None:
+    """Drop the spare groups of a step; their slots stay taken until its weights are live, as those of the others do."""
+    for group_id in group_ids:
+        run.ledger.drop(group_id, OVERSAMPLED)
+        if group_id in run.scopes:
+            run.scopes[group_id].cancel()
+
+
+async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) -> float:
     """Train step number `step`, hand its weights to `publish`, and return when training ended."""
+    groups = taken.groups
     taken_s, depth = run.clock(), run.queue.depth
     if step == 0:
         run.observer.on_stage("first training step")
@@ -140,6 +166,7 @@ async def _train_one(run: RunState, step: int, groups: list[Accepted], previous_
         Trained(
             version=step + 1,
             groups=groups,
+            spare=taken.spare,
             result=result,
             update=update,
             interval_s=trained_s - previous_s,
@@ -176,6 +203,8 @@ async def publish(run: RunState) -> None:
         run.publisher_idle.release()
         for group in trained.groups:
             run.slots.release(group.ticket.group_id, Release.TRAINED)
+        for group_id in trained.spare:
+            run.slots.release(group_id, Release.SPARE)
         run.board.waiting("publish", "the engines' counters")
         stats = await run.pool.stats()
         counts = run.ledger.check()

@@ -23,6 +23,7 @@ class Trained:
     Attributes:
         version: Steps done, which is the version of the new weights.
         groups: What was trained on, oldest first.
+        spare: Ids of the groups that were started for the step and given up.
         result: The learner's report.
         update: How engines get the weights.
         interval_s: Time from the end of the previous step to the end of this one.
@@ -33,6 +34,7 @@ class Trained:
 
     version: int
     groups: Sequence[Accepted]
+    spare: Sequence[int]
     result: TrainResult
     update: WeightUpdate
     interval_s: float

@@ -5,7 +5,7 @@ Order of arrival would break the staleness bound: slow groups would be overtaken
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import anyio
@@ -32,31 +32,58 @@ class Accepted:
     accepted_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one step removes from the line.
+
+    Attributes:
+        groups: To be trained on, oldest first; empty when nothing is left.
+        spare: Ids of the groups that were started in case and are not needed.
+    """
+
+    groups: list[Accepted]
+    spare: list[int]
+
+
+_ABSENT = object()
+
+
 class GroupQueue:
     """Holds groups from admission until a step takes them.
 
+    A step removes the oldest `count` + `spare` groups of the line, its window: it takes the first `count` of them to be
+    accepted, and gives up the rest. So every step moves the line on by as many groups, whichever finish first.
+
     Args:
         max_staleness: Largest lag, in steps, with which a group may be taken.
+        count: Groups that a step takes.
+        spare: Groups that a step gives up beside those it takes.
     """
 
-    def __init__(self, max_staleness: int) -> None:
-        self.max_staleness = max_staleness
-        self._open: deque[int] = deque()  # admitted, from the oldest that is not resolved on
-        self._resolved: dict[int, Accepted | None] = {}  # behind an older group that is not resolved; None: gone
-        self._ready: deque[Accepted] = deque()  # every older group is resolved
-        self._unresolved: set[int] = set()
+    def __init__(self, max_staleness: int, count: int, spare: int = 0) -> None:
+        self.max_staleness, self.count, self.spare = max_staleness, count, spare
+        self._window: dict[int, Accepted | None] = {}  # in order of admission; None: not resolved
+        self._behind: OrderedDict[int, Accepted | None] = OrderedDict()
+        self._accepted = 0  # in the window
+        self._accepted_behind = 0
+        self._last_id = -1
         self._closed = False
         self._changed: anyio.Event | None = None
 
     @property
     def depth(self) -> int:
         """Accepted groups that no step has taken."""
-        return len(self._ready) + sum(entry is not None for entry in self._resolved.values())
+        return self._accepted + self._accepted_behind
 
     @property
     def unresolved(self) -> int:
         """Admitted groups that are neither accepted nor gone."""
-        return len(self._unresolved)
+        return len(self._window) + len(self._behind) - self.depth
+
+    def waits_for(self, group_id: int) -> bool:
+        """Whether the group is in the line and not resolved."""
+        part = self._window if group_id in self._window else self._behind
+        return part.get(group_id, _ABSENT) is None
 
     def admit(self, group_id: int) -> None:
         """Give `group_id` the last place in the line.
@@ -64,55 +91,75 @@ class GroupQueue:
         Raises:
             LedgerError: If the queue is closed or an id is not larger than all before it.
         """
-        if self._closed or (self._open and group_id <= self._open[-1]):
-            raise LedgerError(f"group {group_id} cannot be admitted: closed = {self._closed}, last in line {list(self._open)[-1:]}")
-        self._open.append(group_id)
-        self._unresolved.add(group_id)
+        if self._closed or group_id <= self._last_id:
+            raise LedgerError(f"group {group_id} cannot be admitted: closed = {self._closed}, last in line {self._last_id}")
+        self._behind[group_id] = None
+        self._last_id = group_id
+        self._fill_window()
 
     def accept(self, group: Accepted) -> None:
         """Resolve a group: it waits for its turn to be trained on."""
-        self._resolve(group.ticket.group_id, group)
+        group_id = group.ticket.group_id
+        self._check_unresolved(group_id)
+        if group_id in self._window:
+            self._window[group_id] = group
+            self._accepted += 1
+            self._wake()
+        else:
+            self._behind[group_id] = group
+            self._accepted_behind += 1
 
     def discard(self, group_id: int) -> None:
         """Resolve a group: it was filtered or dropped and leaves the line."""
-        self._resolve(group_id, None)
+        self._check_unresolved(group_id)
+        del (self._window if group_id in self._window else self._behind)[group_id]
+        self._fill_window()
 
     def close(self) -> None:
         """Say that no further group will be admitted, so that a last, smaller step can be taken."""
         self._closed = True
         self._wake()
 
-    async def take(self, count: int, step: int) -> list[Accepted]:
-        """Wait for the `count` oldest live groups, all accepted, and remove them.
+    async def take(self, step: int) -> Taken:
+        """Wait until enough of the oldest groups are accepted, and remove all of these from the line.
 
         Args:
-            count: Groups of one step.
             step: The step that takes them, from 0, which is also the version of the weights they will train.
 
         Returns:
-            `count` groups, oldest first. Fewer, perhaps none, only when the queue is closed and nothing is left behind them.
+            `count` groups. Fewer, perhaps none, only when the queue is closed and nothing is left behind them.
 
         Raises:
             StalenessError: If one of them is older than the bound, or newer than the weights it would train.
         """
-        while len(self._ready) < count and not (self._closed and not self._open):
+        while not self._complete():
             self._changed = anyio.Event()
             await self._changed.wait()
-        taken = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
-        for group in taken:
+        accepted = [group for group in self._window.values() if group is not None]
+        first = {group.ticket.group_id for group in sorted(accepted, key=lambda group: group.accepted_s)[: self.count]}
+        taken = Taken([group for group in accepted if group.ticket.group_id in first], [i for i in self._window if i not in first])
+        self._window, self._accepted = {}, 0
+        self._fill_window()
+        for group in taken.groups:
             self._check_lag(group, step)
         return taken
 
-    def _resolve(self, group_id: int, entry: Accepted | None) -> None:
-        if group_id not in self._unresolved:
-            raise LedgerError(f"group {group_id} is resolved twice or was never admitted")
-        self._unresolved.remove(group_id)
-        self._resolved[group_id] = entry
-        while self._open and self._open[0] in self._resolved:
-            head = self._resolved.pop(self._open.popleft())
-            if head is not None:
-                self._ready.append(head)
+    def _complete(self) -> bool:
+        """Whether a step can be taken; never before the window is full, because slots would be free while the step is trained."""
+        full = len(self._window) == self.count + self.spare
+        return (full or self._closed) and self._accepted >= min(self.count, len(self._window))
+
+    def _fill_window(self) -> None:
+        while self._behind and len(self._window) < self.count + self.spare:
+            group_id, entry = self._behind.popitem(last=False)
+            self._window[group_id] = entry
+            self._accepted += entry is not None
+            self._accepted_behind -= entry is not None
         self._wake()
+
+    def _check_unresolved(self, group_id: int) -> None:
+        if not self.waits_for(group_id):
+            raise LedgerError(f"group {group_id} is resolved twice or was never admitted")
 
     def _wake(self) -> None:
         if self._changed is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from agentrl.config.schema import GROUP_ESTIMATORS, TrainConfig
@@ -15,6 +16,7 @@ class FlowSettings:
         num_steps: Optimizer steps to take.
         groups_per_step: Groups that make one step (G).
         num_samples: Episodes of a group.
+        spare_groups: Groups started per step beyond those it trains on; the last of them to finish are dropped.
         max_staleness: Steps a trained token may be older than the weights it trains (S); 0 is synchronous training.
         min_members: Trainable members a group needs; 2 for estimators that compare the members of a group.
         max_attempts: Attempts at a group before it is dropped.
@@ -30,6 +32,7 @@ class FlowSettings:
     num_steps: int
     groups_per_step: int
     num_samples: int
+    spare_groups: int = 0
     max_staleness: int = 0
     min_members: int = 1
     max_attempts: int = 2
@@ -42,9 +45,14 @@ class FlowSettings:
     stall_timeout_s: float = 600.0
 
     @property
+    def groups_removed_per_step(self) -> int:
+        """Groups by which a step moves the line on: those trained on and the spare ones."""
+        return self.groups_per_step + self.spare_groups
+
+    @property
     def num_slots(self) -> int:
-        """Groups that may be under way at once: (S + 1) x G."""
-        return (self.max_staleness + 1) * self.groups_per_step
+        """Groups that may be under way at once: (S + 1) x G, spare groups included."""
+        return (self.max_staleness + 1) * self.groups_removed_per_step
 
 
 def flow_settings(config: TrainConfig) -> FlowSettings:
@@ -54,10 +62,12 @@ def flow_settings(config: TrainConfig) -> FlowSettings:
         num_steps=config.run.num_steps,
         groups_per_step=rollout.groups_per_step,
         num_samples=rollout.n_samples_per_prompt,
+        spare_groups=math.ceil(flow.oversample * rollout.groups_per_step),
         max_staleness=config.staleness,
         min_members=2 if config.algo.advantage_estimator in GROUP_ESTIMATORS else 1,
         max_attempts=flow.max_attempts,
         max_failure_rate=flow.max_failure_rate,
+        min_pass_rate=flow.min_pass_rate,
         pass_window=max(512, 16 * rollout.groups_per_step),
         record={"none": 0, "sample": 1, "all": rollout.n_samples_per_prompt}[config.track.record],
         stall_timeout_s=config.run.stall_timeout_s,

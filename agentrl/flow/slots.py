@@ -3,6 +3,9 @@
 A group holds one of (S + 1) x G slots from admission until it is filtered or dropped, or until the weights trained on
 it are live. At admission under live version v, every other held slot belongs to a group that no step before v has
 taken; with groups taken first-in first-out, at most (S + 1) x G - 1 of them come first, so this one is taken by step v + S.
+
+With over-sampling, G counts the spare groups too: a step removes the oldest G groups of the line, trained on or not, and
+all of their slots are given back when its weights are live.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ class Release(Enum):
 
     TRAINED = auto()
     """The weights trained on the group are live; one group of the run's total is done."""
+    SPARE = auto()
+    """The group was not needed for a step whose weights are live; one group of the run's total is done."""
     FILTERED = auto()
     """The filter rejected the group; another may take its place."""
     DROPPED = auto()
@@ -32,13 +37,13 @@ class Slots:
 
     Args:
         capacity: Groups under way at once, (S + 1) x G.
-        total: Groups that the whole run trains on; none is admitted beyond what is still needed for it.
+        total: Groups that the steps of the whole run remove; none is admitted beyond what is still needed for it.
     """
 
     def __init__(self, capacity: int, total: int) -> None:
         self.capacity, self.total = capacity, total
         self._held: set[int] = set()
-        self._trained = 0
+        self._done = 0
         self._changed: anyio.Event | None = None
 
     @property
@@ -50,7 +55,7 @@ class Slots:
         """Wait for a slot and take it for `group_id`.
 
         Returns:
-            False, without a slot, once every group that the run needs has been trained and published.
+            False, without a slot, once every group that the run needs is done.
 
         Raises:
             LedgerError: If the group already holds a slot.
@@ -58,7 +63,7 @@ class Slots:
         if group_id in self._held:
             raise LedgerError(f"group {group_id} asks for a second slot")
         while not self._available():
-            if self._trained >= self.total:
+            if self._done >= self.total:
                 return False
             self._changed = anyio.Event()
             await self._changed.wait()
@@ -74,11 +79,11 @@ class Slots:
         if group_id not in self._held:
             raise LedgerError(f"group {group_id} gives back a slot that it does not hold ({reason.name.lower()})")
         self._held.remove(group_id)
-        if reason is Release.TRAINED:
-            self._trained += 1
+        if reason in (Release.TRAINED, Release.SPARE):
+            self._done += 1
         if self._changed is not None:
             self._changed.set()
             self._changed = None
 
     def _available(self) -> bool:
-        return len(self._held) < min(self.capacity, self.total - self._trained)
+        return len(self._held) < min(self.capacity, self.total - self._done)

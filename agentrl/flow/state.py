@@ -66,8 +66,8 @@ class RunState:
     ) -> None:
         self.settings, self.pool, self.learner, self.tasks = settings, pool, learner, tasks
         self.keep, self.observer, self.after_step, self.clock = keep, observer, tuple(after_step), clock
-        self.slots = Slots(settings.num_slots, settings.num_steps * settings.groups_per_step)
-        self.queue = GroupQueue(settings.max_staleness)
+        self.slots = Slots(settings.num_slots, settings.num_steps * settings.groups_removed_per_step)
+        self.queue = GroupQueue(settings.max_staleness, settings.groups_per_step, settings.spare_groups)
         self.ledger = Ledger()
         self.health = Health(settings)
         self.board = WaitBoard(clock)
@@ -75,6 +75,7 @@ class RunState:
         self.live_version = 0  # publish
         self.last_step_groups = 0  # train
         self.running: dict[int, float] = {}  # group id -> start of its attempt; admit, collect
+        self.scopes: dict[int, anyio.CancelScope] = {}  # group id -> its attempt; cancelled by train
         self.finished_in, self.finished = anyio.create_memory_object_stream[Finished](math.inf)
         self.trained_in, self.trained = anyio.create_memory_object_stream[Trained](1)
         self.publisher_idle = anyio.Semaphore(1)  # train takes it before an export, publish gives it back when live

@@ -21,6 +21,7 @@ from agentrl.env.agent import SamplingParams, StepResult, StepState
 from agentrl.env.boundary import EnvSession
 from agentrl.env.results import RawText
 from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.penalties import penalize
 from agentrl.rollout.prompt import encode_prompt
 from agentrl.rollout.settings import EpisodeSettings
 
@@ -30,8 +31,9 @@ class Episode:
 
     Tokens only ever grow: a turn's context is every token so far followed by the tokens of the environment's answer.
 
-    The reward is the sum of the turns' rewards. The score is the last turn's; if the environment gave none there, it is
-    the reward so far, clipped to 0..1. A metric is the mean over the calls of `reset` and `step` that logged it.
+    The reward is the sum of the turns' rewards, less the penalties for length. The score is the last turn's; if the
+    environment gave none there, it is the reward so far, before penalties, clipped to 0..1. A metric is the mean over the
+    calls of `reset` and `step` that logged it.
 
     Args:
         ticket: The group.
@@ -51,6 +53,7 @@ class Episode:
         self._prompt: list[int] = []  # what comes before the next sampled turn
         self._text = ""
         self._turns: list[Turn] = []
+        self._budgets: list[int] = []  # tokens that each turn was allowed
         self._logs: list[Mapping[str, float]] = []
         self._parts: dict[str, float] = {}
         self._score: float | None = None
@@ -171,6 +174,7 @@ class Episode:
 
     def _record(self, turn: Turn, result: StepResult) -> None:
         self._turns.append(turn)
+        self._budgets.append(self._sampling.max_tokens)
         self._context += [*self._prompt, *turn.token_ids.tolist()]
         self._text += turn.prompt_text + turn.text
         self._logs.append(result.info)
@@ -197,13 +201,14 @@ class Episode:
 
     def _trajectory(self, status: Status, error: str | None, seconds: float) -> Trajectory:
         name = trajectory_id(self._ticket, self._index)
+        turns = penalize(self._turns, self._budgets, self._settings.penalties) if status.trainable else tuple(self._turns)
         return Trajectory(
             trajectory_id=name,
             episode_id=name,
             group_id=self._ticket.group_id,
-            turns=tuple(self._turns),
+            turns=turns,
             status=status,
-            reward=math.fsum(turn.reward for turn in self._turns) if status.trainable else None,
+            reward=math.fsum(turn.reward for turn in turns) if status.trainable else None,
             score=self._score if status.trainable else None,
             reward_parts=self._parts,
             metrics=average(self._logs),

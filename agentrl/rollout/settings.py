@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from agentrl.config.schema import TrainConfig
 from agentrl.core.types import Sampling
 from agentrl.env.boundary import EnvLimits
+from agentrl.rollout.penalties import LengthPenalties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class EpisodeSettings:
         env: Deadlines and threads of user code.
         apply_chat_template: Render a plain-text prompt as one user message.
         system_prompt: System message put before a chat that does not begin with one.
+        penalties: What an episode pays for its length.
     """
 
     model: str
@@ -36,6 +38,7 @@ class EpisodeSettings:
     env: EnvLimits = field(default_factory=EnvLimits)
     apply_chat_template: bool = True
     system_prompt: str = ""
+    penalties: LengthPenalties = field(default_factory=LengthPenalties)
 
 
 def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:
@@ -67,4 +70,9 @@ def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:
         ),
         apply_chat_template=config.data.apply_chat_template,
         system_prompt=config.data.system_prompt,
+        penalties=LengthPenalties(
+            overlong_buffer=config.algo.overlong_buffer,
+            overlong_factor=config.algo.overlong_penalty,
+            stop_properly=config.algo.stop_properly_penalty,
+        ),
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -113,6 +114,58 @@ def test_bounded_staleness_and_conservation(
             assert step - seen[group_id, 0].version <= staleness  # the weights live at admission are within the bound too
 
 
+@pytest.mark.parametrize("staleness", range(4))
+@given(
+    script=scripts,
+    size=st.integers(1, 4),
+    spare=st.integers(1, 4),
+    num_steps=st.integers(1, 8),
+    workers=st.integers(1, 3),
+    num_tasks=st.sampled_from([7, 1000, 1000]),
+)
+@settings(max_examples=150, deadline=None)
+def test_spare_groups_keep_the_bound_and_the_accounts(
+    staleness: int, script: Script, size: int, spare: int, num_steps: int, workers: int, num_tasks: int
+) -> None:
+    scene = scene_of(script, replace(flow_of(staleness, size, num_steps), spare_groups=spare), workers, num_tasks)
+    try:
+        counts = scene.run().counts
+    except (NothingToTrainError, TooManyFailuresError):
+        assert not scene.learner.steps
+        assert all(script.fate(group_id) != "trained" for group_id in range(num_tasks))
+        return
+    seen = {(ticket.group_id, ticket.attempt): ticket for worker in scene.workers for ticket in worker.seen}
+    trained = scene.learner.trained_ids
+    given_up = counts.dropped.get("oversampled", 0)
+    assert counts.in_flight == 0
+    assert not any(worker.live for worker in scene.workers)  # what was given up does not go on
+    assert counts.submitted == counts.trained + sum(counts.filtered.values()) + sum(counts.dropped.values())
+    assert trained == sorted(set(trained))  # each at most once, first-in first-out
+    assert all(script.fate(group_id) == "trained" for group_id in trained)
+    assert given_up <= spare * len(scene.learner.steps)
+    if num_tasks == 1000:
+        assert [len(step) for step in scene.learner.steps] == [size] * num_steps
+        assert given_up == spare * num_steps
+    versions = {summary.group_id: summary.versions for summary in scene.observer.groups if summary.versions}
+    for step, refs in enumerate(scene.learner.steps):
+        for group_id in (int(ref.removeprefix("ref ")) for ref in refs):
+            assert 0 <= step - versions[group_id][0] <= staleness
+            assert step - seen[group_id, 0].version <= staleness
+
+
+def test_a_slow_group_does_not_hold_up_a_step_that_has_spare_groups() -> None:
+    def slow(ticket: Ticket) -> float:
+        return 100.0 if ticket.group_id % 5 == 2 else 1.0
+
+    seconds = {}
+    for spare in (0, 1):
+        flow = FlowSettings(num_steps=6, groups_per_step=4, num_samples=2, spare_groups=spare)
+        scene = Scene(flow, workers=[ScriptedWorker(duration=slow)])
+        seconds[spare] = scene.run().seconds
+        assert (set(scene.learner.trained_ids) & set(range(2, 30, 5)) == set()) is bool(spare)
+    assert seconds[1] < 20 < 100 < seconds[0]
+
+
 @given(script=scripts, other_timing=st.integers(0, 2**32), size=st.integers(1, 4), workers=st.integers(1, 3))
 @settings(max_examples=150, deadline=None)
 def test_a_synchronous_run_trains_the_same_groups_whatever_the_timing(script: Script, other_timing: int, size: int, workers: int) -> None:
@@ -127,7 +180,7 @@ def test_a_synchronous_run_trains_the_same_groups_whatever_the_timing(script: Sc
 @given(order=st.permutations(range(12)), gone=st.sets(st.integers(0, 11), max_size=8), size=st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
 def test_the_queue_yields_accepted_groups_in_order_of_admission(order: list[int], gone: set[int], size: int) -> None:
-    queue = GroupQueue(max_staleness=0)
+    queue = GroupQueue(0, size)
 
     async def drain() -> list[int]:
         for group_id in range(12):
@@ -136,7 +189,7 @@ def test_the_queue_yields_accepted_groups_in_order_of_admission(order: list[int]
             queue.discard(group_id) if group_id in gone else queue.accept(accepted(group_id))
         queue.close()
         taken: list[int] = []
-        while groups := await queue.take(size, 0):
+        while groups := (await queue.take(0)).groups:
             taken += [group.ticket.group_id for group in groups]
         return taken
 
@@ -152,10 +205,13 @@ class ArrivalQueue(GroupQueue):
     """What the queue would be if it served groups as they arrive."""
 
     def accept(self, group: Accepted) -> None:
-        self._open.remove(group.ticket.group_id)
-        self._unresolved.remove(group.ticket.group_id)
-        self._ready.append(group)
-        self._wake()
+        super().accept(group)
+        line = {**self._window, **self._behind}
+        arrived = sorted((entry for entry in line.values() if entry), key=lambda entry: entry.accepted_s)
+        waiting = [group_id for group_id, entry in line.items() if entry is None]
+        self._window, self._behind = {}, OrderedDict({**{e.ticket.group_id: e for e in arrived}, **dict.fromkeys(waiting)})
+        self._accepted, self._accepted_behind = 0, len(arrived)
+        self._fill_window()
 
 
 @pytest.mark.parametrize("ordered", [True, False])

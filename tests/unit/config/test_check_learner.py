@@ -27,7 +27,7 @@ def test_settings_without_effect_or_sense_are_refused_by_name(flags: list[str]) 
 
 
 def test_the_same_settings_in_their_place_are_accepted() -> None:
-    kl = ["--init-kl-coef", "0.1", "--use-kl-loss", "--kl-target", "0.1", "--ref-reset-every", "5"]
+    kl = ["--init-kl-coef", "0.1", "--use-kl-loss", "--kl-estimator", "k2", "--kl-target", "0.1", "--ref-reset-every", "5"]
     config = load_config([*AGENT, *kl, "--advantage-estimator", "gae", "--critic-warmup-steps", "3", "--mini-batches", "16"])
     assert config.learner.critic_warmup_steps == 3
     assert config.algo.kl_target == 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -62,7 +63,7 @@ async def test_no_more_groups_are_admitted_than_the_run_can_train() -> None:
     slots.release(0, Release.FILTERED)
     assert await slots.acquire(2)
     slots.release(1, Release.TRAINED)
-    slots.release(2, Release.TRAINED)
+    slots.release(2, Release.SPARE)
     assert not await slots.acquire(3)
 
 
@@ -77,51 +78,75 @@ async def test_slots_refuse_double_use() -> None:
 
 
 async def test_the_queue_waits_for_the_head_of_the_line() -> None:
-    queue = GroupQueue(max_staleness=1)
+    queue = GroupQueue(max_staleness=1, count=2)
     for group_id in range(4):
         queue.admit(group_id)
     for group_id in (3, 1):
         queue.accept(accepted(group_id))
     with anyio.move_on_after(0.01) as timeout:
-        await queue.take(2, 0)
+        await queue.take(0)
     assert timeout.cancelled_caught
     assert (queue.depth, queue.unresolved) == (2, 2)
     queue.discard(0)
     queue.accept(accepted(2))
-    assert [group.ref for group in await queue.take(2, 0)] == ["ref 1", "ref 2"]
+    assert [group.ref for group in (await queue.take(0)).groups] == ["ref 1", "ref 2"]
     assert queue.depth == 1
 
 
 async def test_a_closed_queue_yields_what_is_left_and_then_nothing() -> None:
-    queue = GroupQueue(max_staleness=0)
+    queue = GroupQueue(max_staleness=0, count=2)
     queue.admit(0)
     queue.admit(1)
     queue.accept(accepted(0))
     queue.close()
     with anyio.move_on_after(0.01) as timeout:
-        await queue.take(2, 0)
+        await queue.take(0)
     assert timeout.cancelled_caught  # group 1 may still be accepted
     queue.discard(1)
-    assert [group.ref for group in await queue.take(2, 0)] == ["ref 0"]
-    assert await queue.take(2, 0) == []
+    assert [group.ref for group in (await queue.take(0)).groups] == ["ref 0"]
+    assert (await queue.take(0)).groups == []
     with pytest.raises(LedgerError, match="closed"):
         queue.admit(2)
 
 
+async def test_a_step_takes_the_first_to_finish_of_the_oldest_and_gives_up_the_rest() -> None:
+    queue = GroupQueue(max_staleness=0, count=2, spare=2)
+    for group_id in range(6):
+        queue.admit(group_id)
+    queue.accept(replace(accepted(5), accepted_s=0.0))  # not among the oldest four
+    queue.accept(replace(accepted(3), accepted_s=1.0))
+    with anyio.move_on_after(0.01) as timeout:
+        await queue.take(0)
+    assert timeout.cancelled_caught
+    for time_s, group_id in ((2.0, 0), (3.0, 2)):
+        queue.accept(replace(accepted(group_id), accepted_s=time_s))
+    taken = await queue.take(0)
+    assert [group.ticket.group_id for group in taken.groups] == [0, 3]
+    assert taken.spare == [1, 2]
+    assert [queue.waits_for(group_id) for group_id in range(6)] == [False, False, False, False, True, False]
+    assert (queue.depth, queue.unresolved) == (1, 1)
+    queue.accept(accepted(4))
+    with anyio.move_on_after(0.01) as timeout:
+        await queue.take(0)  # two are accepted, but with a line shorter than what a step removes, slots would be free meanwhile
+    assert timeout.cancelled_caught
+    queue.close()
+    assert [group.ticket.group_id for group in (await queue.take(0)).groups] == [4, 5]
+
+
 @pytest.mark.parametrize(("versions", "fine"), [((1, 2), True), ((2, 3), True), ((0, 3), False), ((3, 4), False), (None, False)])
 async def test_lag_is_checked_again_when_groups_are_taken(versions: tuple[int, int] | None, fine: bool) -> None:
-    queue = GroupQueue(max_staleness=2)
+    queue = GroupQueue(max_staleness=2, count=1)
     queue.admit(0)
     queue.accept(accepted(0, versions))
     if fine:
-        assert len(await queue.take(1, 3)) == 1
+        assert len((await queue.take(3)).groups) == 1
     else:
         with pytest.raises(StalenessError, match="group 0"):
-            await queue.take(1, 3)
+            await queue.take(3)
 
 
 def test_a_group_is_resolved_once() -> None:
-    queue = GroupQueue(max_staleness=0)
+    queue = GroupQueue(max_staleness=0, count=2)
     queue.admit(5)
     queue.discard(5)
     with pytest.raises(LedgerError, match="twice"):
@@ -209,6 +234,8 @@ def test_settings_follow_the_configuration() -> None:
     built = flow_settings(config)
     assert (built.max_staleness, built.num_slots, built.min_members) == (1, 2 * config.rollout.groups_per_step, 2)
     assert (built.max_attempts, built.record) == (3, config.rollout.n_samples_per_prompt)
+    spare = flow_settings(TrainConfig(flow=FlowConfig(oversample=0.3, max_staleness=2, min_pass_rate=0.2)))  # of 16 groups
+    assert (spare.spare_groups, spare.groups_removed_per_step, spare.num_slots, spare.min_pass_rate) == (5, 21, 63, 0.2)
     assert flow_settings(TrainConfig(algo=AlgoConfig(advantage_estimator="reinforce"))).min_members == 1
 
 

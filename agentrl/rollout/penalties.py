@@ -1,0 +1,51 @@
+"""Penalties for length, applied to the turns of an episode that ended properly; its score was taken before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agentrl.algo.penalties import overlong_penalty, stop_properly
+from agentrl.core.types import FinishReason, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthPenalties:
+    """What an episode pays for its length.
+
+    Attributes:
+        overlong_buffer: Tokens before a turn's budget over which the penalty of the turn grows; 0: none.
+        overlong_factor: Penalty of a turn that uses up its budget.
+        stop_properly: For an episode whose last turn was cut by a token limit: at least 0 multiplies its reward, below 0
+            replaces it; `None`: nothing.
+    """
+
+    overlong_buffer: int = 0
+    overlong_factor: float = 1.0
+    stop_properly: float | None = None
+
+
+def penalize(turns: Sequence[Turn], budgets: Sequence[int], penalties: LengthPenalties) -> tuple[Turn, ...]:
+    """The turns with what their length costs taken off their rewards.
+
+    First each turn pays for coming close to its own budget, then the episode for being cut; a reward that replaces the
+    episode's is that of the last turn, and the others get 0.
+
+    Args:
+        turns: Of one episode, at least one.
+        budgets: Tokens that each turn was allowed to sample, before the context's end limits it.
+        penalties: What is paid.
+    """
+    buffer, factor = penalties.overlong_buffer, penalties.overlong_factor
+    rewards = [
+        turn.reward + overlong_penalty(len(turn.token_ids), limit=budget, buffer=min(buffer, budget), factor=factor)
+        for turn, budget in zip(turns, budgets, strict=True)
+    ]
+    cut = turns[-1].finish_reason is FinishReason.LENGTH
+    coefficient = penalties.stop_properly
+    if cut and coefficient is not None and coefficient < 0:
+        rewards = [0.0] * (len(turns) - 1) + [stop_properly(math.fsum(rewards), truncated=True, penalty=coefficient)]
+    else:
+        rewards = [stop_properly(reward, truncated=cut, penalty=coefficient) for reward in rewards]
+    return tuple(turn if turn.reward == reward else replace(turn, reward=reward) for turn, reward in zip(turns, rewards, strict=True))

@@ -1,0 +1,67 @@
+"""Combinations of algorithms that would do nothing, or something wrong, are refused with a way out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from agentrl.config.load import load_config
+from agentrl.core.errors import ConfigError
+
+AGENT = ["--agent", "module:Name"]
+GAE = ["--advantage-estimator", "gae"]
+REUSE = ["--reuse-behaviour-logprobs"]
+KL_LOSS = ["--init-kl-coef", "0.1", "--use-kl-loss"]
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "remedy"),
+    [
+        ([*GAE, "--critic-learning-rate", "0"], "--critic-learning-rate", "reinforce"),
+        (["--policy-loss", "reinforce", "--ppo-epochs", "2"], "--ppo-epochs", "--policy-loss ppo"),
+        (["--policy-loss", "reinforce", "--mini-batches", "2"], "--mini-batches", "--policy-loss ppo"),
+        (["--policy-loss", "reinforce", "--async", *REUSE], "--reuse-behaviour-logprobs", "--policy-loss ppo"),
+        (["--policy-loss", "cispo", "--dual-clip", "3"], "--dual-clip", "--policy-loss ppo"),
+        (KL_LOSS, "--kl-estimator", "k2"),
+        ([*REUSE, "--off-policy", "icepop"], "--off-policy", "Leave out"),
+        ([*REUSE, "--off-policy", "decoupled"], "--off-policy", "Leave out"),
+        ([*REUSE, "--off-policy-level", "geo"], "--off-policy-level", "Leave out"),
+        ([*REUSE, "--opsm-delta", "0.1"], "--opsm-delta", "Leave out"),
+        (["--max-new-tokens", "64", "--overlong-buffer", "65"], "--overlong-buffer", "at most 64"),
+        (["--overlong-penalty", "2"], "--overlong-penalty", "--overlong-buffer"),
+        (["--dynamic-filtering-range", "0.1", "0.9"], "--dynamic-filtering-range", "--dynamic-filtering"),
+        (["--oversample", "-1"], "--oversample", "help"),
+        (["--min-pass-rate", "2"], "--min-pass-rate", "help"),
+        (["--n-samples-per-prompt", "1", "--advantage-estimator", "rloo"], "--n-samples-per-prompt", "reinforce"),
+    ],
+)
+def test_each_rule_names_flag_value_and_remedy(args: list[str], field: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([*AGENT, *args])
+    assert caught.value.field == field
+    assert caught.value.value is not None
+    assert re.search(remedy, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [*GAE, "--n-samples-per-prompt", "1"],
+        ["--policy-loss", "reinforce", "--async"],
+        ["--async", *REUSE],
+        ["--dual-clip", "3"],
+        [*KL_LOSS, "--kl-estimator", "k3"],
+        ["--max-new-tokens", "64", "--overlong-buffer", "64", "--overlong-penalty", "0.5", "--stop-properly-penalty", "-1"],
+        ["--dynamic-filtering", "--dynamic-filtering-range", "0.1", "0.9", "--oversample", "0.5", "--min-pass-rate", "0"],
+    ],
+)
+def test_what_makes_sense_is_accepted(args: list[str]) -> None:
+    load_config([*AGENT, *args])
+
+
+@pytest.mark.parametrize("flag", ["--advantage-estimator", "--policy-loss", "--off-policy", "--kl-estimator", "--loss-aggregation"])
+def test_an_unknown_name_is_answered_with_the_known_ones(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_config([*AGENT, flag, "no-such-thing"])
+    assert flag in capsys.readouterr().err
