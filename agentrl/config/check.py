@@ -15,15 +15,45 @@ def check(config: TrainConfig) -> TrainConfig:
     """Apply every rule and fill in what follows from other settings.
 
     Returns:
-        The configuration with ``max_staleness`` and ``asynchronous`` made explicit.
+        The configuration with ``agent``, ``max_staleness`` and ``asynchronous`` made explicit.
 
     Raises:
         ConfigError: For the first rule that does not hold.
     """
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, agent=_judged_agent(config)))
     for rule in RULES:
         rule(config)
     flow = dataclasses.replace(config.flow, max_staleness=config.staleness, asynchronous=config.staleness > 0)
     return dataclasses.replace(config, flow=flow)
+
+
+def _judged_agent(config: TrainConfig) -> str:
+    """The agent, or what ``--remote-rm-url`` stands for."""
+    urls, given = config.data.remote_rm_url, config.run.agent
+    if not urls:
+        return given
+    if urls.endswith(".py"):
+        agent = urls
+    else:
+        options = f"timeout_s={config.rollout.reward_timeout_s:g}&batch_size={config.rollout.reward_batch_size}"
+        agent = f"reward:{','.join(url.strip() for url in urls.split(','))}#{options}"
+    if given and given.partition("#")[0] != agent.partition("#")[0]:
+        raise ConfigError("--remote-rm-url", urls, f"--agent {given} says already what judges", "Leave out one of the two.")
+    return agent
+
+
+def _reward_servers_can_be_asked(config: TrainConfig) -> None:
+    urls, limit = config.data.remote_rm_url, config.rollout.step_timeout_s
+    if not urls or urls.endswith(".py"):
+        return
+    if not all(url.strip().startswith(("http://", "https://")) for url in urls.split(",")):
+        problem = "is neither a Python file nor a list of addresses"
+        raise ConfigError("--remote-rm-url", urls, problem, "Write http://HOST:PORT/PATH, with commas between several.")
+    if not config.data.prompts:
+        raise ConfigError("--prompts", "", "is not given, and a reward server has no tasks", "Name a data set.")
+    if config.rollout.reward_timeout_s >= limit:
+        problem = f"is not below --step-timeout-s {limit:g}, which would end the request first"
+        raise ConfigError("--reward-timeout-s", config.rollout.reward_timeout_s, problem, "Lower it, or raise the other.")
 
 
 def _agent_is_named(config: TrainConfig) -> None:
@@ -249,6 +279,7 @@ def _colocated_pairs_match(config: TrainConfig) -> None:
 
 RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _agent_is_named,
+    _reward_servers_can_be_asked,
     _prompts_exist,
     _model_exists,
     _group_size_fits_estimator,

@@ -29,7 +29,8 @@ class RunConfig:
     """What to train on, for how long, and where results go."""
 
     agent: str = ""
-    """Environment to train in: ``file.py``, ``file.py:Name``, ``package.module:Name``. Required."""
+    """Environment or reward to train on: ``file.py``, ``file.py:Name``, ``package.module:Name``, ``gym:ID``. Required, unless
+    ``--remote-rm-url`` is given."""
     num_steps: Count = 50
     """Optimizer steps to train for."""
     seed: CountOrZero = 0
@@ -62,6 +63,9 @@ class DataConfig:
     """Render a plain-text prompt as one user message with the chat template; off: use the text as it is."""
     system_prompt: str = ""
     """System message put before every chat prompt."""
+    remote_rm_url: str = ""
+    """What judges single answers to ``--prompts``, in place of ``--agent``: reward servers as URLs with commas between them, asked
+    in rotation, or a file with a reward."""
     shuffle: bool = True
     """Draw tasks in an order derived from the seed and the epoch; off: in the given order."""
 
@@ -104,6 +108,10 @@ class RolloutConfig:
     """Deadline of one call of the environment's ``step``."""
     episode_timeout_s: Positive = 1800.0
     """Deadline of a whole episode."""
+    reward_timeout_s: Positive = 45.0
+    """Deadline of an answer of ``--remote-rm-url``, further attempts included."""
+    reward_batch_size: Count = 64
+    """Episodes whose answers go to ``--remote-rm-url`` in one request at most."""
     env_threads: Count = 32
     """Threads per worker for environments written with plain ``def`` methods."""
 
