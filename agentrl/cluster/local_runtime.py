@@ -78,6 +78,14 @@ class ThreadedLearner:
         """As `Learner.save_model`."""
         await self._call(lambda: self._rank.save_model(path))
 
+    async def save_checkpoint(self, path: str, step: int) -> None:
+        """As `Learner.save_checkpoint`."""
+        await self._call(lambda: self._rank.save_checkpoint(path, step))
+
+    async def load_checkpoint(self, path: str) -> int:
+        """As `Learner.load_checkpoint`."""
+        return await self._call(lambda: int(self._rank.load_checkpoint(path)))
+
     async def close(self) -> None:
         """As `Learner.close`."""
         await self._call(self._rank.close)

@@ -77,6 +77,14 @@ class LearnerActor:
         """Write a Hugging Face directory; rank 0 writes, the others help to gather."""
         self._rank.save_model(path)
 
+    def save_checkpoint(self, path: str, step: int) -> None:
+        """Every rank writes its part."""
+        self._rank.save_checkpoint(path, step)
+
+    def load_checkpoint(self, path: str) -> int:
+        """Every rank reads its part."""
+        return int(self._rank.load_checkpoint(path))
+
     def close(self) -> None:
         """Release everything."""
         self._rank.close()
@@ -138,6 +146,15 @@ class RayLearner:
     async def save_model(self, path: str) -> None:
         """As `Learner.save_model`."""
         await self._all("save_model", lambda rank: (path,))
+
+    async def save_checkpoint(self, path: str, step: int) -> None:
+        """As `Learner.save_checkpoint`."""
+        await self._all("save_checkpoint", lambda rank: (path, step))
+
+    async def load_checkpoint(self, path: str) -> int:
+        """As `Learner.load_checkpoint`."""
+        steps: list[int] = await self._all("load_checkpoint", lambda rank: (path,))
+        return steps[0]
 
     async def close(self) -> None:
         """As `Learner.close`."""

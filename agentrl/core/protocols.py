@@ -169,6 +169,21 @@ class Learner(Protocol):
     async def save_model(self, path: str) -> None:
         """Write the current policy as a Hugging Face directory."""
 
+    async def save_checkpoint(self, path: str, step: int) -> None:
+        """Write everything that decides the steps after `step` into an existing directory.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
+
+    async def load_checkpoint(self, path: str) -> int:
+        """Continue from what `save_checkpoint` wrote, before any step; returns the steps done by then.
+
+        Raises:
+            CheckpointError: If it cannot be read, or does not fit the learner's settings.
+        """
+        ...
+
     async def close(self) -> None:
         """Release processes and memory; safe to call twice."""
 

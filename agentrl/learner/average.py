@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,6 +41,15 @@ class WeightAverage:
                 yield name, self._gather(self._parts[name], parameter).to(parameter.dtype)
             elif self._ranks.first:
                 yield name, self._parts[name].to(parameter.dtype)
+
+    def state(self) -> dict[str, Tensor]:
+        """The parts that this rank holds, by the parameter's name."""
+        return self._parts
+
+    def restore(self, parts: Mapping[str, Tensor]) -> None:
+        """Continue from what `state` gave on this rank."""
+        for name, part in self._parts.items():
+            part.copy_(parts[name])
 
     def _held(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._model.named_parameters():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.core.errors import LearnerError
@@ -91,6 +92,33 @@ class LearnerRank:
             CheckpointError: If it cannot be written.
         """
         self._started.save(path)
+
+    def save_checkpoint(self, path: str, step: int) -> None:
+        """Write everything that decides the next steps into an existing directory, which every rank must see.
+
+        Args:
+            path: The directory; the caller makes it appear as a whole.
+            step: Steps done.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
+        from agentrl.learner.checkpoint import save_checkpoint
+
+        save_checkpoint(self._started, Path(path), step)
+
+    def load_checkpoint(self, path: str) -> int:
+        """Continue from what `save_checkpoint` wrote; only before the first step.
+
+        Returns:
+            Steps done.
+
+        Raises:
+            CheckpointError: If it cannot be read, or was written with another number of ranks or ZeRO stage.
+        """
+        from agentrl.learner.checkpoint import load_checkpoint
+
+        return load_checkpoint(self._started, Path(path))
 
     def close(self) -> None:
         """Release models, process group and what is held for engines; safe to call twice."""

@@ -148,6 +148,12 @@ class ScriptedLearner:
     async def save_model(self, path: str) -> None:
         return
 
+    async def save_checkpoint(self, path: str, step: int) -> None:
+        return
+
+    async def load_checkpoint(self, path: str) -> int:
+        return 0
+
     async def close(self) -> None:
         return
 

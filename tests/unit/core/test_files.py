@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrl.core.errors import CheckpointError
+from agentrl.core.files import MANIFEST, check_directory, commit_directory, remove_directory, temporary_directory
+
+
+def made(target: Path) -> Path:
+    temporary = temporary_directory(target)
+    (temporary / "inner").mkdir()
+    (temporary / "inner" / "a.bin").write_bytes(b"abc")
+    (temporary / "b.txt").write_text("b")
+    commit_directory(temporary, target)
+    return target
+
+
+def test_a_committed_directory_is_complete_and_alone(tmp_path: Path) -> None:
+    target = made(tmp_path / "kept" / "one")
+    check_directory(target)
+    assert os.listdir(tmp_path / "kept") == ["one"]
+    assert (target / "inner" / "a.bin").read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("damage", ["change", "cut", "remove", "no manifest", "broken manifest", "odd manifest"])
+def test_damage_is_found_and_named(tmp_path: Path, damage: str) -> None:
+    target = made(tmp_path / "one")
+    file, manifest = target / "inner" / "a.bin", target / MANIFEST
+    {
+        "change": lambda: file.write_bytes(b"abd"),
+        "cut": lambda: file.write_bytes(b"ab"),
+        "remove": file.unlink,
+        "no manifest": manifest.unlink,
+        "broken manifest": lambda: manifest.write_text(manifest.read_text()[:-9]),
+        "odd manifest": lambda: manifest.write_text('{"files": [1]}'),
+    }[damage]()
+    with pytest.raises(CheckpointError, match=r"one.*(is not complete|is not what)"):
+        check_directory(target)
+
+
+def test_what_a_killed_run_left_is_removed_and_never_taken_for_complete(tmp_path: Path) -> None:
+    left = temporary_directory(tmp_path / "one")
+    (left / "half").write_text("x")
+    assert not (tmp_path / "one").exists()
+    made(tmp_path / "two")
+    assert os.listdir(tmp_path) == ["two"]
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    made(tmp_path / "one")
+    with pytest.raises(CheckpointError, match="exists"):
+        made(tmp_path / "one")
+    check_directory(tmp_path / "one")
+
+
+def test_a_parent_that_is_a_file_is_a_checkpoint_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        temporary_directory(tmp_path / "file" / "one")
+
+
+def test_removal(tmp_path: Path) -> None:
+    remove_directory(made(tmp_path / "one"))
+    remove_directory(tmp_path / "never was")
+    assert os.listdir(tmp_path) == []
