@@ -17,7 +17,7 @@ class AgentInstance:
         return {
             "rewards": torch.tensor(1.0 / (1 + length)),
             "scores": float(length < 4),
-            "environment_feedback": "<|end|><|user|>Shorter.<|end|><|assistant|>",
+            "environment_feedback": "<|user|>Shorter.<|end|><|assistant|>",
             "done": self.turn == 2,
             "extra_logs": {"length": torch.tensor([length]), "even": np.bool_(length % 2 == 0), "turn": self.turn},
         }

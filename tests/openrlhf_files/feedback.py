@@ -21,7 +21,7 @@ class Tries(AgentInstanceBase):
         return {
             "rewards": torch.tensor([1.0 / self.num_tries if right else 0.0]),
             "scores": torch.tensor(float(right)),
-            "environment_feedback": "" if done else "<|end|><|user|>Wrong. Again.<|end|><|assistant|>",
+            "environment_feedback": "" if done else "<|user|>Wrong. Again.<|end|><|assistant|>",
             "done": done,
             "sampling_params": states.get("sampling_params"),
             "extra_logs": {"right": torch.tensor(float(right))},

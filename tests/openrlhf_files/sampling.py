@@ -18,7 +18,7 @@ class AgentInstance(AgentInstanceBase):
         sampling_params.max_tokens = 4
         return {
             "rewards": float(states["label"] in states["action_text"]),
-            "environment_feedback": "" if done else "<|end|><|user|>In short?<|end|><|assistant|>",
+            "environment_feedback": "" if done else "<|user|>In short?<|end|><|assistant|>",
             "done": done,
             "sampling_params": sampling_params,
             "extra_logs": {"temperature": self.temperatures[-1]},

@@ -38,7 +38,7 @@ async def test_several_turns_with_feedback() -> None:
     trajectory = await play(FILES / "feedback.py", "1", "2", "3")
     assert [turn.reward for turn in trajectory.turns] == pytest.approx([0, 0, 1 / 3])
     assert (trajectory.score, trajectory.metrics) == (1.0, {"right": pytest.approx(1 / 3)})
-    assert CODEC.decode(trajectory.turns[1].prompt_ids) == "<|end|><|user|>Wrong. Again.<|end|><|assistant|>"
+    assert CODEC.decode(trajectory.turns[1].prompt_ids) == "<|user|>Wrong. Again.<|end|><|assistant|>"
 
 
 async def test_changed_sampling_settings() -> None:

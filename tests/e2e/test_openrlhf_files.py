@@ -1,0 +1,78 @@
+"""Files in OpenRLHF's form, and reward servers, on real vLLM and DeepSpeed through the command line."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import Run, succeeded, train
+
+pytestmark = pytest.mark.timeout(400)
+
+FILES = Path(__file__).parents[1] / "openrlhf_files"
+TINY = ("--runtime", "local", "--groups-per-step", "2", "--n-samples-per-prompt", "2", "--max-new-tokens", "16", "--no-save-model")
+PROMPTS = ("--prompts", str(FILES / "prompts.jsonl"))
+
+
+def trained(run: Run, groups: int) -> Run:
+    """The run, once it is sure that every group was trained on at the first attempt."""
+    ledger = succeeded(run).summary["ledger"]
+    assert (ledger["submitted"], ledger["trained"]) == (groups, groups), run.output
+    assert {row["failures/retries"] for row in run.metrics} == {0}
+    return run
+
+
+def test_a_file_with_feedback_trains_unchanged(tmp_path: Path) -> None:
+    run = trained(train(tmp_path / "run", "--num-steps", "2", *TINY, *PROMPTS, agent=FILES / "feedback.py"), 4)
+    assert max(row["episode/turns_mean"] for row in run.metrics) > 1
+    assert "env/right" in run.metrics[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "metric"), [("single_turn", ""), ("sampling", "env/temperature"), ("extra_logs", "env/length"), ("reward_func", "env/length")]
+)
+def test_every_other_form_trains_unchanged(tmp_path: Path, name: str, metric: str) -> None:
+    run = trained(train(tmp_path / "run", "--num-steps", "2", *TINY, *PROMPTS, agent=FILES / f"{name}.py"), 4)
+    assert not metric or metric in run.metrics[-1]
+
+
+@contextmanager
+def reward_server() -> Iterator[str]:
+    """Judges answers as ``reward_func.py`` does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            triples = zip(body["query"], body["prompts"], body["labels"], strict=True)
+            rewards = [float(label in query[len(prompt) :]) for query, prompt, label in triples]
+            answer = json.dumps({"rewards": rewards, "scores": rewards, "extra_logs": {"asked": 1.0}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/get_reward"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.slow
+def test_a_reward_server_judges_a_run(tmp_path: Path) -> None:
+    with reward_server() as url:
+        run = trained(train(tmp_path / "run", "--num-steps", "2", *TINY, *PROMPTS, "--remote-rm-url", url, agent=""), 4)
+    assert run.metrics[-1]["env/asked"] == 1.0
