@@ -17,7 +17,8 @@ from tests.servers import Handler, Request, serve
 
 pytestmark = pytest.mark.anyio
 
-LIMITS = HttpLimits(timeout_s=1.0, attempt_timeout_s=0.4, attempts=4, backoff_s=0.01, max_backoff_s=0.05)
+LIMITS = HttpLimits(timeout_s=30.0, attempt_timeout_s=20.0, attempts=4, backoff_s=0.01, max_backoff_s=0.05)
+HASTY = replace(LIMITS, timeout_s=1.0, attempt_timeout_s=0.4)
 HEAD = b"HTTP/1.1 200 X\r\nContent-Length: 100000\r\n\r\n"
 
 
@@ -92,8 +93,8 @@ async def test_a_redirect_is_not_followed() -> None:
 async def test_retry_after_is_honoured() -> None:
     async with serve(script((429, {"Retry_After": "1"}), 200)) as server:
         start = time.monotonic()
-        await post(server.url, limits=replace(LIMITS, timeout_s=3.0))
-        assert 1.0 <= time.monotonic() - start < 2.0
+        await post(server.url)
+        assert 1.0 <= time.monotonic() - start < 5.0
 
 
 async def test_another_server_is_asked_while_one_wants_to_be_left_alone() -> None:
@@ -107,7 +108,7 @@ async def test_another_server_is_asked_while_one_wants_to_be_left_alone() -> Non
 
 async def test_a_wait_longer_than_the_deadline_fails_at_once() -> None:
     error, requests, seconds = await failure(script((503, {"Retry_After": "3600"})))
-    assert (requests, seconds < 0.5) == (1, True)
+    assert (requests, seconds < 5) == (1, True)
     assert "asks to wait 3600 s" in str(error)
 
 
@@ -134,8 +135,8 @@ async def test_a_silent_server_ends_at_the_deadline() -> None:
     async def silent(request: Request) -> None:
         await asyncio.sleep(60)
 
-    error, requests, seconds = await failure(silent)
-    assert seconds < LIMITS.timeout_s + 0.5
+    error, requests, seconds = await failure(silent, HASTY)
+    assert seconds < HASTY.timeout_s + 1
     assert requests > 1
     assert "no usable answer within 1 s" in str(error)
 
@@ -147,9 +148,9 @@ async def test_a_dripping_server_ends_at_the_deadline() -> None:
             await request.send(b" ")
             await asyncio.sleep(0.05)
 
-    error, _, seconds = await failure(drip)
+    error, _, seconds = await failure(drip, HASTY)
     assert error.infrastructure
-    assert seconds < LIMITS.timeout_s + 0.5
+    assert seconds < HASTY.timeout_s + 1
 
 
 def flood(piece: bytes) -> Handler:
@@ -192,7 +193,7 @@ LIES = {
 async def test_an_answer_that_cannot_be_used(name: str) -> None:
     handler, expected = LIES[name]
     async with serve(handler) as server:
-        client = JsonClient([server.url], replace(LIMITS, timeout_s=10, attempt_timeout_s=10))
+        client = JsonClient([server.url], LIMITS)
         tracemalloc.start()
         start = time.monotonic()
         try:
