@@ -17,6 +17,7 @@ from agentrl.env import verifiers
 from agentrl.env.adapters.gymnasium import GymEnv
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, SamplingParams, StepResult, StepState
 from agentrl.env.rewards import combine_rewards, remote_reward
+from agentrl.env.tools import ToolEnv
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "StepResult",
     "StepState",
     "Task",
+    "ToolEnv",
     "combine_rewards",
     "remote_reward",
     "verifiers",

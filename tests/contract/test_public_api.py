@@ -29,6 +29,7 @@ NAMES = [
     "StepResult",
     "StepState",
     "Task",
+    "ToolEnv",
     "combine_rewards",
     "remote_reward",
     "verifiers",

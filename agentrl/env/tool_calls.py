@@ -1,0 +1,120 @@
+"""Finding tool calls in what a model wrote, in the formats that models are commonly trained on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+NAME_KEYS = ("tool", "name", "function")
+ARGUMENT_KEYS = ("args", "arguments", "parameters")
+
+_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_FENCE = re.compile(r"```(?:json)?\s*(?=[\[{])")
+_BARE = re.compile(r'\{\s*"(?:tool|name|function|type)"\s*:')
+_LIKE_A_CALL = re.compile(r'"tool"|"(?:args|arguments|parameters)"')
+_BETWEEN = re.compile(r"[\s;,]*")
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call as the model wrote it: arguments by name, or in order."""
+
+    name: str
+    arguments: Mapping[str, Any] | tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BadCall:
+    """Something that was meant to be a call; `problem` is for the model to read."""
+
+    problem: str
+
+
+Parsed: TypeAlias = ToolCall | BadCall
+
+
+def parse_tool_calls(text: str) -> list[Parsed]:
+    r"""The tool calls in a turn, in order; none if it is a plain answer. Never raises.
+
+    Understood are JSON objects in ``<tool_call>`` tags (Hermes, Qwen), and bare JSON, alone, in a code fence, or after
+    some text; what follows it is ignored. An object is ``{"tool": ..., "args": ...}`` or
+    ``{"name": ..., "arguments": ...}`` (``parameters`` in Llama's), its arguments an object, a list, or JSON in a
+    string. Text up to ``</think>`` does not count.
+
+    Args:
+        text: What the model wrote, without its end token.
+    """
+    text = text.rpartition("</think>")[2]
+    if "<tool_call>" in text:
+        return [parsed for found in _TAGGED.finditer(text) for parsed in _tagged(found[1].strip())]
+    body = _bare(text)
+    try:
+        values = list(_values(body))
+    except (ValueError, RecursionError) as error:
+        return [BadCall(f"the call is not valid JSON: {error}")] if _LIKE_A_CALL.search(body) else []
+    return [_call(value) for value in values if _is_call(value)]
+
+
+def _tagged(body: str) -> list[Parsed]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return [BadCall(f"the call is not valid JSON: {error}")]
+    return [_call(item) for item in (value if isinstance(value, list) else [value])]
+
+
+def _bare(text: str) -> str:
+    """The text from where bare JSON begins, or nothing."""
+    stripped = text.strip()
+    if stripped.startswith(("{", "[")):
+        return stripped
+    found = _FENCE.search(stripped)
+    if found:
+        return stripped[found.end() :]
+    found = _BARE.search(stripped)
+    return stripped[found.start() :] if found else ""
+
+
+def _values(body: str) -> Iterator[Any]:
+    """JSON objects one after another, lists opened, up to the first thing that is neither."""
+    position = 0
+    while body[position : position + 1] in ("{", "["):
+        value, position = _DECODER.raw_decode(body, position)
+        yield from value if isinstance(value, list) else [value]
+        position = _BETWEEN.match(body, position).end()  # type: ignore[union-attr]  # it matches nothing, too
+
+
+def _is_call(value: Any) -> bool:
+    """Whether an object is meant as a call; ``{"name": "Ada"}`` is an answer."""
+    if not isinstance(value, Mapping):
+        return False
+    value = _unwrapped(value)
+    return "tool" in value or (any(key in value for key in NAME_KEYS) and any(key in value for key in ARGUMENT_KEYS))
+
+
+def _call(value: Any) -> Parsed:
+    if not isinstance(value, Mapping):
+        return BadCall("a call is an object with name and arguments")
+    value = _unwrapped(value)
+    name = next((value[key] for key in NAME_KEYS if key in value), None)
+    if not isinstance(name, str):
+        return BadCall("the call names no tool")
+    arguments: Any = next((value[key] for key in ARGUMENT_KEYS if key in value), {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            return BadCall(f"the arguments of {name[:80]} are not valid JSON: {error}")
+    if isinstance(arguments, list):
+        return ToolCall(name, tuple(arguments))
+    return ToolCall(name, arguments) if isinstance(arguments, Mapping) else BadCall(f"the arguments of {name[:80]} are no object or list")
+
+
+def _unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The inner object of ``{"type": "function", "function": {...}}``."""
+    inner = value.get("function")
+    return inner if isinstance(inner, Mapping) else value

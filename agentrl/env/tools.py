@@ -1,0 +1,298 @@
+"""Python functions as tools: their schemas, their calls checked against type hints, run under limits; and `ToolEnv`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import typing
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from agentrl.core.types import Message
+from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepReturn, StepState
+from agentrl.env.boundary import Threads
+from agentrl.env.tool_calls import BadCall, Parsed, ToolCall, parse_tool_calls
+
+Judged: TypeAlias = StepReturn | float
+
+TOOL_THREADS = 32
+MAX_PROBLEM = 500
+
+_THREADS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Threads] = weakref.WeakKeyDictionary()
+
+TOOL_PROMPT = """You may call tools. To call one, write nothing but a JSON object in tags:
+<tool_call>{"name": ..., "arguments": {...}}</tool_call>
+These are the tools:
+"""
+
+
+class ToolCallError(ValueError):
+    """A call that cannot be run as it is; the message is for the model to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What came of one call.
+
+    Attributes:
+        text: What the model reads.
+        kind: ``ok``, ``bad_call`` (it could not be run) or ``failed`` (the tool raised, or took too long).
+    """
+
+    text: str
+    kind: Literal["ok", "bad_call", "failed"] = "ok"
+
+
+class Tool:
+    """One function as a tool.
+
+    Args:
+        function: With a type hint for every parameter; a ``def`` runs on a thread, an ``async def`` on the loop.
+
+    Raises:
+        TypeError: If a parameter has no type hint, or cannot be given by name.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.name = function, function.__name__
+        self._parameters = inspect.signature(function).parameters
+        hints = typing.get_type_hints(function, include_extras=True)
+        for name, parameter in self._parameters.items():
+            if name not in hints:
+                raise TypeError(f"tool {self.name}: parameter {name} needs a type hint")
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise TypeError(f"tool {self.name}: parameter {name} cannot be given by name")
+        self._hints = {name: hints[name] for name in self._parameters}
+
+    def schema(self) -> dict[str, Any]:
+        """JSON schema in the form that chat templates take, from type hints and the Google-style docstring.
+
+        Raises:
+            Exception: transformers' own, if the docstring or the description of a parameter is missing.
+        """
+        from transformers.utils import get_json_schema
+
+        return dict(get_json_schema(self.function))
+
+    def bind(self, arguments: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+        """Arguments by name, checked against the type hints and converted where nothing is lost ("7" to 7).
+
+        Raises:
+            ToolCallError: If they do not fit.
+        """
+        from pydantic import ValidationError
+
+        if not isinstance(arguments, Mapping):
+            if len(arguments) > len(self._parameters):
+                raise ToolCallError(f"{self.name} takes {len(self._parameters)} arguments, not {len(arguments)}")
+            arguments = dict(zip(self._parameters, arguments, strict=False))
+        try:
+            return dict(self._adapter.validate_python(arguments))
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
+            raise ToolCallError(f"{self.name}: {'; '.join(problems)}") from None
+
+    @functools.cached_property
+    def _adapter(self) -> Any:
+        from pydantic import ConfigDict, TypeAdapter, with_config
+        from typing_extensions import TypedDict
+
+        optional = {name for name, parameter in self._parameters.items() if parameter.default is not parameter.empty}
+        fields = {name: typing.NotRequired[hint] if name in optional else hint for name, hint in self._hints.items()}
+        arguments = TypedDict("Arguments", fields)  # type: ignore[misc]  # its fields are known only here
+        return TypeAdapter(with_config(ConfigDict(extra="forbid", arbitrary_types_allowed=True))(arguments))
+
+
+class Toolbox:
+    """Runs calls of a set of tools, each under a time limit and with its output cut.
+
+    Args:
+        functions: The tools.
+        timeout_s: Seconds that one call may take. A thread cannot be ended: the result of a ``def`` that takes longer
+            is not waited for, but it goes on.
+        max_output_chars: Characters of a result that the model gets to read.
+        on_failure: What becomes of an exception in a tool's own code, or of its time limit: ``tell`` the model, or
+            ``raise``, which makes it a failure of the environment.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[Callable[..., Any]],
+        *,
+        timeout_s: float = 10.0,
+        max_output_chars: int = 4000,
+        on_failure: Literal["tell", "raise"] = "tell",
+    ) -> None:
+        self.tools = {tool.name: tool for tool in map(Tool, functions)}
+        self._timeout_s, self._max_output_chars, self._on_failure = timeout_s, max_output_chars, on_failure
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """Schemas of all tools."""
+        return [tool.schema() for tool in self.tools.values()]
+
+    async def run(self, call: Parsed) -> ToolOutcome:
+        """Run one call; what is wrong with a call becomes text for the model.
+
+        Raises:
+            Exception: The tool's own, if failures are to be raised.
+        """
+        if isinstance(call, BadCall):
+            return _bad(call.problem)
+        tool = self.tools.get(call.name)
+        if tool is None:
+            return _bad(f"there is no tool {call.name[:80]!r}; there is {', '.join(self.tools)}")
+        try:
+            arguments = tool.bind(call.arguments)
+        except ToolCallError as error:
+            return _bad(str(error))
+        try:
+            value = await self._limited(tool, arguments)
+        except Exception as error:
+            if self._on_failure == "raise":
+                raise
+            return ToolOutcome(_cut(f"Error: {type(error).__name__}: {error}", self._max_output_chars), "failed")
+        return ToolOutcome(_cut(_as_text(value), self._max_output_chars))
+
+    async def _limited(self, tool: Tool, arguments: dict[str, Any]) -> Any:
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                return await _invoke(functools.partial(tool.function, **arguments), inspect.iscoroutinefunction(tool.function))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"{tool.name} gave no result within {self._timeout_s:g} s") from None
+
+
+class ToolEnv(AgentInstance):
+    """An environment in which the model may call tools before it answers.
+
+    A turn with calls is answered with one message of the role ``tool`` per call; a turn without any is the answer, and
+    goes to `judge`. Calls that cannot be run are told to the model as text that begins with "Error:"; of exceptions
+    inside a tool `on_tool_failure` decides.
+
+    Attributes:
+        tools: Functions with type hints and Google-style docstrings.
+        tool_prompt: System text that describes the tools. `None`: a description with their schemas. Empty: nothing,
+            for tasks whose prompts say it themselves.
+        tool_timeout_s: Seconds that one call may take.
+        max_output_chars: Characters of a result that the model gets to read.
+        max_calls: Calls in one turn that are run; the others are refused.
+        on_tool_failure: ``tell`` the model of exceptions in a tool, or ``raise`` them, so that the episode fails.
+    """
+
+    tools: ClassVar[Sequence[Callable[..., Any]]] = ()
+    tool_prompt: ClassVar[str | None] = None
+    tool_timeout_s: ClassVar[float] = 10.0
+    max_output_chars: ClassVar[int] = 4000
+    max_calls: ClassVar[int] = 8
+    on_tool_failure: ClassVar[Literal["tell", "raise"]] = "tell"
+
+    def __init_subclass__(cls) -> None:
+        for function in cls.tools:
+            Tool(function)
+
+    def list_tools(self) -> Sequence[Callable[..., Any]]:
+        """The tools of this episode; return bound methods for tools that share the episode's state."""
+        return self.tools
+
+    def parse_calls(self, text: str) -> Sequence[Parsed]:
+        """The calls in a turn, as `agentrl.env.tool_calls.parse_tool_calls` finds them."""
+        return parse_tool_calls(text)
+
+    def judge(self, state: StepState) -> Judged | Awaitable[Judged]:
+        """Judge the answer: a turn without a call.
+
+        Returns:
+            The reward, which ends the episode, or what a `step` may return, which may go on.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method judge(self, state)")
+
+    def reset(self, state: ResetState) -> ResetResult:
+        """Describe the tools in the system message."""
+        text = TOOL_PROMPT + "\n".join(map(json.dumps, self._box().schemas())) if self.tool_prompt is None else self.tool_prompt
+        return ResetResult(_with_system(state.task.prompt, text) if text else None)
+
+    async def step(self, state: StepState) -> StepReturn:
+        """Run the calls of this turn, or have the answer judged."""
+        calls = self.parse_calls(state.action_text)
+        if not calls:
+            return await self._judged(state)
+        box = self._box()
+        outcomes = [await box.run(call) for call in calls[: self.max_calls]]
+        outcomes += [_bad(f"only {self.max_calls} calls are run in one turn")] * (len(calls) - len(outcomes))
+        results = [Message(role="tool", content=outcome.text, name=_name(call)) for call, outcome in zip(calls, outcomes, strict=True)]
+        kinds = [outcome.kind for outcome in outcomes]
+        counts = {"tool_calls": len(calls), "bad_calls": kinds.count("bad_call"), "failed_calls": kinds.count("failed")}
+        return StepResult(0.0, results, info={key: float(value) for key, value in counts.items()})
+
+    async def _judged(self, state: StepState) -> StepReturn:
+        if inspect.iscoroutinefunction(self.judge):
+            judged = await self.judge(state)
+        else:
+            async with _threads() as threads:
+                judged = await threads.run(functools.partial(self.judge, state))
+        return judged if isinstance(judged, StepResult | Mapping) else StepResult(judged, terminated=True)
+
+    def _box(self) -> Toolbox:
+        return Toolbox(
+            self.list_tools(), timeout_s=self.tool_timeout_s, max_output_chars=self.max_output_chars, on_failure=self.on_tool_failure
+        )
+
+
+async def _invoke(call: Callable[[], Any], is_async: bool) -> Any:
+    if is_async:
+        return await call()
+    async with _threads() as threads:
+        value, error = await threads.run(functools.partial(_caught, call))
+    if error is not None:
+        raise error
+    return value
+
+
+def _caught(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Value or error of a call; a tool that asks to end the process only fails."""
+    try:
+        return call(), None
+    except SystemExit as error:
+        return None, RuntimeError(f"exit({error.code})")
+    except Exception as error:
+        return None, error
+
+
+def _threads() -> Threads:
+    """The threads for tools of the running loop."""
+    return _THREADS.setdefault(asyncio.get_running_loop(), Threads(TOOL_THREADS))
+
+
+def _bad(problem: str) -> ToolOutcome:
+    return ToolOutcome(f"Error: {_cut(problem, MAX_PROBLEM)}", "bad_call")
+
+
+def _name(call: Parsed) -> str:
+    return call.name[:80] if isinstance(call, ToolCall) else ""
+
+
+def _as_text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, TypeError, RecursionError):
+        return str(value)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text) - limit} more characters)"
+
+
+def _with_system(prompt: Any, text: str) -> list[Message]:
+    """Chat messages of a prompt, with `text` at the end of the system message."""
+    messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
+    if messages[0]["role"] != "system" or not isinstance(messages[0]["content"], str):
+        return [Message(role="system", content=text), *messages]
+    return [Message(role="system", content=f"{messages[0]['content']}\n\n{text}"), *messages[1:]]

@@ -1,0 +1,318 @@
+"""Tools: schemas, checked arguments, limits, and the environment around them."""
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl import ResetState, StepResult, StepState, Task, ToolEnv
+from agentrl.core.errors import EnvLoadError
+from agentrl.core.types import Status, Trajectory
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.env.boundary import EnvLimits
+from agentrl.env.load import load_agent
+from agentrl.env.python_tool import python, run_python
+from agentrl.env.tool_calls import ToolCall
+from agentrl.env.tools import Tool, Toolbox, ToolCallError
+from tests.unit.rollout.scenes import SETTINGS, Scene, says
+
+pytestmark = pytest.mark.anyio
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+
+def divide(a: float, b: float) -> float:
+    """Divide.
+
+    Args:
+        a: The dividend.
+        b: The divisor.
+    """
+    return a / b
+
+
+async def hang(seconds: float) -> str:
+    """Wait.
+
+    Args:
+        seconds: How long.
+    """
+    await asyncio.sleep(seconds)
+    return "done"
+
+
+class Sums(ToolEnv):
+    tools = (add, divide, hang)
+    tool_timeout_s = 0.2
+
+    def judge(self, state: StepState) -> float:
+        return float(state.action_text == "3")
+
+
+async def play(cls: type[ToolEnv], *texts: str) -> Trajectory:
+    settings = replace(SETTINGS, env=EnvLimits())  # the first schema imports transformers
+    return await Scene(cls, ScriptedEngine(answer=says(*texts), max_model_len=2048), settings).play()
+
+
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(name, arguments)
+
+
+def test_the_schema_is_that_of_chat_templates() -> None:
+    schema = Tool(add).schema()["function"]
+    assert schema["name"] == "add"
+    assert schema["description"] == "Add two numbers."
+    assert schema["parameters"]["properties"]["b"] == {"type": "integer", "description": "The second."}
+    assert schema["parameters"]["required"] == ["a"]
+
+
+def test_arguments_by_name_in_order_and_converted() -> None:
+    tool = Tool(add)
+    assert tool.bind({"a": "3", "b": 4.0}) == {"a": 3, "b": 4}
+    assert tool.bind([3]) == {"a": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({}, "a: Field required"),
+        ({"a": "x"}, "a: Input should be a valid integer"),
+        ({"a": 1.5}, "a: Input should be a valid integer"),
+        ({"a": None}, "a: Input should be a valid integer"),
+        ({"a": 1, "c": 2}, "c: Extra inputs"),
+        ([1, 2, 3], "takes 2 arguments, not 3"),
+        ([], "a: Field required"),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments: Any, problem: str) -> None:
+    with pytest.raises(ToolCallError) as caught:
+        Tool(add).bind(arguments)
+    assert str(caught.value).startswith("add")
+    assert problem in str(caught.value)
+
+
+def test_hints_of_every_kind() -> None:
+    def pick(json: Literal["x", "y"], _private: list[int] | None = None, copy: dict[str, float] | None = None) -> None: ...
+
+    assert Tool(pick).bind(["x", ["1"]]) == {"json": "x", "_private": [1]}
+    with pytest.raises(ToolCallError, match="json: Input should be 'x' or 'y'"):
+        Tool(pick).bind({"json": "z"})
+
+
+def no_hint(a) -> int:
+    return 0
+
+
+def only_positional(a: int, /) -> int:
+    return 0
+
+
+def variadic(*a: int) -> int:
+    return 0
+
+
+@pytest.mark.parametrize("function", [no_hint, only_positional, variadic])
+def test_a_function_that_cannot_be_a_tool_is_refused_with_its_class(function: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=f"tool {function.__name__}: parameter a"):
+        type("Bad", (ToolEnv,), {"tools": (function,)})
+    path = tmp_path / "bad.py"
+    path.write_text("from agentrl import ToolEnv\ndef f(a): ...\nclass Env(ToolEnv):\n    tools = (f,)\n")
+    with pytest.raises(EnvLoadError, match="tool f: parameter a needs a type hint"):
+        load_agent(str(path))
+
+
+async def test_outcomes() -> None:
+    box = Toolbox([add, divide, hang], timeout_s=0.1)
+    told = [await box.run(item) for item in (call("add", a=1), call("pow", a=1), call("divide", a=1, b=0), call("hang", seconds=9))]
+    assert [outcome.kind for outcome in told] == ["ok", "bad_call", "failed", "failed"]
+    assert [outcome.text for outcome in told] == [
+        "2",
+        "Error: there is no tool 'pow'; there is add, divide, hang",
+        "Error: ZeroDivisionError: float division by zero",
+        "Error: TimeoutError: hang gave no result within 0.1 s",
+    ]
+
+
+async def test_failures_are_raised_if_asked_for_but_bad_calls_are_told() -> None:
+    box = Toolbox([divide, hang], timeout_s=0.1, on_failure="raise")
+    with pytest.raises(ZeroDivisionError):
+        await box.run(call("divide", a=1, b=0))
+    with pytest.raises(TimeoutError, match="hang gave no result"):
+        await box.run(call("hang", seconds=9))
+    assert (await box.run(call("divide", a=1))).kind == "bad_call"
+
+
+async def test_a_tool_that_blocks_holds_up_nobody() -> None:
+    def block() -> None:
+        time.sleep(1)
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    start = time.monotonic()
+    outcomes = await asyncio.gather(*(Toolbox([block, leave], timeout_s=0.1).run(call(name)) for name in ("block", "leave", "block")))
+    assert [outcome.kind for outcome in outcomes] == ["failed"] * 3
+    assert time.monotonic() - start < 0.8
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, ""), ("a", "a"), ({"a": [1]}, '{"a": [1]}'), (Path("x"), '"x"'), ("y" * 99, "y" * 20 + "... (79 more characters)")],
+)
+async def test_results_as_text(value: Any, text: str) -> None:
+    def get() -> Any:
+        return value
+
+    assert (await Toolbox([get], max_output_chars=20).run(call("get"))).text == text
+
+
+@given(
+    name=st.sampled_from(["add", "divide", "x"]),
+    arguments=st.dictionaries(st.sampled_from("abc"), st.none() | st.text() | st.integers() | st.floats()),
+)
+def test_no_arguments_whatever_raise(name: str, arguments: dict[str, Any]) -> None:
+    assert isinstance(asyncio.run(Toolbox([add, divide]).run(ToolCall(name, arguments))).text, str)
+
+
+def reset(cls: type[ToolEnv], prompt: Any) -> Any:
+    task = Task(prompt)
+    return cls().reset(ResetState(task=task, observation=prompt, label=None, seed=0)).observation
+
+
+def test_the_system_message_describes_the_tools() -> None:
+    system, user = reset(Sums, "1+2?")
+    assert '"name": "divide"' in system["content"]
+    assert "<tool_call>" in system["content"]
+    assert user == {"role": "user", "content": "1+2?"}
+    own = [{"role": "system", "content": "Be brief."}, user]
+    assert reset(Sums, own)[0]["content"].startswith("Be brief.\n\nYou may call tools.")
+    assert len(reset(Sums, own)) == 2
+    assert reset(type("Own", (Sums,), {"tool_prompt": ""}), own) is None
+
+
+async def test_every_call_gets_its_own_message() -> None:
+    texts = ['{"tool":"add","args":[1,2]} {"tool":"pow"}', '{"tool":"divide","args":[1,0]}', '{"tool":"add","args":[1', "3"]
+    env = Sums()
+    first, second, third, last = [await env.step(StepState(action_text=text)) for text in texts]
+    assert first.observation == [
+        {"role": "tool", "content": "3", "name": "add"},
+        {"role": "tool", "content": "Error: there is no tool 'pow'; there is add, divide, hang", "name": "pow"},
+    ]
+    assert first.info == {"tool_calls": 2.0, "bad_calls": 1.0, "failed_calls": 0.0}
+    assert second.info["failed_calls"] == third.info["bad_calls"] == 1.0
+    assert third.observation[0]["content"].startswith("Error: the call is not valid JSON")
+    assert last == StepResult(1.0, terminated=True)
+
+
+async def test_more_calls_than_allowed_are_refused() -> None:
+    cls = type("Few", (Sums,), {"max_calls": 1})
+    result = await cls().step(StepState(action_text='{"tool":"add","args":[1]}' * 3))
+    assert [message["content"] for message in result.observation] == ["2", *["Error: only 1 calls are run in one turn"] * 2]
+
+
+async def test_judges_of_every_kind() -> None:
+    async def later(self: Any, state: StepState) -> dict[str, Any]:
+        return {"rewards": 0.5, "environment_feedback": "again"}
+
+    assert await type("A", (Sums,), {"judge": later})().step(StepState(action_text="x")) == {
+        "rewards": 0.5,
+        "environment_feedback": "again",
+    }
+    going_on = StepResult(0.0, "more")
+    assert await type("B", (Sums,), {"judge": lambda self, state: going_on})().step(StepState(action_text="x")) is going_on
+
+
+async def test_tools_that_share_the_episodes_state() -> None:
+    class Notes(ToolEnv):
+        tool_prompt = ""
+
+        def __init__(self) -> None:
+            self.notes: list[str] = []
+
+        def write(self, note: str) -> int:
+            """Write a note."""
+            self.notes.append(note)
+            return len(self.notes)
+
+        def list_tools(self) -> Any:
+            return (self.write,)
+
+    env = Notes()
+    for _ in range(2):
+        result = await env.step(StepState(action_text='{"tool":"write","args":["x"]}'))
+    assert result.observation[0]["content"] == "2"
+    assert Notes().notes == []
+
+
+async def test_an_episode_with_a_tool() -> None:
+    trajectory = await play(Sums, '{"tool":"add","args":[1,2]}', "3")
+    assert trajectory.status is Status.FINISHED
+    assert trajectory.reward == 1.0
+    assert "3" in trajectory.turns[1].prompt_text
+
+
+async def test_failures_raised_or_told_in_an_episode() -> None:
+    texts = ('{"tool":"divide","args":[1,0]}', "3")
+    assert (await play(Sums, *texts)).status is Status.FINISHED
+    trajectory = await play(type("Strict", (Sums,), {"on_tool_failure": "raise"}), *texts)
+    assert (trajectory.status, trajectory.reward) == (Status.ENV_ERROR, None)
+    assert "ZeroDivisionError" in (trajectory.error or "")
+
+
+@pytest.mark.parametrize(
+    ("code", "output"),
+    [
+        ("print(6*7)", "42"),
+        ("", ""),
+        ("import sys; sys.exit('bye')", "bye"),
+        ("import os; print(sorted(set(os.environ) - {'PATH', 'HOME', 'LC_CTYPE'}), os.listdir())", "[] []"),
+        ("print('é')", "é"),
+    ],
+)
+async def test_python_prints(code: str, output: str) -> None:
+    assert await python(code) == output
+
+
+@pytest.mark.parametrize(
+    ("code", "ending"),
+    [
+        ("1/0", "ZeroDivisionError: division by zero"),
+        ("print('a', flush=True)\nwhile True: pass", "a\n[stopped after 0.5 s]"),
+        ("while True: print('x' * 1000)", "[stopped after 16384 bytes of output]"),
+        ("x = 'a' * 10**10", "MemoryError"),
+        ("import os; os.abort()", "[ended by SIGABRT]"),
+    ],
+)
+async def test_python_is_stopped(code: str, ending: str) -> None:
+    output = await run_python(code, timeout_s=0.5)
+    assert output.endswith(ending)
+    assert len(output) < 17_000
+
+
+async def test_children_of_the_code_are_killed_with_it() -> None:
+    output = await run_python("import os, time\npid = os.fork()\nif pid == 0: time.sleep(60)\nprint(pid)", timeout_s=1)
+    pid = int(output.split()[0])
+    for _ in range(50):
+        if not running(pid):
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail(f"process {pid} is still there")
+
+
+def running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
