@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-real test-faults check bench docs clean distclean
+.PHONY: help install demo test test-slow test-real test-faults check bench study docs clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,8 +48,11 @@ check: $(STAMP)  ## lint, types, import contracts, sizes, generated docs
 
 bench: $(STAMP)  ## run the benchmarks and print their figures
 	@for file in tests/benchmarks/[!_]*.py; do \
-	  name=$$(basename "$$file" .py); echo "== $$name"; $(PY) -m "tests.benchmarks.$$name" || exit 1; \
+	  name=$$(basename "$$file" .py); [ $$name = staleness ] && continue; echo "== $$name"; $(PY) -m "tests.benchmarks.$$name" || exit 1; \
 	done
+
+study: $(STAMP)  ## compare staleness bounds and off-policy corrections; about 15 minutes
+	$(PY) -m tests.benchmarks.staleness
 
 docs: $(STAMP)  ## write the generated pages under docs/
 	$(PY) -m agentrl.config.reference

@@ -24,6 +24,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "--async-train": ("--async",),
     "--async-queue-size": ("--max-staleness",),
     "--dynamic-filtering-reward-range": ("--dynamic-filtering-range",),
+    "--overlong-buffer-len": ("--overlong-buffer",),
+    "--overlong-penalty-factor": ("--overlong-penalty",),
+    "--stop-properly-penalty-coef": ("--stop-properly-penalty",),
 }
 
 
