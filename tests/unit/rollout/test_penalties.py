@@ -11,6 +11,7 @@ from agentrl import Message, StepResult
 from agentrl.config.schema import AlgoConfig, TrainConfig
 from agentrl.core.types import FinishReason, Sampling, Status, Turn, floats, ints
 from agentrl.engine.scripted import ScriptedEngine
+from agentrl.env.boundary import EnvLimits
 from agentrl.rollout.penalties import LengthPenalties, penalize
 from agentrl.rollout.settings import episode_settings
 from tests.unit.rollout.scenes import SETTINGS, Scene, env_class, says
@@ -78,7 +79,7 @@ def step(state: Any) -> StepResult:
 )
 async def test_the_score_is_what_was_earned(penalties: dict[str, Any], reward: float) -> None:
     """The second turn is as long as its budget and has no end token."""
-    settings = replace(SETTINGS, sampling=Sampling(max_tokens=5), penalties=LengthPenalties(**penalties))
+    settings = replace(SETTINGS, env=EnvLimits(), sampling=Sampling(max_tokens=5), penalties=LengthPenalties(**penalties))
     trajectory = await Scene(env_class(step), ScriptedEngine(answer=says("a", "abcdefgh~")), settings).play()
     assert trajectory.turns[-1].finish_reason is FinishReason.LENGTH
     assert (trajectory.reward, trajectory.score) == (reward, 0.75)
@@ -90,7 +91,7 @@ async def test_an_episode_that_failed_has_no_reward_to_penalize() -> None:
     def broken(state: Any) -> StepResult:
         raise ValueError("broken")
 
-    settings = replace(SETTINGS, penalties=LengthPenalties(stop_properly=-1.0))
+    settings = replace(SETTINGS, env=EnvLimits(), penalties=LengthPenalties(stop_properly=-1.0))
     trajectory = await Scene(env_class(broken), settings=settings).play()
     assert (trajectory.status, trajectory.reward, trajectory.score) == (Status.ENV_ERROR, None, None)
 
