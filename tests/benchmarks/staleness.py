@@ -1,4 +1,4 @@
-"""What staleness costs, and which off-policy correction wins it back: 5 bounds x 5 corrections x 3 seeds.
+"""What staleness costs, and which off-policy correction wins it back: 5 bounds x 6 corrections x 3 seeds.
 
     python -m tests.benchmarks.staleness
 
@@ -19,7 +19,10 @@ from typing import Any
 from tests.benchmarks._runs import ROOT, Trained, run
 
 BOUNDS = (0, 1, 2, 4, 8)
-CORRECTIONS = ("none", "tis", "icepop", "seq-mask-tis", "decoupled")
+CORRECTIONS = {
+    **{name: ("--off-policy", name) for name in ("none", "tis", "icepop", "seq-mask-tis", "decoupled")},
+    "seq-mask-tis 0.5-2": ("--off-policy", "seq-mask-tis", "--off-policy-range", "0.5", "2"),
+}
 SEEDS = (1, 2, 3)
 FLAGS = (
     *("--num-steps", "40", "--groups-per-step", "8", "--n-samples-per-prompt", "8", "--max-new-tokens", "8"),
@@ -66,7 +69,7 @@ def study(path: Path) -> list[Record]:
     for seed, bound, correction in itertools.product(SEEDS, BOUNDS, CORRECTIONS):
         if (bound, correction, seed) in done:
             continue
-        flags = (*FLAGS, "--max-staleness", str(bound), "--off-policy", correction, "--seed", str(seed))
+        flags = (*FLAGS, "--max-staleness", str(bound), *CORRECTIONS[correction], "--seed", str(seed))
         records.append(record(bound, correction, seed, run(flags, evaluate=EVALUATE)))
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(records[-1]) + "\n")
@@ -135,7 +138,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
     for axis, (name, title) in zip(axes, panels, strict=True):
         for index, correction in enumerate(CORRECTIONS):
             values = [of(records, bound, correction, lambda r, name=name: float(r[name])) for bound in BOUNDS]
-            places = [i + 0.06 * (index - 2) for i in range(len(BOUNDS))]
+            places = [i + 0.06 * (index - 2.5) for i in range(len(BOUNDS))]
             means = [statistics.fmean(v) for v in values]
             bars = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values]
             axis.errorbar(places, means, bars, marker="o", markersize=4, capsize=2, linewidth=1.2, label=correction)
