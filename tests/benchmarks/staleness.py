@@ -146,7 +146,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
         axis.set_xlabel("max staleness S")
         axis.set_title(title)
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    axes[-1].legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
 
