@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algo.filters import rejection
+from agentrl.cli.resume import ResumePoint, resume_point, rewind_records
 from agentrl.cluster.build import model_path
 from agentrl.cluster.launch import make_runtime
 from agentrl.cluster.runtime import Runtime
@@ -20,6 +21,8 @@ from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, flow_settings
 from agentrl.flow import train as run_loops
+from agentrl.flow.checkpoint import Checkpoints
+from agentrl.flow.progress import repeated_tasks
 from agentrl.flow.state import Keep
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.preflight import check_prompts, context_length
@@ -42,13 +45,16 @@ async def train(config: TrainConfig) -> RunResult:
     run_dir = config.run.run_dir
     if run_dir is None:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
+    begin = resume_point(config)
+    rows = rewind_records(run_dir, begin.progress) if config.run.resume else []
     tracker = open_tracker(config, run_dir, title=_title(config))
+    tracker.replay(rows)
     runtime = make_runtime(config, tracker.on_stage)
     status, ledger = "failed", None
     try:
         (run_dir / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")
         await _start(config, tasks, runtime, tracker)
-        result = await _train(config, tasks, runtime, tracker)
+        result = await _train(config, tasks, runtime, tracker, begin)
         status, ledger = "finished", result.counts.metrics()
         return result
     except asyncio.CancelledError:
@@ -75,8 +81,12 @@ async def _start(config: TrainConfig, tasks: TaskSource, runtime: Runtime, track
     await asyncio.gather(check, runtime.start())
 
 
-async def _train(config: TrainConfig, tasks: TaskSource, runtime: Runtime, tracker: RunTracker) -> RunResult:
+async def _train(config: TrainConfig, tasks: TaskSource, runtime: Runtime, tracker: RunTracker, begin: ResumePoint) -> RunResult:
     pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)})
+    if begin.learner is not None:
+        tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}")
+        await runtime.learner.load_checkpoint(str(begin.learner))
+    repeat = repeated_tasks(tasks, begin.progress)
     result = await run_loops(
         settings=flow_settings(config),
         pool=pool,
@@ -84,11 +94,28 @@ async def _train(config: TrainConfig, tasks: TaskSource, runtime: Runtime, track
         tasks=tasks,
         observer=tracker,
         keep=keep_rule(config),
+        progress=begin.progress,
+        repeat=repeat,
+        checkpoints=_checkpoints(config, runtime),
     )
     if config.track.save_model and config.run.run_dir is not None:
         tracker.on_stage("saving the model")
         await runtime.learner.save_model(str((config.run.run_dir / "model").absolute()))
     return result
+
+
+def _checkpoints(config: TrainConfig, runtime: Runtime) -> Checkpoints | None:
+    run = config.run
+    if not run.save_every or run.run_dir is None:
+        return None
+    return Checkpoints(
+        run.run_dir,
+        runtime.learner,
+        every=run.save_every,
+        num_steps=run.num_steps,
+        keep=run.keep_checkpoints,
+        config=to_json(config),
+    )
 
 
 def open_tasks(config: TrainConfig, agent: AgentSpec) -> TaskSource:

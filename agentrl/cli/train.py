@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from datetime import datetime
 from pathlib import Path
 
+from agentrl.cli.resume import at_directory, resumed_run_dir, with_saved_settings
 from agentrl.cli.signals import run_until_signal
 from agentrl.config.load import load_config, to_json
 from agentrl.config.schema import TrainConfig
@@ -22,8 +22,8 @@ def main(words: list[str]) -> int:
     Returns:
         The exit code.
     """
-    config = load_config([word for word in words if word != "--dry-run"])
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=_run_dir(config)))
+    config = load_config(with_saved_settings([word for word in words if word != "--dry-run"]))
+    config = at_directory(config, resumed_run_dir(config) or _run_dir(config))
     if "--dry-run" in words:
         sys.stdout.write(to_json(config) + "\n")
         return 0
@@ -42,5 +42,5 @@ def _run_dir(config: TrainConfig) -> Path:
     if path.exists() and not path.is_dir():
         raise ConfigError("--run-dir", str(path), "is a file", "Name a directory that is new or empty.")
     if (path / "config.json").exists():
-        raise ConfigError("--run-dir", str(path), "already holds a run", "Choose another directory, or remove this one.")
+        raise ConfigError("--run-dir", str(path), "already holds a run", "Choose another directory, or continue it with --resume.")
     return path

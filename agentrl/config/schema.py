@@ -37,6 +37,12 @@ class RunConfig:
     """Seed of the whole run: order of tasks, sampling, initialisation of new layers."""
     run_dir: Path | None = None
     """Where everything of this run is written. Default: ``runs/<environment>-<date>-<time>``."""
+    save_every: CountOrZero = 0
+    """Steps between two checkpoints, from which ``--resume`` continues; the last step gets one too. 0: none."""
+    keep_checkpoints: Count = 2
+    """Checkpoints to keep; older ones are removed when a newer one is complete."""
+    resume: str = ""
+    """Directory of a run to continue with its own settings, or ``auto``: continue the run in ``--run-dir`` if there is one."""
     runtime: Literal["ray", "local"] = "ray"
     """``ray`` runs engines and learner ranks as Ray actors; ``local`` runs the same classes in this process, for debugging."""
     ray_address: str = ""

@@ -11,8 +11,10 @@ import anyio
 from agentrl.core.errors import LedgerError, NothingToTrainError, TooManyFailuresError
 from agentrl.core.protocols import Learner
 from agentrl.core.types import GroupSummary, Task, Ticket
+from agentrl.flow.checkpoint import Checkpoints
 from agentrl.flow.ledger import LedgerCounts
 from agentrl.flow.loops import admit, collect, publish, run_attempt, train_steps
+from agentrl.flow.progress import Progress
 from agentrl.flow.settings import FlowSettings
 from agentrl.flow.state import AfterStep, Keep, Observer, RunState
 from agentrl.flow.watch import watch_for_stall
@@ -50,6 +52,9 @@ async def train(
     observer: Observer,
     keep: Keep = keep_all,
     after_step: Sequence[AfterStep] = (),
+    progress: Progress | None = None,
+    repeat: Sequence[tuple[int, Task]] = (),
+    checkpoints: Checkpoints | None = None,
 ) -> RunResult:
     """Train until the steps are done or the tasks run out.
 
@@ -58,16 +63,20 @@ async def train(
     Args:
         settings: Sizes, bounds and limits.
         pool: Started rollout workers, all at version 0.
-        learner: Started learner, at version 0.
+        learner: Started learner, at version 0 or, when resuming, at that of the checkpoint.
         tasks: What to run, in order; one is drawn per admitted group and never more than are needed.
         observer: Sees groups and steps as they end.
         keep: Dynamic filter.
         after_step: Called in order after each step while the learner is idle; its weights may still be on their way to the workers.
+        progress: Where an earlier part of the run ended; `tasks` go on from there.
+        repeat: The groups that were open then, with their tasks.
+        checkpoints: Where to save.
 
     Returns:
-        How the run ended.
+        How the run ended, earlier parts included.
 
     Raises:
+        CheckpointError: If a checkpoint cannot be written.
         TooManyFailuresError: If too many groups failed.
         NothingToTrainError: If next to no group passed the filter, or there was nothing to train on at all.
         StallError: If nothing progressed for the stall time-out.
@@ -82,6 +91,9 @@ async def train(
         observer=observer,
         after_step=after_step,
         clock=asyncio.get_running_loop().time,
+        progress=progress or Progress(),
+        repeat=repeat,
+        checkpoints=checkpoints,
     )
     failure: BaseException | None = None
     try:
@@ -111,6 +123,9 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 async def _run_loops(run: RunState) -> None:
+    if run.live_version:
+        run.observer.on_stage(f"publishing version {run.live_version}")
+        await run.pool.publish(await run.learner.export_weights(run.live_version))
     run.meter.start(await run.pool.stats())
     run.observer.on_stage("first groups")
     async with anyio.create_task_group() as watch:

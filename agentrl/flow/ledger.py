@@ -57,6 +57,16 @@ class Ledger:
         self._filtered: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
 
+    def restore(self, *, trained: int, filtered: Mapping[str, int], dropped: Mapping[str, int]) -> None:
+        """Begin with the closed accounts of an earlier part of the run."""
+        self._trained, self._filtered, self._dropped = trained, Counter(filtered), Counter(dropped)
+        self._submitted = trained + self._filtered.total() + self._dropped.total()
+
+    @property
+    def in_flight(self) -> set[int]:
+        """Ids of the groups admitted and not yet trained, filtered or dropped."""
+        return set(self._in_flight)
+
     def submit(self, group_id: int) -> None:
         """Open the account of a new group; ids only grow.
 

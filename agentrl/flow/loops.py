@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import anyio
 import anyio.lowlevel
 
 from agentrl.core.errors import LedgerError, WeightSyncError
 from agentrl.core.types import Ticket
 from agentrl.flow.health import failure_reason
 from agentrl.flow.metrics import Trained
+from agentrl.flow.progress import Progress
 from agentrl.flow.queue import Accepted, Taken
 from agentrl.flow.slots import Release
 from agentrl.flow.state import Finished, RunState, Spawn
@@ -31,10 +33,10 @@ async def admit(run: RunState, spawn: Spawn) -> None:
     Consumes slots and tasks. Produces running groups. Waits for a free slot. Unblocked by `collect` (a group was filtered or
     dropped) and by `publish` (weights are live). Ends when every group that the run needs is trained, or tasks run out.
     """
-    settings, group_id, why = run.settings, 0, "no more groups are needed"
+    settings, why = run.settings, "no more groups are needed"
     run.board.waiting("admit", "a free slot")
-    while await run.slots.acquire(group_id):
-        task = next(run.tasks, None)
+    while await run.slots.acquire(group_id := run.admissions.next_id):
+        task = run.admissions.draw()
         if task is None:
             run.slots.release(group_id, Release.UNUSED)
             why = "the tasks are exhausted"
@@ -43,7 +45,6 @@ async def admit(run: RunState, spawn: Spawn) -> None:
         run.queue.admit(group_id)
         spawn(Ticket(group_id=group_id, task=task, num_samples=settings.num_samples, version=run.live_version, record=settings.record))
         run.board.waiting("admit", "a free slot")
-        group_id += 1
         await anyio.lowlevel.checkpoint()
     run.queue.close()
     run.board.waiting("admit", f"nothing: {why}")
@@ -125,14 +126,15 @@ async def train_steps(run: RunState) -> None:
     Unblocked by `collect` and `publish`. When tasks run out, the whole groups that are left make a last, smaller step.
     """
     size, ended_s = run.settings.groups_per_step, run.clock()
-    for step in range(run.settings.num_steps):
+    for step in range(run.first_step, run.settings.num_steps):
         run.board.waiting("train", f"the {size} oldest groups to be accepted (step {step + 1})")
         taken = await run.queue.take(step)
         if not taken.groups:
             break
         _give_up(run, taken.spare)
-        ended_s = await _train_one(run, step, taken, ended_s)
+        ended_s, progress = await _train_one(run, step, taken, ended_s)
         await _after_step(run, step + 1)
+        await _checkpoint(run, progress)
     run.board.waiting("train", "nothing: the last step is done")
     run.finished_in.close()
     run.trained_in.close()
@@ -146,17 +148,18 @@ def _give_up(run: RunState, group_ids: list[int]) -> None:
             run.scopes[group_id].cancel()
 
 
-async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) -> float:
-    """Train step number `step`, hand its weights to `publish`, and return when training ended."""
+async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) -> tuple[float, Progress]:
+    """Train step number `step` and hand its weights to `publish`; returns when training ended and where the run stood then."""
     groups = taken.groups
     taken_s, depth = run.clock(), run.queue.depth
-    if step == 0:
+    if step == run.first_step:
         run.observer.on_stage("first training step")
     run.last_step_groups = len(groups)
     run.board.waiting("train", f"the learner to train step {step + 1}")
     result = await run.learner.train(step, [group.ref for group in groups])
     trained_s = run.clock()
     run.ledger.train(group.ticket.group_id for group in groups)
+    progress = run.progress(step + 1)  # now, because publication frees slots, and then the next step's groups begin to count
     run.board.waiting("train", f"the publication before version {step + 1}")
     await run.publisher_idle.acquire()
     run.board.waiting("train", f"the learner to export version {step + 1}")
@@ -175,7 +178,17 @@ async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) 
             taken_s=taken_s,
         )
     )
-    return trained_s
+    return trained_s, progress
+
+
+async def _checkpoint(run: RunState, progress: Progress) -> None:
+    """Save, while generation goes on; complete only when the step's metrics are written, so that none is missing after a crash."""
+    if run.checkpoints is None or not run.checkpoints.due(progress.step):
+        return
+    run.board.waiting("train", f"the checkpoint of step {progress.step}")
+    async with run.checkpoints.saving(progress):
+        await run.until_reported(progress.step)
+    run.board.progress()
 
 
 async def _after_step(run: RunState, steps_done: int) -> None:
@@ -209,5 +222,8 @@ async def publish(run: RunState) -> None:
         stats = await run.pool.stats()
         counts = run.ledger.check()
         run.observer.on_step(run.meter.step(trained, publish_s=publish_s, stats=stats, counts=counts, running=len(run.running)))
+        run.reported = trained.version
+        run.reported_more.set()
+        run.reported_more = anyio.Event()
         run.board.progress()
         run.board.waiting("publish", "a trained step")

@@ -11,9 +11,11 @@ import anyio
 
 from agentrl.core.protocols import GroupRef, Learner
 from agentrl.core.types import GroupSummary, Task, Ticket
+from agentrl.flow.checkpoint import Checkpoints
 from agentrl.flow.health import Health
 from agentrl.flow.ledger import Ledger
 from agentrl.flow.metrics import Meter, Trained
+from agentrl.flow.progress import Admissions, Progress
 from agentrl.flow.queue import GroupQueue
 from agentrl.flow.settings import FlowSettings
 from agentrl.flow.slots import Slots
@@ -63,17 +65,26 @@ class RunState:
         observer: Observer,
         after_step: Sequence[AfterStep],
         clock: Callable[[], float],
+        progress: Progress,
+        repeat: Sequence[tuple[int, Task]] = (),
+        checkpoints: Checkpoints | None = None,
     ) -> None:
-        self.settings, self.pool, self.learner, self.tasks = settings, pool, learner, tasks
+        self.settings, self.pool, self.learner, self.checkpoints = settings, pool, learner, checkpoints
+        self.admissions = Admissions(tasks, progress, repeat)
+        self.first_step = progress.step
         self.keep, self.observer, self.after_step, self.clock = keep, observer, tuple(after_step), clock
-        self.slots = Slots(settings.num_slots, settings.num_steps * settings.groups_removed_per_step)
+        self.slots = Slots(settings.num_slots, max(0, settings.num_steps - progress.step) * settings.groups_removed_per_step)
         self.queue = GroupQueue(settings.max_staleness, settings.groups_per_step, settings.spare_groups)
         self.ledger = Ledger()
+        self.ledger.restore(trained=progress.trained, filtered=progress.filtered, dropped=progress.dropped)
         self.health = Health(settings)
         self.board = WaitBoard(clock)
         self.meter = Meter(clock)
-        self.live_version = 0  # publish
-        self.last_step_groups = 0  # train
+        self.meter.start_s -= progress.elapsed_s
+        self.live_version = progress.step  # publish
+        self.last_step_groups = settings.groups_per_step if progress.step else 0  # train
+        self.reported = progress.step  # steps whose metrics the observer has; publish
+        self.reported_more = anyio.Event()  # set, and replaced, whenever it grows
         self.running: dict[int, float] = {}  # group id -> start of its attempt; admit, collect
         self.scopes: dict[int, anyio.CancelScope] = {}  # group id -> its attempt; cancelled by train
         self.finished_in, self.finished = anyio.create_memory_object_stream[Finished](math.inf)
@@ -84,6 +95,23 @@ class RunState:
         """Close the streams between the loops; safe to call twice."""
         for stream in (self.finished_in, self.finished, self.trained_in, self.trained):
             stream.close()
+
+    def progress(self, step: int) -> Progress:
+        """Where the run stands after `step` steps, of which the last has just been trained."""
+        counts = self.ledger.check()
+        return self.admissions.progress(
+            step=step,
+            in_flight=self.ledger.in_flight,
+            trained=counts.trained,
+            filtered=counts.filtered,
+            dropped=counts.dropped,
+            elapsed_s=self.clock() - self.meter.start_s,
+        )
+
+    async def until_reported(self, step: int) -> None:
+        """Wait until the weights of `step` are live and its metrics handed on."""
+        while self.reported < step:
+            await self.reported_more.wait()
 
     def describe(self) -> str:
         """Where every group is, for a diagnosis."""

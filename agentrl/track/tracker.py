@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +45,11 @@ class RunTracker:
     ) -> None:
         self._run_dir, self._sinks, self._recorder, self._display, self._console = run_dir, sinks, recorder, display, console
         self._summary, self._clock, self._started_s = SummaryBuilder(), clock, clock()
+
+    def replay(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Let the summary include steps of an earlier part of the run, which are in ``metrics.jsonl`` already."""
+        for row in rows:
+            self._summary.on_step({name: value for name, value in row.items() if value is not None})
 
     def on_stage(self, name: str) -> None:
         """Show it."""

@@ -1,0 +1,148 @@
+"""``--resume``: which checkpoint to continue from, with which settings, and what is taken back from the records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.load import flag, to_json
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ConfigError
+from agentrl.flow.checkpoint import LEARNER, latest_checkpoint, read_checkpoint
+from agentrl.flow.progress import Progress
+from agentrl.track.jsonl import encode, read_lines
+
+AUTO = "auto"
+
+MAY_CHANGE = frozenset(
+    {
+        *("num_steps", "run_dir", "save_every", "keep_checkpoints", "resume", "runtime", "ray_address", "stall_timeout_s", "debug"),
+        *("reset_timeout_s", "step_timeout_s", "episode_timeout_s", "env_threads"),
+        *("num_engines", "colocate", "max_num_seqs", "kv_cache_gib", "gpu_memory_utilization", "enforce_eager"),
+        *("micro_batch_tokens", "gradient_checkpointing", "max_nonfinite_steps"),
+        *("min_pass_rate", "max_attempts", "max_failure_rate"),
+        *("record", "tensorboard", "wandb_project", "save_model"),
+    }
+)
+"""Settings that a resumed run may have otherwise; they decide where and how fast it goes, not what is learnt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """What a run begins with.
+
+    Attributes:
+        progress: Where it stands; the very beginning without a checkpoint.
+        learner: Directory of the learner's state; `None` without a checkpoint.
+    """
+
+    progress: Progress
+    learner: Path | None = None
+
+
+def with_saved_settings(words: list[str]) -> list[str]:
+    """Let ``--resume DIR`` bring the settings of the run in DIR, which flags may then change.
+
+    Raises:
+        ConfigError: If DIR holds no run.
+    """
+    given = _value(words, "--resume")
+    if given in (None, "", AUTO) or _value(words, "--config") is not None:
+        return words
+    saved = Path(str(given)).expanduser() / "config.json"
+    if not saved.is_file():
+        raise ConfigError("--resume", given, "holds no run", "Name a run's directory, as printed at its end.")
+    return ["--config", str(saved), *words]
+
+
+def _value(words: list[str], name: str) -> str | None:
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
+
+
+def resumed_run_dir(config: TrainConfig) -> Path | None:
+    """The directory of the run that ``--resume`` continues; `None` if there is nothing to continue.
+
+    Raises:
+        ConfigError: If ``auto`` comes without ``--run-dir``.
+    """
+    if config.run.resume != AUTO:
+        return Path(config.run.resume).expanduser() if config.run.resume else None
+    if config.run.run_dir is None:
+        raise ConfigError("--resume", AUTO, "needs to know which run", "Give --run-dir, the same each time.")
+    path = config.run.run_dir.expanduser()
+    return path if (path / "config.json").exists() else None
+
+
+def resume_point(config: TrainConfig) -> ResumePoint:
+    """Find where the run in ``config.run.run_dir`` stands, and check that it can go on with these settings.
+
+    Raises:
+        ConfigError: If ``--resume DIR`` finds no complete checkpoint, or a setting was changed that must stay.
+        CheckpointError: If the checkpoint cannot be read.
+    """
+    run_dir = config.run.run_dir
+    if not config.run.resume or run_dir is None:
+        return ResumePoint(Progress())
+    path = latest_checkpoint(run_dir)
+    if path is None:
+        if config.run.resume == AUTO:
+            return ResumePoint(Progress())
+        remedy = "Only runs started with --save-every N can be resumed."
+        raise ConfigError("--resume", config.run.resume, "holds no complete checkpoint", remedy)
+    progress, saved = read_checkpoint(path)
+    _check_unchanged(saved, config)
+    return ResumePoint(progress, path / LEARNER)
+
+
+def _check_unchanged(saved: Mapping[str, Any], config: TrainConfig) -> None:
+    asked = json.loads(to_json(config))
+    fixed = MAY_CHANGE if config.learner.lr_schedule == "constant" else MAY_CHANGE - {"num_steps"}
+    changed = [
+        f"{flag(name)} (was {saved.get(section, {}).get(name)!r}, now {value!r})"
+        for section, values in asked.items()
+        for name, value in values.items()
+        if name not in fixed and saved.get(section, {}).get(name) != value
+    ]
+    if changed:
+        problem = "cannot go on, because it would be another run with " + ", ".join(changed)
+        raise ConfigError("--resume", config.run.resume, problem, "Leave these as they were, or start a new run.")
+
+
+def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
+    """Take back what was recorded after the checkpoint, since it will happen again.
+
+    Returns:
+        The metrics of the steps that stay.
+    """
+    repeated = {group_id for group_id, *_ in progress.open_groups}
+
+    def is_closed(group_id: int | None) -> bool:  # a record too large to be kept has no id
+        return group_id is None or (group_id < progress.next_group_id and group_id not in repeated)
+
+    _filter_lines(run_dir / "trajectories.jsonl", lambda row: is_closed(row.get("group_id")))
+    return _filter_lines(run_dir / "metrics.jsonl", lambda row: row["step"] <= progress.step)
+
+
+def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    rows = [row for row in read_lines(path) if keep(row)]
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text("".join(encode(row) + "\n" for row in rows), encoding="ascii")
+    os.replace(partial, path)
+    return rows
+
+
+def at_directory(config: TrainConfig, run_dir: Path) -> TrainConfig:
+    """The configuration with its run's directory filled in."""
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=run_dir))

@@ -1,0 +1,112 @@
+"""Killed at any time and continued from the last checkpoint, again and again: every task once, none skipped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.core.types import Task, Ticket
+from agentrl.env.tasks import TaskSource
+from agentrl.flow import RunResult, train
+from agentrl.flow.progress import Progress, repeated_tasks
+from agentrl.rollout.pool import RolloutPool
+from tests.property.test_flow_staleness import Script, flow_of, scripts
+from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, run_virtual
+
+NUM_TASKS = 7
+
+
+class Disk:
+    """Keeps the newest complete checkpoint, as JSON, and how many metrics were handed on by then."""
+
+    def __init__(self, every: int, save_s: float, observer: Recorder) -> None:
+        self.every, self.save_s, self.observer = every, save_s, observer
+        self.saved = json.dumps(Progress().to_json())
+
+    def due(self, step: int) -> bool:
+        return step % self.every == 0
+
+    @asynccontextmanager
+    async def saving(self, progress: Progress) -> AsyncIterator[None]:
+        await anyio.sleep(self.save_s)
+        yield
+        await anyio.sleep(self.save_s)
+        assert len(self.observer.steps) == progress.step  # a crash from now on loses no metrics
+        self.saved = json.dumps(progress.to_json())
+
+    @property
+    def progress(self) -> Progress:
+        return Progress.from_json(json.loads(self.saved))
+
+
+class Killed(Exception):
+    pass
+
+
+def run_with_kills(
+    script: Script, staleness: int, size: int, num_steps: int, kills: list[float], every: int
+) -> tuple[RunResult, ScriptedLearner, dict[int, Ticket], Recorder]:
+    learner, observer, seen = ScriptedLearner(train_s=script.train_s), Recorder(), dict[int, Ticket]()
+    disk = Disk(every, 0.2, observer)
+
+    async def part(limit_s: float) -> RunResult:
+        worker = ScriptedWorker(duration=script.duration, outcome=script.outcome, load_s=0.3)
+        tasks = TaskSource(lambda: [Task(str(i)) for i in range(NUM_TASKS)], origin="test", seed=script.seed)
+        progress = disk.progress
+        del learner.steps[progress.step :], observer.steps[progress.step :]
+        repeat = repeated_tasks(tasks, progress)
+        with anyio.move_on_after(limit_s):
+            result = await train(
+                settings=flow_of(staleness, size, num_steps), pool=RolloutPool({"engine-0": worker}), learner=learner, tasks=tasks,
+                observer=observer, keep=script.keep, progress=progress, repeat=repeat, checkpoints=disk,  # type: ignore[arg-type]
+            )  # fmt: skip
+            seen.update({ticket.group_id: ticket for ticket in worker.seen})
+            return result
+        seen.update({ticket.group_id: ticket for ticket in worker.seen})
+        raise Killed
+
+    for limit_s in kills:
+        try:
+            result = run_virtual(lambda limit_s=limit_s: part(limit_s))
+        except Killed:
+            continue
+        return result, learner, seen, observer
+    return run_virtual(lambda: part(float("inf"))), learner, seen, observer
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@given(
+    script=scripts,
+    size=st.integers(1, 4),
+    num_steps=st.integers(1, 8),
+    kills=st.lists(st.floats(0.1, 40.0), min_size=1, max_size=10),
+    every=st.integers(1, 3),
+)
+@settings(max_examples=100, deadline=None)
+def test_every_task_is_trained_filtered_or_dropped_exactly_once(
+    staleness: int, script: Script, size: int, num_steps: int, kills: list[float], every: int
+) -> None:
+    result, learner, seen, observer = run_with_kills(script, staleness, size, num_steps, kills, every)
+    counts = result.counts
+    fates = [script.fate(group_id) for group_id in range(counts.submitted)]
+    assert learner.trained_ids == [group_id for group_id, fate in enumerate(fates) if fate == "trained"]
+    assert [len(step) for step in learner.steps] == [size] * num_steps
+    assert (counts.trained, counts.filtered.get("unwanted", 0), sum(counts.dropped.values()), counts.in_flight) == (
+        *(fates.count(fate) for fate in ("trained", "filtered", "dropped")),
+        0,
+    )
+    for group_id in range(counts.submitted):  # group n is the nth task of the endless order, whenever it ran
+        assert divmod(group_id, NUM_TASKS) == (seen[group_id].task.epoch, seen[group_id].task.position)
+    assert [row["step"] for row in observer.steps] == list(range(1, num_steps + 1))
+    assert max(row["staleness/max"] for row in observer.steps) <= staleness
+    if staleness == 0:
+        uninterrupted = run_with_kills(script, 0, size, num_steps, [], every)
+        names = [name for name in observer.steps[0] if name.startswith(("ledger", "failures", "reward", "group/pass_rate"))]
+        for mine, other in zip(observer.steps, uninterrupted[3].steps, strict=True):
+            assert [mine.get(name) for name in names] == [other.get(name) for name in names]

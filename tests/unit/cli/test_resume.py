@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.cli.resume import resume_point, resumed_run_dir, rewind_records, with_saved_settings
+from agentrl.config.load import from_mapping, to_json
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import CheckpointError, ConfigError
+from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint
+from agentrl.flow.progress import Progress
+from tests.unit.flow.fakes import ScriptedLearner
+
+pytestmark = pytest.mark.anyio
+
+
+def config_of(run_dir: Path, **settings: Any) -> TrainConfig:
+    return from_mapping({"agent": "a.py", "run_dir": str(run_dir), "resume": str(run_dir), **settings})
+
+
+async def save(run_dir: Path, *steps: int, keep: int = 2, learner: ScriptedLearner | None = None, **settings: Any) -> None:
+    config = to_json(config_of(run_dir, **settings))
+    checkpoints = Checkpoints(run_dir, learner or ScriptedLearner(), every=2, num_steps=9, keep=keep, config=config)
+    for step in steps:
+        async with checkpoints.saving(Progress(step=step, next_group_id=4 * step, open_groups=((3, 0, 3),))):
+            assert latest_checkpoint(run_dir) != run_dir / "checkpoints" / f"step-{step:08d}"
+
+
+def names(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+async def test_the_newest_are_kept(tmp_path: Path) -> None:
+    await save(tmp_path, 2, 4, 6, keep=2)
+    assert names(tmp_path) == ["step-00000004", "step-00000006"]
+    assert resume_point(config_of(tmp_path)).progress == Progress(step=6, next_group_id=24, open_groups=((3, 0, 3),))
+
+
+def test_checkpoints_are_due_every_few_steps_and_at_the_end(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, ScriptedLearner(), every=4, num_steps=10, keep=1, config="")
+    assert [step for step in range(1, 11) if checkpoints.due(step)] == [4, 8, 10]
+
+
+async def test_a_damaged_checkpoint_is_passed_over_and_later_replaced(tmp_path: Path) -> None:
+    await save(tmp_path, 2, 4)
+    (tmp_path / "checkpoints" / "step-00000004" / "progress.json").write_text("{")
+    assert resume_point(config_of(tmp_path)).progress.step == 2
+    await save(tmp_path, 4)
+    assert resume_point(config_of(tmp_path)).progress.step == 4
+
+
+async def test_a_failed_save_leaves_the_older_checkpoint_alone(tmp_path: Path) -> None:
+    class FullDisk(ScriptedLearner):
+        async def save_checkpoint(self, path: str, step: int) -> None:
+            (Path(path) / "half").write_text("x")
+            raise CheckpointError("no space left on device")
+
+    await save(tmp_path, 2)
+    with pytest.raises(CheckpointError, match="no space"):
+        await save(tmp_path, 4, learner=FullDisk())
+    assert names(tmp_path) == ["step-00000002"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
+
+
+async def test_changed_settings_are_named(tmp_path: Path) -> None:
+    await save(tmp_path, 2)
+    assert resume_point(config_of(tmp_path, num_steps=99, debug=True)).progress.step == 2
+    with pytest.raises(ConfigError, match=r"--seed \(was 0, now 5\), --zero-stage \(was 2, now 1\)"):
+        resume_point(config_of(tmp_path, seed=5, zero_stage=1))
+
+
+async def test_the_length_of_a_schedule_may_not_change(tmp_path: Path) -> None:
+    await save(tmp_path, 2, lr_schedule="cosine")
+    with pytest.raises(ConfigError, match="--num-steps"):
+        resume_point(config_of(tmp_path, lr_schedule="cosine", num_steps=99))
+
+
+def test_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--save-every"):
+        resume_point(config_of(tmp_path))
+    assert resume_point(config_of(tmp_path, resume="auto")).progress == Progress()
+    assert resumed_run_dir(config_of(tmp_path, resume="auto")) is None
+    with pytest.raises(ConfigError, match="--run-dir"):
+        resumed_run_dir(from_mapping({"resume": "auto"}))
+    with pytest.raises(ConfigError, match="holds no run"):
+        with_saved_settings(["--resume", str(tmp_path)])
+
+
+@pytest.mark.parametrize("words", [["--resume", "{}"], ["--resume={}"]])
+def test_a_run_brings_its_settings(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    words = [word.format(tmp_path) for word in words]
+    assert with_saved_settings(words) == ["--config", str(tmp_path / "config.json"), *words]
+    assert with_saved_settings(["--resume", "auto"]) == ["--resume", "auto"]
+
+
+def test_records_after_the_checkpoint_are_taken_back(tmp_path: Path) -> None:
+    metrics, trajectories = tmp_path / "metrics.jsonl", tmp_path / "trajectories.jsonl"
+    metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 5)) + '{"step": 5')
+    trajectories.write_text("".join(json.dumps({"group_id": group_id}) + "\n" for group_id in range(8)))
+    progress = Progress(step=2, next_group_id=6, open_groups=((3, 0, 3), (5, 0, 5)))
+    assert [row["step"] for row in rewind_records(tmp_path, progress)] == [1, 2]
+    assert len(metrics.read_text().splitlines()) == 2
+    assert [json.loads(line)["group_id"] for line in trajectories.read_text().splitlines()] == [0, 1, 2, 4]
