@@ -13,7 +13,6 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import MetricSink
 from agentrl.track.jsonl import JsonLines, encode
 
-
 PROMISED = (
     *("step", "time_s", "reward/mean", "score/mean", "staleness/mean", "staleness/max", "mismatch/max"),
     *("tokens_per_s", "idle/generator", "idle/learner"),
