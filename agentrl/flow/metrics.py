@@ -168,13 +168,18 @@ def _named_means(prefix: str, values: Sequence[Mapping[str, float]]) -> dict[str
 
 
 def _staleness(trained: Trained) -> dict[str, float]:
-    """Lag in steps behind the weights being trained: of the oldest token, and of the weights live at admission."""
+    """Lag in steps behind the weights being trained: of the oldest token, and of the weights live at admission.
+
+    ``staleness/admission_share_<k>`` is the share of groups admitted k versions earlier.
+    """
     step = trained.version - 1
     oldest = [step - group.summary.versions[0] for group in trained.groups if group.summary.versions]
+    admission = Counter(step - group.ticket.version for group in trained.groups)
     return {
         "staleness/mean": statistics.fmean(oldest),
         "staleness/max": float(max(oldest)),
-        "staleness/admission_mean": statistics.fmean(step - group.ticket.version for group in trained.groups),
+        "staleness/admission_mean": sum(lag * count for lag, count in admission.items()) / len(trained.groups),
+        **{f"staleness/admission_share_{lag}": count / len(trained.groups) for lag, count in sorted(admission.items())},
     }
 
 

@@ -199,6 +199,7 @@ def test_step_metrics() -> None:
         "queue/depth": 0.0,
         "staleness/mean": 0.0,
         "staleness/admission_mean": 0.0,
+        "staleness/admission_share_0": 1.0,
         "loss/policy": 0.5,
         "ledger/submitted": 6,
         "ledger/trained": 6,
