@@ -34,13 +34,14 @@ def main(words: list[str]) -> int:
 
 
 def _run_dir(config: TrainConfig) -> Path:
-    """The directory of the run, which must not hold another run."""
+    """The directory of the run, which must not hold another run; one that never made a step may be tried again."""
     if config.run.run_dir is None:
         agent = Path(config.run.agent.partition(":")[0]).stem or "run"
         return Path("runs") / f"{agent}-{datetime.now():%Y%m%d-%H%M%S}"
     path = config.run.run_dir.expanduser()
     if path.exists() and not path.is_dir():
         raise ConfigError("--run-dir", str(path), "is a file", "Name a directory that is new or empty.")
-    if (path / "config.json").exists():
+    metrics = path / "metrics.jsonl"
+    if metrics.exists() and metrics.stat().st_size:
         raise ConfigError("--run-dir", str(path), "already holds a run", "Choose another directory, or continue it with --resume.")
     return path

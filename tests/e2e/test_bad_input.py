@@ -94,7 +94,7 @@ def test_settings_that_cannot_work(capfd: pytest.CaptureFixture[str], args: list
 
 
 def test_directory_of_another_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "config.json", "{}")
+    write(tmp_path / "metrics.jsonl", "{}")
     assert "already holds a run" in refused(capfd, "--agent", str(ENVS / "arithmetic.py"), "--run-dir", str(tmp_path))
 
 
