@@ -73,12 +73,12 @@ def _title(config: TrainConfig) -> str:
 
 
 async def _start(config: TrainConfig, tasks: TaskSource, runtime: Runtime, tracker: RunTracker) -> None:
-    """Check the prompts while processes start; a prompt that is too long ends the start."""
+    """Check the prompts, then start processes."""
     tracker.on_stage("checking prompts")
     model = model_path(config)
     context = config.engine.max_model_len or context_length(model)
-    check = asyncio.to_thread(check_prompts, episode_settings(config, model), tasks.first(PROMPTS_CHECKED), context)
-    await asyncio.gather(check, runtime.start())
+    await asyncio.to_thread(check_prompts, episode_settings(config, model), tasks.first(PROMPTS_CHECKED), context)
+    await runtime.start()
 
 
 async def _train(config: TrainConfig, tasks: TaskSource, runtime: Runtime, tracker: RunTracker, begin: ResumePoint) -> RunResult:

@@ -126,7 +126,7 @@ class ChatCodec:
         return ids
 
     def _ids(self, text: str, **options: bool) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False, **options).input_ids)
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False, **options).input_ids)
 
 
 def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
