@@ -54,17 +54,3 @@ def test_a_signal_ends_a_ray_run_cleanly(tmp_path: Path, number: signal.Signals)
     assert "interrupted" in output
     assert (tmp_path / "run" / "summary.json").exists()
     assert not running(children)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_a_killed_driver_takes_its_processes_along(tmp_path: Path) -> None:
-    process = start("train", "--agent", str(ENVS / "calculator.py"), "--run-dir", str(tmp_path / "run"), *LONG)
-    try:
-        wait_for_a_step(process, tmp_path / "run")
-        children = family(process.pid)
-    finally:
-        process.kill()
-        process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=60)
-    assert not running(alive)
