@@ -61,7 +61,7 @@ def with_saved_settings(words: list[str]) -> list[str]:
 
 
 def _value(words: list[str], name: str) -> str | None:
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         if word == name:
             return following
         if word.startswith(f"{name}="):

@@ -31,6 +31,14 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
+def test_nothing_given(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "--agent = '': no environment is named" in refused(capfd)
+
+
+def test_a_flag_without_its_value(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "needs a file name" in refused(capfd, "--config")
+
+
 def test_missing_file(capfd: pytest.CaptureFixture[str]) -> None:
     assert "--agent = 'no/such.py': no such file" in refused(capfd, "--agent", "no/such.py")
 

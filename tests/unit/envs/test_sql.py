@@ -57,7 +57,7 @@ async def test_answers(label: str, answer: str, reward: float) -> None:
         ("SELECT * FROM shops", "no such table"),
         ("DELETE FROM sales", "not authorized"),
         ("DROP TABLE sales", "not authorized"),
-        ("ATTACH DATABASE '/tmp/x.db' AS x", "not authorized"),
+        ("ATTACH DATABASE 'other.db' AS x", "not authorized"),
         ("PRAGMA table_info(sales)", "not authorized"),
         ("SELECT 1; SELECT 2", "one statement at a time"),
         ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n", "interrupted"),
