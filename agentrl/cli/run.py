@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.algo.filters import rejection
 from agentrl.cli.resume import ResumePoint, resume_point, rewind_records
+from agentrl.cli.tasks import open_tasks
 from agentrl.cluster.build import model_path
 from agentrl.cluster.launch import make_runtime
 from agentrl.cluster.runtime import Runtime
@@ -17,7 +18,7 @@ from agentrl.config.load import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import GroupSummary
-from agentrl.env.load import AgentSpec, load_agent
+from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, flow_settings
 from agentrl.flow import train as run_loops
@@ -115,21 +116,6 @@ def _checkpoints(config: TrainConfig, runtime: Runtime) -> Checkpoints | None:
         num_steps=run.num_steps,
         keep=run.keep_checkpoints,
         config=to_json(config),
-    )
-
-
-def open_tasks(config: TrainConfig, agent: AgentSpec) -> TaskSource:
-    """The tasks that ``--prompts`` names, else the environment's own."""
-    data, seed = config.data, config.run.seed
-    if not data.prompts:
-        return TaskSource.from_agent(agent, seed=seed, shuffle=data.shuffle)
-    return TaskSource.from_prompts(
-        data.prompts,
-        split=data.prompt_split,
-        input_key=data.input_key,
-        label_key=data.label_key,
-        seed=seed,
-        shuffle=data.shuffle,
     )
 
 

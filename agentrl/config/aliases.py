@@ -7,6 +7,7 @@ from collections.abc import Sequence
 ALIASES: dict[str, tuple[str, ...]] = {
     "--agent-func-path": ("--agent",),
     "--prompt-data": ("--prompts",),
+    "--eval-dataset": ("--eval-prompts",),
     "--pretrain": ("--model",),
     "--rollout-batch-size": ("--groups-per-step",),
     "--generate-max-len": ("--max-new-tokens",),

@@ -65,9 +65,9 @@ def _agent_is_named(config: TrainConfig) -> None:
 
 
 def _prompts_exist(config: TrainConfig) -> None:
-    name = config.data.prompts
-    if name.endswith((".jsonl", ".json", ".parquet")) and not Path(name).is_file():
-        raise ConfigError("--prompts", name, "no such file", f"Looked for {Path(name).absolute()}.")
+    for flag, name in (("--prompts", config.data.prompts), ("--eval-prompts", config.data.eval_prompts)):
+        if name.endswith((".jsonl", ".json", ".parquet")) and not Path(name).is_file():
+            raise ConfigError(flag, name, "no such file", f"Looked for {Path(name).absolute()}.")
 
 
 def _model_exists(config: TrainConfig) -> None:

@@ -61,6 +61,13 @@ class DataConfig:
     """JSONL or Parquet file, or a Hugging Face data set name. Empty: the environment's own ``tasks()``."""
     prompt_split: str = "train"
     """Split to load when ``--prompts`` names a Hugging Face data set."""
+    eval_prompts: str = ""
+    """Tasks to evaluate on, in the same forms as ``--prompts``. Empty: the environment's own ``eval_tasks()``, else ``--eval-size``."""
+    eval_split: str = "test"
+    """Split to load when ``--eval-prompts`` names a Hugging Face data set."""
+    eval_size: CountOrZero = 0
+    """Tasks to evaluate on: of ``--eval-prompts`` or ``eval_tasks()`` at most so many (0: all), else so many held out of the training
+    tasks, chosen by the seed and never trained on."""
     input_key: str = "prompt"
     """Column that holds the prompt: text or a list of chat messages."""
     label_key: str = "label"

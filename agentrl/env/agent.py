@@ -169,6 +169,15 @@ class AgentInstance:
         """
         return None
 
+    @classmethod
+    def eval_tasks(cls) -> Iterable[Task] | None:
+        """Other tasks, to evaluate on and never to train on.
+
+        Returns:
+            The tasks, or `None` if they come from ``--eval-prompts``, or from `tasks` with ``--eval-size``.
+        """
+        return None
+
     def reset(self, state: ResetState, /) -> ResetReturn | Awaitable[ResetReturn]:
         """Begin the episode.
 

@@ -29,20 +29,26 @@ class TaskSource:
         origin: Where they come from, for messages.
         seed: Seed of the run; with the epoch it decides the order.
         shuffle: Whether finite collections are shuffled.
+        holdout: Tasks that are never drawn: of a finite collection some that the seed chooses, else the first ones.
 
     Raises:
         DataError: If there is no task, or one is unusable.
+        ConfigError: If holding out so many leaves none to train on.
+
+    Attributes:
+        held_out: The tasks held out, in their own order.
     """
 
-    def __init__(self, load: Callable[[], Iterable[Task]], *, origin: str, seed: int = 0, shuffle: bool = True) -> None:
-        self._load, self._origin, self._seed, self._shuffle = load, origin, seed, shuffle
+    def __init__(self, load: Callable[[], Iterable[Task]], *, origin: str, seed: int = 0, shuffle: bool = True, holdout: int = 0) -> None:
+        self._load, self._origin, self._seed, self._shuffle, self._holdout = load, origin, seed, shuffle, holdout
+        self.held_out: list[Task] = []
         self._epoch = self._position = 0
         self._tasks: Sequence[Task] | None = None
         self._stream: Iterator[Task] = iter(())
         self._begin()
 
     @classmethod
-    def from_agent(cls, agent: AgentSpec, *, seed: int = 0, shuffle: bool = True) -> TaskSource:
+    def from_agent(cls, agent: AgentSpec, *, seed: int = 0, shuffle: bool = True, holdout: int = 0) -> TaskSource:
         """Draw from the environment's own ``tasks``.
 
         Raises:
@@ -50,7 +56,15 @@ class TaskSource:
             DataError: If calling it fails, or a task is unusable.
         """
         origin = f"{agent.source}: {agent.name}.tasks"
-        return cls(lambda: _own_tasks(agent, origin), origin=origin, seed=seed, shuffle=shuffle)
+
+        def load() -> Iterable[Task]:
+            tasks = own_tasks(agent, "tasks")
+            if tasks is None:
+                problem = f"is not given, and {agent.name} has no tasks of its own"
+                raise ConfigError("--prompts", "", problem, f"Name a data set, or add a classmethod tasks() to {agent.name}.")
+            return tasks
+
+        return cls(load, origin=origin, seed=seed, shuffle=shuffle, holdout=holdout)
 
     @classmethod
     def from_prompts(
@@ -62,6 +76,7 @@ class TaskSource:
         label_key: str = "label",
         seed: int = 0,
         shuffle: bool = True,
+        holdout: int = 0,
     ) -> TaskSource:
         """Draw from a JSONL or Parquet file, or a Hugging Face data set.
 
@@ -69,7 +84,7 @@ class TaskSource:
             DataError: If it is missing or malformed; the message names the line or the key.
         """
         rows = read_prompts(prompts, split=split, input_key=input_key, label_key=label_key)
-        return cls(lambda: rows, origin=prompts, seed=seed, shuffle=shuffle)
+        return cls(lambda: rows, origin=prompts, seed=seed, shuffle=shuffle, holdout=holdout)
 
     @property
     def num_tasks(self) -> int | None:
@@ -94,7 +109,7 @@ class TaskSource:
 
     def first(self, count: int) -> list[Task]:
         """Up to `count` tasks from the beginning, in their own order, without drawing them."""
-        tasks = self._tasks if self._tasks is not None else _checked(self._load(), self._origin)
+        tasks = self._tasks if self._tasks is not None else itertools.islice(checked(self._load(), self._origin), self._holdout, None)
         return list(itertools.islice(tasks, count))
 
     def state(self) -> dict[str, int]:
@@ -131,34 +146,54 @@ class TaskSource:
 
     def _read(self) -> None:
         loaded = self._load()
-        stream = _checked(loaded, self._origin)
-        head = list(stream) if isinstance(loaded, Sequence) else list(itertools.islice(stream, PEEK))
+        stream = checked(loaded, self._origin)
+        limit = PEEK + self._holdout
+        head = list(stream) if isinstance(loaded, Sequence) else list(itertools.islice(stream, limit))
         if not head:
             raise DataError("tasks", self._origin, "holds no task", "Give at least one.")
-        if isinstance(loaded, Sequence) or len(head) < PEEK:
-            self._tasks = _unique(head, self._origin)
+        if isinstance(loaded, Sequence) or len(head) < limit:
+            kept = self._chosen(len(head))
+            tasks = unique(head, self._origin)
+            self.held_out = [task for index, task in enumerate(tasks) if index not in kept]
+            self._tasks = [tasks[index] for index in kept]
         else:
-            self._stream = itertools.chain(head, stream)
+            self.held_out = head[: self._holdout]
+            self._stream = itertools.chain(head[self._holdout :], stream)
+
+    def _chosen(self, size: int) -> Mapping[int, None]:
+        """Places of the tasks that are trained on."""
+        if self._holdout >= size:
+            problem = f"leaves nothing to train on of {size} task{'s' * (size > 1)} ({self._origin})"
+            raise ConfigError("--eval-size", self._holdout, problem, "Lower it, or name other tasks with --eval-prompts.")
+        held = set(random.Random(derive_seed(self._seed, "eval")).sample(range(size), self._holdout))
+        return {index: None for index in range(size) if index not in held}
 
 
-def _own_tasks(agent: AgentSpec, origin: str) -> Iterable[Task]:
-    tasks = getattr(agent.load(), "tasks", None)
+def own_tasks(agent: AgentSpec, method: str) -> Iterable[Task] | None:
+    """What the environment's ``tasks`` or ``eval_tasks`` gives; `None` if there is no such method or it gives `None`.
+
+    Raises:
+        DataError: If calling it fails, or it gives something else.
+    """
+    tasks = getattr(agent.load(), method, None)
+    origin = f"{agent.source}: {agent.name}.{method}"
     try:
         loaded = tasks() if callable(tasks) else tasks
     except Exception as error:
         lines = traceback.format_exception(error)
         remedy = "Make it a @classmethod." if isinstance(error, TypeError) and "self" in str(error) else "".join(lines)[-2000:]
-        raise DataError("tasks", origin, f"raised {type(error).__name__}: {error}", remedy) from error
-    if loaded is None:
-        problem = f"is not given, and {agent.name} has no tasks of its own"
-        raise ConfigError("--prompts", "", problem, f"Name a data set, or add a classmethod tasks() to {agent.name}.")
-    if not isinstance(loaded, Iterable):
-        raise DataError("tasks", origin, f"gave a {type(loaded).__name__}", "Return a list of Task, or yield them.")
+        raise DataError(method, origin, f"raised {type(error).__name__}: {error}", remedy) from error
+    if loaded is not None and not isinstance(loaded, Iterable):
+        raise DataError(method, origin, f"gave a {type(loaded).__name__}", "Return a list of Task, or yield them.")
     return loaded
 
 
-def _checked(tasks: Iterable[Task], origin: str) -> Iterator[Task]:
-    """Each task checked and named by its place."""
+def checked(tasks: Iterable[Task], origin: str) -> Iterator[Task]:
+    """Each task checked, and named by its place if it has no id.
+
+    Raises:
+        DataError: If the iterable fails or gives something that is not a task; `origin` says where it came from.
+    """
     iterator = iter(tasks)
     for index in itertools.count():
         try:
@@ -185,7 +220,12 @@ def _check_prompt(prompt: Any, field: str, origin: str) -> None:
         raise DataError(field, shown, f"is neither text nor a list of messages with role and content ({origin})", "")
 
 
-def _unique(tasks: list[Task], origin: str) -> list[Task]:
+def unique(tasks: list[Task], origin: str) -> list[Task]:
+    """The same tasks.
+
+    Raises:
+        DataError: If two have the same id.
+    """
     seen: dict[str, int] = {}
     for index, task in enumerate(tasks):
         if task.id in seen:

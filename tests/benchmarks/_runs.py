@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agentrl.cli.run import keep_rule, open_tasks
+from agentrl.cli.run import keep_rule
+from agentrl.cli.tasks import open_tasks
 from agentrl.cluster.launch import make_runtime
 from agentrl.config.load import load_config
 from agentrl.core.types import GroupSummary, Ticket
