@@ -1,7 +1,8 @@
 """Engines and learner ranks as Ray actors: a private cluster on loopback, or one that exists.
 
 A private cluster has no dashboard, keeps its files in a folder of its own that is removed at the end, and wants a
-random token from whoever connects, because some of Ray's own processes listen on every address.
+random token from whoever connects, because some of Ray's own processes listen on every address. A `Reaper` ends it if the
+driver dies without closing it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from agentrl.cluster.build import worker_environment
 from agentrl.cluster.placement import Placement, plan
+from agentrl.cluster.reaper import Reaper
 from agentrl.cluster.runtime import Stage
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError
@@ -34,6 +36,7 @@ class RayRuntime:
         self._config, self._on_stage = config, on_stage
         self._private = not config.run.ray_address
         self._folder: str | None = None
+        self._reaper: Reaper | None = None
         self._group: Any = None
         self._workers: list[Any] = []
         self._learner: Any = None
@@ -90,6 +93,7 @@ class RayRuntime:
             ray.init(address=self._config.run.ray_address, **common)
             return
         self._folder = tempfile.mkdtemp(prefix="agentrl-")
+        self._reaper = Reaper(self._folder)
         actors = self._config.engine.num_engines + self._config.learner.num_learners
         ray.init(
             num_cpus=max(os.cpu_count() or 1, actors),
@@ -157,3 +161,6 @@ class RayRuntime:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+        if self._reaper is not None:
+            self._reaper.release()
+            self._reaper = None

@@ -1,4 +1,4 @@
-"""Directories that are complete under their name, or not there.
+"""Directories that are complete under their name, or not there; and directories that are gone when their owner is.
 
 A directory is filled under a temporary name beside its own; `commit_directory` flushes every file, lists them with size
 and hash in ``manifest.json``, and renames. Whatever interrupts this, the name leads to the whole or to nothing.
@@ -6,10 +6,13 @@ and hash in ``manifest.json``, and renames. Whatever interrupts this, the name l
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from agentrl.core.errors import CheckpointError
@@ -83,6 +86,42 @@ def check_directory(path: Path) -> None:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not complete: {type(error).__name__}: {error}") from error
+
+
+def memory_root() -> Path:
+    """Where files stay in memory: shared memory if there is any, else the directory for temporary files."""
+    memory = Path("/dev/shm")
+    return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def owned_directory(root: Path) -> tuple[Path, int]:
+    """Make a directory under `root` that is this process's as long as it lives.
+
+    Returns:
+        The directory, readable by this user alone, and the open lock that says so; the system releases it with the process.
+    """
+    directory = Path(tempfile.mkdtemp(prefix=_owned_prefix(), dir=root))
+    unlocked = directory / "unlocked"
+    lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    unlocked.rename(directory / "lock")
+    return directory, lock
+
+
+def remove_abandoned(root: Path) -> None:
+    """Remove the owned directories under `root` whose owner is gone."""
+    for directory in root.glob(f"{_owned_prefix()}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _owned_prefix() -> str:
+    return f"agentrl-{os.getuid()}-"
 
 
 def _files(directory: Path) -> list[Path]:

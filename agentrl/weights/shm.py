@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-import tempfile
 import weakref
 from pathlib import Path
 
@@ -14,10 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from agentrl.core.errors import WeightSyncError
+from agentrl.core.files import memory_root, owned_directory, remove_abandoned
 from agentrl.core.protocols import WeightUpdate
 from agentrl.weights.sender import NamedTensors
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class SharedMemorySender:
@@ -34,7 +31,7 @@ class SharedMemorySender:
     every_rank = False
 
     def __init__(self, root: Path | None = None) -> None:
-        self._root = root or (SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir()))
+        self._root = root or memory_root()
         self._directory: Path | None = None
         self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
 
@@ -65,13 +62,8 @@ class SharedMemorySender:
 
     def _prepared(self) -> Path:
         if self._directory is None:
-            prefix = f"agentrl-{os.getuid()}-"
-            _remove_abandoned(self._root, prefix)
-            self._directory = Path(tempfile.mkdtemp(prefix=prefix, dir=self._root))
-            unlocked = self._directory / "unlocked"
-            lock = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            unlocked.rename(self._directory / "lock")
+            remove_abandoned(self._root)
+            self._directory, lock = owned_directory(self._root)
             self._finalizer = weakref.finalize(self, _remove, self._directory, lock)
         return self._directory
 
@@ -97,15 +89,3 @@ def _remove(directory: Path, lock: int) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         os.close(lock)
-
-
-def _remove_abandoned(root: Path, prefix: str) -> None:
-    """Remove directories whose owner is gone: the system has released its lock."""
-    for directory in root.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            lock = os.open(directory / "lock", os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(directory, ignore_errors=True)
-            finally:
-                os.close(lock)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from agentrl.core.files import memory_root
 from tests.e2e.runs import ENVS, SMALL, start
 from tests.e2e.test_endings import family, running, wait_for_a_step
 
@@ -34,3 +36,25 @@ def test_a_killed_actor_ends_the_run(tmp_path: Path, actor: str, error: str) -> 
     assert time.monotonic() - begin < 30
     psutil.wait_procs(children, timeout=10)
     assert not running(children)
+
+
+@pytest.mark.timeout(240)
+def test_a_driver_killed_outright_leaves_nothing(tmp_path: Path) -> None:
+    weights_before = set(memory_root().glob("agentrl-*"))
+    words = ("--async", "--num-steps", "10000", *SMALL)
+    process = start("train", "--agent", str(ENVS / "calculator.py"), "--run-dir", str(tmp_path / "run"), *words)
+    try:
+        wait_for_a_step(process, tmp_path / "run")
+        children = family(process.pid)
+        folders = {word.split("=")[-1] for child in children for word in child.cmdline() if "--temp-dir=" in word or "--temp_dir=" in word}
+        assert folders
+    finally:
+        process.kill()
+        process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not running(alive)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and (any(map(os.path.exists, folders)) or set(memory_root().glob("agentrl-*")) - weights_before):
+        time.sleep(0.1)
+    assert not [folder for folder in folders if Path(folder).exists()]
+    assert not set(memory_root().glob("agentrl-*")) - weights_before
