@@ -9,7 +9,7 @@ tokens of a turn. Arrays are read-only NumPy arrays, so that a group pickles fas
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -165,21 +165,22 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory:
-    """One episode of one agent, from reset to end.
+    """What one agent did in one episode, from reset to end; an episode of several agents has as many trajectories.
 
     Attributes:
         trajectory_id: Unique in the run.
         episode_id: Shared by the agents of one multi-agent episode.
         group_id: The group it belongs to.
         agent: Name of the agent in a multi-agent episode, else "".
+        frozen: The agent plays but is not trained.
         turns: In order of time.
-        reward: Total reward, `None` if the episode failed. `None` is not zero.
+        reward: The agent's total reward, `None` if the episode failed. `None` is not zero.
         reward_parts: Named components, for logs only.
         score: Success in 0..1, used for filtering and evaluation, taken before penalties.
         status: How it ended.
-        metrics: Numbers the environment logged, reduced over the steps.
+        metrics: Numbers the environment logged, reduced over the steps of the whole episode.
         error: What went wrong, for people; `None` if nothing did.
-        timings: Seconds by phase: `generate_s`, `env_s`, `total_s`.
+        timings: Seconds of the whole episode by phase: `generate_s`, `env_s`, `total_s`.
     """
 
     trajectory_id: str
@@ -190,10 +191,12 @@ class Trajectory:
     reward: float | None = None
     score: float | None = None
     agent: str = ""
+    frozen: bool = False
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
+    unanswered: Turn | None = None
 
     def __post_init__(self) -> None:
         if self.status.trainable and (self.reward is None or not math.isfinite(self.reward)):
@@ -206,8 +209,8 @@ class Trajectory:
 
     @property
     def trainable(self) -> bool:
-        """Whether it may reach the learner: it ended properly and something was sampled."""
-        return self.status.trainable and self.num_tokens > 0
+        """Whether it may reach the learner: it ended properly, something was sampled, and the agent is one to train."""
+        return self.status.trainable and not self.frozen and self.num_tokens > 0
 
     @property
     def truncated_by_length(self) -> bool:
@@ -225,7 +228,7 @@ class Group:
 
     @property
     def trainable(self) -> tuple[Trajectory, ...]:
-        """The members that may be trained on."""
+        """The trajectories that may be trained on."""
         return tuple(t for t in self.trajectories if t.trainable)
 
     @property
@@ -258,7 +261,10 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSummary:
-    """What the driver needs to know of one trajectory: everything but its tokens."""
+    """What the driver needs to know of one trajectory: everything but its tokens.
+
+    `episode_id` is that of the trajectory; "" stands for an episode of its own.
+    """
 
     status: Status
     reward: float | None
@@ -267,7 +273,9 @@ class MemberSummary:
     num_prompt_tokens: int
     num_turns: int
     truncated: bool
+    episode_id: str = ""
     agent: str = ""
+    frozen: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
@@ -275,7 +283,7 @@ class MemberSummary:
     @property
     def trainable(self) -> bool:
         """Whether the trajectory may reach the learner."""
-        return self.status.trainable and self.num_tokens > 0
+        return self.status.trainable and not self.frozen and self.num_tokens > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +309,28 @@ class GroupSummary:
         """The members that may be trained on."""
         return tuple(m for m in self.members if m.trainable)
 
+    @property
+    def episodes(self) -> tuple[tuple[MemberSummary, ...], ...]:
+        """The members by episode, in order; all members of an episode have its status."""
+        episodes: dict[object, list[MemberSummary]] = {}
+        for number, member in enumerate(self.members):
+            episodes.setdefault(member.episode_id or number, []).append(member)
+        return tuple(tuple(members) for members in episodes.values())
+
+    @property
+    def num_trainable(self) -> int:
+        """Episodes of which at least one trajectory may be trained on."""
+        return sum(any(m.trainable for m in episode) for episode in self.episodes)
+
+
+def rewards_by_agent(members: Iterable[MemberSummary]) -> dict[str, list[float]]:
+    """Rewards of the members that did not fail, by the agent's name."""
+    rewards: dict[str, list[float]] = {}
+    for member in members:
+        if member.reward is not None:
+            rewards.setdefault(member.agent, []).append(member.reward)
+    return rewards
+
 
 def summarize(group: Group, *, seconds: float, records: tuple[Mapping[str, Any], ...] = ()) -> GroupSummary:
     """Reduce a group to what the driver needs; no token survives."""
@@ -313,7 +343,9 @@ def summarize(group: Group, *, seconds: float, records: tuple[Mapping[str, Any],
             num_prompt_tokens=sum(len(turn.prompt_ids) for turn in t.turns),
             num_turns=len(t.turns),
             truncated=t.truncated_by_length,
+            episode_id=t.episode_id,
             agent=t.agent,
+            frozen=t.frozen,
             metrics=dict(t.metrics),
             error=t.error,
             timings=dict(t.timings),

@@ -53,6 +53,7 @@ class Episode:
         self._prompt: list[int] = []  # what comes before the next sampled turn
         self._text = ""
         self._turns: list[Turn] = []
+        self._unanswered: Turn | None = None
         self._budgets: list[int] = []  # tokens that each turn was allowed
         self._logs: list[Mapping[str, float]] = []
         self._parts: dict[str, float] = {}
@@ -155,21 +156,20 @@ class Episode:
             turn=number,
             finish_reason=str(generation.finish_reason),
         )
-        with self._timed("env_s"):
-            result = await self._env.step(state)
-        turn = Turn(
+        self._unanswered = turn = Turn(
             prompt_ids=ints(self._prompt),
             token_ids=generation.token_ids,
             logprobs=generation.logprobs,
             versions=generation.versions,
             finish_reason=generation.finish_reason,
-            reward=result.reward,
             temperature=self._sampling.temperature,
             prompt_text=prompt_text,
             text=self._codec.decode(sampled),
-            info=result.info,
         )
-        self._record(turn, result)
+        with self._timed("env_s"):
+            result = await self._env.step(state)
+        self._unanswered = None
+        self._record(replace(turn, reward=result.reward, info=result.info), result)
         return result
 
     def _record(self, turn: Turn, result: StepResult) -> None:
@@ -214,6 +214,7 @@ class Episode:
             metrics=average(self._logs),
             error=error,
             timings={**self._seconds, "total_s": seconds},
+            unanswered=self._unanswered,
         )
 
 

@@ -13,7 +13,7 @@ from agentrl.env.load import AgentSpec
 from agentrl.rollout.chat import ChatCodec, load_tokenizer
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.group import run_group
-from agentrl.rollout.records import trajectory_record
+from agentrl.rollout.records import EngineLimits, trajectory_record
 from agentrl.rollout.settings import EpisodeSettings
 
 
@@ -51,7 +51,9 @@ class EpisodeWorker:
         """Run every episode of a group; failures of user code and engine become statuses, not exceptions."""
         start = time.perf_counter()
         group = await run_group(ticket, lambda index: self._episode(ticket, index).run(), self._live)
-        records = tuple(trajectory_record(ticket, trajectory) for trajectory in group.trajectories[: ticket.record])
+        engine = self._engine
+        limits = EngineLimits(max_model_len=engine.max_model_len, end_token_ids=engine.end_token_ids) if ticket.record else None
+        records = tuple(trajectory_record(ticket, trajectory, limits) for trajectory in group.trajectories[: ticket.record])
         return summarize(group, seconds=time.perf_counter() - start, records=records), group
 
     async def load_weights(self, update: WeightUpdate) -> int:
