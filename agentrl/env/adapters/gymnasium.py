@@ -6,16 +6,15 @@ how observations read and how actions are written.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import parse_qsl
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Task
+from agentrl.env.adapters.specs import split_spec
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 
 if TYPE_CHECKING:
@@ -175,8 +174,7 @@ def load_gym(spec: str) -> type[GymEnv]:
     """
     from agentrl.env.adapters.toy_text import TOY_TEXT
 
-    env_id, _, query = spec.partition(":")[2].partition("?")
-    options = {key: _literal(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    env_id, options = split_spec(spec)
     own: dict[str, Any] = {key: options.pop(key) for key in OWN_OPTIONS if key in options}
     name = re.sub(r"\W", "_", env_id.rpartition("/")[2].rpartition(":")[2].partition("-v")[0])
     base = TOY_TEXT.get(name, GymEnv)
@@ -195,13 +193,6 @@ def _try(spec: str, cls: type[GymEnv], own: Mapping[str, Any]) -> None:
     except Exception as error:  # gymnasium's own errors, and whatever the environment's constructor raises
         remedy = "Give gym:ID?option=value, for example gym:FrozenLake-v1?is_slippery=False."
         raise EnvLoadError("--agent", spec, f"gymnasium.make raised {type(error).__name__}: {error}", remedy) from error
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return text
 
 
 def _from_space(text: str, space: Any) -> Any:
