@@ -6,15 +6,17 @@ read by every version.
 
 from __future__ import annotations
 
+import ast
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from agentrl.core.types import FinishReason, Generation, Task, Ticket, Trajectory, Turn, floats, ints
+from agentrl.core.types import FinishReason, Generation, Group, Task, Ticket, Trajectory, Turn, floats, ints
 
-EXACT = (str, bool, int, float, type(None))
+PLAIN = (str, bool, int, float, type(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,12 @@ class EngineLimits:
 
     max_model_len: int
     end_token_ids: tuple[int, ...] = ()
+
+
+def group_records(ticket: Ticket, group: Group, limits: EngineLimits | None = None) -> tuple[dict[str, Any], ...]:
+    """Every trajectory of as many of the group's first episodes as the ticket asks for."""
+    wanted = list(dict.fromkeys(trajectory.episode_id for trajectory in group.trajectories))[: ticket.record]
+    return tuple(trajectory_record(ticket, trajectory, limits) for trajectory in group.trajectories if trajectory.episode_id in wanted)
 
 
 def trajectory_record(ticket: Ticket, trajectory: Trajectory, limits: EngineLimits | None = None) -> dict[str, Any]:
@@ -45,6 +53,7 @@ def trajectory_record(ticket: Ticket, trajectory: Trajectory, limits: EngineLimi
         "attempt": ticket.attempt,
         "version": ticket.version,
         "agent": trajectory.agent,
+        "frozen": trajectory.frozen,
         "task": _task(ticket.task),
         "status": str(trajectory.status),
         "reward": trajectory.reward,
@@ -63,12 +72,12 @@ def trajectory_record(ticket: Ticket, trajectory: Trajectory, limits: EngineLimi
 
 
 def recorded_ticket(record: Mapping[str, Any]) -> Ticket:
-    """The ticket of a record's group; parts of the task listed in ``inexact`` are what JSON made of them.
+    """The ticket of a record's group; parts of the task that `inexact_parts` names are only what JSON made of them.
 
     Raises:
         KeyError, TypeError, ValueError: If the record lacks something, or holds something else than was written.
     """
-    task = record["task"]
+    task = {**record["task"], **{name: ast.literal_eval(text) for name, text in record["task"].get("literals", {}).items()}}
     return Ticket(
         group_id=int(record["group_id"]),
         task=Task(
@@ -85,6 +94,11 @@ def recorded_ticket(record: Mapping[str, Any]) -> Ticket:
         version=int(record["version"]),
         attempt=int(record["attempt"]),
     )
+
+
+def inexact_parts(record: Mapping[str, Any]) -> list[str]:
+    """Which of the task's prompt, label and metadata could not be recorded as they were."""
+    return list(record["task"].get("inexact", ()))
 
 
 def recorded_generations(record: Mapping[str, Any]) -> list[Generation]:
@@ -114,14 +128,18 @@ def recorded_limits(record: Mapping[str, Any]) -> EngineLimits | None:
 
 
 def _task(task: Task) -> dict[str, Any]:
-    fields = {"prompt": task.prompt, "label": task.label, "metadata": task.metadata, "images": task.images}
-    inexact = [name for name in ("prompt", "label", "metadata") if not _is_exact(fields[name])]
+    fields = {"prompt": task.prompt, "label": task.label, "metadata": task.metadata}
+    odd = [name for name, value in fields.items() if not _is_made_of(value, list, dict)]
+    literals = {name: repr(fields[name]) for name in odd if _is_made_of(fields[name], list, dict, tuple, set, bytes)}
+    inexact = [name for name in odd if name not in literals]
     return {
         "id": task.id,
         "epoch": task.epoch,
         "position": task.position,
         "seed": task.seed,
+        "images": list(task.images),
         **{name: _json(value) for name, value in fields.items()},
+        **({"literals": literals} if literals else {}),
         **({"inexact": inexact} if inexact else {}),
     }
 
@@ -136,19 +154,23 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "versions": turn.versions.tolist(),
         "finish_reason": str(turn.finish_reason),
         "fresh": turn.fresh,
+        "number": turn.number,
         "reward": turn.reward,
         "temperature": turn.temperature,
         "info": dict(turn.info),
     }
 
 
-def _is_exact(value: Any) -> bool:
-    """Whether `value` comes back from JSON as it is: a tuple would be a list, and a number as a key text."""
-    if type(value) in EXACT:
-        return not isinstance(value, float) or np.isfinite(value)
-    if type(value) is dict:
-        return all(type(key) is str and _is_exact(item) for key, item in value.items())
-    return type(value) is list and all(map(_is_exact, value))
+def _is_made_of(value: Any, *kinds: type) -> bool:
+    """Whether `value` consists of plain values and of `kinds`, of no subclass; keys are texts unless `tuple` is allowed."""
+    if type(value) in PLAIN:
+        return not isinstance(value, float) or math.isfinite(value)
+    if type(value) not in kinds:
+        return False
+    if isinstance(value, dict):
+        keys = all(_is_made_of(key, *kinds) if tuple in kinds else type(key) is str for key in value)
+        return keys and all(_is_made_of(item, *kinds) for item in value.values())
+    return isinstance(value, bytes) or all(_is_made_of(item, *kinds) for item in value)
 
 
 def _json(value: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import StepResult, Task
 from agentrl.core.types import Status, Trajectory
-from agentrl.rollout.records import EngineLimits, recorded_generations, recorded_limits, recorded_ticket, trajectory_record
+from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_generations, recorded_limits, recorded_ticket, trajectory_record
 from agentrl.track.jsonl import encode
 from tests.unit.rollout.scenes import CODEC, TASK, Scene, env_class, says
 
@@ -48,28 +48,30 @@ async def test_an_answered_episode_has_no_unanswered_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "inexact"),
+    "label",
     [
-        ("three", False),
-        ({"a": [1, 2.5, None]}, False),
-        ((1, 2), True),
-        ({1: "one"}, True),
-        ({"inner": (1,)}, True),
-        (np.float32(1), True),
-        (float("nan"), True),
-        (b"bytes", True),
-        ({1, 2}, True),
+        *("three", {"a": [1, 2.5, None]}, ("add", [1, 2]), {1: "one"}, {"inner": (1,)}, b"bytes", {1, 2}, set(), (), "it's \x1b"),
+        [True, -0.0, 1e300, 10**30],
     ],
 )
-async def test_a_task_comes_back_or_is_marked(label: Any, inexact: bool) -> None:
+async def test_a_task_comes_back_as_it_was(label: Any) -> None:
     task = Task("Say three.", label, id="odd", seed=7, images=("a.png",), metadata={"kind": "sum"}, position=4, epoch=2)
+    record = await recorded(task)
+    assert inexact_parts(record) == []
+    assert recorded_ticket(record).task == task
+    assert repr(recorded_ticket(record).task) == repr(task)
+
+
+@pytest.mark.parametrize("label", [np.float32(1), float("nan"), frozenset({1}), [object()], type("Text", (str,), {})("a")])
+async def test_what_cannot_be_recorded_is_named(label: Any) -> None:
+    assert inexact_parts(await recorded(Task("Say three.", label, id="odd"))) == ["label"]
+
+
+async def recorded(task: Task) -> dict[str, Any]:
     scene = Scene(env_class(lambda state: StepResult(1.0, terminated=True)))
     scene.ticket = replace(scene.ticket, task=task)
     scene.engine.answer = says("done")
-    record = again(scene, await scene.play())
-    assert record["task"].get("inexact", []) == (["label"] if inexact else [])
-    if not inexact:
-        assert recorded_ticket(record).task == task
+    return again(scene, await scene.play())
 
 
 async def test_records_of_older_versions_can_be_read() -> None:
