@@ -17,7 +17,7 @@ from agentrl.cluster.runtime import Runtime
 from agentrl.config.load import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.core.types import GroupSummary
+from agentrl.core.types import GroupSummary, MemberSummary
 from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, flow_settings
@@ -120,15 +120,21 @@ def _checkpoints(config: TrainConfig, runtime: Runtime) -> Checkpoints | None:
 
 
 def keep_rule(config: TrainConfig) -> Keep:
-    """The dynamic filter that the configuration asks for."""
+    """The dynamic filter that the configuration asks for.
+
+    A group of several agents is kept if it is worth training on for one of them, each judged by its own rewards and scores.
+    """
     if not config.flow.dynamic_filtering:
         return lambda summary: None
 
     def keep(summary: GroupSummary) -> str | None:
-        members = summary.trainable
-        rewards = [member.reward for member in members if member.reward is not None]
-        scores = [member.score for member in members]
-        return rejection(scores, rewards, score_range=config.flow.dynamic_filtering_range, zero_variance=True)
+        reasons = [judge(agent, summary.trainable) for agent in dict.fromkeys(m.agent for m in summary.trainable) or ("",)]
+        return None if None in reasons else reasons[0]
+
+    def judge(agent: str, members: tuple[MemberSummary, ...]) -> str | None:
+        own = [m for m in members if m.agent == agent]
+        rewards = [m.reward for m in own if m.reward is not None]
+        return rejection([m.score for m in own], rewards, score_range=config.flow.dynamic_filtering_range, zero_variance=True)
 
     return keep
 

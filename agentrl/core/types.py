@@ -153,6 +153,7 @@ class Turn:
     versions: IntArray  # [T]
     finish_reason: FinishReason
     fresh: bool = False
+    number: int = 0  # place among the turns of the whole episode, whichever agent's, from 0
     reward: float = 0.0
     temperature: float = 1.0
     prompt_text: str = ""  # derived, for people

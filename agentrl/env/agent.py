@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 from agentrl.core.types import Message, Prompt, Task
 
@@ -78,12 +78,17 @@ class StepState(dict[str, Any]):
 
     @property
     def observation_text(self) -> str:
-        """All text of the episode before this turn: prompts, earlier actions, control tokens included."""
+        """All text that the agent has read and written before this turn, control tokens included."""
         return cast("str", self["observation_text"])
 
     @property
+    def agent(self) -> str:
+        """Name of the agent that wrote it; "" in an environment that names none."""
+        return cast("str", self["agent"])
+
+    @property
     def turn(self) -> int:
-        """Number of this turn, from 0."""
+        """Number of this turn in the episode, from 0; the turns of all agents are counted together."""
         return cast("int", self["turn"])
 
     @property
@@ -106,12 +111,16 @@ class ResetResult:
         info: Numbers to log.
         sampling: Sampling settings to change for the first turn and those after it.
         images: Paths or data URLs of images, added to the task's.
+        agent: Who acts first and sees the observation; `None`: the first of the class's `agents`.
+        observations: Agent -> what it sees before anything else: text or chat messages.
     """
 
     observation: Prompt | None = None
     info: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     sampling: Mapping[str, Any] | None = field(default=None, kw_only=True)
     images: Sequence[str] = field(default=(), kw_only=True)
+    agent: str | None = field(default=None, kw_only=True)
+    observations: Mapping[str, Prompt] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +137,9 @@ class StepResult:
         sampling: Sampling settings to change for the turns that follow.
         reward_parts: Named components of the reward, for logs only; summed over the turns.
         images: Paths or data URLs of images that belong to the observation.
+        agent: Who acts next and sees the observation; `None`: the one after the agent that acted, in the class's `agents`.
+        rewards: Agent -> reward, for any agents; each is added to what the agent's last turn is worth.
+        scores: Agent -> score, for agents other than the one that acted.
     """
 
     reward: float = 0.0
@@ -139,6 +151,9 @@ class StepResult:
     sampling: Mapping[str, Any] | None = field(default=None, kw_only=True)
     reward_parts: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     images: Sequence[str] = field(default=(), kw_only=True)
+    agent: str | None = field(default=None, kw_only=True)
+    rewards: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    scores: Mapping[str, float] = field(default_factory=dict, kw_only=True)
 
 
 ResetReturn: TypeAlias = ResetResult | Mapping[str, Any] | None
@@ -150,6 +165,10 @@ class AgentInstance:
 
     Methods may be ``def`` or ``async def``. Plain ones run on threads of their own, so they may block.
 
+    Attributes:
+        agents: Names of the agents, if several take turns in an episode; each has a conversation and a trajectory of its own.
+        trained_agents: Those that are trained; empty: all. The others play with the same weights.
+
     Example:
         >>> class Echo(AgentInstance):
         ...     @classmethod
@@ -159,6 +178,9 @@ class AgentInstance:
         ...     def step(self, state):
         ...         return StepResult(float(state.action_text == state.label), terminated=True)
     """
+
+    agents: ClassVar[Sequence[str]] = ()
+    trained_agents: ClassVar[Sequence[str]] = ()
 
     @classmethod
     def tasks(cls) -> Iterable[Task] | None:

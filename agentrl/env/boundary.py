@@ -19,12 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, RewardError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, ResetState, StepResult, StepState
+from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.env.results import check_reset, check_step
+from agentrl.env.roster import named_agents
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +40,29 @@ _Job: TypeAlias = tuple[Callable[[], Any], bool, asyncio.Future[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvLimits:
-    """Deadlines of user code, seconds, and the number of threads for plain ``def`` methods."""
+    """Deadlines of user code, seconds, the number of threads for plain ``def`` methods, and what an episode's process may use.
+
+    Without the latter, episodes run in this process.
+    """
 
     reset_timeout_s: float = 60.0
     step_timeout_s: float = 60.0
     close_timeout_s: float = 10.0
     threads: int = 32
+    process: ProcessLimits | None = None
+
+
+class Session(Protocol):
+    """One episode's environment, wherever it runs; `EnvSession` says what each method raises."""
+
+    async def reset(self, task: Task, seed: int) -> ResetResult:
+        """Begin the episode."""
+
+    async def step(self, state: StepState) -> StepResult:
+        """Give the environment one turn of the model."""
+
+    async def close(self) -> None:
+        """End it, whatever happened; errors are logged, not raised."""
 
 
 class Threads:
@@ -133,6 +152,9 @@ class EnvSession:
         limits: Deadlines.
     """
 
+    abandoned: ClassVar[str] = "; its thread cannot be ended and is left behind"
+    """What the message says of a plain ``def`` that is not over at its deadline."""
+
     def __init__(self, cls: AgentClass, source: str, threads: Threads, limits: EnvLimits) -> None:
         self._class, self._threads, self._limits = cls, threads, limits
         self._file = Path(source).name
@@ -157,7 +179,7 @@ class EnvSession:
         prompt = task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
         state = ResetState(observation=prompt, label=task.label, task=task, seed=seed)
         value = await self._method("reset", limit, state)
-        return check_reset(value, self._where("reset"), task.prompt)
+        return check_reset(value, self._where("reset"), task.prompt, named_agents(self._class))
 
     async def step(self, state: StepState) -> StepResult:
         """Give the environment one turn of the model.
@@ -168,7 +190,7 @@ class EnvSession:
             EnvResultError: If it returned something unusable.
         """
         value = await self._method("step", self._limits.step_timeout_s, state)
-        return check_step(value, self._where("step"))
+        return check_step(value, self._where("step"), named_agents(self._class))
 
     async def close(self) -> None:
         """Call the user's `close` if there is one and end the session's task; errors are logged, not raised."""
@@ -209,7 +231,7 @@ class EnvSession:
                 raise
             if not answer.done():
                 await self._interrupt(name, answer)
-                left = "" if is_async else "; its thread cannot be ended and is left behind"
+                left = "" if is_async else self.abandoned
                 raise EnvTimeoutError(f"{self._where(name)} did not return within {timeout_s:g} s{left}")
         try:
             return answer.result()

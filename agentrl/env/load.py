@@ -23,6 +23,7 @@ from agentrl.env import openrlhf
 from agentrl.env.adapters.gymnasium import load_gym
 from agentrl.env.agent import AgentClass, AgentInstance
 from agentrl.env.rewards import is_reward, load_reward_servers, reward_environment
+from agentrl.env.roster import check_roster
 
 FLAG = "--agent"
 FORMS = "Give file.py, file.py:Name, package.module:Name or gym:ID."
@@ -192,6 +193,7 @@ def _complete(spec: str, cls: AgentClass) -> AgentClass:
     missing = [method for method in ("reset", "step") if not _has(cls, method)]
     if missing:
         raise EnvLoadError(FLAG, spec, f"class {cls.__name__} has no method {missing[0]}", _similar_method(cls, missing[0]))
+    check_roster(FLAG, spec, cls)
     return cls
 
 

@@ -22,6 +22,8 @@ GIVEN_KEYS = ("label", "task", "seed")  # in what `reset` was given, which it ma
 STEP_KEYS = ("rewards", "scores", "environment_feedback", "done", "sampling_params", "extra_logs", "environment_images")
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "seed")
 
+NEEDS_ONE = "the episode is not over, so the model needs one; or set terminated=True"
+
 _ROLE = re.compile(r"[A-Za-z][\w-]*")  # templates put it between the brackets of control tokens
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
@@ -33,16 +35,17 @@ class RawText(str):
     __slots__ = ()
 
 
-def check_reset(value: Any, where: str, prompt: Prompt) -> ResetResult:
+def check_reset(value: Any, where: str, prompt: Prompt, agents: Sequence[str] = ()) -> ResetResult:
     """Check and normalise what `reset` returned.
 
     Args:
         value: A `ResetResult`, a dictionary in OpenRLHF's form, or `None`.
         prompt: The task's prompt; an observation equal to it is the same as none.
         where: File, class and method, for messages.
+        agents: Names of the environment's agents, if it names them.
 
     Returns:
-        A result whose observation is `None` (the task's prompt), `RawText` or a tuple of messages.
+        A result whose observation is `None` (the task's prompt), `RawText` or a tuple of messages, as are `observations`.
 
     Raises:
         EnvResultError: If anything in it cannot be used.
@@ -51,13 +54,17 @@ def check_reset(value: Any, where: str, prompt: Prompt) -> ResetResult:
         return ResetResult()
     if isinstance(value, ResetResult):
         given = value.observation
-        observation = None if given is None or _same(given, prompt) else _chat(given, where, "observation")
+        same = given is None or (not agents and _same(given, prompt))
+        observation = None if same else _chat(given, where, "observation")
         info, sampling, images = value.info, value.sampling, value.images
+        agent = None if value.agent is None else _agent(value.agent, agents, where, "agent")
+        openings = _by_agent(value.observations, agents, where, "observations")
     elif isinstance(value, Mapping):
         known_keys(value, (*RESET_KEYS, *GIVEN_KEYS), where)
         given = value.get("observation")
         observation = None if given is None or _same(given, prompt) else _raw(given, where, "observation")
         info, sampling, images = _none_as(value, "extra_logs", {}), value.get("sampling_params"), _none_as(value, "environment_images", ())
+        agent, openings = None, {}
     else:
         raise bad_result(where, "result", value, "return a ResetResult, a dictionary with observation, or None")
     return ResetResult(
@@ -65,35 +72,39 @@ def check_reset(value: Any, where: str, prompt: Prompt) -> ResetResult:
         info=_numbers(info, where, "info"),
         sampling=check_sampling(sampling, where),
         images=_images(images, where),
+        agent=agent,
+        observations={name: _chat(opening, where, f"observations[{name!r}]") for name, opening in openings.items()},
     )
 
 
-def check_step(value: Any, where: str) -> StepResult:
+def check_step(value: Any, where: str, agents: Sequence[str] = ()) -> StepResult:
     """Check and normalise what `step` returned.
 
     Args:
         value: A `StepResult`, or a dictionary in OpenRLHF's form.
         where: File, class and method, for messages.
+        agents: Names of the environment's agents, if it names them.
 
     Returns:
-        A result whose reward, score, info and parts are plain finite floats, and whose observation is `None` (only at
-        the end), `RawText` or a tuple of messages.
+        A result whose rewards, scores, info and parts are plain finite floats, and whose observation is `None` (only at
+        the end, or if there are several agents), `RawText` or a tuple of messages.
 
     Raises:
         EnvResultError: If anything in it cannot be used.
     """
     if isinstance(value, StepResult):
-        result = _check_typed_step(value, where)
+        result = _check_typed_step(value, where, agents)
     elif isinstance(value, Mapping):
         result = _check_step_dict(value, where)
     else:
         raise bad_result(where, "result", value, "return a StepResult, or a dictionary with rewards, done and environment_feedback")
-    if result.observation is None and not (result.terminated or result.truncated):
-        raise bad_result(where, "observation", None, "the episode is not over, so the model needs one; or set terminated=True")
+    if result.observation is None and not agents and not (result.terminated or result.truncated):
+        raise bad_result(where, "observation", None, NEEDS_ONE)
     return result
 
 
-def _check_typed_step(value: StepResult, where: str) -> StepResult:
+def _check_typed_step(value: StepResult, where: str, agents: Sequence[str]) -> StepResult:
+    rewards, scores = (_by_agent(getattr(value, field), agents, where, field) for field in ("rewards", "scores"))
     return replace(
         value,
         reward=number(value.reward, where, "reward"),
@@ -105,6 +116,9 @@ def _check_typed_step(value: StepResult, where: str) -> StepResult:
         sampling=check_sampling(value.sampling, where),
         reward_parts=_numbers(value.reward_parts, where, "reward_parts"),
         images=_images(value.images, where),
+        agent=None if value.agent is None else _agent(value.agent, agents, where, "agent"),
+        rewards=_numbers(rewards, where, "rewards"),
+        scores={name: _score(score, where, f"scores[{name!r}]") for name, score in scores.items()},
     )
 
 
@@ -217,6 +231,23 @@ def _check_message(message: Any, where: str, field: str) -> None:
     parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
     if not (isinstance(content, str) or parts or (content is None and message.get("tool_calls"))):
         raise bad_result(where, f"{field}['content']", content, "must be text or a list of content parts")
+
+
+def _agent(value: Any, agents: Sequence[str], where: str, field: str) -> str:
+    """The name of an agent, which must be one of the environment's."""
+    if not agents:
+        raise bad_result(where, field, value, 'the environment names no agents; set the class attribute agents = ("buyer", "seller")')
+    if value not in agents:
+        close = difflib.get_close_matches(str(value), agents, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(agents)}"
+        raise bad_result(where, field, value, f"is none of the environment's agents; {hint}")
+    return str(value)
+
+
+def _by_agent(value: Any, agents: Sequence[str], where: str, field: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise bad_result(where, field, value, "must be a dictionary by the agents' names")
+    return {_agent(name, agents, where, f"a key of {field}"): item for name, item in value.items()}
 
 
 def _text_size(value: Any) -> int:

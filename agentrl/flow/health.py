@@ -13,8 +13,8 @@ MAX_CAUSE_CHARS = 300
 
 
 def failure_reason(summary: GroupSummary) -> str:
-    """Why a group has too few trainable members: the most frequent failed status, else ``no_tokens``."""
-    statuses = Counter(str(m.status) for m in summary.members if not m.status.trainable)
+    """Why a group has too few trainable episodes: the most frequent failed status, else ``no_tokens``."""
+    statuses = Counter(str(episode[0].status) for episode in summary.episodes if not episode[0].status.trainable)
     return statuses.most_common(1)[0][0] if statuses else "no_tokens"
 
 
@@ -77,5 +77,5 @@ class Health:
 
 
 def _causes(summary: GroupSummary) -> tuple[str, ...]:
-    failed = [m for m in summary.members if not m.trainable]
+    failed = [episode[0] for episode in summary.episodes if not any(m.trainable for m in episode)]
     return tuple((m.error or f"{m.status}: nothing was sampled")[:MAX_CAUSE_CHARS] for m in failed) or ("the group has no members",)

@@ -83,7 +83,7 @@ async def collect(run: RunState, spawn: Spawn) -> None:
         if not run.queue.waits_for(finished.ticket.group_id):
             continue  # given up as a spare group between its end and now
         run.observer.on_group(finished.summary)
-        if len(finished.summary.trainable) < run.settings.min_members:
+        if finished.summary.num_trainable < run.settings.min_members:
             _retry_or_drop(run, spawn, finished)
         else:
             _accept_or_filter(run, finished)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agentrl.core.metrics import average
 from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
-from agentrl.core.types import GroupSummary, MemberSummary, Status
+from agentrl.core.types import GroupSummary, MemberSummary, Status, rewards_by_agent
 from agentrl.flow.ledger import LedgerCounts
 from agentrl.flow.queue import Accepted
 
@@ -81,7 +81,7 @@ class Meter:
         window.attempts += 1
         window.failed += failed
         window.retried += retried
-        window.statuses.update(m.status for m in summary.members if not m.status.trainable)
+        window.statuses.update(episode[0].status for episode in summary.episodes if not episode[0].status.trainable)
 
     def verdict(self, summary: GroupSummary, *, accepted: bool) -> None:
         """Count a group that did not fail, as accepted or filtered."""
@@ -130,31 +130,41 @@ class Meter:
 
 
 def _rewards(groups: Sequence[Accepted]) -> dict[str, float]:
-    by_group = [[float(m.reward or 0.0) for m in group.summary.trainable] for group in groups]
-    scores = [m.score for group in groups for m in group.summary.trainable if m.score is not None]
-    rewards = [reward for group in by_group for reward in group]
+    """Over trajectories; those of different agents are told apart, because only an agent's own are compared."""
+    trained = [m for group in groups for m in group.summary.trainable]
+    scores = [m.score for m in trained if m.score is not None]
+    rewards = [float(m.reward or 0.0) for m in trained]
+    compared = [part for group in groups for part in rewards_by_agent(group.summary.trainable).values()]
     metrics = {
         "reward/mean": statistics.fmean(rewards),
         "reward/std": statistics.pstdev(rewards),
-        "group/zero_variance": statistics.fmean(min(group) == max(group) for group in by_group),
+        **_agent_rewards(groups),
+        "group/zero_variance": statistics.fmean(min(part) == max(part) for part in compared),
         "group/count": float(len(groups)),
     }
     return {**metrics, "score/mean": statistics.fmean(scores)} if scores else metrics
 
 
+def _agent_rewards(groups: Sequence[Accepted]) -> dict[str, float]:
+    """Mean reward of every named agent, also of those that are not trained."""
+    named = rewards_by_agent([m for group in groups for m in group.summary.members if m.agent])
+    return {f"reward/{agent}": statistics.fmean(rewards) for agent, rewards in named.items()}
+
+
 def _episodes(groups: Sequence[Accepted]) -> dict[str, float]:
-    members = [m for group in groups for m in group.summary.trainable]
-    tokens = [m.num_tokens for m in members]
+    """Over episodes; the trajectories of one are added up."""
+    episodes = [episode for group in groups for episode in group.summary.episodes if any(m.trainable for m in episode)]
+    tokens = [sum(m.num_tokens for m in episode) for episode in episodes]
     return {
-        "episode/count": float(len(members)),
+        "episode/count": float(len(episodes)),
         "episode/tokens_mean": statistics.fmean(tokens),
         "episode/tokens_max": float(max(tokens)),
-        "episode/prompt_tokens_mean": statistics.fmean(m.num_prompt_tokens for m in members),
-        "episode/turns_mean": statistics.fmean(m.num_turns for m in members),
-        "episode/truncated": statistics.fmean(_truncated(m) for m in members),
+        "episode/prompt_tokens_mean": statistics.fmean(sum(m.num_prompt_tokens for m in episode) for episode in episodes),
+        "episode/turns_mean": statistics.fmean(sum(m.num_turns for m in episode) for episode in episodes),
+        "episode/truncated": statistics.fmean(any(map(_truncated, episode)) for episode in episodes),
         "tokens": float(sum(tokens)),
-        **_named_means("env/", [m.metrics for m in members]),
-        **_named_means("episode/", [m.timings for m in members]),
+        **_named_means("env/", [episode[0].metrics for episode in episodes]),
+        **_named_means("episode/", [episode[0].timings for episode in episodes]),
         "group/seconds_mean": statistics.fmean(group.summary.seconds for group in groups),
     }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agentrl.core.errors import BatchError
-from agentrl.core.types import FloatArray, Group
+from agentrl.core.types import FloatArray, Group, Trajectory
 from agentrl.rollout.rows import Row, merge_turns
 
 
@@ -22,6 +23,9 @@ class Batch:
 
     N tokens in R rows, of which A are action (sampled) tokens, E episodes in G groups. Rows of an episode follow each
     other in time, episodes of a group follow each other, and so do the action tokens.
+
+    Where several agents play, each trajectory counts as an episode here, and a group is what one agent did in the members
+    of a task's group: estimators compare an agent with itself only.
 
     Attributes:
         tokens: All rows back to back. # [N] int64
@@ -108,12 +112,12 @@ def collate(groups: Iterable[Group]) -> Batch:
             without any that may.
 
     Returns:
-        The batch, on the CPU.
+        The batch, on the CPU; within a task's group ordered by agent, then by member.
 
     Raises:
         BatchError: If nothing can be trained, or a row's first token is an action token (nothing predicts it).
     """
-    members = [(number, t) for number, group in enumerate(g for g in groups if g.trainable) for t in group.trainable]
+    members = list(_numbered(groups))
     if not members:
         raise BatchError("no group has a trajectory that may be trained on; every member failed or sampled nothing")
     owned = [(episode, _checked(row)) for episode, (_, t) in enumerate(members) for row in merge_turns(t)]
@@ -135,6 +139,18 @@ def collate(groups: Iterable[Group]) -> Batch:
         token_rewards=torch.from_numpy(_token_rewards(rows, episode, rewards)),
         rewards=torch.from_numpy(rewards),
     )
+
+
+def _numbered(groups: Iterable[Group]) -> Iterator[tuple[int, Trajectory]]:
+    """What may be trained on, with numbers from 0: one for every agent of every group."""
+    numbers = itertools.count()
+    for group in groups:
+        by_agent: dict[str, list[Trajectory]] = {}
+        for trajectory in group.trainable:
+            by_agent.setdefault(trajectory.agent, []).append(trajectory)
+        for trajectories in by_agent.values():
+            number = next(numbers)
+            yield from ((number, trajectory) for trajectory in trajectories)
 
 
 def _checked(row: Row) -> Row:

@@ -1,4 +1,4 @@
-"""One episode: the model and the environment take turns until it ends, a budget runs out, or something fails."""
+"""One episode: agents and environment take turns until it ends, a budget runs out, or something fails."""
 
 from __future__ import annotations
 
@@ -8,32 +8,29 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
+from functools import partial
 
 from agentrl.core.errors import EngineError, EnvError, EnvTimeoutError
 from agentrl.core.metrics import average
-from agentrl.core.protocols import Engine, GenerationRequest
+from agentrl.core.protocols import Engine
 from agentrl.core.seeding import derive_seed
-from agentrl.core.types import Generation, Sampling, Status, Ticket, Trajectory, Turn, ints
+from agentrl.core.types import Message, Prompt, Sampling, Status, Ticket, Trajectory, Turn
 from agentrl.env.agent import SamplingParams, StepResult, StepState
 from agentrl.env.boundary import EnvSession
-from agentrl.env.results import RawText
+from agentrl.env.results import NEEDS_ONE, bad_result
+from agentrl.env.roster import Roster
 from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.conversation import Conversation
 from agentrl.rollout.penalties import penalize
-from agentrl.rollout.prompt import encode_prompt
 from agentrl.rollout.settings import EpisodeSettings
 
 
 class Episode:
     """Plays member number `index` of a ticket's group, once.
 
-    Tokens only ever grow: a turn's context is every token so far followed by the tokens of the environment's answer.
-
-    The reward is the sum of the turns' rewards, less the penalties for length. The score is the last turn's; if the
-    environment gave none there, it is the reward so far, before penalties, clipped to 0..1. A metric is the mean over the
-    calls of `reset` and `step` that logged it.
+    Each agent has a conversation of its own; most environments have a single agent. Turns are counted over all agents,
+    tokens for each conversation. The reward is the sum of the turns' rewards, less the penalties for length. A metric is the mean over
+    the calls of `reset` and `step` that logged it, whoever acted.
 
     Args:
         ticket: The group.
@@ -42,29 +39,42 @@ class Episode:
         codec: Of the model's tokenizer.
         env: The member's own environment; closed at the end, whatever happens.
         settings: Budgets, deadlines and sampling.
+        roster: The environment's agents.
     """
 
-    def __init__(self, ticket: Ticket, index: int, *, engine: Engine, codec: ChatCodec, env: EnvSession, settings: EpisodeSettings) -> None:
+    def __init__(
+        self,
+        ticket: Ticket,
+        index: int,
+        *,
+        engine: Engine,
+        codec: ChatCodec,
+        env: EnvSession,
+        settings: EpisodeSettings,
+        roster: Roster = Roster(),  # noqa: B008
+    ) -> None:
         self._task, self._ticket, self._index = ticket.task, ticket, index
-        self._engine, self._codec, self._env, self._settings = engine, codec, env, settings
-        self._sampling = settings.sampling
-        self._images: list[Any] = list(ticket.task.images)
-        self._context: list[int] = []  # every token up to the end of the last sampled turn
-        self._prompt: list[int] = []  # what comes before the next sampled turn
-        self._text = ""
-        self._turns: list[Turn] = []
-        self._unanswered: Turn | None = None
-        self._budgets: list[int] = []  # tokens that each turn was allowed
+        self._codec, self._env, self._settings, self._roster = codec, env, settings, roster
+        self._id = episode_id(ticket, index)
+        self._agents = {
+            agent: Conversation(
+                f"{self._id}-{agent}" if agent else self._id,
+                engine=engine,
+                codec=codec,
+                settings=settings,
+                seed_of=partial(self._seed, agent),
+            )
+            for agent in roster.agents
+        }
+        self._openings: Mapping[str, Prompt] = {}
         self._logs: list[Mapping[str, float]] = []
-        self._parts: dict[str, float] = {}
-        self._score: float | None = None
         self._seconds = {"generate_s": 0.0, "env_s": 0.0}
 
-    async def run(self) -> Trajectory:
+    async def run(self) -> tuple[Trajectory, ...]:
         """Play to the end.
 
-        Consumes nothing, produces the trajectory, waits for engine and environment; the environment's own deadlines and
-        the episode's unblock it. Failures of user code and engine become a status; cancellation passes through.
+        Consumes nothing, produces one trajectory per agent, waits for engine and environment; the environment's own deadlines
+        and the episode's unblock it. Failures of user code and engine become a status; cancellation passes through.
         """
         start = time.perf_counter()
         error: str | None = None
@@ -84,112 +94,95 @@ class Episode:
             status, error = Status.TIMEOUT, f"the episode was not over after {self._settings.episode_timeout_s:g} s (--episode-timeout-s)"
         finally:
             await self._env.close()
-        return self._trajectory(status, error, time.perf_counter() - start)
+        timings = {**self._seconds, "total_s": time.perf_counter() - start}
+        return tuple(self._trajectory(agent, status, error, timings) for agent in self._roster.agents)
 
     async def _play(self) -> Status:
-        await self._reset()
+        agent = await self._reset()
         for number in range(self._settings.max_turns):
-            generation = await self._generate(number)
-            result = await self._step(number, generation)
+            with self._timed("generate_s"):
+                turn = await self._agents[agent].generate(number)
+            result = await self._step(agent, turn)
             if result.terminated:
                 return Status.FINISHED
-            if result.truncated or result.observation is None or number + 1 == self._settings.max_turns:
+            if result.truncated or number + 1 == self._settings.max_turns:
                 break
-            messages = result.observation
-            if isinstance(messages, RawText):
-                self._prompt = self._codec.encode_text(messages)
-            elif not isinstance(messages, str):
-                self._prompt = self._codec.encode_next(messages, self._context[-1])
-            if self._room() < 1:
+            agent = self._hand_over(agent, result)
+            if self._agents[agent].room < 1:
                 break
         return Status.TRUNCATED
 
-    async def _reset(self) -> None:
+    async def _reset(self) -> str:
+        """Begin the episode; returns who acts first."""
         task = self._task
         seed = task.seed if task.seed is not None else derive_seed(self._settings.seed, task.id, task.epoch)
         with self._timed("env_s"):
             result = await self._env.reset(task, seed)
-        prompt = task.prompt if result.observation is None else result.observation
-        self._prompt = encode_prompt(self._codec, prompt, apply_chat_template=self._settings.apply_chat_template)
+        agent = result.agent or self._roster.agents[0]
+        self._openings = result.observations
         self._logs.append(result.info)
-        self._images += result.images
-        self._sampling = replace(self._sampling, **(result.sampling or {}))
-        if self._room() < 1 or not self._prompt:
-            flag = "--max-episode-tokens" if self._limit() == self._settings.max_episode_tokens else "--max-model-len"
-            size = len(self._prompt)
-            raise EnvError(f"the first prompt of task {task.id!r} has {size} tokens; it needs 1 to {self._limit() - 1} ({flag})")
+        for conversation in self._agents.values():
+            conversation.sampling = replace(conversation.sampling, **(result.sampling or {}))
+        self._agents[agent].images += [*task.images, *result.images]
+        self._begin(agent, result.observation)
+        return agent
 
-    async def _generate(self, number: int) -> Generation:
-        name = trajectory_id(self._ticket, self._index)
-        request = GenerationRequest(
-            request_id=f"{name}-{number}",
-            prompt_ids=ints(self._context + self._prompt),
-            sampling=self._turn_sampling(number),
-            session=name,
-            images=tuple(self._images),
-        )
-        with self._timed("generate_s"):
-            generation = await self._engine.generate(request)
-        if not len(generation.token_ids) or not np.isfinite(generation.logprobs).all():
-            raise EngineError(f"request {request.request_id}: the engine gave no token, or a log-probability that is not finite")
-        return generation
+    def _begin(self, agent: str, observation: Prompt | None) -> None:
+        """Give an agent its first prompt: its opening, and what it is told now; if there is neither, the task's prompt."""
+        conversation, opening = self._agents[agent], self._openings.get(agent)
+        if opening is not None and observation is None:
+            conversation.begin(opening)
+        else:
+            conversation.begin(self._task.prompt if observation is None else observation, _messages(opening))
+        size, most = len(conversation.prompt), conversation.limit - 1
+        if not 1 <= size <= most:
+            whose = f" for agent {agent!r}" if agent else ""
+            flag = conversation.limit_flag
+            raise EnvError(f"the first prompt of task {self._task.id!r}{whose} has {size} tokens; it needs 1 to {most} ({flag})")
 
-    def _turn_sampling(self, number: int) -> Sampling:
-        sampling = self._sampling
-        task, retry = self._task, (self._ticket.attempt,) if self._ticket.attempt else ()
-        seed = (
-            derive_seed(self._settings.seed, task.id, task.epoch, self._index, number, *retry) if sampling.seed is None else sampling.seed
-        )
-        ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *self._codec.end_token_ids)))
-        return replace(sampling, seed=seed, max_tokens=min(sampling.max_tokens, self._room()), stop_token_ids=ends)
+    def _hand_over(self, agent: str, result: StepResult) -> str:
+        """Give the next agent what it is told; returns its name."""
+        after = result.agent or self._roster.after(agent)
+        conversation = self._agents[after]
+        conversation.sampling = replace(conversation.sampling, **(result.sampling or {}))
+        conversation.images += result.images
+        if not conversation.turns:
+            self._begin(after, result.observation)
+        elif result.observation is None:
+            raise bad_result(f"{self._roster.env}.step", "observation", None, f"agent {after!r} acts next; {NEEDS_ONE}")
+        else:
+            conversation.read(result.observation)
+        return after
 
-    async def _step(self, number: int, generation: Generation) -> StepResult:
+    async def _step(self, agent: str, turn: Turn) -> StepResult:
         """Let the environment judge a turn, and record it."""
-        sampled = generation.token_ids.tolist()
-        prompt_text = self._codec.decode(self._prompt)
+        conversation = self._agents[agent]
         state = StepState(
-            observation_text=self._text + prompt_text,
-            action_text=self._codec.decode_action(sampled),
+            observation_text=conversation.text + turn.prompt_text,
+            action_text=self._codec.decode_action(turn.token_ids.tolist()),
             label=self._task.label,
-            sampling_params=_given(self._sampling),
+            sampling_params=_given(conversation.sampling),
             task=self._task,
-            turn=number,
-            finish_reason=str(generation.finish_reason),
-        )
-        self._unanswered = turn = Turn(
-            prompt_ids=ints(self._prompt),
-            token_ids=generation.token_ids,
-            logprobs=generation.logprobs,
-            versions=generation.versions,
-            finish_reason=generation.finish_reason,
-            temperature=self._sampling.temperature,
-            prompt_text=prompt_text,
-            text=self._codec.decode(sampled),
+            agent=agent,
+            turn=turn.number,
+            finish_reason=str(turn.finish_reason),
         )
         with self._timed("env_s"):
             result = await self._env.step(state)
-        self._unanswered = None
-        self._record(replace(turn, reward=result.reward, info=result.info), result)
+        conversation.settle(turn, result.reward, result.score, result.info)
+        for name, value in result.reward_parts.items():
+            conversation.parts[name] = conversation.parts.get(name, 0.0) + value
+        for name in {**result.rewards, **result.scores}:
+            self._agents[name].earn(result.rewards.get(name, 0.0), result.scores.get(name))
+        self._logs.append(result.info)
         return result
 
-    def _record(self, turn: Turn, result: StepResult) -> None:
-        self._turns.append(turn)
-        self._budgets.append(self._sampling.max_tokens)
-        self._context += [*self._prompt, *turn.token_ids.tolist()]
-        self._text += turn.prompt_text + turn.text
-        self._logs.append(result.info)
-        self._images += result.images
-        for name, value in result.reward_parts.items():
-            self._parts[name] = self._parts.get(name, 0.0) + value
-        so_far = sum(done.reward for done in self._turns)
-        self._score = min(max(so_far, 0.0), 1.0) if result.score is None else result.score
-        self._sampling = replace(self._sampling, **(result.sampling or {}))
-
-    def _limit(self) -> int:
-        return min(self._engine.max_model_len, self._settings.max_episode_tokens or self._engine.max_model_len)
-
-    def _room(self) -> int:
-        return self._limit() - len(self._context) - len(self._prompt)
+    def _seed(self, agent: str, number: int) -> int:
+        """Seed of an agent's turn; the first agent's seeds are those that it would have alone."""
+        task, attempt = self._task, self._ticket.attempt
+        retry = (attempt,) if attempt else ()
+        other = () if agent == self._roster.agents[0] else (agent,)
+        return derive_seed(self._settings.seed, task.id, task.epoch, self._index, number, *retry, *other)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -199,28 +192,37 @@ class Episode:
         finally:
             self._seconds[phase] += time.perf_counter() - start
 
-    def _trajectory(self, status: Status, error: str | None, seconds: float) -> Trajectory:
-        name = trajectory_id(self._ticket, self._index)
-        turns = penalize(self._turns, self._budgets, self._settings.penalties) if status.trainable else tuple(self._turns)
+    def _trajectory(self, agent: str, status: Status, error: str | None, timings: Mapping[str, float]) -> Trajectory:
+        conversation, ended = self._agents[agent], status.trainable
+        turns = tuple(conversation.turns)
+        if ended and turns:
+            turns = penalize(turns, conversation.budgets, self._settings.penalties)
+        reward = math.fsum(turn.reward for turn in turns) if turns else conversation.reward
         return Trajectory(
-            trajectory_id=name,
-            episode_id=name,
+            trajectory_id=conversation.name,
+            episode_id=self._id,
             group_id=self._ticket.group_id,
             turns=turns,
             status=status,
-            reward=math.fsum(turn.reward for turn in turns) if status.trainable else None,
-            score=self._score if status.trainable else None,
-            reward_parts=self._parts,
+            reward=reward if ended else None,
+            score=conversation.score if ended else None,
+            agent=agent,
+            frozen=agent not in self._roster.trained,
+            reward_parts=conversation.parts,
             metrics=average(self._logs),
             error=error,
-            timings={**self._seconds, "total_s": seconds},
-            unanswered=self._unanswered,
+            timings=timings,
+            unanswered=conversation.unanswered,
         )
 
 
-def trajectory_id(ticket: Ticket, index: int) -> str:
+def episode_id(ticket: Ticket, index: int) -> str:
     """Name of one member of a group: group, attempt and place in the group."""
     return f"{ticket.group_id}-{ticket.attempt}-{index}"
+
+
+def _messages(opening: Prompt | None) -> list[Message] | None:
+    return None if opening is None or isinstance(opening, str) else list(opening)
 
 
 def _given(sampling: Sampling) -> SamplingParams:

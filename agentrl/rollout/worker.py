@@ -7,13 +7,14 @@ import time
 
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import Engine, EngineStats, WeightUpdate
-from agentrl.core.types import Group, GroupSummary, Ticket, Trajectory, summarize
+from agentrl.core.types import Group, GroupSummary, Ticket, summarize
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.load import AgentSpec
+from agentrl.env.roster import roster_of
 from agentrl.rollout.chat import ChatCodec, load_tokenizer
 from agentrl.rollout.episode import Episode
-from agentrl.rollout.group import run_group
-from agentrl.rollout.records import EngineLimits, trajectory_record
+from agentrl.rollout.group import Played, run_group
+from agentrl.rollout.records import EngineLimits, group_records
 from agentrl.rollout.settings import EpisodeSettings
 
 
@@ -30,7 +31,7 @@ class EpisodeWorker:
         self._engine, self._agent, self._settings = engine, agent, settings
         self._codec: ChatCodec | None = None
         self._threads = Threads(settings.env.threads)
-        self._live: set[asyncio.Task[Trajectory]] = set()
+        self._live: set[asyncio.Task[Played]] = set()
         self._closed = False
 
     async def start(self) -> None:
@@ -53,7 +54,7 @@ class EpisodeWorker:
         group = await run_group(ticket, lambda index: self._episode(ticket, index).run(), self._live)
         engine = self._engine
         limits = EngineLimits(max_model_len=engine.max_model_len, end_token_ids=engine.end_token_ids) if ticket.record else None
-        records = tuple(trajectory_record(ticket, trajectory, limits) for trajectory in group.trajectories[: ticket.record])
+        records = group_records(ticket, group, limits)
         return summarize(group, seconds=time.perf_counter() - start, records=records), group
 
     async def load_weights(self, update: WeightUpdate) -> int:
@@ -79,4 +80,5 @@ class EpisodeWorker:
         if self._codec is None or self._closed:
             raise EngineError("this rollout worker is not running: it was not started, or it was closed")
         env = EnvSession(self._agent.load(), self._agent.source, self._threads, self._settings.env)
-        return Episode(ticket, index, engine=self._engine, codec=self._codec, env=env, settings=self._settings)
+        roster = roster_of(self._agent.load(), self._agent.source)
+        return Episode(ticket, index, engine=self._engine, codec=self._codec, env=env, settings=self._settings, roster=roster)

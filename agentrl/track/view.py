@@ -82,7 +82,7 @@ class RunView:
         if not self.rewards:
             self._end_stage()
         self.groups += 1
-        failed = [member for member in summary.members if not member.status.trainable]
+        failed = [episode[0] for episode in summary.episodes if not episode[0].status.trainable]
         self.failed.update(str(member.status) for member in failed)
         messages = dict.fromkeys(f"{member.status}: {member.error or 'no message'}" for member in failed)
         fresh = [text for text in messages if text not in self.errors][: MAX_ERRORS - len(self.errors)]

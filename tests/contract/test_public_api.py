@@ -35,14 +35,17 @@ NAMES = [
     "verifiers",
 ]
 FIELDS = {
-    "ResetResult": ["observation", "info", "sampling", "images"],
-    "StepResult": ["reward", "observation", "terminated", "truncated", "score", "info", "sampling", "reward_parts", "images"],
+    "ResetResult": ["observation", "info", "sampling", "images", "agent", "observations"],
+    "StepResult": [
+        *("reward", "observation", "terminated", "truncated", "score", "info", "sampling", "reward_parts", "images"),
+        *("agent", "rewards", "scores"),
+    ],
     "Task": ["prompt", "label", "id", "images", "seed", "metadata", "position", "epoch"],
 }
 POSITIONAL = {"ResetResult": ["observation"], "StepResult": ["reward", "observation"], "Task": ["prompt", "label"]}
 STATES = {
     "ResetState": {"task", "observation", "label", "seed"},
-    "StepState": {"task", "label", "action_text", "observation_text", "turn", "finish_reason", "sampling_params"},
+    "StepState": {"task", "label", "action_text", "observation_text", "agent", "turn", "finish_reason", "sampling_params"},
 }
 HEAVY = ["torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "pyarrow", "pandas", "gymnasium"]
 DRIVER_MODULES = [

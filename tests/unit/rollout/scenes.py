@@ -9,6 +9,7 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Sampling, Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.roster import roster_of
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.settings import EpisodeSettings
@@ -46,8 +47,14 @@ class Scene:
 
     def episode(self, index: int = 0) -> Episode:
         session = EnvSession(self.env, "file.py", Threads(8), self.settings.env)
-        return Episode(self.ticket, index, engine=self.engine, codec=CODEC, env=session, settings=self.settings)
+        roster = roster_of(self.env, "file.py")
+        return Episode(self.ticket, index, engine=self.engine, codec=CODEC, env=session, settings=self.settings, roster=roster)
 
     async def play(self, index: int = 0) -> Trajectory:
+        (trajectory,) = await self.play_all(index)
+        return trajectory
+
+    async def play_all(self, index: int = 0) -> tuple[Trajectory, ...]:
+        """The trajectories of all agents."""
         await self.engine.start()
         return await self.episode(index).run()
