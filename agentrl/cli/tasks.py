@@ -7,12 +7,12 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 
-from agentrl.config.schema import TrainConfig
+from agentrl.config.schema import DataConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.seeding import derive_seed
 from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec
-from agentrl.env.prompts import read_prompts
+from agentrl.env.prompts import PromptFormat, read_prompts
 from agentrl.env.tasks import PEEK, TaskSource, checked, own_tasks, unique
 
 
@@ -26,15 +26,8 @@ def open_tasks(config: TrainConfig, agent: AgentSpec) -> TaskSource:
     holdout = data.eval_size if _is_held_out(config, agent) else 0
     if not data.prompts:
         return TaskSource.from_agent(agent, seed=seed, shuffle=data.shuffle, holdout=holdout)
-    return TaskSource.from_prompts(
-        data.prompts,
-        split=data.prompt_split,
-        input_key=data.input_key,
-        label_key=data.label_key,
-        seed=seed,
-        shuffle=data.shuffle,
-        holdout=holdout,
-    )
+    parts = read_prompts(data.prompt_sources, _form(data))
+    return TaskSource.from_prompts(parts, weights=data.prompt_weights, seed=seed, shuffle=data.shuffle, holdout=holdout)
 
 
 def eval_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
@@ -60,13 +53,18 @@ def _is_held_out(config: TrainConfig, agent: AgentSpec) -> bool:
     return not config.data.eval_prompts and own_tasks(agent, "eval_tasks") is None
 
 
+def _form(data: DataConfig) -> PromptFormat:
+    return PromptFormat(split=data.prompt_split, input_key=data.input_key, label_key=data.label_key, input_template=data.input_template)
+
+
 def _separate(config: TrainConfig, agent: AgentSpec) -> list[Task]:
     """Tasks that have nothing to do with those trained on."""
     data = config.data
     loaded: Iterable[Task]
     if data.eval_prompts:
         origin = data.eval_prompts
-        loaded = read_prompts(data.eval_prompts, split=data.eval_split, input_key=data.input_key, label_key=data.label_key)
+        form = dataclasses.replace(_form(data), flag="--eval-prompts", split=data.eval_split, split_flag="--eval-split")
+        loaded = [task for part in read_prompts(data.eval_sources, form) for task in part.tasks]
     else:
         origin = f"{agent.source}: {agent.name}.eval_tasks"
         loaded = own_tasks(agent, "eval_tasks") or ()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 ALIASES: dict[str, tuple[str, ...]] = {
     "--agent-func-path": ("--agent",),
     "--prompt-data": ("--prompts",),
+    "--prompt-data-probs": ("--prompt-probs",),
     "--eval-dataset": ("--eval-prompts",),
     "--pretrain": ("--model",),
     "--rollout-batch-size": ("--groups-per-step",),

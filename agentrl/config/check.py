@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from agentrl.config.check_data import DATA_RULES
 from agentrl.config.schema import CRITIC_ESTIMATORS, GROUP_ESTIMATORS, AlgoConfig, FlowConfig, TrainConfig
 from agentrl.core.devices import cuda_device_count
 from agentrl.core.errors import ConfigError
@@ -62,12 +63,6 @@ def _agent_is_named(config: TrainConfig) -> None:
     path = config.run.agent.partition(":")[0]
     if path.endswith(".py") and not Path(path).is_file():
         raise ConfigError("--agent", config.run.agent, "no such file", f"Looked for {Path(path).absolute()}.")
-
-
-def _prompts_exist(config: TrainConfig) -> None:
-    for flag, name in (("--prompts", config.data.prompts), ("--eval-prompts", config.data.eval_prompts)):
-        if name.endswith((".jsonl", ".json", ".parquet")) and not Path(name).is_file():
-            raise ConfigError(flag, name, "no such file", f"Looked for {Path(name).absolute()}.")
 
 
 def _model_exists(config: TrainConfig) -> None:
@@ -280,7 +275,7 @@ def _colocated_pairs_match(config: TrainConfig) -> None:
 RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _agent_is_named,
     _reward_servers_can_be_asked,
-    _prompts_exist,
+    *DATA_RULES,
     _model_exists,
     _group_size_fits_estimator,
     _group_estimators_do_not_discount,

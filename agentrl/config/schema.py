@@ -41,6 +41,8 @@ class RunConfig:
     """Steps between two checkpoints, from which ``--resume`` continues; the last step gets one too. 0: none."""
     keep_checkpoints: Count = 2
     """Checkpoints to keep; older ones are removed when a newer one is complete."""
+    stop_timeout_s: NonNegative = 15.0
+    """Seconds that a first SIGINT or SIGTERM leaves to the step under way and a checkpoint after it; then the run ends without."""
     resume: str = ""
     """Directory of a run to continue with its own settings, or ``auto``: continue the run in ``--run-dir`` if there is one."""
     runtime: Literal["ray", "local"] = "ray"
@@ -58,13 +60,16 @@ class DataConfig:
     """Where tasks come from."""
 
     prompts: str = ""
-    """JSONL or Parquet file, or a Hugging Face data set name. Empty: the environment's own ``tasks()``."""
+    """JSONL or Parquet file, folder of such files, or Hugging Face data set (``name`` or ``name@configuration``); several with commas
+    between them. Empty: the environment's own ``tasks()``."""
+    prompt_probs: str = ""
+    """Proportions in which to draw from several ``--prompts``: ``0.7,0.3``. Empty: they are one collection."""
     prompt_split: str = "train"
-    """Split to load when ``--prompts`` names a Hugging Face data set."""
+    """Split to load when ``--prompts`` names a Hugging Face data set, or a folder whose files are named after their splits."""
     eval_prompts: str = ""
     """Tasks to evaluate on, in the same forms as ``--prompts``. Empty: the environment's own ``eval_tasks()``, else ``--eval-size``."""
     eval_split: str = "test"
-    """Split to load when ``--eval-prompts`` names a Hugging Face data set."""
+    """The same for ``--eval-prompts``."""
     eval_size: CountOrZero = 0
     """Tasks to evaluate on: of ``--eval-prompts`` or ``eval_tasks()`` at most so many (0: all), else so many held out of the training
     tasks, chosen by the seed and never trained on."""
@@ -72,6 +77,8 @@ class DataConfig:
     """Column that holds the prompt: text or a list of chat messages."""
     label_key: str = "label"
     """Column that holds the label; a missing column gives ``None``."""
+    input_template: str = ""
+    """Text around each plain-text prompt of a data set, with ``{}`` in its place; ``{{`` and ``}}`` stand for braces."""
     apply_chat_template: bool = True
     """Render a plain-text prompt as one user message with the chat template; off: use the text as it is."""
     system_prompt: str = ""
@@ -81,6 +88,25 @@ class DataConfig:
     in rotation, or a file with a reward."""
     shuffle: bool = True
     """Draw tasks in an order derived from the seed and the epoch; off: in the given order."""
+
+    @property
+    def prompt_sources(self) -> tuple[str, ...]:
+        """The data sets that `prompts` names."""
+        return _listed(self.prompts)
+
+    @property
+    def prompt_weights(self) -> tuple[float, ...]:
+        """The numbers in `prompt_probs`."""
+        return tuple(map(float, _listed(self.prompt_probs)))
+
+    @property
+    def eval_sources(self) -> tuple[str, ...]:
+        """The data sets that `eval_prompts` names."""
+        return _listed(self.eval_prompts)
+
+
+def _listed(value: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, value.split(","))))
 
 
 @dataclass(frozen=True, kw_only=True)

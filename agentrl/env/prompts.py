@@ -2,63 +2,156 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.core.errors import DataError
 from agentrl.core.types import Task
 
-FLAG = "--prompts"
 FILE_SUFFIXES = {".jsonl", ".json", ".ndjson", ".parquet"}
 
+SPLIT_NAMES = {name: split for split, names in {
+    "train": ("train", "training"), "test": ("test", "testing", "eval", "evaluation"), "validation": ("validation", "valid", "val", "dev"),
+}.items() for name in names}  # fmt: skip
+"""Words in the names of a folder's files that say which split they belong to."""
 
-def read_prompts(prompts: str, *, split: str, input_key: str, label_key: str) -> list[Task]:
-    """All tasks of a data set, in its order.
+Row: TypeAlias = tuple[str, Mapping[str, Any]]
+"""Where a row is, for messages, and its columns."""
 
-    Args:
-        prompts: A JSONL or Parquet file, a folder saved by ``datasets``, or a name on the Hugging Face hub.
-        split: Split of a Hugging Face data set.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFormat:
+    """How rows of a data set become tasks.
+
+    Attributes:
+        flag: The flag that names the data set, for messages.
+        split: Split of a folder or a Hugging Face data set.
+        split_flag: The flag that says it.
         input_key: Column with the prompt: text or chat messages.
         label_key: Column with the label; absent: the label is `None`.
+        input_template: Text around a plain-text prompt, whose place is ``{}``; ``{{`` and ``}}`` stand for braces.
+    """
+
+    flag: str = "--prompts"
+    split: str = "train"
+    split_flag: str = "--prompt-split"
+    input_key: str = "prompt"
+    label_key: str = "label"
+    input_template: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """The tasks of one data set, under its name."""
+
+    name: str
+    tasks: list[Task]
+
+
+def read_prompts(sources: Sequence[str], form: PromptFormat) -> list[PromptSet]:
+    """All tasks of the data sets, in their order.
+
+    Of several, each task's id begins with the name of its set, which is also its ``metadata["source"]``, unless the rows
+    have such a column.
+
+    Args:
+        sources: Each a JSONL or Parquet file, a folder of them, a folder saved by ``datasets``, or a name on the Hugging Face
+            hub, ``name@configuration`` if it has several.
+        form: How to read them.
 
     Returns:
-        One task per row; other columns are its metadata.
+        One set per source; a task per row, whose metadata are the other columns.
 
     Raises:
-        DataError: If it is missing or malformed; the message names the line or the key.
+        DataError: If one is missing or malformed; the message names the line or the key.
     """
-    path = Path(prompts).expanduser()
-    suffix = path.suffix.lower()
-    if suffix in FILE_SUFFIXES:
+    names = _names(sources)
+    sets = [PromptSet(name, _read(source, form)) for name, source in zip(names, sources, strict=True)]
+    return (
+        sets
+        if len(sets) == 1
+        else [PromptSet(part.name, [_named(task, i, part.name) for i, task in enumerate(part.tasks)]) for part in sets]
+    )
+
+
+def _names(sources: Sequence[str]) -> list[str]:
+    """Short names, if they are different."""
+    short = [Path(source).stem if Path(source).suffix.lower() in FILE_SUFFIXES else Path(source).name for source in sources]
+    return short if len(set(short)) == len(short) and all(short) else list(sources)
+
+
+def _named(task: Task, index: int, name: str) -> Task:
+    return dataclasses.replace(task, id=f"{name}/{index}", metadata={"source": name, **task.metadata})
+
+
+def _read(source: str, form: PromptFormat) -> list[Task]:
+    path = Path(source).expanduser()
+    if path.suffix.lower() in FILE_SUFFIXES and not path.is_dir():
         if not path.is_file():
-            raise DataError(FLAG, prompts, "there is no such file", _nearest_file(path))
-        rows = _parquet(path) if suffix == ".parquet" else _jsonl(path)
+            raise DataError(form.flag, source, "there is no such file", _nearest_file(path))
+        rows = _rows(path, form)
+    elif files := _files(path, source, form):
+        rows = ((f"{file.relative_to(path)} {where}", row) for file in files for where, row in _rows(file, form))
     else:
-        rows = _hugging_face(prompts, path, split)
-    tasks = [_task(row, where, prompts, input_key, label_key) for where, row in rows]
+        rows = _hugging_face(source, path, form)
+    tasks = [_task(row, where, source, form) for where, row in rows]
     if not tasks:
-        raise DataError(FLAG, prompts, "holds no row", "Give at least one prompt.")
+        raise DataError(form.flag, source, "holds no row", "Give at least one prompt.")
     return tasks
 
 
-def _task(row: Mapping[str, Any], where: str, prompts: str, input_key: str, label_key: str) -> Task:
-    if input_key not in row:
-        close = difflib.get_close_matches(input_key, list(row), n=1)
+def _task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -> Task:
+    key = form.input_key
+    if key not in row:
+        close = difflib.get_close_matches(key, list(row), n=1)
         remedy = f"Did you mean --input-key {close[0]}?" if close else f"Its columns are {', '.join(row)}."
-        raise DataError("--input-key", input_key, f"is no column of {prompts} ({where})", remedy)
-    prompt = row[input_key]
+        raise DataError("--input-key", key, f"is no column of {source} ({where})", remedy)
+    prompt = row[key]
     chat = isinstance(prompt, list) and bool(prompt) and all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in prompt)
     if not chat and not (isinstance(prompt, str) and prompt):
-        problem = f"{where}: column {input_key!r} is neither text nor a list of messages with role and content: {str(prompt)[:80]!r}"
-        raise DataError(FLAG, prompts, problem, "Name another column with --input-key.")
-    rest = {key: value for key, value in row.items() if key not in (input_key, label_key)}
-    return Task(prompt, row.get(label_key), metadata=rest)
+        problem = f"{where}: column {key!r} is neither text nor a list of messages with role and content: {str(prompt)[:80]!r}"
+        raise DataError(form.flag, source, problem, "Name another column with --input-key.")
+    if form.input_template and not chat:
+        prompt = form.input_template.format(prompt)
+    rest = {name: value for name, value in row.items() if name not in (key, form.label_key)}
+    return Task(prompt, row.get(form.label_key), metadata=rest)
 
 
-def _jsonl(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _files(folder: Path, source: str, form: PromptFormat) -> list[Path]:
+    """The files of a folder that belong to the split; none if it is no folder, or is one of the library `datasets`.
+
+    If no file's name says a split, all belong to it.
+    """
+    if not folder.is_dir() or any((folder / marker).is_file() for marker in ("state.json", "dataset_dict.json", "dataset_infos.json")):
+        return []
+    usable = (path for path in folder.rglob("*") if path.suffix.lower() in FILE_SUFFIXES and path.is_file())
+    found = sorted(path for path in usable if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    splits = {path: _split_of(path) for path in found}
+    if not any(splits.values()):
+        return found
+    chosen = [path for path, split in splits.items() if split == SPLIT_NAMES.get(form.split, form.split)]
+    if not chosen:
+        names = ", ".join(sorted({split for split in splits.values() if split}))
+        raise DataError(form.split_flag, form.split, f"is no split of {source}", f"There is {names}.")
+    return chosen
+
+
+def _split_of(path: Path) -> str:
+    """The split that a file's name says, as in ``train-00000-of-00001.parquet``."""
+    return next((SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", path.stem.lower()) if word in SPLIT_NAMES), "")
+
+
+def _rows(path: Path, form: PromptFormat) -> Iterable[Row]:
+    return _parquet(path, form) if path.suffix.lower() == ".parquet" else _jsonl(path, form)
+
+
+def _jsonl(path: Path, form: PromptFormat) -> Iterator[Row]:
     with path.open(encoding="utf-8", errors="strict") as file:
         lines = enumerate(file, start=1)
         while True:
@@ -67,52 +160,55 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             except StopIteration:
                 return
             except UnicodeDecodeError as error:
-                raise DataError(FLAG, str(path), f"is not UTF-8 text: {error}", "Convert it.") from error
+                raise DataError(form.flag, str(path), f"is not UTF-8 text: {error}", "Convert it.") from error
             if line.strip():
-                yield f"line {number}", _object(line, number, path)
+                yield f"line {number}", _object(line, number, path, form)
 
 
-def _object(line: str, number: int, path: Path) -> Mapping[str, Any]:
+def _object(line: str, number: int, path: Path, form: PromptFormat) -> Mapping[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(FLAG, str(path), f"line {number} is not JSON: {error}", "Write one JSON object per line.") from error
+        raise DataError(form.flag, str(path), f"line {number} is not JSON: {error}", "Write one JSON object per line.") from error
     if not isinstance(row, dict):
-        raise DataError(FLAG, str(path), f"line {number} is a {type(row).__name__}, not an object", "Write one JSON object per line.")
+        raise DataError(form.flag, str(path), f"line {number} is a {type(row).__name__}, not an object", "Write one JSON object per line.")
     return row
 
 
-def _parquet(path: Path) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def _parquet(path: Path, form: PromptFormat) -> Iterable[Row]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import read_table
     except ImportError as error:
-        raise DataError(FLAG, str(path), "needs the package pyarrow", "pip install 'agentrl[data]'.") from error
+        raise DataError(form.flag, str(path), "needs the package pyarrow", "pip install 'agentrl[data]'.") from error
     try:
-        rows = read_table(path).to_pylist()
+        rows = read_table(path, partitioning=None).to_pylist()
     except (ArrowException, OSError) as error:
-        raise DataError(FLAG, str(path), f"is not a readable Parquet file: {error}", "") from error
+        raise DataError(form.flag, str(path), f"is not a readable Parquet file: {error}", "") from error
     return [(f"row {index}", row) for index, row in enumerate(rows)]
 
 
-def _hugging_face(name: str, path: Path, split: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    if not path.exists() and (path.is_absolute() or name.startswith((".", "~"))):
-        raise DataError(FLAG, name, "there is no such file or folder", _nearest_file(path))
+def _hugging_face(source: str, path: Path, form: PromptFormat) -> Iterable[Row]:
+    if not path.exists() and (path.is_absolute() or source.startswith((".", "~"))):
+        raise DataError(form.flag, source, "there is no such file or folder", _nearest_file(path))
     try:
         import datasets
     except ImportError as error:
-        raise DataError(FLAG, name, "needs the package datasets", "pip install 'agentrl[data]'.") from error
+        raise DataError(form.flag, source, "needs the package datasets", "pip install 'agentrl[data]'.") from error
     saved = any((path / marker).is_file() for marker in ("state.json", "dataset_dict.json"))
+    name, _, configuration = source.partition("@")
     try:
-        loaded = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(name, split=split)
+        loaded = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(name, configuration or None, split=form.split)
     except Exception as error:  # the library raises dozens of kinds, among them those of its HTTP client
         reason = str(error).strip().splitlines() or [""]
         problem = f"cannot be loaded: {type(error).__name__}: {reason[0]}"
-        raise DataError(FLAG, name, problem, "Give a .jsonl or .parquet file, a saved data set, or a hub name.") from error
+        raise DataError(
+            form.flag, source, problem, "Give a .jsonl or .parquet file, a folder of them, a saved data set, or a hub name."
+        ) from error
     if isinstance(loaded, dict):
-        if split not in loaded:
-            raise DataError("--prompt-split", split, f"is no split of {name}", f"There is {', '.join(loaded)}.")
-        loaded = loaded[split]
+        if form.split not in loaded:
+            raise DataError(form.split_flag, form.split, f"is no split of {source}", f"There is {', '.join(loaded)}.")
+        loaded = loaded[form.split]
     return ((f"row {index}", row) for index, row in enumerate(loaded))
 
 

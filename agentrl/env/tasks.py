@@ -13,7 +13,8 @@ from agentrl.core.errors import ConfigError, DataError
 from agentrl.core.seeding import derive_seed
 from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec
-from agentrl.env.prompts import read_prompts
+from agentrl.env.order import TaskOrder, shares
+from agentrl.env.prompts import PromptSet
 
 PEEK = 4096
 
@@ -22,7 +23,8 @@ class TaskSource:
     """Draws tasks for ever: epoch after epoch of a finite collection, or an endless iterable in its own order.
 
     A collection is finite if it has a length, or is exhausted within 4,096 tasks; it is shuffled anew in each epoch.
-    Anything longer is taken in the order it comes, and from its beginning again should it end.
+    Anything longer is taken in the order it comes, and from its beginning again should it end. Where the source stands is
+    its epoch and position, and `restore` enters it there: which task is drawn where depends on the seed alone.
 
     Args:
         load: Gives the tasks from their beginning, each time it is called.
@@ -30,6 +32,7 @@ class TaskSource:
         seed: Seed of the run; with the epoch it decides the order.
         shuffle: Whether finite collections are shuffled.
         holdout: Tasks that are never drawn: of a finite collection some that the seed chooses, else the first ones.
+        mixture: Size and weight of each part of a finite collection whose parts are drawn in these proportions, see `TaskOrder`.
 
     Raises:
         DataError: If there is no task, or one is unusable.
@@ -39,11 +42,22 @@ class TaskSource:
         held_out: The tasks held out, in their own order.
     """
 
-    def __init__(self, load: Callable[[], Iterable[Task]], *, origin: str, seed: int = 0, shuffle: bool = True, holdout: int = 0) -> None:
-        self._load, self._origin, self._seed, self._shuffle, self._holdout = load, origin, seed, shuffle, holdout
+    def __init__(
+        self,
+        load: Callable[[], Iterable[Task]],
+        *,
+        origin: str,
+        seed: int = 0,
+        shuffle: bool = True,
+        holdout: int = 0,
+        mixture: Sequence[tuple[int, float]] = (),
+    ) -> None:
+        self._load, self._origin, self._seed, self._shuffle = load, origin, seed, shuffle
+        self._holdout, self._mixture = holdout, mixture
         self.held_out: list[Task] = []
         self._epoch = self._position = 0
         self._tasks: Sequence[Task] | None = None
+        self._order = TaskOrder(())
         self._stream: Iterator[Task] = iter(())
         self._begin()
 
@@ -68,27 +82,28 @@ class TaskSource:
 
     @classmethod
     def from_prompts(
-        cls,
-        prompts: str,
-        *,
-        split: str = "train",
-        input_key: str = "prompt",
-        label_key: str = "label",
-        seed: int = 0,
-        shuffle: bool = True,
-        holdout: int = 0,
+        cls, parts: Sequence[PromptSet], *, weights: Sequence[float] = (), seed: int = 0, shuffle: bool = True, holdout: int = 0
     ) -> TaskSource:
-        """Draw from a JSONL or Parquet file, or a Hugging Face data set.
+        """Draw from data sets.
+
+        Args:
+            parts: What `read_prompts` gave.
+            weights: In which proportions to draw from them; empty: they are one collection.
+            seed: Seed of the run.
+            shuffle: Whether to shuffle.
+            holdout: Tasks that are never drawn.
 
         Raises:
-            DataError: If it is missing or malformed; the message names the line or the key.
+            DataError: If a task is unusable.
         """
-        rows = read_prompts(prompts, split=split, input_key=input_key, label_key=label_key)
-        return cls(lambda: rows, origin=prompts, seed=seed, shuffle=shuffle, holdout=holdout)
+        tasks = [task for part in parts for task in part.tasks]
+        mixture = [(len(part.tasks), weight) for part, weight in zip(parts, weights, strict=True)] if weights else ()
+        origin = ", ".join(part.name for part in parts)
+        return cls(lambda: tasks, origin=origin, seed=seed, shuffle=shuffle, holdout=holdout, mixture=mixture)
 
     @property
     def num_tasks(self) -> int | None:
-        """Tasks in an epoch, `None` if not known."""
+        """Tasks there are to train on, `None` if not known."""
         return len(self._tasks) if self._tasks is not None else None
 
     def draw(self) -> Task:
@@ -135,10 +150,8 @@ class TaskSource:
         if self._tasks is None:
             self._read()
         if self._tasks is not None:
-            order = list(range(len(self._tasks)))
-            if self._shuffle:
-                random.Random(derive_seed(self._seed, "tasks", self._epoch)).shuffle(order)
-            self._stream = (self._tasks[index] for index in order)
+            tasks = self._tasks
+            self._stream = (tasks[index] for index in self._order.epoch(self._epoch))
         skipped = sum(1 for _ in itertools.islice(self._stream, self._position))
         if skipped < self._position:
             problem = f"has only {skipped} tasks in epoch {self._epoch}, the cursor is at {self._position}"
@@ -152,21 +165,26 @@ class TaskSource:
         if not head:
             raise DataError("tasks", self._origin, "holds no task", "Give at least one.")
         if isinstance(loaded, Sequence) or len(head) < limit:
-            kept = self._chosen(len(head))
-            tasks = unique(head, self._origin)
-            self.held_out = [task for index, task in enumerate(tasks) if index not in kept]
-            self._tasks = [tasks[index] for index in kept]
+            self._tasks = self._hold_out(unique(head, self._origin))
         else:
             self.held_out = head[: self._holdout]
             self._stream = itertools.chain(head[self._holdout :], stream)
 
-    def _chosen(self, size: int) -> Mapping[int, None]:
-        """Places of the tasks that are trained on."""
-        if self._holdout >= size:
-            problem = f"leaves nothing to train on of {size} task{'s' * (size > 1)} ({self._origin})"
+    def _hold_out(self, tasks: list[Task]) -> list[Task]:
+        """The tasks to train on; the others are taken from each part by its weight."""
+        sizes, weights = zip(*self._mixture or [(len(tasks), 1.0)], strict=True)
+        held = shares(self._holdout, weights)
+        if any(count >= size for count, size in zip(held, sizes, strict=True)):
+            problem = f"leaves nothing to train on of {' + '.join(map(str, sizes))} tasks ({self._origin})"
             raise ConfigError("--eval-size", self._holdout, problem, "Lower it, or name other tasks with --eval-prompts.")
-        held = set(random.Random(derive_seed(self._seed, "eval")).sample(range(size), self._holdout))
-        return {index: None for index in range(size) if index not in held}
+        chosen: set[int] = set()
+        for part, (count, size) in enumerate(zip(held, sizes, strict=True)):
+            start = sum(sizes[:part])
+            chosen.update(random.Random(derive_seed(self._seed, "eval", part)).sample(range(start, start + size), count))
+        left = [size - count for size, count in zip(sizes, held, strict=True)]
+        self._order = TaskOrder(left, weights, seed=self._seed, shuffle=self._shuffle)
+        self.held_out = [tasks[index] for index in sorted(chosen)]
+        return [task for index, task in enumerate(tasks) if index not in chosen]
 
 
 def own_tasks(agent: AgentSpec, method: str) -> Iterable[Task] | None:

@@ -124,3 +124,27 @@ def test_tasks_to_evaluate_on_that_cannot_be_used(tmp_path: Path, body: str, exp
 def test_a_missing_file_to_evaluate_on_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--eval-prompts = .*no such file"):
         setting(tmp_path, "--eval-prompts", tmp_path / "nothing.jsonl")
+
+
+def test_data_sets_are_drawn_in_their_proportions(tmp_path: Path) -> None:
+    a, b = jsonl(tmp_path / "a.jsonl", 30), jsonl(tmp_path / "b.jsonl", 30)
+    config, agent = setting(tmp_path, "--prompts", f"{a},{b}", "--prompt-data-probs", "0.75,0.25", "--eval-size", 4)
+    source, held = open_tasks(config, agent), eval_tasks(config, agent)
+    drawn = [source.draw() for _ in range(100)]
+    assert [sum(task.metadata["source"] == name for task in drawn) for name in "ab"] == [75, 25]
+    assert sorted(task.metadata["source"] for task in held) == ["a", "a", "a", "b"]
+    assert {task.id for task in drawn}.isdisjoint(ids(held))
+    assert source.num_tasks == 56
+
+
+def test_without_proportions_data_sets_are_one_collection(tmp_path: Path) -> None:
+    a, b = jsonl(tmp_path / "a.jsonl", 30), jsonl(tmp_path / "b.jsonl", 10)
+    config, agent = setting(tmp_path, "--prompts", f"{a}, {b}")
+    source = open_tasks(config, agent)
+    assert source.num_tasks == len({source.draw().id for _ in range(40)}) == 40
+
+
+def test_a_template_is_put_around_the_prompts_of_both(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", 2)
+    config, agent = setting(tmp_path, "--prompts", path, "--eval-prompts", path, "--input-template", "Q: {}!")
+    assert open_tasks(config, agent).first(1)[0].prompt == eval_tasks(config, agent)[0].prompt == "Q: a 0!"

@@ -1,4 +1,4 @@
-"""Order, epochs and cursor of tasks, and data that cannot be used."""
+"""Order, epochs and cursor of tasks, and tasks that cannot be used."""
 
 import itertools
 import json
@@ -125,76 +125,3 @@ def test_an_iterator_that_cannot_begin_again_is_named() -> None:
     ids(source, PEEK)
     with pytest.raises(DataError, match="holds no task"):
         source.draw()
-
-
-def jsonl(folder: Path, text: str) -> str:
-    path = folder / "data.jsonl"
-    path.write_text(text)
-    return str(path)
-
-
-def test_jsonl_with_labels_chat_and_other_columns(tmp_path: Path) -> None:
-    chat = [{"role": "user", "content": "b"}]
-    path = jsonl(tmp_path, json.dumps({"q": "a", "a": 1, "level": "easy"}) + "\n\n" + json.dumps({"q": chat}) + "\n")
-    one, two = TaskSource.from_prompts(path, input_key="q", label_key="a").first(5)
-    assert (one.prompt, one.label, one.id, one.metadata) == ("a", 1, "0", {"level": "easy"})
-    assert (two.prompt, two.label, two.id) == (chat, None, "1")
-
-
-@pytest.mark.parametrize(
-    ("text", "field", "expected"),
-    [
-        ('{"prompt": "a"}\n{"prompt": \n', "--prompts", "line 2 is not JSON"),
-        ("[1]\n", "--prompts", "line 1 is a list"),
-        ('{"promt": "a"}\n', "--input-key", "Did you mean --input-key promt"),
-        ('{"text1": "a", "x": 1}\n', "--input-key", "Its columns are text1, x"),
-        ('{"prompt": "a"}\n{"prompt": 5}\n', "--prompts", "line 2: column 'prompt'"),
-        ('{"prompt": []}\n', "--prompts", "line 1: column 'prompt'"),
-        ("\n", "--prompts", "holds no row"),
-    ],
-)
-def test_malformed_jsonl_names_the_line_or_the_key(tmp_path: Path, text: str, field: str, expected: str) -> None:
-    with pytest.raises(DataError, match=expected) as caught:
-        TaskSource.from_prompts(jsonl(tmp_path, text))
-    assert caught.value.field == field
-
-
-def test_a_missing_file_suggests_the_nearest(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, '{"prompt": "a"}\n')
-    with pytest.raises(DataError, match=r"Did you mean .*data\.jsonl"):
-        TaskSource.from_prompts(path.replace("data", "dat"))
-    with pytest.raises(DataError, match="no such file or folder"):
-        TaskSource.from_prompts(str(tmp_path / "nothing"))
-
-
-def test_binary_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "bad.parquet").write_bytes(b"nonsense")
-    with pytest.raises(DataError, match="not UTF-8"):
-        TaskSource.from_prompts(str(tmp_path / "bad.jsonl"))
-    with pytest.raises(DataError, match="not a readable Parquet"):
-        TaskSource.from_prompts(str(tmp_path / "bad.parquet"))
-
-
-def test_parquet(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    pq = pytest.importorskip("pyarrow.parquet")
-    chat = [{"role": "user", "content": "b"}]
-    pq.write_table(pa.table({"prompt": [chat], "label": ["x"]}), tmp_path / "data.parquet")
-    (task,) = TaskSource.from_prompts(str(tmp_path / "data.parquet")).first(5)
-    assert (task.prompt, task.label) == (chat, "x")
-
-
-def test_a_saved_hugging_face_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_dict({"prompt": ["a", "b"], "label": [1, 2]})
-    table.save_to_disk(tmp_path / "plain")
-    datasets.DatasetDict({"train": table}).save_to_disk(tmp_path / "splits")
-    for name in ("plain", "splits"):
-        source = TaskSource.from_prompts(str(tmp_path / name))
-        assert [(task.prompt, task.label) for task in source.first(5)] == [("a", 1), ("b", 2)]
-    with pytest.raises(DataError, match="is no split of"):
-        TaskSource.from_prompts(str(tmp_path / "splits"), split="test")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="cannot be loaded"):
-        TaskSource.from_prompts(str(tmp_path / "empty"))

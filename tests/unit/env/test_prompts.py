@@ -1,0 +1,148 @@
+"""Prompts from files and folders, several data sets, and data that cannot be used."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl import Task
+from agentrl.core.errors import DataError
+from agentrl.env.prompts import PromptFormat, read_prompts
+
+
+def read(source: str | Path, **options: Any) -> list[Task]:
+    (part,) = read_prompts([str(source)], PromptFormat(**options))
+    return part.tasks
+
+
+def jsonl(folder: Path, text: str) -> str:
+    path = folder / "data.jsonl"
+    path.write_text(text)
+    return str(path)
+
+
+def test_jsonl_with_labels_chat_and_other_columns(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "b"}]
+    path = jsonl(tmp_path, json.dumps({"q": "a", "a": 1, "level": "easy"}) + "\n\n" + json.dumps({"q": chat}) + "\n")
+    one, two = read(path, input_key="q", label_key="a")
+    assert (one.prompt, one.label, one.metadata) == ("a", 1, {"level": "easy"})
+    assert (two.prompt, two.label) == (chat, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "expected"),
+    [
+        ('{"prompt": "a"}\n{"prompt": \n', "--prompts", "line 2 is not JSON"),
+        ("[1]\n", "--prompts", "line 1 is a list"),
+        ('{"promt": "a"}\n', "--input-key", "Did you mean --input-key promt"),
+        ('{"text1": "a", "x": 1}\n', "--input-key", "Its columns are text1, x"),
+        ('{"prompt": "a"}\n{"prompt": 5}\n', "--prompts", "line 2: column 'prompt'"),
+        ('{"prompt": []}\n', "--prompts", "line 1: column 'prompt'"),
+        ("\n", "--prompts", "holds no row"),
+    ],
+)
+def test_malformed_jsonl_names_the_line_or_the_key(tmp_path: Path, text: str, field: str, expected: str) -> None:
+    with pytest.raises(DataError, match=expected) as caught:
+        read(jsonl(tmp_path, text))
+    assert caught.value.field == field
+
+
+def test_a_missing_file_suggests_the_nearest(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, '{"prompt": "a"}\n')
+    with pytest.raises(DataError, match=r"Did you mean .*data\.jsonl"):
+        read(path.replace("data", "dat"))
+    with pytest.raises(DataError, match="no such file or folder"):
+        read(tmp_path / "nothing")
+
+
+def test_binary_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "bad.parquet").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match="not UTF-8"):
+        read(tmp_path / "bad.jsonl")
+    with pytest.raises(DataError, match="not a readable Parquet"):
+        read(tmp_path / "bad.parquet")
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    chat = [{"role": "user", "content": "b"}]
+    pq.write_table(pa.table({"prompt": [chat], "label": ["x"]}), tmp_path / "data.parquet")
+    (task,) = read(tmp_path / "data.parquet")
+    assert (task.prompt, task.label) == (chat, "x")
+
+
+def test_a_saved_hugging_face_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"prompt": ["a", "b"], "label": [1, 2]})
+    table.save_to_disk(tmp_path / "plain")
+    datasets.DatasetDict({"train": table}).save_to_disk(tmp_path / "splits")
+    for name in ("plain", "splits"):
+        assert [(task.prompt, task.label) for task in read(tmp_path / name)] == [("a", 1), ("b", 2)]
+    with pytest.raises(DataError, match="is no split of"):
+        read(tmp_path / "splits", split="test")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="cannot be loaded"):
+        read(tmp_path / "empty")
+
+
+def write(path: Path, *prompts: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return path
+
+
+def test_a_folder_of_files(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    write(tmp_path / "a.jsonl", "a1", "a2")
+    write(tmp_path / "more" / "c.jsonl", "c1")
+    write(tmp_path / ".cache" / "d.jsonl", "hidden")
+    pq.write_table(pa.table({"prompt": ["b1"]}), tmp_path / "b.parquet")
+    assert [task.prompt for task in read(tmp_path)] == ["a1", "a2", "b1", "c1"]
+    (tmp_path / "more" / "c.jsonl").write_text('{"prompt": 5}\n')
+    with pytest.raises(DataError, match=r"more/c\.jsonl line 1: column"):
+        read(tmp_path)
+
+
+def test_a_folder_whose_files_say_their_split(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "train-00000-of-00002.jsonl", "a")
+    write(tmp_path / "data" / "train-00001-of-00002.jsonl", "b")
+    write(tmp_path / "data" / "test-00000-of-00001.jsonl", "t")
+    assert [task.prompt for task in read(tmp_path)] == ["a", "b"]
+    assert [task.prompt for task in read(tmp_path, split="test")] == ["t"]
+    with pytest.raises(DataError, match=r"--eval-split = 'validation': is no split of .*There is test, train\."):
+        read(tmp_path, split="validation", split_flag="--eval-split")
+
+
+def test_a_folder_in_the_form_of_the_hub_with_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    calls: list[tuple[Any, ...]] = []
+
+    def load(*args: Any, **options: Any) -> list[dict[str, str]]:
+        calls.append((*args, options))
+        return [{"prompt": "p"}]
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    assert [task.prompt for task in read("some/name@main", split="test")] == ["p"]
+    read("some/name")
+    assert calls == [("some/name", "main", {"split": "test"}), ("some/name", None, {"split": "train"})]
+
+
+def test_tasks_of_several_sets_say_where_they_are_from(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.jsonl", "a0", "a1"), write(tmp_path / "b.jsonl", "b0")
+    sets = read_prompts([str(a), str(b)], PromptFormat())
+    tasks = [task for part in sets for task in part.tasks]
+    assert [(task.id, task.metadata["source"]) for task in tasks] == [("a/0", "a"), ("a/1", "a"), ("b/0", "b")]
+    same = write(tmp_path / "other" / "a.jsonl", "x")
+    sets = read_prompts([str(a), str(same)], PromptFormat())
+    assert [part.name for part in sets] == [str(a), str(same)]
+
+
+def test_a_template_is_put_around_text_and_not_around_chat(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "c"}]
+    path = jsonl(tmp_path, json.dumps({"prompt": "1+1 {x}"}) + "\n" + json.dumps({"prompt": chat}) + "\n")
+    tasks = read(path, input_template="Q: {}\nAnswer in \\boxed{{}}.")
+    assert [task.prompt for task in tasks] == ["Q: 1+1 {x}\nAnswer in \\boxed{}.", chat]
