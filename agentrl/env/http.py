@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import math
+import asyncio
 import random
-import re
-import time
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, NoReturn
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
 
-from agentrl.core.errors import ConfigError, RemoteError
+from agentrl.core.errors import RemoteError
+from agentrl.env.wire import check_url, decoder, encode_json, excerpt, parse_json, retry_after_s
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 RETRIED = frozenset({429, 500, 502, 503, 504})
+UNTOUCHED = frozenset({429, 503})
+"""Statuses by which a server says that it has not begun to act on the request."""
 EXCERPT = 300
-_GZIP_OR_ZLIB = 47  # window bits that make zlib find out itself
+KEEP_S = 2.0
+"""Idle connections are closed after this long, before servers commonly do (5 s), so that none is closed under a request."""
+MAX_COOKIES, MAX_COOKIE_CHARS = 32, 2**14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +57,99 @@ class HttpLimits:
     connections: int = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a server answered.
+
+    Attributes:
+        status: HTTP status.
+        body: Decompressed.
+        url: Of the request.
+        max_depth: Levels of nesting that JSON may have.
+    """
+
+    status: int
+    body: bytes
+    url: str
+    max_depth: int
+
+    @property
+    def text(self) -> str:
+        """The body as text; what is not UTF-8 is replaced."""
+        return self.body.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """The body as JSON.
+
+        Raises:
+            RemoteError: If it is not JSON, too deep, or holds NaN or an infinity.
+        """
+        return parse_json(self.body, self.url, self.max_depth)
+
+
+@dataclass(slots=True)
+class HttpSession:
+    """One caller's cookies, and the server that gave them, to which all its calls go; the connections are the client's.
+
+    Attributes:
+        cookies: Kept and sent by the rules of browsers.
+        server: Number of the server, once it has answered.
+    """
+
+    cookies: httpx.Cookies = field(default_factory=httpx.Cookies)
+    server: int | None = None
+
+    def keep(self, response: httpx.Response) -> None:
+        """Take the cookies of an answer.
+
+        Raises:
+            RemoteError: If they are too many or too large.
+        """
+        self.cookies.extract_cookies(response)
+        cookies = list(self.cookies.jar)
+        if len(cookies) > MAX_COOKIES or sum(len(cookie.name) + len(cookie.value or "") for cookie in cookies) > MAX_COOKIE_CHARS:
+            raise RemoteError(f"{response.request.url}: sets more cookies than are kept", infrastructure=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """A request, and how it may be repeated; see `JsonClient.call`."""
+
+    method: str
+    path: str
+    content: bytes
+    timeout_s: float
+    session: HttpSession | None = None
+    repeat: bool = True
+    told: Collection[int] = ()
+
+
+class _AttemptError(Exception):
+    """An attempt that gave nothing.
+
+    Args:
+        error: What to tell.
+        untouched: The server has certainly not begun to act.
+        gone: Nobody listens at the address.
+    """
+
+    def __init__(self, error: RemoteError, *, untouched: bool = False, gone: bool = False) -> None:
+        super().__init__(error)
+        self.error, self.untouched, self.gone = error, untouched, gone
+
+    def final(self, call: _Call) -> bool:
+        """Whether a further attempt could do no good, or harm."""
+        lost = self.gone and call.session is not None and call.session.server is not None
+        return lost or not self.error.infrastructure or not (call.repeat or self.untouched)
+
+
 class JsonClient:
-    """Posts JSON to one of several servers that are as good as each other, in rotation.
+    """Sends JSON to one of several servers that are as good as each other, in rotation, and reads JSON.
 
     A server that cannot be reached, is busy or breaks is tried again, or the next one is; a server that said how long it
-    needs (Retry-After) is left alone that long. Other refusals are final. Redirects, cookies and proxy settings of the
-    environment are ignored. It belongs to one event loop.
+    needs (Retry-After) is left alone that long. Other refusals are final. Redirects and proxy settings of the environment
+    are ignored, so nothing is ever sent to a host that was not named; cookies are kept in a session or not at all. It
+    belongs to one event loop.
 
     Args:
         urls: Addresses, ``http`` or ``https``, without user names.
@@ -76,7 +167,7 @@ class JsonClient:
         timeout = httpx.Timeout(self._limits.attempt_timeout_s, connect=self._limits.connect_timeout_s)
         self._client = httpx.AsyncClient(
             timeout=timeout,
-            limits=httpx.Limits(max_connections=self._limits.connections),
+            limits=httpx.Limits(max_connections=self._limits.connections, keepalive_expiry=KEEP_S),
             headers={"Accept": "application/json", "Accept-Encoding": "gzip", "Content-Type": "application/json"},
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
             follow_redirects=False,
@@ -94,71 +185,130 @@ class JsonClient:
         Raises:
             RemoteError: If there is no usable answer within the limits.
         """
-        content = encode_json(body)
-        shown = ", ".join(self._urls)
-        last: RemoteError | None = None
-        try:
-            with anyio.fail_after(self._limits.timeout_s):
-                for attempt in range(self._limits.attempts):
-                    index = await self._server(attempt)
-                    try:
-                        return await self._attempt(index, path, content)
-                    except RemoteError as error:
-                        if not error.infrastructure:
-                            raise
-                        last = error
-        except TimeoutError:
-            reason = f"; last: {last}" if last else ""
-            raise RemoteError(f"{shown}: no usable answer within {self._limits.timeout_s:g} s{reason}") from last
-        raise RemoteError(f"{shown}: no usable answer in {self._limits.attempts} attempts; last: {last}") from last
+        return (await self.call("POST", path, body)).json()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        session: HttpSession | None = None,
+        repeat: bool = True,
+        told: Collection[int] = (),
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Call a route and return the answer as it is.
+
+        Args:
+            method: Of HTTP.
+            path: Put behind the server's address.
+            body: Anything that JSON can say; not sent if the method is ``GET``.
+            session: Cookies to use. Once a server has answered, the session stays with it, and a refused connection is
+                final: what held the session is gone.
+            repeat: Whether a request that the server may have acted on is sent again. `False`: only after a connection
+                that was not made, and after 429 and 503.
+            told: Statuses, besides 2xx, that are an answer and no failure.
+            timeout_s: The whole call; `None`: that of the limits.
+
+        Raises:
+            RemoteError: If there is no such answer within the limits.
+        """
+        content = b"" if method == "GET" else encode_json(body)
+        limit = timeout_s or self._limits.timeout_s
+        return await self._run(_Call(method=method, path=path, content=content, timeout_s=limit, session=session, repeat=repeat, told=told))
 
     async def aclose(self) -> None:
         """Close every connection."""
         await self._client.aclose()
 
-    async def _server(self, attempt: int) -> int:
-        """Wait before a further attempt, then take the next server, or the one that is free again first."""
+    async def _run(self, call: _Call) -> Reply:
+        """Attempts until one succeeds, one fails for good, or a limit is reached."""
+        shown = ", ".join(self._urls)
+        last: RemoteError | None = None
+        try:
+            with anyio.fail_after(call.timeout_s):
+                for attempt in range(self._limits.attempts):
+                    index = await self._server(attempt, call)
+                    try:
+                        return await self._attempt(index, call)
+                    except _AttemptError as failed:
+                        if failed.final(call):
+                            raise failed.error from failed.__cause__
+                        last = failed.error
+        except TimeoutError:
+            reason = f"; last: {last}" if last else ""
+            raise RemoteError(f"{shown}: no usable answer within {call.timeout_s:g} s{reason}") from last
+        raise RemoteError(f"{shown}: no usable answer in {self._limits.attempts} attempts; last: {last}") from last
+
+    async def _server(self, attempt: int, call: _Call) -> int:
+        """Wait before a further attempt, then take the session's server, the next one, or the one that is free again first."""
         if attempt:
             ceiling = min(self._limits.max_backoff_s, self._limits.backoff_s * 2 ** (attempt - 1))
             await anyio.sleep(random.uniform(0, ceiling))
         now, count = anyio.current_time(), len(self._urls)
-        index = min(range(count), key=lambda i: (max(self._held_until[i] - now, 0.0), (i - self._turn) % count))
-        self._turn = (index + 1) % count
+        if call.session is not None and call.session.server is not None:
+            index = call.session.server
+        else:
+            index = min(range(count), key=lambda i: (max(self._held_until[i] - now, 0.0), (i - self._turn) % count))
+            self._turn = (index + 1) % count
         held = self._held_until[index] - now
         if now + held > anyio.current_effective_deadline():
-            raise RemoteError(f"{self._urls[index]}: asks to wait {held:.0f} s, which is more than is left of {self._limits.timeout_s:g} s")
+            raise RemoteError(f"{self._urls[index]}: asks to wait {held:.0f} s, which is more than is left of {call.timeout_s:g} s")
         await anyio.sleep(max(held, 0.0))
         return index
 
-    async def _attempt(self, index: int, path: str, content: bytes) -> Any:
-        url = self._urls[index] + path
+    async def _attempt(self, index: int, call: _Call) -> Reply:
+        url = self._urls[index] + call.path
         try:
             with anyio.fail_after(self._limits.attempt_timeout_s):
-                async with self._client.stream("POST", url, content=content) as response:
-                    if response.status_code != 200:
+                async with self._sent(url, call) as response:
+                    status = response.status_code
+                    if not (status in call.told or 200 <= status < 300):
                         self._hold(index, response.headers.get("Retry-After"))
-                        await self._refused(url, response)
-                    return parse_json(await self._read(url, response), url, self._limits.max_depth)
+                        raise await self._refused(url, response)
+                    if call.session is not None:
+                        call.session.server = index
+                    return Reply(status, await self._read(url, response), url, self._limits.max_depth)
+        except RemoteError as error:
+            raise _AttemptError(error) from error.__cause__
+        except (httpx.ConnectTimeout, httpx.PoolTimeout):
+            raise _AttemptError(RemoteError(f"{url}: no connection within {self._limits.connect_timeout_s:g} s"), untouched=True) from None
         except (TimeoutError, httpx.TimeoutException):
-            raise RemoteError(f"{url}: no answer within {self._limits.attempt_timeout_s:g} s") from None
+            raise _AttemptError(RemoteError(f"{url}: no answer within {self._limits.attempt_timeout_s:g} s")) from None
+        except httpx.ConnectError as error:
+            raise _AttemptError(RemoteError(f"{url}: ConnectError: {error}"), untouched=True, gone=True) from error
         except httpx.TransportError as error:
-            raise RemoteError(f"{url}: {type(error).__name__}: {error}") from error
+            raise _AttemptError(RemoteError(f"{url}: {type(error).__name__}: {error}")) from error
+
+    @asynccontextmanager
+    async def _sent(self, url: str, call: _Call) -> AsyncIterator[httpx.Response]:
+        request = self._client.build_request(call.method, url, content=call.content or None)
+        if call.session is not None:
+            call.session.cookies.set_cookie_header(request)
+        response = await self._client.send(request, stream=True)
+        try:
+            if call.session is not None:
+                call.session.keep(response)
+            yield response
+        finally:
+            await response.aclose()
 
     def _hold(self, index: int, retry_after: str | None) -> None:
         if retry_after is not None and (seconds := retry_after_s(retry_after)) > 0:
             self._held_until[index] = max(self._held_until[index], anyio.current_time() + seconds)
 
-    async def _refused(self, url: str, response: httpx.Response) -> NoReturn:
+    async def _refused(self, url: str, response: httpx.Response) -> Exception:
         status = response.status_code
         if 300 <= status < 400:
-            raise RemoteError(f"{url}: answered {status}: redirects are not followed; give the final address", infrastructure=False)
-        text = (await self._read(url, response, cut=EXCERPT)).decode("utf-8", "replace")
-        excerpt = " ".join(re.sub(r"[^\x20-\x7e]", " ", text).split())
-        raise RemoteError(f"{url}: answered {status}" + (f": {excerpt}" if excerpt else ""), infrastructure=status in RETRIED)
+            return RemoteError(f"{url}: answered {status}: redirects are not followed; give the final address", infrastructure=False)
+        text = excerpt((await self._read(url, response, cut=EXCERPT)).decode("utf-8", "replace"), EXCERPT)
+        error = RemoteError(f"{url}: answered {status}" + (f": {text}" if text else ""), infrastructure=status in RETRIED)
+        return _AttemptError(error, untouched=status in UNTOUCHED)
 
     async def _read(self, url: str, response: httpx.Response, cut: int = 0) -> bytes:
         """The body, decompressed; at most `cut` bytes of it, or an error if it is larger than allowed."""
-        decode, limit, body = _decoder(url, response.headers.get("Content-Encoding", "")), cut or self._limits.max_bytes, bytearray()
+        decode, limit, body = decoder(url, response.headers.get("Content-Encoding", "")), cut or self._limits.max_bytes, bytearray()
         async for chunk in response.aiter_raw():
             body += decode(chunk, limit + 1 - len(body))
             if len(body) > limit:
@@ -168,89 +318,29 @@ class JsonClient:
         return bytes(body[:limit])
 
 
-def check_url(url: str) -> str:
-    """The address without a slash at its end.
+class SharedClient:
+    """One client for all episodes of an event loop: made by the first that opens it, closed by the last that closes it.
 
-    Raises:
-        ConfigError: If it is not an ``http`` or ``https`` address, or holds a password.
+    Args:
+        make: Makes the client.
     """
-    try:
-        parts = urlsplit(url.strip())
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ConfigError("URL", url, "is not the address of a server", "Write it as http://HOST:PORT/PATH.")
-    if parts.username or parts.password:
-        raise ConfigError("URL", f"{parts.scheme}://...@{parts.hostname}", "holds a user name or password", "Leave it out.")
-    return url.strip().rstrip("/")
 
+    def __init__(self, make: Callable[[], JsonClient]) -> None:
+        self._make = make
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[JsonClient, int]] = weakref.WeakKeyDictionary()
 
-def encode_json(body: Any) -> bytes:
-    """`body` as JSON.
+    def open(self) -> JsonClient:
+        """The client of the running loop; every call needs one of `close`."""
+        loop = asyncio.get_running_loop()
+        client, users = self._clients.get(loop) or (self._make(), 0)
+        self._clients[loop] = client, users + 1
+        return client
 
-    Raises:
-        RemoteError: If it holds something that JSON cannot say, NaN among it.
-    """
-    try:
-        return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RemoteError(f"the request cannot be written as JSON: {error}", infrastructure=False) from error
-
-
-def parse_json(body: bytes, where: str, max_depth: int) -> Any:
-    """JSON without NaN and infinities, and not nested deeper than `max_depth`.
-
-    Raises:
-        RemoteError: If it is anything else.
-    """
-    try:
-        value = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
-    except RecursionError:
-        raise RemoteError(f"{where}: the answer is nested deeper than {max_depth} levels", infrastructure=False) from None
-    except ValueError as error:
-        raise RemoteError(f"{where}: the answer is not JSON: {error}", infrastructure=False) from None
-    level = [value]
-    for _ in range(max_depth + 1):
-        level = [child for item in level if isinstance(item, list | dict) for child in (item.values() if isinstance(item, dict) else item)]
-        if not level:
-            return value
-    raise RemoteError(f"{where}: the answer is nested deeper than {max_depth} levels", infrastructure=False)
-
-
-def retry_after_s(header: str) -> float:
-    """Seconds that a Retry-After header asks to wait, from a number or a date; 0 if it is neither."""
-    if re.fullmatch(r"\d{1,9}", header.strip()):
-        return float(header)
-    try:
-        return max(parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
-    except (ValueError, OverflowError):
-        return 0.0
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is too large a number")
-    return value
-
-
-def _decoder(url: str, encoding: str) -> Callable[[bytes, int], bytes]:
-    """Decompresses pieces, never more than a given number of bytes at a time."""
-    if encoding.strip().lower() in ("", "identity"):
-        return lambda chunk, limit: chunk[:limit]
-    if encoding.strip().lower() not in ("gzip", "deflate"):
-        raise RemoteError(f"{url}: the answer is compressed with {encoding[:20]!r}, which was not asked for", infrastructure=False)
-    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
-
-    def decode(chunk: bytes, limit: int) -> bytes:
-        try:
-            return stream.decompress(chunk, limit)
-        except zlib.error as error:
-            raise RemoteError(f"{url}: the answer is not {encoding}: {error}", infrastructure=False) from None
-
-    return decode
+    async def close(self) -> None:
+        """Give up one use."""
+        loop = asyncio.get_running_loop()
+        client, users = self._clients.pop(loop)
+        if users > 1:
+            self._clients[loop] = client, users - 1
+        else:
+            await client.aclose()

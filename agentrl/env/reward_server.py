@@ -11,8 +11,9 @@ import anyio
 from agentrl.core.errors import EnvResultError, RemoteError, RewardError
 from agentrl.env.agent import StepResult, StepState
 from agentrl.env.answers import read_answer
-from agentrl.env.http import HttpLimits, JsonClient, check_url, encode_json
+from agentrl.env.http import HttpLimits, JsonClient
 from agentrl.env.rewards import Reward
+from agentrl.env.wire import check_url, encode_json
 
 JOIN_S = 0.005
 """How long a request waits for others to join it."""
