@@ -49,16 +49,53 @@ def commit_directory(temporary: Path, target: Path) -> None:
     try:
         if target.exists():
             raise FileExistsError(f"{target} exists")
-        files = {path.relative_to(temporary).as_posix(): _seal(path) for path in _files(temporary)}
-        manifest = temporary / MANIFEST
-        manifest.write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
-        _seal(manifest)
-        for directory in (*(path for path in temporary.rglob("*") if path.is_dir()), temporary):
-            _sync_directory(directory)
+        _seal_all(temporary)
         temporary.rename(target)
         _sync_directory(target.parent)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from error
+
+
+def replace_directory(temporary: Path, target: Path) -> None:
+    """As `commit_directory`, but `target` may exist; what comes between the two renames is mended by `recover_directory`.
+
+    Raises:
+        CheckpointError: If a file cannot be flushed; what was there before is intact.
+    """
+    try:
+        _seal_all(temporary)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error}") from error
+    old = target.with_name(f".{target.name}.old{TEMPORARY}")
+    try:
+        if target.exists():
+            target.rename(old)
+        temporary.rename(target)
+        _sync_directory(target.parent)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error}") from error
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover_directory(target: Path) -> None:
+    """If `replace_directory` was cut off between its two renames, give `target` back to the newer of the two that is complete."""
+    if target.exists():
+        return
+    for left in (target.with_name(f".{target.name}{TEMPORARY}"), target.with_name(f".{target.name}.old{TEMPORARY}")):
+        with contextlib.suppress(CheckpointError, OSError):
+            check_directory(left)
+            left.rename(target)
+            return
+
+
+def _seal_all(directory: Path) -> None:
+    """Flush every file, and list them in the manifest."""
+    files = {path.relative_to(directory).as_posix(): _seal(path) for path in _files(directory)}
+    manifest = directory / MANIFEST
+    manifest.write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
+    _seal(manifest)
+    for folder in (*(path for path in directory.rglob("*") if path.is_dir()), directory):
+        _sync_directory(folder)
 
 
 def remove_directory(target: Path) -> None:

@@ -240,6 +240,21 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Says that a group is played to measure the model, not to train it, and in what it differs from the run's other groups.
+
+    Attributes:
+        name: What the ids of its trajectories begin with, so that they are no others' of the run.
+        seed: In place of the run's seed, so that training and measuring draw different numbers.
+        temperature: In place of the run's; 0 takes the most likely token each time, `None` leaves it.
+    """
+
+    name: str
+    seed: int
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
     """Permission to run one group, handed out by admission.
 
@@ -250,6 +265,7 @@ class Ticket:
         version: Policy version that was live at admission.
         attempt: From 0; a group that failed is tried again under the same id.
         record: How many members to render as JSON records.
+        trial: Set if the group is no part of the training.
     """
 
     group_id: int
@@ -258,6 +274,7 @@ class Ticket:
     version: int
     attempt: int = 0
     record: int = 0
+    trial: Trial | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

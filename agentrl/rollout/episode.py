@@ -218,7 +218,8 @@ class Episode:
 
 def episode_id(ticket: Ticket, index: int) -> str:
     """Name of one member of a group: group, attempt and place in the group."""
-    return f"{ticket.group_id}-{ticket.attempt}-{index}"
+    name = f"{ticket.group_id}-{ticket.attempt}-{index}"
+    return f"{ticket.trial.name}-{name}" if ticket.trial else name
 
 
 def _messages(opening: Prompt | None) -> list[Message] | None:

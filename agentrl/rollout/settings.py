@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentrl.config.schema import TrainConfig
-from agentrl.core.types import Sampling
+from agentrl.core.types import Sampling, Trial
 from agentrl.env.boundary import EnvLimits
 from agentrl.rollout.penalties import LengthPenalties
 
@@ -39,6 +39,13 @@ class EpisodeSettings:
     apply_chat_template: bool = True
     system_prompt: str = ""
     penalties: LengthPenalties = field(default_factory=LengthPenalties)
+
+    def for_trial(self, trial: Trial | None) -> EpisodeSettings:
+        """These settings with what `trial` changes."""
+        if trial is None:
+            return self
+        temperature = self.sampling.temperature if trial.temperature is None else trial.temperature
+        return replace(self, seed=trial.seed, sampling=replace(self.sampling, temperature=temperature))
 
 
 def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:

@@ -79,6 +79,7 @@ class EpisodeWorker:
     def _episode(self, ticket: Ticket, index: int) -> Episode:
         if self._codec is None or self._closed:
             raise EngineError("this rollout worker is not running: it was not started, or it was closed")
-        env = EnvSession(self._agent.load(), self._agent.source, self._threads, self._settings.env)
+        settings = self._settings.for_trial(ticket.trial)
+        env = EnvSession(self._agent.load(), self._agent.source, self._threads, settings.env)
         roster = roster_of(self._agent.load(), self._agent.source)
-        return Episode(ticket, index, engine=self._engine, codec=self._codec, env=env, settings=self._settings, roster=roster)
+        return Episode(ticket, index, engine=self._engine, codec=self._codec, env=env, settings=settings, roster=roster)

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from agentrl.core.errors import CheckpointError
-from agentrl.core.files import MANIFEST, check_directory, commit_directory, remove_directory, temporary_directory
+from agentrl.core.files import (
+    MANIFEST,
+    check_directory,
+    commit_directory,
+    recover_directory,
+    remove_directory,
+    replace_directory,
+    temporary_directory,
+)
 
 
 def made(target: Path) -> Path:
@@ -66,3 +74,52 @@ def test_removal(tmp_path: Path) -> None:
     remove_directory(made(tmp_path / "one"))
     remove_directory(tmp_path / "never was")
     assert os.listdir(tmp_path) == []
+
+
+def replaced(target: Path, text: str) -> None:
+    temporary = temporary_directory(target)
+    (temporary / "b.txt").write_text(text)
+    replace_directory(temporary, target)
+
+
+def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:
+    target = made(tmp_path / "one")
+    replaced(target, "new")
+    check_directory(target)
+    assert sorted(os.listdir(target)) == ["b.txt", MANIFEST]
+    assert os.listdir(tmp_path) == ["one"]
+
+
+@pytest.mark.parametrize(("renames", "text"), [(0, "b"), (1, "new"), (2, "new")])
+def test_a_replacement_cut_off_anywhere_leaves_one_of_the_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int, text: str
+) -> None:
+    target, left = made(tmp_path / "one"), [renames]
+
+    class Killed(BaseException):
+        pass
+
+    rename = Path.rename
+
+    def counted(self: Path, to: Path) -> Path:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        return rename(self, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", counted)
+        if renames < 2:
+            with pytest.raises(Killed):
+                replaced(target, "new")
+        else:
+            replaced(target, "new")
+    recover_directory(target)
+    check_directory(target)
+    assert (target / "b.txt").read_text() == text
+
+
+def test_nothing_half_written_is_recovered(tmp_path: Path) -> None:
+    (temporary_directory(tmp_path / "one") / "b.txt").write_text("half")
+    recover_directory(tmp_path / "one")
+    assert not (tmp_path / "one").exists()
