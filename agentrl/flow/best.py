@@ -1,0 +1,111 @@
+"""The best model of a run by a chosen metric: RUN_DIR/best, a Hugging Face directory with ``best.json`` in it.
+
+Model and figure are replaced together, so what ``best.json`` says is always about the weights beside it. It is also what a
+resumed run goes on from: nothing about the best model is kept elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agentrl.core.errors import CheckpointError, ConfigError
+from agentrl.core.files import recover_directory, replace_directory, temporary_directory
+from agentrl.core.protocols import Learner
+
+FOLDER, FACTS = "best", "best.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """What the best model is best in.
+
+    Attributes:
+        step: Steps after which it was measured, which is the version of its weights.
+        metric: Name of the metric, as in ``metrics.jsonl``.
+        value: Its value.
+    """
+
+    step: int
+    metric: str
+    value: float
+
+
+class BestModel:
+    """Keeps the model with the highest value of one metric; of equal ones the first.
+
+    Args:
+        run_dir: Directory of the run.
+        learner: Writes the model; asked only while it holds the weights that were measured.
+        metric: Name of the metric.
+
+    Attributes:
+        best: The best so far; `None` before the first.
+    """
+
+    def __init__(self, run_dir: Path, learner: Learner, metric: str) -> None:
+        self._target, self._learner, self._metric = (run_dir / FOLDER).absolute(), learner, metric
+        self.best = read_best(run_dir)
+        if self.best is not None and self.best.metric != metric:
+            self.best = None
+
+    async def consider(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Save the learner's model if its metric is better than what was best so far.
+
+        Args:
+            step: Steps done.
+            metrics: Of the evaluation; without the metric, because everything failed, nothing is done.
+
+        Returns:
+            Whether it was saved.
+
+        Raises:
+            ConfigError: If the evaluation gave figures, but not this one.
+            CheckpointError: If the model cannot be written; the best one before is intact.
+        """
+        value = metrics.get(self._metric, math.nan)
+        if math.isnan(value):
+            self._check_name(metrics)
+            return False
+        if self.best is not None and value <= self.best.value:
+            return False
+        best = Best(step=step, metric=self._metric, value=value)
+        temporary = await asyncio.to_thread(temporary_directory, self._target)
+        average = temporary.with_name(f"{temporary.name}-ema")
+        try:
+            await self._learner.save_model(str(temporary))
+            await asyncio.to_thread(self._replace, temporary, average, best)
+        finally:
+            for left in (temporary, average):
+                shutil.rmtree(left, ignore_errors=True)
+        self.best = best
+        return True
+
+    def _replace(self, temporary: Path, average: Path, best: Best) -> None:
+        try:
+            (temporary / FACTS).write_text(json.dumps(asdict(best)) + "\n", encoding="ascii")
+        except OSError as error:
+            raise CheckpointError(f"{self._target} cannot be written: {error}") from error
+        replace_directory(temporary, self._target)
+        if average.exists():
+            replace_directory(average, self._target.with_name(f"{FOLDER}-ema"))
+
+    def _check_name(self, metrics: Mapping[str, float]) -> None:
+        if metrics.get("eval/tasks"):
+            known = ", ".join(sorted(name for name in metrics if name.startswith("eval/")))
+            raise ConfigError("--keep-best", self._metric, "is no figure of this evaluation", f"There are {known}.")
+
+
+def read_best(run_dir: Path) -> Best | None:
+    """What is known of the best model of a run; `None` if there is none."""
+    recover_directory((run_dir / FOLDER).absolute())
+    try:
+        facts = json.loads((run_dir / FOLDER / FACTS).read_text(encoding="ascii"))
+        return Best(step=int(facts["step"]), metric=str(facts["metric"]), value=float(facts["value"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

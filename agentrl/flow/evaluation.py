@@ -1,0 +1,242 @@
+"""Playing tasks to see how good a model is, on the same workers and the same rollout code as training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import anyio
+
+from agentrl.algo.assessment import Assessment, EpisodeOutcome, TaskOutcome, assess
+from agentrl.core.errors import TooManyFailuresError, WeightSyncError
+from agentrl.core.seeding import derive_seed
+from agentrl.core.types import GroupSummary, MemberSummary, Status, Task, Ticket, Trial
+from agentrl.flow.best import BestModel
+from agentrl.flow.driver import first_cause
+from agentrl.flow.safe_point import SafePoint
+from agentrl.flow.watch import WaitBoard, watch_for_stall
+from agentrl.rollout.pool import RolloutPool
+
+KIND_KEYS = ("kind", "source")
+"""Metadata that say the kind of a task if no key is named."""
+
+MAX_CAUSE_CHARS = 300
+
+OnGroup = Callable[[GroupSummary, int, int], None]
+"""Told of every task that is done: its group, how many are done, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSettings:
+    """How a model is evaluated.
+
+    Attributes:
+        num_samples: Episodes per task.
+        seed: Seed of sampling, environments and intervals; every evaluation with it draws the same numbers.
+        temperature: 0 takes the most likely token each time; `None` is the temperature of training.
+        by: Key of the tasks' metadata that tells kinds apart; empty looks for ``kind``, then ``source``.
+        solved_at: Score from which an episode counts as solved.
+        live_episodes: Episodes under way at once, at least one task's.
+        record: Episodes per task to render as JSON records.
+        stall_timeout_s: Longest time in which no task is done.
+    """
+
+    num_samples: int = 4
+    seed: int = 0
+    temperature: float | None = None
+    by: str = ""
+    solved_at: float = 1.0
+    live_episodes: int = 256
+    record: int = 0
+    stall_timeout_s: float = 600.0
+
+
+async def evaluate(
+    pool: RolloutPool,
+    tasks: Sequence[Task],
+    settings: EvalSettings,
+    *,
+    version: int,
+    name: str = "eval",
+    on_group: OnGroup | None = None,
+) -> list[TaskOutcome]:
+    """Play every task and tell what came of it.
+
+    Consumes nothing of a run that trains on the same workers: no slot, no task, no random number. Produces one outcome per
+    task, in their order. Waits for the workers. Unblocked by them, or by the stall time-out.
+
+    Args:
+        pool: Started workers whose weights are `version`, and stay so until this returns.
+        tasks: With ids that differ.
+        settings: How.
+        version: The weights to be measured.
+        name: What the ids of the trajectories begin with.
+        on_group: Told of every task that is done.
+
+    Raises:
+        WeightSyncError: If a token was sampled by other weights.
+        StallError: If nothing is done for too long.
+        Exception: The first error of a worker that is no failure of an episode.
+    """
+    clock = asyncio.get_running_loop().time
+    board = WaitBoard(clock)
+    outcomes: dict[int, TaskOutcome] = {}
+    limiter = anyio.CapacityLimiter(max(1, settings.live_episodes // settings.num_samples))
+    trial = Trial(name=name, seed=derive_seed(settings.seed, "eval"), temperature=settings.temperature)
+
+    async def play(index: int, task: Task) -> None:
+        async with limiter:
+            ticket = Ticket(
+                group_id=index, task=task, num_samples=settings.num_samples, version=version, record=settings.record, trial=trial
+            )
+            summary, _ = await pool.run_group(ticket)
+        if summary.versions not in (None, (version, version)):
+            raise WeightSyncError(f"version {version} was to be evaluated, but task {task.id!r} was sampled by versions {summary.versions}")
+        outcomes[index] = outcome_of(task, summary, settings.by)
+        board.progress()
+        if on_group is not None:
+            on_group(summary, len(outcomes), len(tasks))
+
+    board.waiting("evaluation", f"{len(tasks)} tasks with version {version}")
+    failure: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as watch:
+            watch.start_soon(watch_for_stall, board, settings.stall_timeout_s, lambda: f"  tasks done: {len(outcomes)}", clock)
+            async with anyio.create_task_group() as groups:
+                for index, task in enumerate(tasks):
+                    groups.start_soon(play, index, task, name=f"{name} task {index}")
+            watch.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        failure = first_cause(group)
+    if failure is not None:  # raised out here, so that its own cause and context stay what they are
+        raise failure
+    return [outcomes[index] for index in range(len(tasks))]
+
+
+def outcome_of(task: Task, summary: GroupSummary, by: str = "") -> TaskOutcome:
+    """What the group of a task says, by episode; one of several agents has the mean of those that are trained."""
+    ended = [episode for episode in summary.episodes if _ended(episode)]
+    failed = [episode[0] for episode in summary.episodes if not _ended(episode)]
+    return TaskOutcome(
+        task_id=task.id,
+        kind=kind_of(task, by),
+        episodes=tuple(map(_outcome, ended)),
+        failures=tuple(f"{member.status}: {member.error or 'nothing was sampled'}"[:MAX_CAUSE_CHARS] for member in failed),
+    )
+
+
+def _ended(episode: Sequence[MemberSummary]) -> bool:
+    return any(member.trainable for member in episode)
+
+
+def _outcome(episode: Sequence[MemberSummary]) -> EpisodeOutcome:
+    members = [member for member in episode if member.trainable]
+    scores = [member.score for member in members if member.score is not None]
+    return EpisodeOutcome(
+        reward=fmean(member.reward or 0.0 for member in members),
+        score=fmean(scores) if scores else None,
+        tokens=sum(member.num_tokens for member in members),
+        turns=sum(member.num_turns for member in members),
+        truncated=any(member.truncated or member.status is Status.TRUNCATED for member in members),
+    )
+
+
+def kind_of(task: Task, by: str = "") -> str:
+    """The kind of a task: what its metadata hold under `by`, or else under the first of `KIND_KEYS` they have."""
+    keys = (by,) if by else KIND_KEYS
+    return next((str(task.metadata[key]) for key in keys if key in task.metadata), "")
+
+
+class Evaluations:
+    """Evaluates a run's model every few steps; a hook for `agentrl.flow.train`.
+
+    The learner waits meanwhile, so the weights that were published last stay what they are, and the best model can be saved.
+    Groups to train on go on beside it; their slots bound their staleness as always.
+
+    Args:
+        pool: The run's workers.
+        tasks: The same every time.
+        settings: The same every time, seed included, so that steps differ by their weights alone.
+        every: Steps between two evaluations; 0: none.
+        num_steps: Steps of the run; the last has an evaluation in any case, if any has.
+        best: Keeps the best model.
+        max_failure_rate: Share of the episodes that may fail.
+        on_result: Told of every result, with the steps done and the seconds it took.
+        on_stage: Told that an evaluation begins.
+    """
+
+    def __init__(
+        self,
+        pool: RolloutPool,
+        tasks: Sequence[Task],
+        settings: EvalSettings,
+        *,
+        every: int,
+        num_steps: int,
+        best: BestModel | None = None,
+        max_failure_rate: float = 0.5,
+        on_result: Callable[[int, Assessment, float], None] = lambda step, assessment, seconds: None,
+        on_stage: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self._pool, self._tasks, self._settings, self._best = pool, tasks, settings, best
+        self._every, self._num_steps, self._max_failure_rate = every, num_steps, max_failure_rate
+        self._on_result, self._on_stage = on_result, on_stage
+
+    def due(self, step: int) -> bool:
+        """Whether there is an evaluation after `step` steps."""
+        return bool(self._every) and (step % self._every == 0 or step == self._num_steps)
+
+    async def __call__(self, point: SafePoint) -> Mapping[str, float]:
+        """Evaluate if it is time to.
+
+        Returns:
+            The figures as ``eval/...``; empty if it is not.
+        """
+        if not self.due(point.step):
+            return {}
+        await point.until_live()
+        return await self.evaluate(point.step, lambda summary, done, total: point.progress())
+
+    async def evaluate(self, step: int, on_group: OnGroup | None = None) -> dict[str, float]:
+        """Evaluate the weights of `step`, which are live and stay so.
+
+        Raises:
+            TooManyFailuresError: If too many episodes failed to say anything.
+        """
+        self._on_stage(f"evaluating step {step} on {len(self._tasks)} tasks")
+        clock = asyncio.get_running_loop().time
+        begin = clock()
+        outcomes = await evaluate(self._pool, self._tasks, self._settings, version=step, name=f"eval-{step}", on_group=on_group)
+        seconds = clock() - begin
+        check_failures(outcomes, self._max_failure_rate)
+        assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.solved_at, seed=self._settings.seed)
+        self._on_result(step, assessment, seconds)
+        metrics = {f"eval/{name}": value for name, value in assessment.metrics().items()} | {"eval/seconds": seconds}
+        return metrics | await self._keep(step, metrics)
+
+    async def _keep(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        if self._best is None:
+            return {}
+        await self._best.consider(step, metrics)
+        best = self._best.best
+        return {} if best is None else {"eval/best": best.value, "eval/best_step": float(best.step)}
+
+
+def check_failures(outcomes: Sequence[TaskOutcome], max_failure_rate: float) -> None:
+    """Refuse an evaluation that says next to nothing.
+
+    Raises:
+        TooManyFailuresError: If a larger share of the episodes failed, or all did.
+    """
+    causes = Counter(message for outcome in outcomes for message in outcome.failures)
+    ended = sum(len(outcome.episodes) for outcome in outcomes)
+    if not causes or (ended and causes.total() <= max_failure_rate * (ended + causes.total())):
+        return
+    listed = "\n".join(f"  {count} x {message}" for message, count in causes.most_common(5))
+    raise TooManyFailuresError(
+        f"{causes.total()} of {ended + causes.total()} episodes of the evaluation failed (--max-failure-rate {max_failure_rate:g}). "
+        f"Most frequent causes:\n{listed}"
+    )
