@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.config.check_data import DATA_RULES
+from agentrl.config.check_isolation import ISOLATION_RULES
 from agentrl.config.schema import CRITIC_ESTIMATORS, GROUP_ESTIMATORS, AlgoConfig, FlowConfig, TrainConfig
 from agentrl.core.devices import cuda_device_count
 from agentrl.core.errors import ConfigError
@@ -298,4 +299,5 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _filtering_needs_groups,
     _gpu_flags_have_a_gpu,
     _colocated_pairs_match,
+    *ISOLATION_RULES,
 )

@@ -156,6 +156,28 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class IsolationConfig:
+    """Environments in processes of their own, one per episode, and what each may use. Limits stop accidents, not attackers."""
+
+    env_isolation: Literal["none", "process"] = "none"
+    """``process`` plays every episode in a process of its own; ``none`` in the rollout worker."""
+    env_memory_mib: Count = 1024
+    """Memory of an episode beyond what importing the file took, MiB."""
+    env_cpu_s: Positive = 600.0
+    """CPU seconds of an episode."""
+    env_file_mib: Count = 256
+    """Size of a file that an episode writes, MiB."""
+    env_processes: CountOrZero = 32
+    """Processes that an episode may have started and that still run."""
+    env_open_files: Annotated[int, Ge(16)] = 512
+    """Open files and sockets of an episode."""
+    env_pass: tuple[str, ...] = ()
+    """Names of environment variables that an episode is given besides ``PATH``, ``HOME``, ``LANG``, ``PYTHON*`` and the like."""
+    env_reuse: Count = 1
+    """Episodes that a process plays one after another; 1 begins each in the state that importing the file left."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """vLLM."""
 
@@ -338,6 +360,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    isolation: IsolationConfig = field(default_factory=IsolationConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)

@@ -16,7 +16,7 @@ from agentrl.core.protocols import Engine
 from agentrl.core.seeding import derive_seed
 from agentrl.core.types import Message, Prompt, Sampling, Status, Ticket, Trajectory, Turn
 from agentrl.env.agent import SamplingParams, StepResult, StepState
-from agentrl.env.boundary import EnvSession
+from agentrl.env.boundary import Session
 from agentrl.env.results import NEEDS_ONE, bad_result
 from agentrl.env.roster import Roster
 from agentrl.rollout.chat import ChatCodec
@@ -49,7 +49,7 @@ class Episode:
         *,
         engine: Engine,
         codec: ChatCodec,
-        env: EnvSession,
+        env: Session,
         settings: EpisodeSettings,
         roster: Roster = Roster(),  # noqa: B008
     ) -> None:

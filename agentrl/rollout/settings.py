@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from agentrl.config.schema import TrainConfig
 from agentrl.core.types import Sampling, Trial
 from agentrl.env.boundary import EnvLimits
+from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.rollout.penalties import LengthPenalties
 
 
@@ -74,6 +75,7 @@ def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:
             reset_timeout_s=rollout.reset_timeout_s,
             step_timeout_s=rollout.step_timeout_s,
             threads=rollout.env_threads,
+            process=process_limits(config),
         ),
         apply_chat_template=config.data.apply_chat_template,
         system_prompt=config.data.system_prompt,
@@ -82,4 +84,20 @@ def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:
             overlong_factor=config.algo.overlong_penalty,
             stop_properly=config.algo.stop_properly_penalty,
         ),
+    )
+
+
+def process_limits(config: TrainConfig) -> ProcessLimits | None:
+    """What the process of an episode may use; `None` if episodes run in the rollout worker's."""
+    isolation = config.isolation
+    if isolation.env_isolation == "none":
+        return None
+    return ProcessLimits(
+        memory_mib=isolation.env_memory_mib,
+        cpu_s=isolation.env_cpu_s,
+        file_mib=isolation.env_file_mib,
+        processes=isolation.env_processes,
+        open_files=isolation.env_open_files,
+        reuse=isolation.env_reuse,
+        passed=isolation.env_pass,
     )

@@ -8,9 +8,9 @@ import time
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import Engine, EngineStats, WeightUpdate
 from agentrl.core.types import Group, GroupSummary, Ticket, summarize
-from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.load import AgentSpec
 from agentrl.env.roster import roster_of
+from agentrl.env.sessions import open_sessions
 from agentrl.rollout.chat import ChatCodec, load_tokenizer
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.group import Played, run_group
@@ -30,7 +30,7 @@ class EpisodeWorker:
     def __init__(self, engine: Engine, agent: AgentSpec, settings: EpisodeSettings) -> None:
         self._engine, self._agent, self._settings = engine, agent, settings
         self._codec: ChatCodec | None = None
-        self._threads = Threads(settings.env.threads)
+        self._sessions = open_sessions(agent, settings.env)
         self._live: set[asyncio.Task[Played]] = set()
         self._closed = False
 
@@ -42,7 +42,7 @@ class EpisodeWorker:
             ConfigError: If the model has no usable tokenizer.
             EngineError: If the engine does not start.
         """
-        self._agent.load()
+        await self._sessions.start()
         await self._engine.start()
         tokenizer = load_tokenizer(self._settings.model, trust_remote_code=self._settings.trust_remote_code)
         ends = self._engine.end_token_ids
@@ -73,13 +73,13 @@ class EpisodeWorker:
             member.cancel()
         if live:
             await asyncio.wait(live)
-        self._threads.close()
+        await self._sessions.close()
         await self._engine.close()
 
     def _episode(self, ticket: Ticket, index: int) -> Episode:
         if self._codec is None or self._closed:
             raise EngineError("this rollout worker is not running: it was not started, or it was closed")
         settings = self._settings.for_trial(ticket.trial)
-        env = EnvSession(self._agent.load(), self._agent.source, self._threads, settings.env)
+        env = self._sessions.session()
         roster = roster_of(self._agent.load(), self._agent.source)
         return Episode(ticket, index, engine=self._engine, codec=self._codec, env=env, settings=settings, roster=roster)

@@ -1,0 +1,288 @@
+"""The processes of a rollout worker's episodes: started ahead, handed out, killed, and replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections import deque
+from typing import Any
+
+from agentrl.core.errors import EnvError, EnvLoadError
+from agentrl.env.boundary import EnvLimits, Session
+from agentrl.env.isolation import linux
+from agentrl.env.isolation.limits import ProcessLimits, child_environment, describe_end
+from agentrl.env.isolation.link import EpisodeHandle, settle
+from agentrl.env.isolation.session import ProcessSession
+from agentrl.env.isolation.worker import CLEAN, OUT_OF_MEMORY
+from agentrl.env.load import AgentSpec
+from agentrl.env.roster import named_agents
+
+_log = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 10.0
+LEAVE_S = 2.0
+SPARES = 4
+MARK = "AGENTRL_ENV_POOL"
+_BOOT = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from agentrl.env.isolation.zygote import main
+main(*map(int, sys.argv[2:]))
+"""
+
+
+class ProcessPool:
+    """Plays every episode in a process of its own.
+
+    Processes are started ahead: at first `SPARES`, later as many as were in use at a time, so an episode seldom waits for one.
+
+    Args:
+        agent: Where the user's class is.
+        limits: Deadlines, and what a process may use.
+    """
+
+    def __init__(self, agent: AgentSpec, limits: EnvLimits) -> None:
+        self._agent, self._limits = agent, limits
+        self._process = limits.process or ProcessLimits()
+        self._mark = uuid.uuid4().hex
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._orders: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._handles: dict[int, EpisodeHandle] = {}
+        self._spares: deque[EpisodeHandle] = deque()
+        self._count, self._used, self._peak = 0, 0, 0
+        self._starting = asyncio.Lock()
+        self._is_lost = False
+        self._respawn: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Start the zygote, wait until it has loaded the user's file, and start some processes.
+
+        Raises:
+            EnvLoadError: If the file cannot be loaded there.
+        """
+        async with self._starting:
+            if self._is_lost:
+                await self._end_zygote()
+            if self._zygote is None and not self._closed:
+                await self._start_zygote()
+                self._refill()
+
+    def session(self) -> Session:
+        """The environment of one episode."""
+        return ProcessSession(self, self._agent, self._limits, named_agents(self._agent.load()))
+
+    async def acquire(self) -> EpisodeHandle:
+        """A process that waits for an episode; whoever takes it gives it back or kills it.
+
+        Raises:
+            EnvError: If none can be had.
+        """
+        if self._zygote is None or self._is_lost:
+            try:
+                await self.start()
+            except (EnvLoadError, OSError) as error:
+                raise EnvError(f"the environment's processes cannot be started: {error}") from error
+        if self._closed or self._zygote is None:
+            raise EnvError("the environment's processes have been ended")
+        while self._spares and self._spares[0].died.done():
+            self._spares.popleft()
+        handle = self._spares.popleft() if self._spares else self._fork()
+        self._used += 1
+        self._peak = max(self._peak, self._used)
+        asyncio.get_running_loop().call_soon(self._refill)
+        return handle
+
+    def give_back(self, handle: EpisodeHandle, *, reusable: bool) -> None:
+        """Take back a process whose episode has been closed; one that is not reusable ends by itself, or is helped to."""
+        self._used -= 1
+        if reusable and not handle.died.done():
+            self._spares.append(handle)
+            return
+        asyncio.get_running_loop().call_later(LEAVE_S, self._order_end, handle)
+        self._refill()
+
+    def kill(self, handle: EpisodeHandle) -> None:
+        """Take back a process by killing it and everything it started."""
+        self._used -= 1
+        self._order_end(handle)
+        handle.close()
+        self._refill()
+
+    async def close(self) -> None:
+        """Kill every process; safe to call twice."""
+        self._closed = True
+        async with self._starting:
+            await self._end_zygote()
+
+    async def _start_zygote(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._zygote = _start(theirs, child_environment(os.environ, self._process.passed) | {MARK: self._mark})
+        ours.setblocking(False)
+        self._control = ours
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        loop.add_reader(ours, self._read)
+        self._order(pickle.dumps((self._agent, self._limits)))
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ready), LOAD_TIMEOUT_S)
+        except TimeoutError:
+            await self._end_zygote()
+            problem = f"loading it in a process of its own did not end within {LOAD_TIMEOUT_S:g} s"
+            raise EnvLoadError("--agent", self._agent.spec, problem, "Look at what it does when it is imported.") from None
+        except BaseException:
+            await self._end_zygote()
+            raise
+
+    async def _end_zygote(self) -> None:
+        """Have the zygote kill everything and end; if it is not able to, do it from here."""
+        zygote, control = self._zygote, self._control
+        self._zygote = self._control = None
+        self._is_lost = False
+        for handle in [*self._handles.values()]:
+            settle(handle.died, "its process was ended with all others")
+            handle.close()
+        self._handles.clear()
+        self._spares.clear()
+        while self._orders:
+            _, connection = self._orders.popleft()
+            if connection is not None:
+                connection.close()
+        if control is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(control)
+            loop.remove_writer(control)
+            control.close()
+        if zygote is not None:
+            await asyncio.shield(asyncio.to_thread(_wait_for_end, zygote, f"{MARK}={self._mark}"))
+
+    def _fork(self) -> EpisodeHandle:
+        self._count += 1
+        ours, theirs = socket.socketpair()
+        handle = self._handles[self._count] = EpisodeHandle(self._count, ours)
+        self._order(pickle.dumps(("fork", self._count)), theirs)
+        return handle
+
+    def _refill(self) -> None:
+        """Start processes ahead, up to the largest number that was in use at a time."""
+        if self._zygote is None or self._is_lost or self._closed:
+            return
+        while self._used + len(self._spares) < max(self._peak, SPARES):
+            try:
+                self._spares.append(self._fork())
+            except OSError as error:  # out of descriptors: the next episode says so
+                _log.warning("no process can be started ahead: %s", error)
+                return
+
+    def _order_end(self, handle: EpisodeHandle) -> None:
+        if not handle.died.done() and self._control is not None:
+            self._order(pickle.dumps(("kill", handle.number)))
+
+    def _order(self, packet: bytes, connection: socket.socket | None = None) -> None:
+        self._orders.append((packet, connection))
+        if len(self._orders) == 1:
+            self._write()
+
+    def _write(self) -> None:
+        """Send what waits to be sent; go on when there is room."""
+        assert self._control is not None
+        loop = asyncio.get_running_loop()
+        while self._orders:
+            packet, connection = self._orders[0]
+            try:
+                socket.send_fds(self._control, [packet], [connection.fileno()] if connection is not None else [])
+            except BlockingIOError:
+                loop.add_writer(self._control, self._write)
+                return
+            except OSError:  # the zygote is gone; the reader notices
+                return
+            self._orders.popleft()
+            if connection is not None:
+                connection.close()
+        loop.remove_writer(self._control)
+
+    def _read(self) -> None:
+        """Take reports; an end of them means that the zygote is gone."""
+        while self._control is not None:
+            try:
+                packet = self._control.recv(2**16)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._lost()
+                return
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                self._take(json.loads(packet))
+
+    def _take(self, report: dict[str, Any]) -> None:
+        if "died" in report:
+            handle = self._handles.pop(int(report["died"]), None)
+            if handle is not None:
+                settle(handle.died, str(report["why"]) or self._describe(int(report["code"])))
+        elif self._ready is not None and not self._ready.done():
+            if "failed" in report:
+                field, value, problem, remedy = map(str, report["failed"])
+                self._ready.set_exception(EnvLoadError(field, value, problem, remedy))
+            else:
+                self._ready.set_result(None)
+                if report["threads"]:
+                    problem = "starts threads when it is imported; the processes of the episodes do not have them"
+                    _log.warning("%s %s: start them in reset", self._agent.source, problem)
+
+    def _describe(self, code: int) -> str:
+        if code == OUT_OF_MEMORY:
+            return f"its process ran out of memory (--env-memory-mib {self._process.memory_mib})"
+        return "its process has ended" if code == CLEAN else describe_end(code, self._process)
+
+    def _lost(self) -> None:
+        """The zygote has ended by itself; another is started."""
+        assert self._control is not None
+        if self._ready is not None and not self._ready.done():
+            problem = "its process ended while it was loaded"
+            self._ready.set_exception(EnvLoadError("--agent", self._agent.spec, problem, "Look at what it does when it is imported."))
+            return  # whoever starts it cleans up
+        _log.warning("the process that starts environments has ended; another is started")
+        self._is_lost = True
+        asyncio.get_running_loop().remove_reader(self._control)
+        for handle in self._handles.values():
+            settle(handle.died, "the process that starts environments has ended")
+        self._respawn = asyncio.create_task(self.start())
+        self._respawn.add_done_callback(lambda task: task.cancelled() or task.exception())  # the next episode meets it too
+
+
+def _start(control: socket.socket, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(control.fileno()), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        pass_fds=[control.fileno()],
+        start_new_session=True,
+    )
+
+
+def _wait_for_end(zygote: subprocess.Popen[bytes], mark: str) -> None:
+    """Wait until the zygote has ended, kill it if it does not, and then what it may have left."""
+    try:
+        zygote.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(zygote.pid, signal.SIGKILL)
+        zygote.wait()
+    left = linux.kill_marked(mark)
+    if left:
+        _log.warning("killed %d processes that environments had left behind", left)

@@ -1,0 +1,147 @@
+"""What goes over the sockets. Towards an episode's process: pickles. From it: JSON of plain values, checked again on arrival."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
+from agentrl.core.types import Prompt, Task
+from agentrl.env.agent import ResetResult, SamplingParams, StepResult, StepState
+from agentrl.env.results import MAX_TEXT, RawText, check_reset, check_step
+
+MAX_ANSWER = 32 * 2**20
+MAX_ERROR = 20_000
+HEADER = struct.Struct("!II")
+"""Length of what follows, and number of the call that it is, or that it answers."""
+
+_ERRORS = {cls.__name__: cls for cls in (EnvError, EnvTimeoutError, EnvResultError)}
+_RESET, _STEP = (tuple(field.name for field in fields(cls) if field.name != "observation") for cls in (ResetResult, StepResult))
+
+
+def framed(body: bytes, number: int) -> bytes:
+    """The body with its header before it."""
+    return HEADER.pack(len(body), number) + body
+
+
+def pack_reset(task: Task, seed: int, where: str) -> bytes:
+    """A call of `reset`.
+
+    Raises:
+        EnvError: If the task cannot be pickled.
+    """
+    try:
+        return pickle.dumps(("reset", task, seed), pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # whatever a user's label raises
+        problem = f"{where}: task {task.id!r} cannot be sent to the environment's process: {type(error).__name__}: {error}"
+        raise EnvError(f"{problem}; use plain values in label and metadata") from error
+
+
+def pack_step(state: StepState) -> bytes:
+    """A call of `step`; the task stays where it is."""
+    values = {key: value for key, value in state.items() if key not in ("task", "label")}
+    if "sampling_params" in values:
+        values["sampling_params"] = dict(values["sampling_params"])
+    return pickle.dumps(("step", values), pickle.HIGHEST_PROTOCOL)
+
+
+def step_state(values: Mapping[str, Any], task: Task) -> StepState:
+    """What `step` is given, as `pack_step` packed it."""
+    state = StepState(values, label=task.label, task=task)
+    if "sampling_params" in state:
+        state["sampling_params"] = SamplingParams(state["sampling_params"])
+    return state
+
+
+def encode_result(result: ResetResult | StepResult, where: str) -> bytes:
+    """A checked result in JSON.
+
+    Raises:
+        EnvResultError: If it holds what JSON cannot say, or is too large.
+    """
+    names = _STEP if isinstance(result, StepResult) else _RESET
+    data = {name: getattr(result, name) for name in names}
+    raw = isinstance(result.observation, RawText)
+    data["raw" if raw else "chat"] = result.observation
+    try:
+        body = json.dumps({"result": data}, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = "the result must be made of texts, numbers, lists and dictionaries to leave the environment's process"
+        raise EnvResultError(f"{where}: {problem}: {error}") from error
+    if len(body) > MAX_ANSWER:
+        raise EnvResultError(f"{where} returned a result of {len(body)} bytes: {MAX_ANSWER} are allowed")
+    return body
+
+
+def encode_error(error: EnvError, hint: str = "") -> bytes:
+    """An error in JSON; the hint goes to the end of its first line."""
+    first, line, rest = str(error).partition("\n")
+    kind = type(error).__name__
+    return json.dumps({"error": (first + hint + line + rest)[:MAX_ERROR], "kind": kind if kind in _ERRORS else "EnvError"}).encode()
+
+
+def decode(body: bytes, where: str) -> dict[str, Any]:
+    """An answer.
+
+    Raises:
+        EnvError: The error that it carries, or that it is no answer.
+    """
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise EnvError(f"{where}: its process sent something that is no answer")
+    if "error" in data:
+        raise _ERRORS.get(str(data.get("kind")), EnvError)(str(data["error"])[:MAX_ERROR])
+    return data
+
+
+def decode_reset(body: bytes, where: str, prompt: Prompt, agents: Sequence[str]) -> ResetResult:
+    """The result of `reset`, checked as if nothing had checked it before.
+
+    Raises:
+        EnvError: The error that the answer carries, or what is wrong with it.
+    """
+    data, raw = _result(body, where)
+    result = check_reset(ResetResult(data.get("chat"), **_given(data, _RESET)), where, prompt, agents)
+    return result if raw is None else replace(result, observation=raw)
+
+
+def decode_step(body: bytes, where: str, agents: Sequence[str]) -> StepResult:
+    """The result of `step`, checked as if nothing had checked it before.
+
+    Raises:
+        EnvError: The error that the answer carries, or what is wrong with it.
+    """
+    data, raw = _result(body, where)
+    observation = data.get("chat") if raw is None else "raw"
+    result = check_step(StepResult(observation=observation, **_given(data, _STEP)), where, agents)
+    return result if raw is None else replace(result, observation=raw)
+
+
+def _result(body: bytes, where: str) -> tuple[dict[str, Any], RawText | None]:
+    data = decode(body, where).get("result")
+    raw = data.get("raw") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not (raw is None or (isinstance(raw, str) and len(raw) <= MAX_TEXT)):
+        raise EnvError(f"{where}: its process sent something that is no answer")
+    return data, None if raw is None else RawText(raw)
+
+
+def _given(data: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: data[name] for name in names if name in data}
+
+
+def encode_closed(*, clean: bool, reusable: bool, log: list[str]) -> bytes:
+    """The answer to ``close``.
+
+    Args:
+        clean: Whether no call was given up and no descendant is left.
+        reusable: Whether the process waits for another episode.
+        log: Warnings.
+    """
+    return json.dumps({"clean": clean, "reusable": reusable, "log": [line[:MAX_ERROR] for line in log]}).encode()
