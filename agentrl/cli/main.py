@@ -14,6 +14,7 @@ from agentrl.core.errors import AgentRLError, ConfigError
 
 COMMANDS = {
     "train": ("agentrl.cli.train", "train a model in an environment"),
+    "replay": ("agentrl.cli.replay", "repeat recorded episodes and compare"),
 }
 
 

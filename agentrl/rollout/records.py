@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.core.types import FinishReason, Generation, Group, Task, Ticket, Trajectory, Turn, floats, ints
+from agentrl.core.types import FinishReason, Group, Task, Ticket, Trajectory, Turn, floats, ints
 
 PLAIN = (str, bool, int, float, type(None))
 
@@ -101,22 +101,30 @@ def inexact_parts(record: Mapping[str, Any]) -> list[str]:
     return list(record["task"].get("inexact", ()))
 
 
-def recorded_generations(record: Mapping[str, Any]) -> list[Generation]:
-    """What the model sampled, turn by turn; the last one may be a turn that the environment failed to answer.
+def recorded_turn(turn: Mapping[str, Any], number: int = 0) -> Turn:
+    """A turn as it was, but for the rounding of log-probabilities.
+
+    Args:
+        turn: An entry of ``turns``, or ``unanswered``.
+        number: Its place in the episode, if the record was written before records said.
 
     Raises:
         KeyError, TypeError, ValueError: If the record lacks something, or holds something else than was written.
     """
-    turns = [*record["turns"], *([record["unanswered"]] if record.get("unanswered") else [])]
-    return [
-        Generation(
-            token_ids=ints(turn["token_ids"]),
-            logprobs=floats(turn["logprobs"]),
-            versions=ints(turn["versions"]),
-            finish_reason=FinishReason(turn["finish_reason"]),
-        )
-        for turn in turns
-    ]
+    return Turn(
+        prompt_ids=ints(turn["prompt_ids"]),
+        token_ids=ints(turn["token_ids"]),
+        logprobs=floats(turn["logprobs"]),
+        versions=ints(turn["versions"]),
+        finish_reason=FinishReason(turn["finish_reason"]),
+        fresh=bool(turn["fresh"]),
+        number=int(turn.get("number", number)),
+        reward=float(turn["reward"]),
+        temperature=float(turn["temperature"]),
+        prompt_text=str(turn["prompt_text"]),
+        text=str(turn["text"]),
+        info=turn["info"],
+    )
 
 
 def recorded_limits(record: Mapping[str, Any]) -> EngineLimits | None:

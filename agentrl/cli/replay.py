@@ -1,0 +1,254 @@
+"""``agentrl replay``: repeat recorded actions in the environment, and say what came out differently.
+
+Exit codes: 0 everything compared is the same, 1 something differs, 2 the request was wrong or there was nothing to compare.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from agentrl.cli.signals import run_until_signal
+from agentrl.config.schema import Count, TrainConfig
+from agentrl.core.errors import ConfigError, EnvLoadError
+from agentrl.track.directory import RunDirectory
+from agentrl.track.screen import Screen, text_difference
+from agentrl.track.text import duration
+
+if TYPE_CHECKING:
+    from agentrl.core.types import Task
+    from agentrl.env.load import AgentSpec
+    from agentrl.rollout.chat import ChatCodec
+    from agentrl.rollout.replay import Records, Replay, Replayer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayArgs:
+    """Repeat recorded actions in the environment, and say what came out differently."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """Directory of the run."""
+    episodes: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="EPISODE")] = ()
+    """Names of episodes, as ``agentrl inspect`` lists them; a group's number stands for all of its episodes."""
+    all: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Replay every recorded episode, and show which share of them replays."""
+    agent: str = ""
+    """Environment to replay in; by default the run's own."""
+    jobs: Count = 8
+    """Episodes to replay side by side."""
+    show: Count = 20
+    """Differences to list with ``--all``."""
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show tracebacks."""
+
+
+def main(words: list[str]) -> int:
+    """Run the command.
+
+    Args:
+        words: Words after ``replay``.
+
+    Returns:
+        The exit code.
+    """
+    args = tyro.cli(ReplayArgs, prog="agentrl replay", args=words)
+    if args.all == bool(args.episodes):
+        problem = "comes with names of episodes" if args.all else "is not given, and no episode is named"
+        raise ConfigError("--all", args.all, problem, f"Name an episode (`agentrl inspect {args.run}` lists them), or give --all.")
+    run = RunDirectory(args.run)
+    episodes = run.episodes() if args.all else iter(_named(run, args.episodes))
+    replayer = open_replayer(run, args.agent)
+    screen = Screen()
+    try:
+        outcomes, seconds = run_until_signal(_replay(replayer, episodes, args.jobs, screen))
+    finally:
+        replayer.close()
+    for line in run.unreadable:
+        screen.line((f"not readable: {line}", "yellow"))
+    if args.all:
+        _report_all(screen, outcomes, seconds, args.show)
+    else:
+        for outcome in outcomes:
+            _report_one(screen, outcome)
+    verdicts = Counter(str(outcome.verdict) for outcome in outcomes)
+    return 1 if verdicts["differs"] else 0 if verdicts["same"] else 2
+
+
+def _named(run: RunDirectory, names: Sequence[str]) -> list[Records]:
+    found: list[Records] = []
+    for name in names:
+        episodes = list(run.episodes(name))
+        if not episodes:
+            remedy = f"`agentrl inspect {run.path}` lists them; a run with --record sample records one episode of each group."
+            raise ConfigError("EPISODE", name, "is not among the recorded episodes", remedy)
+        found += episodes
+    return found
+
+
+def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
+    """What replays episodes of a run.
+
+    Args:
+        run: The run.
+        agent: Environment to use in place of the run's own.
+
+    Raises:
+        ConfigError: If the run's settings, environment or tokenizer cannot be used.
+    """
+    from agentrl.rollout.chat import ChatCodec, load_tokenizer
+    from agentrl.rollout.preflight import context_length
+    from agentrl.rollout.records import EngineLimits
+    from agentrl.rollout.replay import Replayer
+    from agentrl.rollout.settings import episode_settings
+
+    config = run.config()
+    spec = _load(run, config, agent)
+    model = _model(run, config)
+    tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
+
+    def make_codec(end_token_ids: Sequence[int]) -> ChatCodec:
+        return ChatCodec(tokenizer, system_prompt=config.data.system_prompt, end_token_ids=end_token_ids)
+
+    limits = EngineLimits(max_model_len=config.engine.max_model_len or context_length(model) or 4096)
+    settings = episode_settings(config, model)
+    return Replayer(spec, settings, make_codec=make_codec, find_task=_task_finder(config, spec), limits=limits)
+
+
+def _load(run: RunDirectory, config: TrainConfig, agent: str) -> AgentSpec:
+    from agentrl.env.load import load_agent
+
+    try:
+        return load_agent(agent or config.run.agent)
+    except EnvLoadError as error:
+        if agent:
+            raise
+        remedy = "Replay from the folder that the run was started in, or name the environment with --agent FILE."
+        raise EnvLoadError("RUN", str(run.path), f"its environment {error.value} cannot be used: {error.problem}", remedy) from error
+
+
+def _model(run: RunDirectory, config: TrainConfig) -> str:
+    """Where the run's tokenizer is: with the model that it began with, else with the one that it saved."""
+    from agentrl.cluster.build import model_path
+
+    path, saved = model_path(config), run.path / "model"
+    local = path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+    return str(saved) if local and not Path(path).expanduser().is_dir() and saved.is_dir() else path
+
+
+def _task_finder(config: TrainConfig, spec: AgentSpec, most: int = 50_000) -> Callable[[str], Task | None]:
+    tasks: dict[str, Task] = {}
+
+    def find(name: str) -> Task | None:
+        from agentrl.cli.tasks import open_tasks
+
+        if not tasks:
+            unshuffled = replace(config, data=replace(config.data, shuffle=False))
+            with suppress(ConfigError):
+                tasks.update({task.id: task for task in open_tasks(unshuffled, spec).first(most)})
+        return tasks.get(name)
+
+    return find
+
+
+async def _replay(replayer: Replayer, episodes: Iterator[Records], jobs: int, screen: Screen) -> tuple[list[Replay], float]:
+    """Replay, showing how far it is; of episodes that are the same only the outcome is kept."""
+    start, outcomes = time.monotonic(), []
+    with screen.console.status("replaying") as status:
+        async for outcome in replayer.replay_all(episodes, jobs=jobs):
+            outcomes.append(outcome)
+            status.update(f"replaying: {len(outcomes)} episodes")
+    return outcomes, time.monotonic() - start
+
+
+def _report_all(screen: Screen, outcomes: Sequence[Replay], seconds: float, show: int) -> None:
+    same, differs, skipped = ([outcome for outcome in outcomes if outcome.verdict == kind] for kind in ("same", "differs", "skipped"))
+    compared = len(same) + len(differs)
+    turns = sum(len(record["turns"]) for outcome in same for record in outcome.records)
+    share = f"{100 * len(same) / compared:.4g}%" if compared else "none"
+    screen.line(
+        (share, "bold green" if not differs else "bold red"),
+        f" of the episodes replay: {len(same)} of {compared}, {turns} turns, in {duration(seconds)}",
+    )
+    for reason, count in Counter(outcome.reason for outcome in same if outcome.reason).most_common():
+        screen.line(f"of these {count} {reason}", indent=2)
+    for reason, count in Counter(outcome.reason for outcome in skipped).most_common():
+        screen.line((f"{count} not compared: {reason}", "yellow"))
+    if not differs:
+        return
+    for reason, count in Counter(outcome.reason for outcome in differs).most_common():
+        screen.line((f"{count} differ: {reason}", "red"))
+    screen.line()
+    screen.table(("episode", "task", "turn#", "differs in", "expected", "got"), [_row(outcome) for outcome in differs[:show]])
+    if len(differs) > show:
+        screen.line(f"and {len(differs) - show} more (--show {len(differs)})")
+    screen.line(f"`agentrl replay RUN {differs[0].episode_id}` shows one in full.")
+
+
+def _row(outcome: Replay) -> tuple[str, ...]:
+    found = outcome.difference
+    if found is None:
+        return (outcome.episode_id, _task_name(outcome), "", "", "", "")
+    what = f"{found.what} ({found.agent})" if found.agent else found.what
+    expected, got = (_short(text, other) for text, other in ((found.expected, found.got), (found.got, found.expected)))
+    return (outcome.episode_id, _task_name(outcome), str(found.turn + 1), what, expected, got)
+
+
+def _short(text: str, other: str, width: int = 40) -> str:
+    """The part of a text from shortly before where it differs from another."""
+    same = next((index for index, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), min(len(text), len(other)))
+    start = max(0, same - 12) if len(text) > width else 0
+    cut = text[start : start + width]
+    return ("..." if start else "") + cut + ("..." if start + width < len(text) else "")
+
+
+def _report_one(screen: Screen, outcome: Replay) -> None:
+    record = outcome.records[0]
+    turns = sum(len(record["turns"]) for record in outcome.records)
+    count = f"{turns} turn{'s' * (turns != 1)}"
+    rewards = ", ".join(f"{record['agent'] or 'reward'} {_number(record['reward'])}" for record in outcome.records)
+    screen.line((f"episode {outcome.episode_id}", "bold"), f"  task {_task_name(outcome)}, {count}, {record['status']}, {rewards}")
+    found = outcome.difference
+    if outcome.verdict == "skipped":
+        screen.line(("not compared", "yellow"), f": {outcome.reason}")
+    elif found is None:
+        note = f", {outcome.reason}" if outcome.reason else ""
+        screen.line(("replays", "green"), f": every observation, every reward, the score and the end are the same{note}")
+    else:
+        who = f", agent {found.agent}" if found.agent else ""
+        screen.line(("differs", "bold red"), f" at turn {found.turn + 1} of {max(turns, found.turn + 1)}{who}: {found.what}")
+        _show_difference(screen, outcome)
+        screen.line(outcome.reason)
+
+
+def _show_difference(screen: Screen, outcome: Replay) -> None:
+    found = outcome.difference
+    if found is None:
+        return
+    if not found.expected_ids and not found.got_ids:
+        screen.line(("expected  ", "red"), found.expected, indent=2)
+        screen.line(("got       ", "green"), found.got, indent=2)
+        return
+    pairs = zip(found.expected_ids, found.got_ids, strict=False)
+    at = next((index for index, (then, now) in enumerate(pairs) if then != now), min(len(found.expected_ids), len(found.got_ids)))
+    then, now = (str(ids[at]) if at < len(ids) else "nothing" for ids in (found.expected_ids, found.got_ids))
+    lengths = f"{len(found.expected_ids)} expected, {len(found.got_ids)} got"
+    screen.line(f"first different token: number {at} of the observation, {then} expected, {now} got ({lengths} in all)", indent=2)
+    if found.expected == found.got:
+        screen.line("the text is the same: the tokenizer or its chat template is not that of the run", indent=2)
+    for line, style in text_difference(found.expected, found.got):
+        screen.line((line, style), indent=2)
+
+
+def _task_name(outcome: Replay) -> str:
+    return str(outcome.records[0].get("task", {}).get("id", "?"))
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"

@@ -1,0 +1,146 @@
+"""A replayed episode beside its records: the first thing, in order of time, that is not the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.core.types import Status, Trajectory, Turn
+from agentrl.rollout.records import recorded_turn
+
+TOLERANCE = 1e-9
+INTERRUPTED = (Status.TIMEOUT, Status.ENGINE_ERROR)
+"""Ends that depend on time and on the engine; they are not waited for again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first thing that was not as recorded.
+
+    Attributes:
+        turn: Turn of the episode in which it showed, from 0: in the observation before it, or in what it earned.
+        what: ``observation``, ``reward``, ``reward part NAME``, ``score``, ``end``, or ``agent``: who acts.
+        expected: As recorded, for people.
+        got: As replayed, for people.
+        agent: Name of the agent, in an episode of several.
+        expected_ids: For an observation, its tokens.
+        got_ids: For an observation, its tokens.
+    """
+
+    turn: int
+    what: str
+    expected: str
+    got: str
+    agent: str = ""
+    expected_ids: tuple[int, ...] = ()
+    got_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    """The turns of all agents in order of time, each with its agent's name, and the one that was not answered."""
+
+    turns: list[tuple[str, Turn]]
+    unanswered: tuple[str, Turn] | None
+    status: Status
+    error: str | None
+
+
+def first_difference(records: Sequence[Mapping[str, Any]], replayed: Sequence[Trajectory], *, penalized: bool = False) -> Difference | None:
+    """Compare an episode with its records.
+
+    Args:
+        records: One per agent.
+        replayed: The same episode, played with the recorded actions; one trajectory per agent.
+        penalized: Whether rewards include penalties for length, which only episodes that ended properly pay.
+
+    Returns:
+        The first difference; `None` if observations, rewards, scores and the end are the same.
+    """
+    then, now = _recorded(records), _replayed(replayed)
+    comparable = not penalized or then.status.trainable == now.status.trainable
+    for number, (old, new) in enumerate(zip(then.turns, now.turns, strict=False)):
+        if (found := _turn(number, old, new, rewards=comparable)) is not None:
+            return found
+    if len(then.turns) == len(now.turns) and then.unanswered and now.unanswered:
+        found = _turn(len(now.turns), then.unanswered, now.unanswered, rewards=False)
+        if found is not None:
+            return found
+    ended_alike = now.status is (Status.ENGINE_ERROR if then.status in INTERRUPTED else then.status)
+    if len(then.turns) != len(now.turns) or not ended_alike:
+        return _end(then, now)
+    return _totals(records, replayed, max(len(then.turns) - 1, 0)) if then.status.trainable else None
+
+
+def _turn(number: int, old: tuple[str, Turn], new: tuple[str, Turn], *, rewards: bool) -> Difference | None:
+    (agent, then), (actor, now) = old, new
+    if agent != actor:
+        return Difference(turn=number, what="agent", expected=agent, got=actor, agent=agent)
+    expected, got = tuple(then.prompt_ids.tolist()), tuple(now.prompt_ids.tolist())
+    if expected != got:
+        texts = {"expected": then.prompt_text, "got": now.prompt_text}
+        return Difference(turn=number, what="observation", agent=agent, **texts, expected_ids=expected, got_ids=got)
+    if rewards and not _close(then.reward, now.reward):
+        return Difference(turn=number, what="reward", expected=_value(then.reward), got=_value(now.reward), agent=agent)
+    return None
+
+
+def _end(then: _Episode, now: _Episode) -> Difference:
+    """The episode ended elsewhere, or otherwise; the turn is the one whose answer decided that."""
+    before, after = len(then.turns), len(now.turns)
+    expected = "it goes on" if before > after or then.status in INTERRUPTED else _ended(then)
+    got = _ended(now)
+    if after > before:
+        got = f"an answer with reward {_value(now.turns[before][1].reward)}"
+    elif after == before and now.status is Status.ENGINE_ERROR:
+        got = "it goes on"
+    failed = after > before or now.unanswered is not None
+    return Difference(turn=max(min(before, after) - (not failed), 0), what="end", expected=expected, got=got)
+
+
+def _ended(episode: _Episode) -> str:
+    first, turns = next(iter((episode.error or "").splitlines()), ""), len(episode.turns)
+    return f"{episode.status} after {turns} turn{'s' * (turns != 1)}" + (f": {first}" if first else "")
+
+
+def _totals(records: Sequence[Mapping[str, Any]], replayed: Sequence[Trajectory], last: int) -> Difference | None:
+    by_agent = {trajectory.agent: trajectory for trajectory in replayed}
+    for record in records:
+        now = by_agent[record["agent"]]
+        pairs = [("score", record["score"], now.score), ("reward", record["reward"], now.reward)]
+        names = dict.fromkeys((*record["reward_parts"], *now.reward_parts))
+        pairs += [(f"reward part {name}", record["reward_parts"].get(name), now.reward_parts.get(name)) for name in names]
+        for what, expected, got in pairs:
+            if not _close(expected, got):
+                return Difference(turn=last, what=what, expected=_value(expected), got=_value(got), agent=now.agent)
+    return None
+
+
+def _recorded(records: Sequence[Mapping[str, Any]]) -> _Episode:
+    turns = [(record["agent"], recorded_turn(turn, index)) for record in records for index, turn in enumerate(record["turns"])]
+    unanswered = [(record["agent"], recorded_turn(record["unanswered"])) for record in records if record.get("unanswered")]
+    first = records[0]
+    return _Episode(_in_order(turns), next(iter(unanswered), None), Status(first["status"]), first["error"])
+
+
+def _replayed(trajectories: Sequence[Trajectory]) -> _Episode:
+    turns = [(trajectory.agent, turn) for trajectory in trajectories for turn in trajectory.turns]
+    unanswered = [(trajectory.agent, trajectory.unanswered) for trajectory in trajectories if trajectory.unanswered is not None]
+    first = trajectories[0]
+    return _Episode(_in_order(turns), next(iter(unanswered), None), first.status, first.error)
+
+
+def _in_order(turns: list[tuple[str, Turn]]) -> list[tuple[str, Turn]]:
+    return sorted(turns, key=lambda pair: pair[1].number)
+
+
+def _close(expected: float | None, got: float | None) -> bool:
+    if expected is None or got is None:
+        return expected is got
+    return math.isclose(expected, got, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def _value(number: float | None) -> str:
+    return "none" if number is None else f"{number:.12g}"

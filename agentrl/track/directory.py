@@ -1,0 +1,113 @@
+"""Reading what a run left in its directory, also when it was killed in the middle of a line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from agentrl.config.load import from_mapping
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ConfigError
+
+Record: TypeAlias = Mapping[str, Any]
+
+CONFIG, METRICS, SUMMARY, TRAJECTORIES = "config.json", "metrics.jsonl", "summary.json", "trajectories.jsonl"
+
+
+class RunDirectory:
+    """A run's directory.
+
+    Args:
+        path: As the user gave it.
+
+    Attributes:
+        unreadable: Lines that were no JSON objects, as "name, line number"; filled in while files are read. A last line
+            that was cut off is not among them.
+
+    Raises:
+        ConfigError: If it is no directory, or holds no run.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self.unreadable: list[str] = []
+        if not self.path.is_dir():
+            problem = "is a file" if self.path.exists() else "there is no such directory"
+            raise ConfigError("RUN", str(path), problem, "Name a run's directory, as printed at its end.")
+        if not any((self.path / name).exists() for name in (CONFIG, METRICS, TRAJECTORIES)):
+            problem = f"holds no run: neither {CONFIG} nor {METRICS} nor {TRAJECTORIES} is there"
+            raise ConfigError("RUN", str(path), problem, "Name a run's directory, as printed at its end.")
+
+    def config(self) -> TrainConfig:
+        """The run's configuration.
+
+        Raises:
+            ConfigError: If it is missing or cannot be used.
+        """
+        data = self._json(CONFIG)
+        if data is None:
+            raise ConfigError("RUN", str(self.path), f"has no readable {CONFIG}", "Copy it from the run, it says what was run.")
+        return from_mapping(data, source=str(self.path / CONFIG))
+
+    def summary(self) -> Record:
+        """What ``summary.json`` says; empty if the run did not get so far."""
+        return self._json(SUMMARY) or {}
+
+    def metrics(self) -> list[Record]:
+        """One row per step; empty without ``metrics.jsonl``."""
+        return list(self._lines(METRICS)) if (self.path / METRICS).is_file() else []
+
+    def records(self, containing: str = "") -> Iterator[Record]:
+        """The recorded trajectories, in the order in which they were written; one line is held at a time.
+
+        Args:
+            containing: Lines without this text are passed over unread.
+
+        Raises:
+            ConfigError: If the run recorded none.
+        """
+        if not (self.path / TRAJECTORIES).is_file():
+            remedy = "Train with --record all to record every episode, or --record sample for one of each group."
+            raise ConfigError("RUN", str(self.path), f"has no {TRAJECTORIES}", remedy)
+        return self._lines(TRAJECTORIES, containing)
+
+    def episodes(self, episode: str = "") -> Iterator[list[Record]]:
+        """The records of one episode after another: one record, or one for each of its agents.
+
+        Args:
+            episode: Only this one: an episode's name, or a group's number for all of its episodes; "": all.
+
+        Raises:
+            ConfigError: If the run recorded none.
+        """
+        group = episode.isdecimal()
+        key = f'"group_id": {episode},' if group else f'"episode_id": "{episode}"' if episode else ""
+        grouped = itertools.groupby(self.records(key), lambda record: record.get("episode_id"))
+        for name, records in grouped:
+            found = list(records)
+            if not episode or (str(found[0].get("group_id")) == episode if group else name == episode):
+                yield found
+
+    def _json(self, name: str) -> Record | None:
+        try:
+            data = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return data if isinstance(data, dict) else None
+
+    def _lines(self, name: str, containing: str = "") -> Iterator[Record]:
+        with (self.path / name).open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                if containing not in line or not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError):
+                    row = None
+                if isinstance(row, dict):
+                    yield row
+                elif line.endswith("\n"):
+                    self.unreadable.append(f"{name}, line {number}")
