@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, RewardError
+from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, RemoteError, RewardError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, ResetState, StepResult, StepState
 from agentrl.env.isolation.limits import ProcessLimits
@@ -279,7 +279,7 @@ def _forget_cancellation() -> None:
 
 
 def _named_error(where: str, error: BaseException) -> EnvError:
-    if isinstance(error, EnvResultError | RewardError):  # they say themselves what happened where
+    if isinstance(error, EnvResultError | RewardError | RemoteError):  # they say themselves what happened where
         return EnvResultError(str(error)) if isinstance(error, EnvResultError) else EnvError(f"{where}: {error}")
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE) and frames.tb_next is not None:

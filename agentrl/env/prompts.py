@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from agentrl.core.errors import DataError
 from agentrl.core.types import Task
+from agentrl.env.adapters.nemo_rows import PARAMS, chat_of
 
 FILE_SUFFIXES = {".jsonl", ".json", ".ndjson", ".parquet"}
 
@@ -108,6 +109,8 @@ def _read(source: str, form: PromptFormat) -> list[Task]:
 
 def _task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -> Task:
     key = form.input_key
+    if key not in row and PARAMS in row:
+        return _nemo_gym_task(row, where, source, form)
     if key not in row:
         close = difflib.get_close_matches(key, list(row), n=1)
         remedy = f"Did you mean --input-key {close[0]}?" if close else f"Its columns are {', '.join(row)}."
@@ -121,6 +124,14 @@ def _task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -
         prompt = form.input_template.format(prompt)
     rest = {name: value for name, value in row.items() if name not in (key, form.label_key)}
     return Task(prompt, row.get(form.label_key), metadata=rest)
+
+
+def _nemo_gym_task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -> Task:
+    """A row in NeMo Gym's form; all of it is the metadata, for the server."""
+    try:
+        return Task(chat_of(row[PARAMS]), row.get(form.label_key), metadata=row)
+    except ValueError as error:
+        raise DataError(form.flag, source, f"{where}: {error}", "Give messages whose content is text.") from error
 
 
 def _files(folder: Path, source: str, form: PromptFormat) -> list[Path]:

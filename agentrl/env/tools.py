@@ -215,7 +215,7 @@ class ToolEnv(AgentInstance):
     def reset(self, state: ResetState) -> ResetResult:
         """Describe the tools in the system message."""
         text = TOOL_PROMPT + "\n".join(map(json.dumps, self._box().schemas())) if self.tool_prompt is None else self.tool_prompt
-        return ResetResult(_with_system(state.task.prompt, text) if text else None)
+        return ResetResult(with_system(state.task.prompt, text) if text else None)
 
     async def step(self, state: StepState) -> StepReturn:
         """Run the calls of this turn, or have the answer judged."""
@@ -290,7 +290,7 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text) - limit} more characters)"
 
 
-def _with_system(prompt: Any, text: str) -> list[Message]:
+def with_system(prompt: Any, text: str) -> list[Message]:
     """Chat messages of a prompt, with `text` at the end of the system message."""
     messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
     if messages[0]["role"] != "system" or not isinstance(messages[0]["content"], str):

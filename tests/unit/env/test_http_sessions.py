@@ -71,10 +71,10 @@ async def test_too_many_cookies() -> None:
 
     async with serve(handler) as server, client_of(server.url) as client:
         session = HttpSession()
+        for _ in range(5):
+            await client.call("POST", "/", {}, session=session)
         with pytest.raises(RemoteError, match="more cookies than are kept"):
-            for _ in range(10):
-                await client.call("POST", "/", {}, session=session)
-        assert len(server.requests) == 6
+            await client.call("POST", "/", {}, session=session)
 
 
 async def cuts(request: Request) -> None:

@@ -1,0 +1,241 @@
+"""Resources servers of NeMo Gym (https://github.com/NVIDIA-NeMo/Gym) as environments: ``--agent nemo-gym:http://HOST:PORT``.
+
+One episode is ``/seed_session``, one POST per tool that the model calls, ``/verify`` and ``/close_session``, all with the
+session cookie that the first one gave.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import anyio
+
+from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, RewardError
+from agentrl.core.types import Message
+from agentrl.env.adapters.nemo_rows import PARAMS, Transcript, tools_of
+from agentrl.env.adapters.specs import split_spec
+from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
+from agentrl.env.http import HttpLimits, HttpSession, JsonClient, Reply, SharedClient
+from agentrl.env.results import number
+from agentrl.env.tool_calls import BadCall, Parsed, ToolCall, parse_tool_calls
+from agentrl.env.tools import TOOL_PROMPT, with_system
+from agentrl.env.wire import check_url, encode_json, excerpt
+
+_log = logging.getLogger(__name__)
+
+TOLD = frozenset({400, 404, 405, 413, 422})
+"""What a tool's route answers to a call that is wrong; the model reads it."""
+RESERVED = frozenset({"seed_session", "verify", "close_session", "aggregate_metrics", "sandbox_access", "mcp"})
+"""Routes of every resources server that are no tools: a model that could call them would set or ask its own reward."""
+MAX_BYTES, MAX_DEPTH, CONNECTIONS = 2**22, 64, 256
+CLOSE_S = 5.0
+MAX_NUMBERS = 64
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class NemoGymEnv(AgentInstance):
+    """One episode on a resources server. Its tasks are rows of NeMo Gym's JSONL, given with ``--prompts``.
+
+    Attributes:
+        url: Address of the server; several with commas between them are used in rotation, an episode staying with one.
+        timeout_s: Deadline of all calls in one `reset` or `step`; keep it below ``--reset-timeout-s`` and
+            ``--step-timeout-s``, so that the error says which server was slow.
+        max_steps: Turns after which the episode is verified as it stands; keep it at or below ``--max-turns``.
+        max_calls: Calls in one turn that are run; the others are refused.
+        max_output_chars: Characters of a tool's answer that the model gets to read.
+        on_tool_failure: What becomes of a tool that breaks (5xx): ``raise`` makes it a failure of the environment,
+            ``tell`` lets the model read it, as NeMo Gym's own agents do.
+    """
+
+    url: ClassVar[str] = ""
+    timeout_s: ClassVar[float] = 55.0
+    max_steps: ClassVar[int] = 8
+    max_calls: ClassVar[int] = 8
+    max_output_chars: ClassVar[int] = 10_000
+    on_tool_failure: ClassVar[Literal["raise", "tell"]] = "raise"
+
+    _shared: ClassVar[SharedClient]
+    _client: JsonClient | None = None
+    _session: HttpSession
+    _identity: Mapping[str, str] = {}
+
+    def __init_subclass__(cls) -> None:
+        limits = HttpLimits(
+            timeout_s=cls.timeout_s, attempt_timeout_s=cls.timeout_s, max_bytes=MAX_BYTES, max_depth=MAX_DEPTH, connections=CONNECTIONS
+        )
+        cls._shared = SharedClient(lambda: JsonClient(cls.url.split(","), limits))
+
+    def parse_calls(self, text: str) -> Sequence[Parsed]:
+        """The calls in a turn, as `agentrl.env.tool_calls.parse_tool_calls` finds them."""
+        return parse_tool_calls(text)
+
+    def describe_tools(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """System text that tells the model of its tools; empty: none."""
+        return TOOL_PROMPT + "\n".join(map(json.dumps, schemas)) if schemas else ""
+
+    async def reset(self, state: ResetState) -> ResetResult:
+        """Begin a session; the model sees the row's input and its tools.
+
+        Raises:
+            ConfigError: If the task is not a row of NeMo Gym's.
+            RemoteError: If the server does not begin a session.
+        """
+        self._row = dict(state.task.metadata)
+        params = self._row.get(PARAMS)
+        if not isinstance(params, Mapping):
+            raise ConfigError("--prompts", state.task.id, f"the row has no {PARAMS}", "Give a JSONL file in NeMo Gym's form.")
+        self._params, self._tools, self._transcript = params, tools_of(params), Transcript()
+        self._name = uuid.uuid4().hex
+        self._client, self._session = self._shared.open(), HttpSession()
+        await self._client.call("POST", "/seed_session", self._row, session=self._session, timeout_s=self.timeout_s)
+        self._identity = _identity(self._session)
+        if not self._identity:
+            raise RemoteError(
+                f"{self.url}/seed_session: set no session cookie, so episodes cannot be told apart; is it a resources server?",
+                infrastructure=False,
+            )
+        text = self.describe_tools(list(self._tools.values()))
+        return ResetResult(with_system(state.task.prompt, text) if text else None)
+
+    async def step(self, state: StepState) -> StepResult:
+        """Run the calls of this turn; a turn without any is the answer, and is verified.
+
+        Raises:
+            RemoteError: If the server fails, or loses the session.
+            RewardError: If it gives no reward that can be used.
+        """
+        try:
+            with anyio.fail_after(self.timeout_s):
+                return await self._step(state)
+        except TimeoutError:
+            raise RemoteError(f"{self.url}: the turn was not done within {self.timeout_s:g} s") from None
+
+    async def close(self) -> None:
+        """End the session, if the server lets it be ended."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        try:
+            if self._identity:
+                session_id = next(filter(None, self._identity.values()), self._name)
+                body = {"resources_session_id": session_id, "episode_id": {"rollout_id": self._name}}
+                await client.call("POST", "/close_session", body, session=self._session, repeat=False, told=TOLD, timeout_s=CLOSE_S)
+        except RemoteError as error:
+            _log.debug("%s", error)
+        finally:
+            await self._shared.close()
+
+    async def _step(self, state: StepState) -> StepResult:
+        cut = state.finish_reason == "length"
+        calls = [] if cut else self.parse_calls(state.action_text)
+        call_ids = iter(self._transcript.add_turn(state.action_text, calls, is_complete=not cut))
+        if not calls:
+            return await self._verify(truncated=cut)
+        results, bad = [], 0
+        for index, call in enumerate(calls):
+            text, good = await self._run(call) if index < self.max_calls else _error(f"only {self.max_calls} calls are run in one turn")
+            bad += not good
+            name = call.name[:80] if isinstance(call, ToolCall) else ""
+            if isinstance(call, ToolCall):
+                self._transcript.add_output(next(call_ids), text)
+            results.append(Message(role="tool", content=text, name=name))
+        counts = {"tool_calls": float(len(calls)), "bad_calls": float(bad)}
+        if state.turn + 1 >= self.max_steps:
+            return await self._verify(truncated=True, info=counts)
+        return StepResult(0.0, results, info=counts)
+
+    async def _run(self, call: Parsed) -> tuple[str, bool]:
+        """What the model reads of a call, and whether the call was right."""
+        if isinstance(call, BadCall):
+            return _error(call.problem)
+        if call.name not in self._tools or call.name in RESERVED or not _NAME.fullmatch(call.name):
+            known = ", ".join(name for name in self._tools if name not in RESERVED)
+            return _error(f"there is no tool {call.name[:80]!r}; there is {known or 'none'}")
+        if not isinstance(call.arguments, Mapping):
+            return _error(f"the arguments of {call.name} are given by name, in an object")
+        try:
+            encode_json(call.arguments)
+        except RemoteError as error:
+            return _error(f"the arguments of {call.name} cannot be sent: {error}")
+        told = TOLD if self.on_tool_failure == "raise" else TOLD | {500}
+        reply = await self._call(f"/{call.name}", dict(call.arguments), told)
+        text = reply.text if len(reply.text) <= self.max_output_chars else f"{reply.text[: self.max_output_chars]}... (cut)"
+        return (text, True) if reply.status not in told else _error(f"{reply.status}: {text}")
+
+    async def _verify(self, *, truncated: bool, info: Mapping[str, float] | None = None) -> StepResult:
+        response = self._transcript.response(self._params, self._name, is_complete=not truncated)
+        reply = await self._call("/verify", {**self._row, "response": response})
+        answer = reply.json()
+        if not isinstance(answer, Mapping):
+            raise RewardError(f"{reply.url}: answered {excerpt(reply.text, 80)!r}, which is no object with a reward")
+        if answer.get("mask_sample") is True:
+            reason = excerpt(f"{answer.get('failure_kind') or ''} {answer.get('failure_reason') or ''}")
+            raise RewardError(f"{reply.url}: the server says that its reward measures nothing (mask_sample): {reason}")
+        parts = answer.get("reward_components") or {}
+        return StepResult(
+            number(answer.get("reward"), reply.url, "reward"),
+            terminated=not truncated,
+            truncated=truncated,
+            reward_parts=parts if isinstance(parts, Mapping) else {},
+            info={**(info or {}), **self._numbers(answer)},
+        )
+
+    async def _call(self, path: str, body: Any, told: frozenset[int] = frozenset()) -> Reply:
+        """A call that is not sent again once the server may have acted on it, and whose answer is of this session."""
+        if self._client is None:
+            raise RuntimeError(f"{type(self).__name__} is used before its reset; call super().reset(state) in yours")
+        reply = await self._client.call("POST", path, body, session=self._session, repeat=False, told=told, timeout_s=self.timeout_s)
+        now = _identity(self._session)
+        if any(now.get(name) != session_id for name, session_id in self._identity.items()):
+            raise RemoteError(f"{reply.url}: answered for another session than /seed_session began, so the episode's state is lost")
+        return reply
+
+    def _numbers(self, answer: Mapping[str, Any]) -> dict[str, float]:
+        """What the server says of the episode in numbers, besides what it was told itself."""
+        new = {key: value for key, value in answer.items() if key not in self._row and key not in ("reward", "mask_sample")}
+        numbers = {key: float(value) for key, value in new.items() if isinstance(value, int | float) and abs(value) < 1e300}
+        return dict(list(numbers.items())[:MAX_NUMBERS])
+
+
+def load_nemo_gym(spec: str) -> type[NemoGymEnv]:
+    """The class for ``nemo-gym:http://HOST:PORT[,...][?option=value&...]``; options are attributes of `NemoGymEnv`.
+
+    Raises:
+        EnvLoadError: If an address or an option cannot be used.
+    """
+    urls, options = split_spec(spec)
+    known = {"timeout_s": float, "max_steps": int, "max_calls": int, "max_output_chars": int, "on_tool_failure": str}
+    for name, value in options.items():
+        if name not in known:
+            raise EnvLoadError("--agent", spec, f"there is no option {name!r}", f"There is {', '.join(known)}.")
+        good = value in ("raise", "tell") if name == "on_tool_failure" else type(value) in (int, known[name]) and value > 0
+        if not good:
+            raise EnvLoadError("--agent", spec, f"{name} = {value!r} is out of range", "See docs/nemo_gym.md.")
+    try:
+        checked = ",".join(check_url(url) for url in urls.split(","))
+    except ConfigError as error:
+        raise EnvLoadError("--agent", error.value, error.problem, "Write nemo-gym:http://HOST:PORT.") from error
+    return type("NemoGym", (NemoGymEnv,), {"url": checked, "__module__": __name__, "__doc__": NemoGymEnv.__doc__, **options})
+
+
+def _identity(session: HttpSession) -> dict[str, str]:
+    """Cookies by name, and the session id that each one holds where it can be read: signed cookies change with every answer."""
+    found = {}
+    for cookie in session.cookies.jar:
+        try:
+            payload = json.loads(base64.b64decode((cookie.value or "").partition(".")[0], validate=True))
+            found[cookie.name] = str(payload["session_id"])
+        except (ValueError, TypeError, KeyError):
+            found[cookie.name] = ""
+    return dict(sorted(found.items()))
+
+
+def _error(problem: str) -> tuple[str, bool]:
+    return f"Error: {problem}", False

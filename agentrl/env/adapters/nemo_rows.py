@@ -1,0 +1,139 @@
+"""Between NeMo Gym's words, which are those of OpenAI's Responses API, and chat messages: rows of data, items, responses."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentrl.core.types import Message
+from agentrl.env.tool_calls import BadCall, Parsed, ToolCall
+
+PARAMS = "responses_create_params"
+"""Key of a row that holds the request the model would get: ``input``, and perhaps ``instructions`` and ``tools``."""
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def chat_of(params: Any) -> list[Message]:
+    """Chat messages of a request.
+
+    Calls in an earlier turn of the assistant are written as models write them here, in tags; reasoning is left out.
+
+    Raises:
+        ValueError: If it holds something that cannot be said in chat messages, or nothing.
+    """
+    if not isinstance(params, Mapping):
+        raise ValueError(f"{PARAMS} is no object")
+    given = params.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
+        raise ValueError(f"{PARAMS}.input is neither text nor a list of items")
+    instructions = params.get("instructions")
+    system = [Message(role="system", content=instructions)] if isinstance(instructions, str) and instructions else []
+    messages = [*system, *(message for item in items for message in _messages(item))]
+    if len(messages) == len(system):
+        raise ValueError(f"{PARAMS}.input holds no message")
+    return messages
+
+
+def tools_of(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The functions of a request by name, in the form that chat templates take; tools of other kinds are left out."""
+    found = {}
+    for tool in params.get("tools") or ():
+        if isinstance(tool, Mapping) and tool.get("type", "function") == "function" and isinstance(tool.get("name"), str):
+            function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key)}
+            found[tool["name"]] = {"type": "function", "function": function}
+    return found
+
+
+class Transcript:
+    """What the model did and what came of it, as the output of one response."""
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+
+    def add_turn(self, text: str, calls: Sequence[Parsed], *, is_complete: bool) -> list[str]:
+        """Add what the model wrote: its reasoning, its words, its calls.
+
+        Returns:
+            An id for each call that is one.
+        """
+        thought, closed, rest = text.rpartition("</think>")
+        if closed:
+            summary = [{"type": "summary_text", "text": thought.replace("<think>", "").strip()}]
+            self.items.append({"id": self._id("rs"), "type": "reasoning", "summary": summary})
+        words = rest if any(isinstance(call, BadCall) for call in calls) else _words(rest, calls)
+        if words.strip() or not calls:
+            content = [{"type": "output_text", "text": words, "annotations": []}]
+            status = "completed" if is_complete else "incomplete"
+            self.items.append({"id": self._id("msg"), "type": "message", "role": "assistant", "status": status, "content": content})
+        return [self._add_call(call) for call in calls if isinstance(call, ToolCall)]
+
+    def add_output(self, call_id: str, text: str) -> None:
+        """Add what came of a call."""
+        self.items.append({"type": "function_call_output", "call_id": call_id, "output": text})
+
+    def response(self, params: Mapping[str, Any], name: str, *, is_complete: bool) -> dict[str, Any]:
+        """The whole as the response to a request.
+
+        Args:
+            params: The request.
+            name: Of the episode.
+            is_complete: Whether the model ended by itself.
+        """
+        return {
+            "id": f"resp_{name}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": params.get("model") or "policy",
+            "status": "completed" if is_complete else "incomplete",
+            "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
+            "output": self.items,
+            "parallel_tool_calls": params.get("parallel_tool_calls", True),
+            "tool_choice": params.get("tool_choice") or "auto",
+            "tools": params.get("tools") or [],
+        }
+
+    def _add_call(self, call: ToolCall) -> str:
+        call_id = self._id("call")
+        arguments = json.dumps(call.arguments if isinstance(call.arguments, Mapping) else list(call.arguments))
+        self.items.append({"type": "function_call", "call_id": call_id, "name": call.name, "arguments": arguments, "status": "completed"})
+        return call_id
+
+    def _id(self, kind: str) -> str:
+        return f"{kind}_{len(self.items)}"
+
+
+def _messages(item: Mapping[str, Any]) -> Iterator[Message]:
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = str(item.get("role"))
+        yield Message(role="system" if role == "developer" else role, content=_text(item.get("content")))
+    elif kind == "function_call":
+        try:
+            call = {"name": item["name"], "arguments": json.loads(item["arguments"])}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{PARAMS}.input holds a function_call that cannot be read: {error}") from error
+        yield Message(role="assistant", content=f"<tool_call>{json.dumps(call)}</tool_call>")
+    elif kind == "function_call_output":
+        yield Message(role="tool", content=_text(item.get("output")))
+    elif kind != "reasoning":
+        raise ValueError(f"{PARAMS}.input holds an item of the type {kind!r}, which has no place in a chat")
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS for part in content):
+        return "".join(str(part.get("text", "")) for part in content)
+    raise ValueError(f"{PARAMS}.input holds content that is not text: {str(content)[:80]!r}")
+
+
+def _words(text: str, calls: Sequence[Parsed]) -> str:
+    """What stands before the calls."""
+    if not calls:
+        return text
+    starts = [text.find(mark) for mark in (["<tool_call>"] if "<tool_call>" in text else ["```", "{", "["]) if mark in text]
+    return text[: min(starts, default=0)].strip()
