@@ -15,6 +15,7 @@ from agentrl.core.errors import (
 from agentrl.core.types import Message, Task
 from agentrl.env import verifiers
 from agentrl.env.adapters.gymnasium import GymEnv
+from agentrl.env.adapters.gymnasium_vector import GymVectorEnv
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, SamplingParams, StepResult, StepState
 from agentrl.env.rewards import combine_rewards, remote_reward
 from agentrl.env.tools import ToolEnv
@@ -32,6 +33,7 @@ __all__ = [
     "EnvResultError",
     "EnvTimeoutError",
     "GymEnv",
+    "GymVectorEnv",
     "LearnerError",
     "Message",
     "ResetResult",

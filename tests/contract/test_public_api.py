@@ -20,6 +20,7 @@ NAMES = [
     "EnvResultError",
     "EnvTimeoutError",
     "GymEnv",
+    "GymVectorEnv",
     "LearnerError",
     "Message",
     "ResetResult",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SEEDS = 2**31  # some environments hand the seed on to generators that take 32 bits
 
 OWN_OPTIONS = ("num_tasks", "max_invalid", "invalid_reward")
+VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "straggler_s")
 
 
 class GymEnv(AgentInstance):
@@ -112,17 +113,22 @@ class GymEnv(AgentInstance):
     def reset(self, state: ResetState) -> ResetResult:
         """Make and seed the environment."""
         self.env = self.make()
-        observation, self.info = self.env.reset(seed=state.seed % SEEDS)
+        return self._begun(self.env.reset(seed=state.seed % SEEDS))
+
+    def _begun(self, result: tuple[Any, Mapping[str, Any]]) -> ResetResult:
+        observation, self.info = result
         return ResetResult("\n".join(filter(None, (self.instructions(), self.format_observation(observation)))))
 
     def step(self, state: StepState) -> StepResult:
         """Act as the model said, or tell it what was wrong with what it said."""
-        try:
-            action = self.parse_action(state.action_text)
-        except ValueError as error:
-            return self._refuse(str(error))
-        self._invalid = 0
-        observation, reward, terminated, truncated, self.info = self._env().step(action)
+        action = self._action(state)
+        if isinstance(action, StepResult):
+            return action
+        return self._stepped(self._env().step(action))
+
+    def _stepped(self, result: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> StepResult:
+        """What the environment said, in words."""
+        observation, reward, terminated, truncated, self.info = result
         self._total += float(reward)
         return StepResult(
             float(reward),
@@ -137,6 +143,15 @@ class GymEnv(AgentInstance):
         """Close the environment."""
         if self.env is not None:
             self.env.close()
+
+    def _action(self, state: StepState) -> Any:
+        """The action, or what is answered to a text that names none."""
+        try:
+            action = self.parse_action(state.action_text)
+        except ValueError as error:
+            return self._refuse(str(error))
+        self._invalid = 0
+        return action
 
     def _refuse(self, problem: str) -> StepResult:
         self._invalid += 1
@@ -167,18 +182,23 @@ def load_gym(spec: str) -> type[GymEnv]:
     """The class for ``gym:ID`` or ``gym:ID?option=value&...``.
 
     Options are keyword arguments of the environment, or attributes of `GymEnv`: ``num_tasks``, ``max_invalid``,
-    ``invalid_reward``. Values are read as Python literals, else as text.
+    ``invalid_reward``; with ``num_envs``, those of `GymVectorEnv`. Values are read as Python literals, else as text.
 
     Raises:
         EnvLoadError: If gymnasium has no such environment, or it does not take such an option.
     """
+    from agentrl.env.adapters.gymnasium_vector import GymVectorEnv
     from agentrl.env.adapters.toy_text import TOY_TEXT
 
     env_id, options = split_spec(spec)
     own: dict[str, Any] = {key: options.pop(key) for key in OWN_OPTIONS if key in options}
     name = re.sub(r"\W", "_", env_id.rpartition("/")[2].rpartition(":")[2].partition("-v")[0])
     base = TOY_TEXT.get(name, GymEnv)
-    cls = type(name or "GymEnv", (base,), {"env_id": env_id, "env_options": options, "__module__": base.__module__, **own})
+    bases: tuple[type[GymEnv], ...] = (base,)
+    if "num_envs" in options:
+        bases = (GymVectorEnv, base) if base is not GymEnv else (GymVectorEnv,)
+        own.update((key, options.pop(key)) for key in VECTOR_OPTIONS if key in options)
+    cls = type(name or "GymEnv", bases, {"env_id": env_id, "env_options": options, "__module__": base.__module__, **own})
     _try(spec, cls, own)
     return cls
 
@@ -186,7 +206,11 @@ def load_gym(spec: str) -> type[GymEnv]:
 def _try(spec: str, cls: type[GymEnv], own: Mapping[str, Any]) -> None:
     """Make one environment, so that a wrong name or option is known before anything heavy is started."""
     for key, value in own.items():
-        if not isinstance(value, int | float) or (key != "invalid_reward" and value < (key == "num_tasks")):
+        least = 1 if key in ("num_tasks", "num_envs") else 0
+        if key == "vectorization_mode":
+            if value not in ("sync", "async"):
+                raise EnvLoadError("--agent", spec, f"{key} = {value!r} is unknown", "Give sync or async.")
+        elif not isinstance(value, int | float) or (key != "invalid_reward" and value < least) or (key == "num_envs" and value % 1):
             raise EnvLoadError("--agent", spec, f"{key} = {value!r} is out of range", "Give a number.")
     try:
         cls().make().close()
