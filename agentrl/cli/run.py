@@ -25,6 +25,7 @@ from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import Checkpoints
 from agentrl.flow.progress import repeated_tasks
 from agentrl.flow.state import Keep
+from agentrl.flow.stop import StopRequest
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.preflight import check_prompts, context_length
 from agentrl.rollout.settings import episode_settings
@@ -34,8 +35,12 @@ PROMPTS_CHECKED = 1000
 """Tasks whose prompts are measured before training begins."""
 
 
-async def train(config: TrainConfig) -> RunResult:
+async def train(config: TrainConfig, stop: StopRequest | None = None) -> RunResult:
     """Train as `config` says; on return everything is saved and nothing is left running.
+
+    Args:
+        config: The resolved configuration.
+        stop: Asks for an early end, from which the run can be resumed.
 
     Raises:
         ConfigError: If the environment, the tasks or the model cannot be used.
@@ -55,8 +60,8 @@ async def train(config: TrainConfig) -> RunResult:
     try:
         (run_dir / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")
         await _start(config, tasks, runtime, tracker)
-        result = await _train(config, tasks, runtime, tracker, begin)
-        status, ledger = "finished", result.counts.metrics()
+        result = await _train(config, tasks, runtime, tracker, begin, stop)
+        status, ledger = "interrupted" if result.stopped else "finished", result.counts.metrics()
         return result
     except asyncio.CancelledError:
         status = "interrupted"
@@ -82,7 +87,9 @@ async def _start(config: TrainConfig, tasks: TaskSource, runtime: Runtime, track
     await runtime.start()
 
 
-async def _train(config: TrainConfig, tasks: TaskSource, runtime: Runtime, tracker: RunTracker, begin: ResumePoint) -> RunResult:
+async def _train(
+    config: TrainConfig, tasks: TaskSource, runtime: Runtime, tracker: RunTracker, begin: ResumePoint, stop: StopRequest | None
+) -> RunResult:
     pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)})
     if begin.learner is not None:
         tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}")
@@ -98,8 +105,9 @@ async def _train(config: TrainConfig, tasks: TaskSource, runtime: Runtime, track
         progress=begin.progress,
         repeat=repeat,
         checkpoints=_checkpoints(config, runtime),
+        stop=stop,
     )
-    if config.track.save_model and config.run.run_dir is not None:
+    if config.track.save_model and config.run.run_dir is not None and not result.stopped:
         tracker.on_stage("saving the model")
         await runtime.learner.save_model(str((config.run.run_dir / "model").absolute()))
     return result
@@ -107,7 +115,7 @@ async def _train(config: TrainConfig, tasks: TaskSource, runtime: Runtime, track
 
 def _checkpoints(config: TrainConfig, runtime: Runtime) -> Checkpoints | None:
     run = config.run
-    if not run.save_every or run.run_dir is None:
+    if run.run_dir is None:
         return None
     return Checkpoints(
         run.run_dir,

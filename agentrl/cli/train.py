@@ -11,6 +11,10 @@ from agentrl.cli.signals import run_until_signal
 from agentrl.config.load import load_config, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.flow.stop import StopRequest
+
+INTERRUPTED = 130
+
 
 
 def main(words: list[str]) -> int:
@@ -29,8 +33,13 @@ def main(words: list[str]) -> int:
         return 0
     from agentrl.cli.run import train
 
-    run_until_signal(train(config))
-    return 0
+    stop = StopRequest()
+    result = run_until_signal(train(config, stop), stop, config.run.stop_timeout_s)
+    if not result.stopped:
+        return 0
+    go_on = f"continue with: agentrl train --resume {config.run.run_dir}" if result.steps else "no step was done, so nothing was saved"
+    sys.stderr.write(f"agentrl: {result.ended}; {go_on}\n")
+    return INTERRUPTED
 
 
 def _run_dir(config: TrainConfig) -> Path:

@@ -31,7 +31,7 @@ class Checkpoints:
     Args:
         run_dir: Directory of the run; every learner rank must see it.
         learner: Writes its own part.
-        every: Steps between two checkpoints; the last step has one in any case.
+        every: Steps between two checkpoints, and then the last step has one in any case; 0: only where a run is stopped early.
         num_steps: Steps of the run.
         keep: Checkpoints to keep; older ones are removed after a newer is complete.
         config: The run's settings as JSON text.
@@ -43,7 +43,7 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Whether there is a checkpoint after `step` steps."""
-        return step % self._every == 0 or step == self._num_steps
+        return self._every > 0 and (step % self._every == 0 or step == self._num_steps)
 
     @asynccontextmanager
     async def saving(self, progress: Progress) -> AsyncIterator[None]:

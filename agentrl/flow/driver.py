@@ -15,8 +15,10 @@ from agentrl.flow.checkpoint import Checkpoints
 from agentrl.flow.ledger import LedgerCounts
 from agentrl.flow.loops import admit, collect, publish, run_attempt, train_steps
 from agentrl.flow.progress import Progress
+from agentrl.flow.safe_point import AfterStep
 from agentrl.flow.settings import FlowSettings
-from agentrl.flow.state import AfterStep, Keep, Observer, RunState
+from agentrl.flow.state import Keep, Observer, RunState
+from agentrl.flow.stop import StopRequest, stop_when_asked
 from agentrl.flow.watch import watch_for_stall
 from agentrl.rollout.pool import RolloutPool
 
@@ -30,12 +32,14 @@ class RunResult:
         seconds: Wall time of the whole run.
         counts: The ledger; nothing is in flight.
         ended: Why it ended, for people, with the size of the last step where that was smaller.
+        stopped: Whether it was asked to end early; groups may then be in flight, to be run again on resumption.
     """
 
     steps: int
     seconds: float
     counts: LedgerCounts
     ended: str
+    stopped: bool = False
 
 
 def keep_all(summary: GroupSummary) -> str | None:
@@ -55,6 +59,7 @@ async def train(
     progress: Progress | None = None,
     repeat: Sequence[tuple[int, Task]] = (),
     checkpoints: Checkpoints | None = None,
+    stop: StopRequest | None = None,
 ) -> RunResult:
     """Train until the steps are done or the tasks run out.
 
@@ -67,10 +72,11 @@ async def train(
         tasks: What to run, in order; one is drawn per admitted group and never more than are needed.
         observer: Sees groups and steps as they end.
         keep: Dynamic filter.
-        after_step: Called in order after each step while the learner is idle; its weights may still be on their way to the workers.
+        after_step: Called in order after each step, while the learner waits; see `SafePoint`.
         progress: Where an earlier part of the run ended; `tasks` go on from there.
         repeat: The groups that were open then, with their tasks.
         checkpoints: Where to save.
+        stop: Asks for an early end, which is saved; see `agentrl.flow.stop`.
 
     Returns:
         How the run ended, earlier parts included.
@@ -97,7 +103,7 @@ async def train(
     )
     failure: BaseException | None = None
     try:
-        await _run_loops(run)
+        await _run_loops(run, stop or StopRequest())
     except BaseExceptionGroup as group:
         failure = first_cause(group)
     finally:
@@ -122,7 +128,7 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
 
 
-async def _run_loops(run: RunState) -> None:
+async def _run_loops(run: RunState, stop: StopRequest) -> None:
     if run.live_version:
         run.observer.on_stage(f"publishing version {run.live_version}")
         await run.pool.publish(await run.learner.export_weights(run.live_version))
@@ -130,6 +136,7 @@ async def _run_loops(run: RunState) -> None:
     run.observer.on_stage("first groups")
     async with anyio.create_task_group() as watch:
         watch.start_soon(watch_for_stall, run.board, run.settings.stall_timeout_s, run.describe, run.clock, name="watchdog")
+        watch.start_soon(stop_when_asked, run, stop, name="stop")
         async with anyio.create_task_group() as loops:
 
             def spawn(ticket: Ticket) -> None:
@@ -144,11 +151,14 @@ async def _run_loops(run: RunState) -> None:
 
 def _result(run: RunState) -> RunResult:
     counts = run.ledger.check()
+    seconds = run.clock() - run.meter.start_s
+    if run.stopped:
+        ended = f"stopped after {run.live_version} of {run.settings.num_steps} steps"
+        return RunResult(steps=run.live_version, seconds=seconds, counts=counts, ended=ended, stopped=True)
     if counts.in_flight or run.slots.in_use:
         raise LedgerError(f"the run is over with {counts.in_flight} groups in flight and {run.slots.in_use} slots in use")
     if not run.live_version:
         raise _nothing_trained(run, counts)
-    seconds = run.clock() - run.meter.start_s
     return RunResult(steps=run.live_version, seconds=seconds, counts=counts, ended=_ended(run))
 
 

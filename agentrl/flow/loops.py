@@ -57,7 +57,7 @@ async def run_attempt(run: RunState, ticket: Ticket) -> None:
     group is not needed; then nothing is handed on.
     """
     group_id = ticket.group_id
-    if not run.queue.waits_for(group_id):
+    if run.stopped or not run.queue.waits_for(group_id):
         return
     run.running[group_id] = run.clock()
     with anyio.CancelScope() as run.scopes[group_id]:
@@ -123,7 +123,8 @@ async def train_steps(run: RunState) -> None:
 
     Consumes the oldest groups of the queue; spare ones are dropped. Produces new weights for `publish`. Waits for the oldest groups
     to be accepted, and before each export for the previous publication to be live, so that at most one exported version is under way.
-    Unblocked by `collect` and `publish`. When tasks run out, the whole groups that are left make a last, smaller step.
+    Unblocked by `collect` and `publish`. When tasks run out, the whole groups that are left make a last, smaller step. When the run
+    is stopped early, the step under way is the last one, and a checkpoint is written.
     """
     size, ended_s = run.settings.groups_per_step, run.clock()
     for step in range(run.first_step, run.settings.num_steps):
@@ -132,10 +133,13 @@ async def train_steps(run: RunState) -> None:
         if not taken.groups:
             break
         _give_up(run, taken.spare)
-        ended_s, progress = await _train_one(run, step, taken, ended_s)
+        ended_s, run.latest = await _train_one(run, step, taken, ended_s)
         await _after_step(run, step + 1)
-        await _checkpoint(run, progress)
+        await _checkpoint(run)
+    run.training_over = True
+    await _checkpoint(run)
     run.board.waiting("train", "nothing: the last step is done")
+    run.slots.close()
     run.finished_in.close()
     run.trained_in.close()
 
@@ -181,28 +185,36 @@ async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) 
     return trained_s, progress
 
 
-async def _checkpoint(run: RunState, progress: Progress) -> None:
+async def _checkpoint(run: RunState) -> None:
     """Save, while generation goes on; complete only when the step's metrics are written, so that none is missing after a crash."""
-    if run.checkpoints is None or not run.checkpoints.due(progress.step):
+    step = run.latest.step
+    if run.checkpoints is None or step == run.saved_step or not (run.stopped or run.checkpoints.due(step)):
         return
-    run.board.waiting("train", f"the checkpoint of step {progress.step}")
-    async with run.checkpoints.saving(progress):
-        await run.until_reported(progress.step)
+    run.board.waiting("train", f"the checkpoint of step {step}")
+    async with run.checkpoints.saving(run.latest):
+        await run.reported.until(step)
+    run.saved_step = step
     run.board.progress()
 
 
-async def _after_step(run: RunState, steps_done: int) -> None:
-    for hook in run.after_step:
-        run.board.waiting("train", f"{getattr(hook, '__qualname__', repr(hook))} after step {steps_done}")
-        await hook(steps_done)
-        run.board.progress()
+async def _after_step(run: RunState, step: int) -> None:
+    """Run the hooks; the step's metrics wait for what they say, and nothing of it if the run is stopped meanwhile."""
+    if not run.stopped:
+        with anyio.CancelScope() as run.hooks:
+            for hook in run.after_step:
+                run.board.waiting("train", f"{getattr(hook, '__qualname__', type(hook).__name__)} after step {step}")
+                run.notes.setdefault(step, {}).update(await hook(run.safe_point(step)) or {})
+                run.board.progress()
+        run.hooks = None
+    run.hooked.advance(step)
 
 
 async def publish(run: RunState) -> None:
     """Make each step's weights live and end the step.
 
     Consumes trained steps, in order, none skipped. Produces live weights, free slots and the step's metrics. Waits for a trained
-    step, then for every worker to confirm its version. Unblocked by `train` and the workers; ended by `train`, which closes the stream.
+    step, for every worker to confirm its version, then for the hooks after the step. Unblocked by `train` and the workers; ended by
+    `train`, which closes the stream.
     """
     run.board.waiting("publish", "a trained step")
     async for trained in run.trained:
@@ -212,7 +224,7 @@ async def publish(run: RunState) -> None:
         starts_s = run.clock()
         await run.pool.publish(trained.update)
         publish_s = run.clock() - starts_s
-        run.live_version = trained.version
+        run.live.advance(trained.version)
         run.publisher_idle.release()
         for group in trained.groups:
             run.slots.release(group.ticket.group_id, Release.TRAINED)
@@ -221,9 +233,10 @@ async def publish(run: RunState) -> None:
         run.board.waiting("publish", "the engines' counters")
         stats = await run.pool.stats()
         counts = run.ledger.check()
-        run.observer.on_step(run.meter.step(trained, publish_s=publish_s, stats=stats, counts=counts, running=len(run.running)))
-        run.reported = trained.version
-        run.reported_more.set()
-        run.reported_more = anyio.Event()
+        metrics = run.meter.step(trained, publish_s=publish_s, stats=stats, counts=counts, running=len(run.running))
+        run.board.waiting("publish", f"the hooks after step {trained.version}")
+        await run.hooked.until(trained.version)
+        run.observer.on_step({**metrics, **run.notes.pop(trained.version, {})})
+        run.reported.advance(trained.version)
         run.board.progress()
         run.board.waiting("publish", "a trained step")

@@ -67,7 +67,7 @@ class GroupQueue:
         self._accepted = 0  # in the window
         self._accepted_behind = 0
         self._last_id = -1
-        self._closed = False
+        self._closed = self._stopped = False
         self._changed: anyio.Event | None = None
 
     @property
@@ -120,6 +120,11 @@ class GroupQueue:
         self._closed = True
         self._wake()
 
+    def stop(self) -> None:
+        """Let nothing be taken any more; what is in the line stays there."""
+        self._stopped = True
+        self._wake()
+
     async def take(self, step: int) -> Taken:
         """Wait until enough of the oldest groups are accepted, and remove all of these from the line.
 
@@ -127,14 +132,16 @@ class GroupQueue:
             step: The step that takes them, from 0, which is also the version of the weights they will train.
 
         Returns:
-            `count` groups. Fewer, perhaps none, only when the queue is closed and nothing is left behind them.
+            `count` groups. Fewer, perhaps none, only when the queue is closed and nothing is left behind them; none after `stop`.
 
         Raises:
             StalenessError: If one of them is older than the bound, or newer than the weights it would train.
         """
-        while not self._complete():
+        while not (self._stopped or self._complete()):
             self._changed = anyio.Event()
             await self._changed.wait()
+        if self._stopped:
+            return Taken([], [])
         accepted = [group for group in self._window.values() if group is not None]
         first = {group.ticket.group_id for group in sorted(accepted, key=lambda group: group.accepted_s)[: self.count]}
         taken = Taken([group for group in accepted if group.ticket.group_id in first], [i for i in self._window if i not in first])

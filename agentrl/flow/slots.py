@@ -44,6 +44,7 @@ class Slots:
         self.capacity, self.total = capacity, total
         self._held: set[int] = set()
         self._done = 0
+        self._closed = False
         self._changed: anyio.Event | None = None
 
     @property
@@ -55,15 +56,15 @@ class Slots:
         """Wait for a slot and take it for `group_id`.
 
         Returns:
-            False, without a slot, once every group that the run needs is done.
+            False, without a slot, once every group that the run needs is done, or after `close`.
 
         Raises:
             LedgerError: If the group already holds a slot.
         """
         if group_id in self._held:
             raise LedgerError(f"group {group_id} asks for a second slot")
-        while not self._available():
-            if self._done >= self.total:
+        while self._closed or not self._available():
+            if self._closed or self._done >= self.total:
                 return False
             self._changed = anyio.Event()
             await self._changed.wait()
@@ -81,6 +82,14 @@ class Slots:
         self._held.remove(group_id)
         if reason in (Release.TRAINED, Release.SPARE):
             self._done += 1
+        self._wake()
+
+    def close(self) -> None:
+        """Hand out no slot any more; those held are given back as before."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
         if self._changed is not None:
             self._changed.set()
             self._changed = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -17,6 +17,7 @@ from agentrl.flow.ledger import Ledger
 from agentrl.flow.metrics import Meter, Trained
 from agentrl.flow.progress import Admissions, Progress
 from agentrl.flow.queue import GroupQueue
+from agentrl.flow.safe_point import AfterStep, Reached, SafePoint
 from agentrl.flow.settings import FlowSettings
 from agentrl.flow.slots import Slots
 from agentrl.flow.watch import WaitBoard
@@ -24,9 +25,6 @@ from agentrl.rollout.pool import RolloutPool
 
 Keep: TypeAlias = Callable[[GroupSummary], str | None]
 """Dynamic filter: the reason for which a group is rejected, or `None` to keep it."""
-
-AfterStep: TypeAlias = Callable[[int], Awaitable[None]]
-"""Called with the number of steps done while the learner is idle."""
 
 
 class Observer(Protocol):
@@ -81,20 +79,37 @@ class RunState:
         self.board = WaitBoard(clock)
         self.meter = Meter(clock)
         self.meter.start_s -= progress.elapsed_s
-        self.live_version = progress.step  # publish
+        self.live = Reached(progress.step)  # version of every worker's weights; publish
         self.last_step_groups = settings.groups_per_step if progress.step else 0  # train
-        self.reported = progress.step  # steps whose metrics the observer has; publish
-        self.reported_more = anyio.Event()  # set, and replaced, whenever it grows
+        self.hooked = Reached(progress.step)  # steps whose hooks are done; train
+        self.notes: dict[int, dict[str, float]] = {}  # step -> what its hooks have to say, until publish takes it; train
+        self.reported = Reached(progress.step)  # steps whose metrics the observer has; publish
         self.running: dict[int, float] = {}  # group id -> start of its attempt; admit, collect
         self.scopes: dict[int, anyio.CancelScope] = {}  # group id -> its attempt; cancelled by train
         self.finished_in, self.finished = anyio.create_memory_object_stream[Finished](math.inf)
         self.trained_in, self.trained = anyio.create_memory_object_stream[Trained](1)
+        self.latest = progress  # where the run stood after the last step, which may not be saved yet; train
+        self.saved_step = progress.step  # train
+        self.stopped = self.training_over = False
+        self.hooks: anyio.CancelScope | None = None  # the hooks after a step while they run; train
         self.publisher_idle = anyio.Semaphore(1)  # train takes it before an export, publish gives it back when live
 
     def close(self) -> None:
         """Close the streams between the loops; safe to call twice."""
         for stream in (self.finished_in, self.finished, self.trained_in, self.trained):
             stream.close()
+
+    def stop(self) -> None:
+        """End early: no group is run or taken any more, and those under way are given up, to be run again on resumption.
+
+        Groups are still admitted until `train` ends, so that the accounts of the last step are those of a run that goes on.
+        """
+        if self.training_over:
+            return
+        self.stopped = True
+        self.queue.stop()
+        for scope in [*self.scopes.values(), *([self.hooks] if self.hooks else [])]:
+            scope.cancel()
 
     def progress(self, step: int) -> Progress:
         """Where the run stands after `step` steps, of which the last has just been trained."""
@@ -108,10 +123,14 @@ class RunState:
             elapsed_s=self.clock() - self.meter.start_s,
         )
 
-    async def until_reported(self, step: int) -> None:
-        """Wait until the weights of `step` are live and its metrics handed on."""
-        while self.reported < step:
-            await self.reported_more.wait()
+    @property
+    def live_version(self) -> int:
+        """Version of every worker's weights."""
+        return self.live.value
+
+    def safe_point(self, step: int) -> SafePoint:
+        """What hooks are given after `step` steps."""
+        return SafePoint(step, lambda: self.live.until(step), self.board.progress)
 
     def describe(self) -> str:
         """Where every group is, for a diagnosis."""

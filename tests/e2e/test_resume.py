@@ -57,6 +57,29 @@ def test_one_kill_changes_nothing(tmp_path: Path) -> None:
     same_after_kills(tmp_path, 1, 8)
 
 
+def test_a_signal_saves_and_changes_nothing(tmp_path: Path) -> None:
+    arguments = ("--runtime", "local", "--num-steps", "6", *SMALL)
+    once = succeeded(train(tmp_path / "once", *arguments))
+    process = start("train", "--run-dir", str(tmp_path / "stopped"), "--agent", str(ENVS / "arithmetic.py"), *arguments)
+    metrics, deadline = tmp_path / "stopped" / "metrics.jsonl", time.monotonic() + 100
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert f"continue with: agentrl train --resume {tmp_path / 'stopped'}" in output
+    assert time.monotonic() - begin < 30
+    done = len(metrics.read_text().splitlines())
+    assert 1 <= done < 6
+    assert [path.name for path in (tmp_path / "stopped" / "checkpoints").iterdir()] == [f"step-{done:08d}"]
+    resumed = start("train", "--resume", str(tmp_path / "stopped"))
+    output, _ = resumed.communicate(timeout=200)
+    again = Run(resumed.returncode, output, tmp_path / "stopped")
+    assert weights(succeeded(again)) == weights(once)
+    assert untimed(again) == untimed(once)
+
+
 @pytest.mark.faults
 def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     same_after_kills(tmp_path, 10, 30)

@@ -1,8 +1,10 @@
-"""Killed at any time and continued from the last checkpoint, again and again: every task once, none skipped."""
+"""Killed or stopped at any time and continued from the last checkpoint, again and again: every task once, none skipped."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,6 +17,7 @@ from agentrl.core.types import Task, Ticket
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, train
 from agentrl.flow.progress import Progress, repeated_tasks
+from agentrl.flow.stop import StopRequest
 from agentrl.rollout.pool import RolloutPool
 from tests.property.test_flow_staleness import Script, flow_of, scripts
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, run_virtual
@@ -49,35 +52,42 @@ class Killed(Exception):
     pass
 
 
-def run_with_kills(
-    script: Script, staleness: int, size: int, num_steps: int, kills: list[float], every: int
+def run_in_parts(
+    script: Script, staleness: int, size: int, num_steps: int, ends: list[tuple[float, bool]], every: int
 ) -> tuple[RunResult, ScriptedLearner, dict[int, Ticket], Recorder]:
     learner, observer, seen = ScriptedLearner(train_s=script.train_s), Recorder(), dict[int, Ticket]()
     disk = Disk(every, 0.2, observer)
 
-    async def part(limit_s: float) -> RunResult:
+    async def part(limit_s: float, killed: bool) -> RunResult:
         worker = ScriptedWorker(duration=script.duration, outcome=script.outcome, load_s=0.3)
         tasks = TaskSource(lambda: [Task(str(i)) for i in range(NUM_TASKS)], origin="test", seed=script.seed)
         progress = disk.progress
         del learner.steps[progress.step :], observer.steps[progress.step :]
         repeat = repeated_tasks(tasks, progress)
-        with anyio.move_on_after(limit_s):
+        stop = StopRequest()
+        if not killed:
+            asyncio.get_running_loop().call_later(limit_s, stop.ask)
+        with anyio.move_on_after(limit_s if killed else math.inf):
             result = await train(
                 settings=flow_of(staleness, size, num_steps), pool=RolloutPool({"engine-0": worker}), learner=learner, tasks=tasks,
-                observer=observer, keep=script.keep, progress=progress, repeat=repeat, checkpoints=disk,  # type: ignore[arg-type]
+                observer=observer, keep=script.keep, progress=progress, repeat=repeat, checkpoints=disk, stop=stop,  # type: ignore[arg-type]
             )  # fmt: skip
+            if result.stopped:
+                assert disk.progress.step == result.steps == len(learner.steps) == len(observer.steps)
+                assert not worker.live
             seen.update({ticket.group_id: ticket for ticket in worker.seen})
             return result
         seen.update({ticket.group_id: ticket for ticket in worker.seen})
         raise Killed
 
-    for limit_s in kills:
+    for limit_s, killed in ends:
         try:
-            result = run_virtual(lambda limit_s=limit_s: part(limit_s))
+            result = run_virtual(lambda limit_s=limit_s, killed=killed: part(limit_s, killed))
         except Killed:
             continue
-        return result, learner, seen, observer
-    return run_virtual(lambda: part(float("inf"))), learner, seen, observer
+        if not result.stopped:
+            return result, learner, seen, observer
+    return run_virtual(lambda: part(math.inf, True)), learner, seen, observer
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
@@ -85,14 +95,14 @@ def run_with_kills(
     script=scripts,
     size=st.integers(1, 4),
     num_steps=st.integers(1, 8),
-    kills=st.lists(st.floats(0.1, 40.0), min_size=1, max_size=10),
+    ends=st.lists(st.tuples(st.floats(0.1, 40.0), st.booleans()), min_size=1, max_size=10),
     every=st.integers(1, 3),
 )
 @settings(max_examples=100, deadline=None)
 def test_every_task_is_trained_filtered_or_dropped_exactly_once(
-    staleness: int, script: Script, size: int, num_steps: int, kills: list[float], every: int
+    staleness: int, script: Script, size: int, num_steps: int, ends: list[tuple[float, bool]], every: int
 ) -> None:
-    result, learner, seen, observer = run_with_kills(script, staleness, size, num_steps, kills, every)
+    result, learner, seen, observer = run_in_parts(script, staleness, size, num_steps, ends, every)
     counts = result.counts
     fates = [script.fate(group_id) for group_id in range(counts.submitted)]
     assert learner.trained_ids == [group_id for group_id, fate in enumerate(fates) if fate == "trained"]
@@ -106,7 +116,7 @@ def test_every_task_is_trained_filtered_or_dropped_exactly_once(
     assert [row["step"] for row in observer.steps] == list(range(1, num_steps + 1))
     assert max(row["staleness/max"] for row in observer.steps) <= staleness
     if staleness == 0:
-        uninterrupted = run_with_kills(script, 0, size, num_steps, [], every)
+        uninterrupted = run_in_parts(script, 0, size, num_steps, [], every)
         names = [name for name in observer.steps[0] if name.startswith(("ledger", "failures", "reward", "group/pass_rate"))]
         for mine, other in zip(observer.steps, uninterrupted[3].steps, strict=True):
             assert [mine.get(name) for name in names] == [other.get(name) for name in names]
