@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import anyio
+
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import recover_directory, replace_directory, temporary_directory
 from agentrl.core.protocols import Learner
@@ -77,12 +79,13 @@ class BestModel:
         best = Best(step=step, metric=self._metric, value=value)
         temporary = await asyncio.to_thread(temporary_directory, self._target)
         average = temporary.with_name(f"{temporary.name}-ema")
-        try:
-            await self._learner.save_model(str(temporary))
-            await asyncio.to_thread(self._replace, temporary, average, best)
-        finally:
-            for left in (temporary, average):
-                shutil.rmtree(left, ignore_errors=True)
+        with anyio.CancelScope(shield=True):  # the learner would go on writing
+            try:
+                await self._learner.save_model(str(temporary))
+                await asyncio.to_thread(self._replace, temporary, average, best)
+            finally:
+                for left in (temporary, average):
+                    shutil.rmtree(left, ignore_errors=True)
         self.best = best
         return True
 

@@ -14,7 +14,8 @@ from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
 from agentrl.core.types import GroupSummary, MemberSummary, Status, Task, Ticket
 from agentrl.flow import FlowSettings, RunResult, train
 from agentrl.flow.driver import keep_all
-from agentrl.flow.state import AfterStep, Keep
+from agentrl.flow.safe_point import AfterStep
+from agentrl.flow.state import Keep
 from agentrl.rollout.pool import RolloutPool
 
 T = TypeVar("T")
@@ -41,6 +42,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jump.now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        """Here and now: a thread would take time that the clock does not know of."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 def run_virtual(main: Callable[[], Awaitable[T]]) -> T:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import anyio
 import pytest
 
 from agentrl.core.errors import NothingToTrainError, TooManyFailuresError
 from agentrl.core.types import MemberSummary, Status, Task, Ticket
 from agentrl.flow import FlowSettings
+from agentrl.flow.safe_point import SafePoint
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, member
 
 
@@ -149,15 +151,35 @@ def test_hooks_run_in_order_while_the_learner_is_idle() -> None:
     calls: list[tuple[str, int, int]] = []
     scene = Scene(sizes(staleness=1))
 
-    async def save(step: int) -> None:
-        calls.append(("save", step, len(scene.learner.steps)))
+    async def save(point: SafePoint) -> None:
+        calls.append(("save", point.step, len(scene.learner.steps)))
 
-    async def look(step: int) -> None:
-        calls.append(("look", step, len(scene.learner.steps)))
+    async def look(point: SafePoint) -> None:
+        calls.append(("look", point.step, len(scene.learner.steps)))
 
     scene.after_step = [save, look]
     scene.run()
     assert calls == [(name, step, step) for step in range(1, 5) for name in ("save", "look")]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_what_a_hook_says_is_in_the_metrics_of_its_step_and_its_weights_stay_live(staleness: int) -> None:
+    worker = ScriptedWorker(load_s=0.7)
+    scene = Scene(sizes(staleness=staleness), workers=[worker])
+
+    async def look(point: SafePoint) -> dict[str, float]:
+        await point.until_live()
+        before = worker.version
+        await anyio.sleep(20.0)
+        return {"seen/before": before, "seen/after": worker.version}
+
+    async def mute(point: SafePoint) -> None:
+        return None
+
+    scene.after_step = [look, mute]
+    scene.run()
+    assert [(row["step"], row["seen/before"], row["seen/after"]) for row in scene.observer.steps] == [(i, i, i) for i in range(1, 5)]
+    assert all(row["staleness/max"] <= staleness for row in scene.observer.steps)
 
 
 def test_step_metrics() -> None:
