@@ -1,0 +1,80 @@
+"""Episodes on NeMo Gym's own counter server. The package asks for Python >= 3.13.14, so that it runs in a Python of its own.
+
+NEMO_GYM_PYTHON=/path/to/python pytest -m slow tests/e2e/test_nemo_gym_package.py
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.core.types import Task
+from agentrl.env.adapters.nemo_gym import load_nemo_gym
+from agentrl.env.prompts import PromptFormat, read_prompts
+from tests import env_servers
+from tests.unit.env.adapters.remote import call, outcome, play, said
+
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
+
+DATA = "import resources_servers.example_session_state_mgmt as m; print(list(m.__path__)[0])"
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    name = os.environ.get("NEMO_GYM_PYTHON", sys.executable)
+    found = subprocess.run(
+        [name, "-c", "import nemo_gym, sys; print(sys.version)"], capture_output=True, text=True, timeout=120, check=False
+    )
+    if found.returncode:
+        pytest.skip(f"{name} has no nemo-gym, which asks for Python >= 3.13.14; name another in NEMO_GYM_PYTHON")
+    return name
+
+
+@pytest.fixture(scope="module")
+def url(python: str) -> Iterator[str]:
+    with env_servers.running(python, "-m", "tests.env_servers.nemo_counter") as server:
+        yield f"http://127.0.0.1:{server.port}"
+
+
+@pytest.fixture(scope="module")
+def tasks(python: str) -> list[Task]:
+    """The rows that the package brings."""
+    folder = subprocess.run([python, "-c", DATA], capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    return read_prompts([str(Path(folder) / "data/example.jsonl")], PromptFormat())[0].tasks
+
+
+def counting(task: Task, offset: int) -> Any:
+    """Adds what the server expects, in two calls, plus `offset`; answers with what the counter says."""
+    difference = task.metadata["expected_count"] - task.metadata["initial_count"]
+
+    def write(turn: int, text: str) -> str:
+        counts = (1, difference - 1 + offset)
+        return call("increment_counter", count=counts[turn]) if turn < 2 else call("get_counter_value") if turn == 2 else "Done."
+
+    return write
+
+
+async def test_the_counter_server(url: str, tasks: list[Task]) -> None:
+    cls = load_nemo_gym(f"nemo-gym:{url}")
+    played = [play(cls, task, counting(task, number % 2), number) for number, task in enumerate(tasks * 8)]
+    for number, (task, trajectory) in enumerate(zip(tasks * 8, await asyncio.gather(*played), strict=True)):
+        expected = task.metadata["expected_count"] + number % 2
+        assert outcome(trajectory) == ("finished", float(number % 2 == 0))
+        assert json.dumps({"count": expected}, separators=(",", ":")) in said(trajectory)
+
+
+async def test_wrong_calls(url: str, tasks: list[Task]) -> None:
+    write = counting(tasks[0], 0)
+    wrong = (call("increment_counter", count="x"), call("increment_counter"), call("close_session"))
+    trajectory = await play(
+        load_nemo_gym(f"nemo-gym:{url}"), tasks[0], lambda turn, text: wrong[turn] if turn < 3 else write(turn - 3, text)
+    )
+    assert outcome(trajectory) == ("finished", 1.0)
+    assert said(trajectory).count("Error: 422: ") == 2
+    assert "there is no tool 'close_session'" in said(trajectory)
