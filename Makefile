@@ -5,6 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
+PYCOSAT := pycosat==0.6.6
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check
 
@@ -77,5 +78,7 @@ $(STAMP): requirements/cpu.txt requirements/dev.txt pyproject.toml
 	  || $(PIP_INSTALL) --no-deps --index-url "$(TORCH_CPU_INDEX)" "$(TORCH)+cpu"
 	@echo "  everything else, pinned"
 	@$(PIP_INSTALL) --no-deps -r requirements/cpu.txt -r requirements/dev.txt
+	@$(PIP_INSTALL) --no-deps "$(PYCOSAT)" >/dev/null 2>&1 \
+	  || echo "  $(PYCOSAT) needs a C compiler: reasoning-gym and gem will not import, and their tests are skipped"
 	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@

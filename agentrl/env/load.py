@@ -20,17 +20,26 @@ from typing import Any
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.env import openrlhf
+from agentrl.env.adapters.gem import load_gem
 from agentrl.env.adapters.gymnasium import load_gym
+from agentrl.env.adapters.reasoning_gym import load_reasoning_gym
+from agentrl.env.adapters.textarena import load_textarena
 from agentrl.env.agent import AgentClass, AgentInstance
 from agentrl.env.rewards import is_reward, load_reward_servers, reward_environment
 from agentrl.env.roster import check_roster
 
 FLAG = "--agent"
-FORMS = "Give file.py, file.py:Name, package.module:Name or gym:ID."
+FORMS = "Give file.py, file.py:Name, package.module:Name or SUITE:ID with gym, reasoning-gym, textarena or gem."
 REWARDS = ("reward_func", "reward")
 """Names that a file gives to its reward, if it has no environment."""
 
-SCHEMES: dict[str, Callable[[str], AgentClass]] = {"gym": load_gym, "reward": load_reward_servers}
+SCHEMES: dict[str, Callable[[str], AgentClass]] = {
+    "gym": load_gym,
+    "reward": load_reward_servers,
+    "reasoning-gym": load_reasoning_gym,
+    "textarena": load_textarena,
+    "gem": load_gem,
+}
 """Loaders of specifications that begin with a scheme and a colon; each is given the whole specification."""
 
 

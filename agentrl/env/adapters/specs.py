@@ -66,8 +66,16 @@ def check_known(spec: str, suite: str, name: str, known: Collection[str]) -> Non
 
 def refused(spec: str, what: str, error: BaseException, remedy: str) -> EnvLoadError:
     """The error for a specification that a suite raised an exception for."""
-    text = " ".join(re.sub(r"[*]{3,}", "", str(error)).split())
+    words = re.search(r"nltk\.download\('(\w+)'\)", str(error)) if isinstance(error, LookupError) else None
+    if words is not None:
+        return EnvLoadError(FLAG, spec, f"needs the word list {words[1]!r}", f"Download it: python -m nltk.downloader {words[1]}")
+    text = " ".join(str(error).split())
     return EnvLoadError(FLAG, spec, f"{what} raised {type(error).__name__}: {text[:MAX_PROBLEM]}", remedy)
+
+
+def class_name(name: str, default: str) -> str:
+    """An identifier made of a name."""
+    return re.sub(r"\W", "_", name) or default
 
 
 def _similar(name: str, known: Collection[str]) -> str:

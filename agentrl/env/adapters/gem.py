@@ -1,0 +1,102 @@
+"""Environments of gem as an agent's environment; see https://github.com/axon-rl/gem.
+
+``--agent gem:game:GuessTheNumber-v0-easy`` needs no file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from agentrl.core.types import Task
+from agentrl.env.adapters.random_state import SEEDS, EpisodeRandom
+from agentrl.env.adapters.specs import check_known, class_name, import_suite, refused, split_spec, take_count
+from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
+
+EXTRA = "gem"
+
+
+class GemEnv(AgentInstance):
+    """One episode of a gem environment: its observations, rewards, ``terminated`` and ``truncated`` as they are.
+
+    Each observation is sent as one message, followed by the suffix that gem gives with it. gem's own wrappers, which
+    repeat the history in every observation, are not used: the model's context holds the history already.
+
+    Attributes:
+        env_id: Name that `gem.make` knows.
+        env_options: Its keyword arguments.
+        num_tasks: Number of tasks, with the seeds 0, 1, ...; `None`: no end of them, with seeds derived from the run's.
+    """
+
+    env_id: ClassVar[str] = ""
+    env_options: ClassVar[Mapping[str, Any]] = {}
+    num_tasks: ClassVar[int | None] = None
+
+    _env: Any = None
+    _random: EpisodeRandom
+
+    @classmethod
+    def make(cls) -> Any:
+        """Make gem's environment; `reset` does so while the global generators are the episode's."""
+        import gem
+
+        return gem.make(cls.env_id, **cls.env_options)
+
+    @classmethod
+    def tasks(cls) -> Iterable[Task]:
+        """One task per seed; every member of a group plays the same one."""
+        if cls.num_tasks is None:
+            return (Task(f"{cls.env_id}, episode {number}", id=str(number)) for number in itertools.count())
+        return [Task(f"{cls.env_id}, seed {seed}", id=str(seed), seed=seed) for seed in range(cls.num_tasks)]
+
+    def reset(self, state: ResetState) -> ResetResult:
+        """Make and seed the environment."""
+        self._random = EpisodeRandom(state.seed)
+        with self._random.in_force():
+            self._env = self.make()
+            observation, info = self._env.reset(seed=state.seed % SEEDS)
+        return ResetResult(_message(observation, info))
+
+    def step(self, state: StepState) -> StepResult:
+        """Pass on what the model wrote; gem reads the action out of it."""
+        with self._random.in_force():
+            observation, reward, terminated, truncated, info = self._env.step(state.action_text)
+        over = bool(terminated or truncated)
+        text = None if over else _message(observation, info)
+        return StepResult(float(reward), text, terminated=bool(terminated), truncated=bool(truncated))
+
+    def close(self) -> None:
+        """Let go of the environment."""
+        close = getattr(self._env, "close", None)
+        if callable(close):
+            close()
+
+
+def load_gem(spec: str) -> type[GemEnv]:
+    """The class for ``gem:ID`` or ``gem:ID?option=value&...``.
+
+    Options are keyword arguments of the environment, or ``num_tasks``.
+
+    Raises:
+        EnvLoadError: If gem is not installed, has no such environment, or cannot make it with these options.
+    """
+    env_id, options = split_spec(spec)
+    import_suite(spec, "gem.envs", EXTRA)
+    from gem.envs.registration import ENV_REGISTRY
+
+    check_known(spec, "gem", env_id, ENV_REGISTRY)
+    num_tasks = take_count(spec, options, "num_tasks")
+    attributes = {"env_id": env_id, "env_options": options, "num_tasks": num_tasks, "__module__": __name__}
+    cls: type[GemEnv] = type(class_name(env_id.rpartition(":")[2], "GemEnv"), (GemEnv,), attributes)
+    try:
+        with EpisodeRandom(0).in_force():
+            cls.make().reset(seed=0)
+    except Exception as error:  # whatever the environment's constructor raises, a download that fails among it
+        raise refused(spec, "making it", error, "Options are those of its class; some environments download data.") from error
+    return cls
+
+
+def _message(observation: Any, info: Mapping[str, Any]) -> str:
+    parts = (str(observation).strip(), str(info.get("suffix") or "").strip())
+    return "\n".join(part for part in parts if part)

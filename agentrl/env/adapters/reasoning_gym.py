@@ -1,0 +1,176 @@
+"""Data sets of reasoning-gym as an agent's environment; see https://github.com/open-thought/reasoning-gym.
+
+``--agent 'reasoning-gym:chain_sum?min_terms=2&max_terms=2'`` needs no file.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from agentrl.core.errors import EnvLoadError
+from agentrl.core.types import Task
+from agentrl.env.adapters.random_state import SEEDS, EpisodeRandom
+from agentrl.env.adapters.specs import FLAG, check_known, class_name, import_suite, refused, split_spec, take_count
+from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
+
+EXTRA = "reasoning-gym"
+SCORES = ("exact", "full", "own")
+ASK = "Write the final answer in <answer> tags."
+CHUNK = 500
+
+_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+
+
+class ReasoningGymEnv(AgentInstance):
+    """One question, one answer.
+
+    The answer is what stands between the last ``<answer>`` and ``</answer>``, else everything the model wrote, without
+    white space around it. It is right if it is the data set's own answer, to the letter.
+
+    Attributes:
+        dataset: Name that `reasoning_gym.create_dataset` knows.
+        options: Fields of its configuration.
+        scoring: Who judges an answer that is not to the letter: ``exact``: nobody, it earns 0; ``full``: the data set's
+            scorer, if it gives full marks; ``own``: the scorer, whatever it gives. An answer that holds the right
+            one and something else earns 0 in any case, because many scorers pay for that.
+        ask: Text after the question.
+        first_seed: Seed of the first task; the next ones follow it.
+        num_tasks: Number of tasks; `None`: no end of them.
+    """
+
+    dataset: ClassVar[str] = ""
+    options: ClassVar[Mapping[str, Any]] = {}
+    scoring: ClassVar[str] = "exact"
+    ask: ClassVar[str] = ASK
+    first_seed: ClassVar[int] = 0
+    num_tasks: ClassVar[int | None] = None
+
+    _item: Mapping[str, Any]
+    _seed = 0
+
+    @classmethod
+    def tasks(cls) -> Iterable[Task]:
+        """One task per seed; every member of a group gets the same question, which is made in `reset`."""
+        seeds: Iterable[int] = itertools.count(cls.first_seed)
+        if cls.num_tasks is None:
+            return (cls._task(seed) for seed in seeds)
+        return [cls._task(seed) for seed in itertools.islice(seeds, cls.num_tasks)]
+
+    @classmethod
+    def _task(cls, seed: int) -> Task:
+        return Task(f"{cls.dataset}, seed {seed}", id=str(seed), seed=seed)
+
+    @classmethod
+    def make_item(cls, seed: int) -> Mapping[str, Any]:
+        """Question, answer and metadata for a seed."""
+        hashable: Any = cls
+        return _item(hashable, seed)
+
+    def reset(self, state: ResetState) -> ResetResult:
+        """Make the question."""
+        self._seed = state.seed % SEEDS
+        self._item = self.make_item(self._seed)
+        return ResetResult("\n".join(filter(None, (self._item["question"], self.ask))))
+
+    def step(self, state: StepState) -> StepResult:
+        """Judge the answer."""
+        return StepResult(self.judge(find_answer(state.action_text)), terminated=True)
+
+    def judge(self, answer: str) -> float:
+        """What an answer is worth, 0 to 1."""
+        right = self._item["answer"]
+        right = None if right is None else str(right).strip()
+        if answer == right:
+            return 1.0
+        if self.scoring == "exact" or (right and right in answer):
+            return 0.0
+        marks = self.own_marks(answer)
+        return marks if self.scoring == "own" else float(marks >= 1.0)
+
+    def own_marks(self, answer: str) -> float:
+        """What the data set's own scorer gives for an answer."""
+        dataset, _ = _dataset(type(self), self._seed)
+        with EpisodeRandom(self._seed).in_force():
+            return float(dataset.score_answer(answer, copy.deepcopy(self._item)))
+
+
+def find_answer(text: str) -> str:
+    """What stands between the last ``<answer>`` and ``</answer>``, else all of `text`, without white space around it."""
+    found = _ANSWER.findall(text)
+    return (found[-1] if found else text).strip()
+
+
+def load_reasoning_gym(spec: str) -> type[ReasoningGymEnv]:
+    """The class for ``reasoning-gym:NAME`` or ``reasoning-gym:NAME?option=value&...``.
+
+    Options are fields of the data set's configuration, or ``score`` (``exact``, ``full`` or ``own``), ``ask``, ``seed``
+    and ``num_tasks``.
+
+    Raises:
+        EnvLoadError: If reasoning-gym is not installed, has no such data set, or the options do not suit it.
+    """
+    name, options = split_spec(spec)
+    import_suite(spec, "reasoning_gym", EXTRA)
+    from reasoning_gym.factory import DATASETS
+
+    check_known(spec, "reasoning-gym", name, DATASETS)
+    own = _own_options(spec, options)
+    attributes = {"dataset": name, "options": options, **own, "__module__": __name__}
+    cls = type(class_name(name.title().replace("_", ""), "ReasoningGymEnv"), (ReasoningGymEnv,), attributes)
+    _try(spec, cls)
+    return cls
+
+
+def _own_options(spec: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Remove what is not the data set's from `options`, and check it."""
+    scoring, first_seed = options.pop("score", SCORES[0]), options.pop("seed", 0)
+    if scoring not in SCORES:
+        raise EnvLoadError(FLAG, spec, f"score = {scoring!r} is unknown", f"Choose one of {', '.join(SCORES)}.")
+    if type(first_seed) is not int or not 0 <= first_seed < SEEDS:
+        raise EnvLoadError(FLAG, spec, f"seed = {first_seed!r} is out of range", "Give a whole number from 0.")
+    if "size" in options:
+        raise EnvLoadError(FLAG, spec, "size is not an option here", "Give num_tasks.")
+    ask, num_tasks = str(options.pop("ask", ASK)), take_count(spec, options, "num_tasks")
+    return {"scoring": scoring, "first_seed": first_seed, "ask": ask, "num_tasks": num_tasks}
+
+
+def _try(spec: str, cls: type[ReasoningGymEnv]) -> None:
+    """Make a question, so that a wrong option is known before anything heavy is started."""
+    try:
+        item = cls.make_item(cls.first_seed)
+    except Exception as error:  # assertions, TypeErrors and whatever else a configuration raises
+        raise refused(spec, "making a question", error, f"Options are those of the configuration of {cls.dataset}.") from error
+    if item["answer"] is None and cls.scoring == "exact":
+        raise EnvLoadError(FLAG, spec, f"{cls.dataset} has no single right answer", "Add score=full or score=own to the options.")
+
+
+@lru_cache(maxsize=64)
+def _item(cls: Any, seed: int) -> Mapping[str, Any]:
+    """Kept for the rest of the group. A few data sets draw from the global generators."""
+    dataset, first = _dataset(cls, seed)
+    with EpisodeRandom(seed).in_force():
+        item: Mapping[str, Any] = dataset[seed - first]
+    return item
+
+
+def _dataset(cls: Any, seed: int) -> tuple[Any, int]:
+    """The data set that a seed falls into, and the seed of its first item.
+
+    Most data sets seed item `i` with their own seed plus `i`, so that sets of 500 in a row have no item in common. They
+    are not made longer because some are drawn up beforehand, and kept because some take long to make.
+    """
+    first = seed - seed % CHUNK
+    return _chunk(cls, first), first
+
+
+@lru_cache(maxsize=8)
+def _chunk(cls: Any, first: int) -> Any:
+    import reasoning_gym
+
+    with EpisodeRandom(first).in_force():
+        return reasoning_gym.create_dataset(cls.dataset, seed=first, size=CHUNK, **cls.options)

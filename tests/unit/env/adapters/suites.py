@@ -1,0 +1,62 @@
+"""Plays an environment of a suite: through its methods, through `EnvSession`, and through a whole episode."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentrl import ResetState, StepState, Task
+from agentrl.core.types import Sampling, Ticket, Trajectory
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.load import load_agent
+from tests.unit.rollout.scenes import SETTINGS, Scene, says
+
+LIMITS = EnvLimits(reset_timeout_s=20, step_timeout_s=20, close_timeout_s=5)
+
+
+def begin(spec: str, seed: int = 0) -> tuple[Any, str]:
+    """The environment after its reset, and what it said."""
+    env = load_agent(spec).load()()
+    task = Task("x", seed=seed)
+    return env, env.reset(ResetState(task=task, observation=task.prompt, label=None, seed=seed)).observation
+
+
+def say(env: Any, text: str) -> Any:
+    return env.step(StepState(action_text=text))
+
+
+def script(spec: str, seed: int, answers: Sequence[str]) -> list[Any]:
+    """All that an environment says."""
+    env, first = begin(spec, seed)
+    said = [first]
+    for answer in answers:
+        result = say(env, answer)
+        said.append((result.observation, result.reward, result.terminated, result.truncated))
+        if result.terminated or result.truncated:
+            break
+    env.close()
+    return said
+
+
+async def session(spec: str, seed: int, answers: Sequence[str]) -> list[Any]:
+    """The same through the boundary to user code, where observations are lists of messages."""
+    env = EnvSession(load_agent(spec).load(), spec, Threads(2), LIMITS)
+    try:
+        said: list[Any] = [(await env.reset(Task("x"), seed)).observation[0]["content"]]
+        for answer in answers:
+            result = await env.step(StepState(action_text=answer))
+            text = result.observation[0]["content"] if result.observation else None
+            said.append((text, result.reward, result.terminated, result.truncated))
+            if result.terminated or result.truncated:
+                break
+    finally:
+        await env.close()
+    return said
+
+
+async def episode(spec: str, seed: int, answers: Sequence[str]) -> Trajectory:
+    """A whole episode against a scripted engine."""
+    settings = replace(SETTINGS, env=LIMITS, sampling=Sampling(max_tokens=512), max_turns=len(answers))
+    engine = ScriptedEngine(answer=says(*answers), max_model_len=16384)
+    ticket = Ticket(group_id=1, task=Task("x", seed=seed), num_samples=2, version=0)
+    return await Scene(load_agent(spec).load(), engine, settings, ticket).play()
