@@ -27,6 +27,7 @@ MAY_CHANGE = frozenset(
         *("micro_batch_tokens", "gradient_checkpointing", "max_nonfinite_steps"),
         *("min_pass_rate", "max_attempts", "max_failure_rate"),
         *("record", "tensorboard", "wandb_project", "save_model"),
+        *("eval_every", "eval_at_start", "eval_samples", "eval_temperature", "eval_by", "eval_pass_score", "keep_best"),
     }
 )
 """Settings that a resumed run may have otherwise; they decide where and how fast it goes, not what is learnt."""
@@ -130,6 +131,7 @@ def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
         return group_id is None or (group_id < progress.next_group_id and group_id not in repeated)
 
     _filter_lines(run_dir / "trajectories.jsonl", lambda row: is_closed(row.get("group_id")))
+    _filter_lines(run_dir / "evaluations.jsonl", lambda row: row["step"] <= progress.step)
     return _filter_lines(run_dir / "metrics.jsonl", lambda row: row["step"] <= progress.step)
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl.algo.filters import rejection
+from agentrl.cli.evaluation import is_evaluated, open_evaluations
 from agentrl.cli.resume import ResumePoint, resume_point, rewind_records
-from agentrl.cli.tasks import open_tasks
+from agentrl.cli.tasks import eval_tasks, open_tasks
 from agentrl.cluster.build import model_path
 from agentrl.cluster.launch import make_runtime
 from agentrl.cluster.runtime import Runtime
 from agentrl.config.load import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.core.types import GroupSummary, MemberSummary
+from agentrl.core.types import GroupSummary, MemberSummary, Task
 from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, flow_settings
@@ -48,6 +49,7 @@ async def train(config: TrainConfig, stop: StopRequest | None = None) -> RunResu
     """
     agent = load_agent(config.run.agent)
     tasks = open_tasks(config, agent)
+    questions = eval_tasks(config, agent) if is_evaluated(config) else []
     run_dir = config.run.run_dir
     if run_dir is None:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
@@ -59,8 +61,8 @@ async def train(config: TrainConfig, stop: StopRequest | None = None) -> RunResu
     status, ledger = "failed", None
     try:
         (run_dir / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")
-        await _start(config, tasks, runtime, tracker)
-        result = await _train(config, tasks, runtime, tracker, begin, stop)
+        await _start(config, [*tasks.first(PROMPTS_CHECKED), *questions], runtime, tracker)
+        result = await _train(config, tasks, questions, runtime, tracker, begin, stop)
         status, ledger = "interrupted" if result.stopped else "finished", result.counts.metrics()
         return result
     except asyncio.CancelledError:
@@ -78,22 +80,31 @@ def _title(config: TrainConfig) -> str:
     return f"{config.run.agent} with {model}, {config.algo.advantage_estimator}, {mode}"
 
 
-async def _start(config: TrainConfig, tasks: TaskSource, runtime: Runtime, tracker: RunTracker) -> None:
+async def _start(config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, tracker: RunTracker) -> None:
     """Check the prompts, then start processes."""
     tracker.on_stage("checking prompts")
     model = model_path(config)
     context = config.engine.max_model_len or context_length(model)
-    await asyncio.to_thread(check_prompts, episode_settings(config, model), tasks.first(PROMPTS_CHECKED), context)
+    await asyncio.to_thread(check_prompts, episode_settings(config, model), tasks, context)
     await runtime.start()
 
 
 async def _train(
-    config: TrainConfig, tasks: TaskSource, runtime: Runtime, tracker: RunTracker, begin: ResumePoint, stop: StopRequest | None
+    config: TrainConfig,
+    tasks: TaskSource,
+    questions: Sequence[Task],
+    runtime: Runtime,
+    tracker: RunTracker,
+    begin: ResumePoint,
+    stop: StopRequest | None,
 ) -> RunResult:
     pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)})
     if begin.learner is not None:
         tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}")
         await runtime.learner.load_checkpoint(str(begin.learner))
+    evaluations = open_evaluations(config, questions, pool, runtime.learner, tracker)
+    if config.eval.eval_at_start and not begin.progress.step:
+        tracker.on_start(await evaluations.evaluate(0))
     repeat = repeated_tasks(tasks, begin.progress)
     result = await run_loops(
         settings=flow_settings(config),
@@ -102,6 +113,7 @@ async def _train(
         tasks=tasks,
         observer=tracker,
         keep=keep_rule(config),
+        after_step=[evaluations],
         progress=begin.progress,
         repeat=repeat,
         checkpoints=_checkpoints(config, runtime),

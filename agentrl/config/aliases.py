@@ -9,6 +9,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "--prompt-data": ("--prompts",),
     "--prompt-data-probs": ("--prompt-probs",),
     "--eval-dataset": ("--eval-prompts",),
+    "--eval-steps": ("--eval-every",),
+    "--eval-n-samples-per-prompt": ("--eval-samples",),
     "--pretrain": ("--model",),
     "--rollout-batch-size": ("--groups-per-step",),
     "--generate-max-len": ("--max-new-tokens",),

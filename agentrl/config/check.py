@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.config.check_data import DATA_RULES
+from agentrl.config.check_eval import EVAL_RULES
 from agentrl.config.check_isolation import ISOLATION_RULES
 from agentrl.config.schema import CRITIC_ESTIMATORS, GROUP_ESTIMATORS, AlgoConfig, FlowConfig, TrainConfig
 from agentrl.core.devices import cuda_device_count
@@ -299,5 +300,6 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _filtering_needs_groups,
     _gpu_flags_have_a_gpu,
     _colocated_pairs_match,
+    *EVAL_RULES,
     *ISOLATION_RULES,
 )

@@ -339,6 +339,29 @@ class FlowConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Measuring the model, during training and with ``agentrl eval``. What it is measured on is said by ``--eval-prompts``, the
+    environment's ``eval_tasks()`` or ``--eval-size``.
+    """
+
+    eval_every: CountOrZero = 0
+    """Steps between two evaluations during training; the last step gets one too. 0: none."""
+    eval_at_start: bool = False
+    """Evaluate once before the first step as well."""
+    eval_samples: Count = 4
+    """Episodes per task; pass@k is estimated for k up to this."""
+    eval_temperature: NonNegative | None = None
+    """Sampling temperature of evaluations; 0 takes the most likely token each time. Unset: ``--temperature``."""
+    eval_by: str = ""
+    """Key of the tasks' metadata by which figures are given apart. Empty: ``kind``, else ``source``, where tasks have them."""
+    eval_pass_score: Fraction = 1.0
+    """Score from which an episode counts as solved in pass@k."""
+    keep_best: str = ""
+    """Figure by which the best model is kept in ``RUN_DIR/best``: ``eval/score``, ``eval/reward``, ``eval/pass@1``, or one kind's,
+    ``eval/score/hard``; higher is better. Empty: none is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrackConfig:
     """What is recorded."""
 
@@ -365,6 +388,7 @@ class TrainConfig:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
 
     @property

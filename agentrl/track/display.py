@@ -23,6 +23,9 @@ class Display(Protocol):
     def on_step(self, metrics: Mapping[str, float]) -> None:
         """A step ended; `metrics["step"]` counts from 1."""
 
+    def on_evaluation(self, step: int, text: str) -> None:
+        """The weights of `step` were evaluated; `text` is the result in one line."""
+
     def close(self) -> None:
         """Give the terminal back; safe to call twice."""
 

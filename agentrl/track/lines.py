@@ -51,6 +51,10 @@ class LineDisplay:
         if self._view.step >= self._view.num_steps or self._clock() - self._printed_s >= self._min_s:
             self._print_step()
 
+    def on_evaluation(self, step: int, text: str) -> None:
+        """Print it."""
+        self._write(f"[{duration(self._view.elapsed_s):>7}] evaluation of step {step}: {text}")
+
     def close(self) -> None:
         """Print the last step if it was skipped; safe to call twice."""
         if self._view.step > self._printed_step:

@@ -52,6 +52,10 @@ class LiveDisplay:
         """Show the step's metrics."""
         self._view.on_step(metrics)
 
+    def on_evaluation(self, step: int, text: str) -> None:
+        """Print it above the display."""
+        self._console.print(Text.assemble((f"evaluation of step {step}: ", "green"), text))
+
     def close(self) -> None:
         """Remove the display and restore the terminal; safe to call twice."""
         atexit.unregister(self.close)

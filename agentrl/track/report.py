@@ -42,10 +42,25 @@ def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent:
         if summary["score"]["last"] is not None:
             score = summary["score"]
             rows += [("score", f"{number(score['first'])} to {number(score['last'])}")]
+        rows += _evaluation(summary["eval"])
         rows += _figures(summary)
     rows += [("saved", summary["run_dir"])]
     rows += [("", "  ".join(Path(path).name for path in summary["paths"].values()))] if summary["paths"] else []
     return rows + [("next" if i == 0 else "", command) for i, command in enumerate(_next_commands(summary, agent))]
+
+
+def _evaluation(evaluated: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """The first and the last evaluation, and which model was the best."""
+    if not evaluated:
+        return []
+    first, last, best = evaluated["first"], evaluated["last"], evaluated["best"]
+    figures = [
+        f"{name} {number(first[name])} to {number(last[name])}"
+        for name in ("reward", "score", "pass@1")
+        if name in first.keys() & last.keys()
+    ]
+    text = f"{', '.join(figures) or 'nothing measured'}; steps {first['step']} to {last['step']}"
+    return [("evaluation", text + (f"; best {number(best['value'])} after step {best['step']}" if best else ""))]
 
 
 def _trend_text(reward: Mapping[str, float], steps: int) -> str:

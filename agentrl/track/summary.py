@@ -19,6 +19,8 @@ OUTPUTS = {
     "trajectories": "trajectories.jsonl",
     "tensorboard": "tensorboard",
     "model": "model",
+    "evaluations": "evaluations.jsonl",
+    "best": "best",
 }
 
 
@@ -41,15 +43,22 @@ class SummaryBuilder:
         self._highs: dict[str, float] = {}
         self._means: dict[str, list[float]] = {}
         self._latest: Mapping[str, float] = {}
+        self._evaluations: dict[int, Mapping[str, float]] = {}
 
     @property
     def steps(self) -> int:
         """Steps taken in."""
         return len(self.rewards)
 
+    def on_start(self, metrics: Mapping[str, float]) -> None:
+        """Take in what was measured before the first step."""
+        self._evaluations[0] = dict(metrics)
+
     def on_step(self, metrics: Mapping[str, float]) -> None:
         """Take in one step's metrics."""
         self._latest = dict(metrics)
+        if "eval/tasks" in metrics:
+            self._evaluations[int(metrics["step"])] = self._latest
         self.rewards.append(metrics["reward/mean"])
         if "score/mean" in metrics:
             self._scores.append(metrics["score/mean"])
@@ -80,6 +89,7 @@ class SummaryBuilder:
             "steps": self.steps,
             "reward": _trend(self.rewards),
             "score": _trend(self._scores),
+            "eval": self._evaluated(),
             "episodes": int(self._totals.get("episode/count", 0)),
             "tokens": int(self._totals.get("tokens", 0)),
             "wall_s": wall_s,
@@ -92,6 +102,15 @@ class SummaryBuilder:
             "run_dir": str(run_dir),
             "paths": {label: str(run_dir / name) for label, name in OUTPUTS.items() if (run_dir / name).exists()},
         }
+
+    def _evaluated(self) -> dict[str, Any] | None:
+        """The first, the last and the best evaluation; `None` without one."""
+        if not self._evaluations:
+            return None
+        first, last = min(self._evaluations), max(self._evaluations)
+        best = self._evaluations[last]
+        kept = {"step": int(best["eval/best_step"]), "value": best["eval/best"]} if "eval/best" in best else None
+        return {"first": {"step": first, **_figures(self._evaluations[first])}, "last": {"step": last, **_figures(best)}, "best": kept}
 
     def _mean(self, name: str) -> float | None:
         return mean(self._means[name]) if name in self._means else None
@@ -115,6 +134,12 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(json.loads(encode(summary)), indent=2) + "\n", encoding="ascii")
     os.replace(partial, path)
+
+
+def _figures(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The figures of an evaluation over all tasks, by name."""
+    names = [name for name in metrics if name in ("eval/reward", "eval/score") or (name.startswith("eval/pass@") and name[10:].isdigit())]
+    return {name.removeprefix("eval/"): metrics[name] for name in names}
 
 
 def _trend(values: list[float]) -> dict[str, float | None]:

@@ -11,10 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
+from agentrl.algo.assessment import Assessment
 from agentrl.config.schema import TrainConfig
 from agentrl.core.protocols import MetricSink
 from agentrl.core.types import GroupSummary
 from agentrl.track.display import Display, make_display
+from agentrl.track.evaluations import EvaluationLog, evaluation_line
 from agentrl.track.recorder import TrajectoryRecorder
 from agentrl.track.report import print_summary
 from agentrl.track.sinks import open_sinks
@@ -45,11 +47,13 @@ class RunTracker:
     ) -> None:
         self._run_dir, self._sinks, self._recorder, self._display, self._console = run_dir, sinks, recorder, display, console
         self._summary, self._clock, self._started_s = SummaryBuilder(), clock, clock()
+        self._evaluations = EvaluationLog(run_dir / "evaluations.jsonl")
 
     def replay(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Let the summary include steps of an earlier part of the run, which are in ``metrics.jsonl`` already."""
         for row in rows:
-            self._summary.on_step({name: value for name, value in row.items() if value is not None})
+            metrics = {name: value for name, value in row.items() if value is not None}
+            (self._summary.on_step if metrics["step"] else self._summary.on_start)(metrics)
 
     def on_stage(self, name: str) -> None:
         """Show it."""
@@ -66,6 +70,16 @@ class RunTracker:
         self._sinks.log(int(metrics["step"]), metrics)
         self._summary.on_step(metrics)
         self._display.on_step(metrics)
+
+    def on_evaluation(self, step: int, assessment: Assessment, seconds: float) -> None:
+        """Record and show an evaluation; its figures come with the metrics of the step."""
+        self._evaluations.write(step, assessment, seconds)
+        self._display.on_evaluation(step, evaluation_line(assessment))
+
+    def on_start(self, metrics: Mapping[str, float]) -> None:
+        """Log and add up what was measured before the first step, as the metrics of step 0."""
+        self._sinks.log(0, metrics)
+        self._summary.on_start(metrics)
 
     def finish(self, *, status: str = "finished", ledger: Mapping[str, float] | None = None, agent: str = "") -> dict[str, Any]:
         """Close everything, write ``summary.json`` and print the summary.
