@@ -5,6 +5,7 @@ Exit codes: 0 everything compared is the same, 1 something differs, 2 the reques
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ class ReplayArgs:
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Directory of the run."""
-    episodes: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="EPISODE")] = ()
+    episodes: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[EPISODE ...]")] = ()
     """Names of episodes, as ``agentrl inspect`` lists them; a group's number stands for all of its episodes."""
     all: tyro.conf.FlagCreatePairsOff[bool] = False
     """Replay every recorded episode, and show which share of them replays."""
@@ -66,14 +67,11 @@ def main(words: list[str]) -> int:
     episodes = run.episodes() if args.all else iter(_named(run, args.episodes))
     replayer = open_replayer(run, args.agent)
     screen = Screen()
-    try:
-        outcomes, seconds = run_until_signal(_replay(replayer, episodes, args.jobs, screen))
-    finally:
-        replayer.close()
+    outcomes, seconds = run_until_signal(_replay(replayer, episodes, args.jobs, screen))
     for line in run.unreadable:
         screen.line((f"not readable: {line}", "yellow"))
     if args.all:
-        _report_all(screen, outcomes, seconds, args.show)
+        _report_all(screen, outcomes, seconds, args)
     else:
         for outcome in outcomes:
             _report_one(screen, outcome)
@@ -110,7 +108,7 @@ def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
 
     config = run.config()
     spec = _load(run, config, agent)
-    model = _model(run, config)
+    model = tokenizer_path(run, config)
     tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
 
     def make_codec(end_token_ids: Sequence[int]) -> ChatCodec:
@@ -133,7 +131,7 @@ def _load(run: RunDirectory, config: TrainConfig, agent: str) -> AgentSpec:
         raise EnvLoadError("RUN", str(run.path), f"its environment {error.value} cannot be used: {error.problem}", remedy) from error
 
 
-def _model(run: RunDirectory, config: TrainConfig) -> str:
+def tokenizer_path(run: RunDirectory, config: TrainConfig) -> str:
     """Where the run's tokenizer is: with the model that it began with, else with the one that it saved."""
     from agentrl.cluster.build import model_path
 
@@ -160,14 +158,18 @@ def _task_finder(config: TrainConfig, spec: AgentSpec, most: int = 50_000) -> Ca
 async def _replay(replayer: Replayer, episodes: Iterator[Records], jobs: int, screen: Screen) -> tuple[list[Replay], float]:
     """Replay, showing how far it is; of episodes that are the same only the outcome is kept."""
     start, outcomes = time.monotonic(), []
-    with screen.console.status("replaying") as status:
-        async for outcome in replayer.replay_all(episodes, jobs=jobs):
-            outcomes.append(outcome)
-            status.update(f"replaying: {len(outcomes)} episodes")
+    try:
+        await replayer.start()
+        with screen.console.status("replaying") as status:
+            async for outcome in replayer.replay_all(episodes, jobs=jobs):
+                outcomes.append(outcome)
+                status.update(f"replaying: {len(outcomes)} episodes")
+    finally:
+        await replayer.close()
     return outcomes, time.monotonic() - start
 
 
-def _report_all(screen: Screen, outcomes: Sequence[Replay], seconds: float, show: int) -> None:
+def _report_all(screen: Screen, outcomes: Sequence[Replay], seconds: float, args: ReplayArgs) -> None:
     same, differs, skipped = ([outcome for outcome in outcomes if outcome.verdict == kind] for kind in ("same", "differs", "skipped"))
     compared = len(same) + len(differs)
     turns = sum(len(record["turns"]) for outcome in same for record in outcome.records)
@@ -185,10 +187,11 @@ def _report_all(screen: Screen, outcomes: Sequence[Replay], seconds: float, show
     for reason, count in Counter(outcome.reason for outcome in differs).most_common():
         screen.line((f"{count} differ: {reason}", "red"))
     screen.line()
-    screen.table(("episode", "task", "turn#", "differs in", "expected", "got"), [_row(outcome) for outcome in differs[:show]])
-    if len(differs) > show:
-        screen.line(f"and {len(differs) - show} more (--show {len(differs)})")
-    screen.line(f"`agentrl replay RUN {differs[0].episode_id}` shows one in full.")
+    screen.table(("episode", "task", "turn#", "differs in", "expected", "got"), [_row(outcome) for outcome in differs[: args.show]])
+    if len(differs) > args.show:
+        screen.line(f"and {len(differs) - args.show} more (--show {len(differs)})")
+    command = shlex.join(["agentrl", "replay", args.run, differs[0].episode_id])
+    screen.line(f"`{command}` shows one in full.")
 
 
 def _row(outcome: Replay) -> tuple[str, ...]:

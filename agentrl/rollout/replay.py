@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
 from agentrl.core.types import Generation, Status, Task, Ticket, Turn
-from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.load import AgentSpec
 from agentrl.env.roster import roster_of
+from agentrl.env.sessions import open_sessions
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.compare import INTERRUPTED, Difference, first_difference
 from agentrl.rollout.episode import Episode
@@ -131,7 +131,7 @@ class Replayer:
         self._agent, self._settings, self._limits = agent, settings, limits
         self._make_codec, self._find_task = make_codec, find_task
         self._codecs: dict[tuple[int, ...], ChatCodec] = {}
-        self._threads = Threads(settings.env.threads)
+        self._sessions = open_sessions(agent, settings.env)
 
     async def replay(self, records: Records) -> Replay:
         """Replay one episode.
@@ -169,9 +169,17 @@ class Replayer:
         for outcome in doubtful:
             yield await self._explained(outcome, alone=jobs == 1)
 
-    def close(self) -> None:
-        """End the threads of environments."""
-        self._threads.close()
+    async def start(self) -> None:
+        """Load the environment where it will run.
+
+        Raises:
+            EnvLoadError: If it cannot be loaded there.
+        """
+        await self._sessions.start()
+
+    async def close(self) -> None:
+        """Release what the episodes shared; safe to call twice."""
+        await self._sessions.close()
 
     async def _explained(self, outcome: Replay, *, alone: bool) -> Replay:
         again = (await self.replay(outcome.records)).difference
@@ -203,8 +211,7 @@ class Replayer:
         index = int(str(records[0]["episode_id"]).rpartition("-")[2])
         engine = RecordedEngine({record["agent"]: _sampled(record) for record in records}, limits)
         agent, settings = self._agent, self._settings
-        env = EnvSession(agent.load(), agent.source, self._threads, settings.env)
-        roster = roster_of(agent.load(), agent.source)
+        roster, env = roster_of(agent.load(), agent.source), self._sessions.session()
         replayed = await Episode(ticket, index, engine=engine, codec=codec, env=env, settings=settings, roster=roster).run()
         return first_difference(records, replayed, penalized=settings.penalties != LengthPenalties())
 

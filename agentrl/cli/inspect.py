@@ -1,0 +1,246 @@
+"""``agentrl inspect``: what happened in a run, from its files: the run, its episodes, one episode turn by turn."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from agentrl.config.schema import CountOrZero
+from agentrl.core.errors import ConfigError
+from agentrl.track.directory import METRICS, TRAJECTORIES, Record, RunDirectory
+from agentrl.track.episodes import SORTS, Choice, Row, Table, failures, make_table, row_of
+from agentrl.track.export import export
+from agentrl.track.lines import NAN, ledger_text
+from agentrl.track.report import summary_rows
+from agentrl.track.screen import Screen
+from agentrl.track.summary import SummaryBuilder
+from agentrl.track.text import number
+from agentrl.track.turns import Pieces, show_episode
+
+LABEL_WIDTH = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectArgs:
+    """Show a run, its episodes, or one episode turn by turn, from the run's files."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """Directory of the run; it may be going on."""
+    episode: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[EPISODE]")] = ""
+    """Name of an episode, to see it turn by turn; a group's number lists its episodes."""
+    sort: str = "time"
+    """Order of episodes: time, reward, score, turns, tokens, task or status; with a minus before it, descending."""
+    status: tuple[str, ...] = ()
+    """Only episodes that ended like this: finished, truncated, env_error, timeout, engine_error, cancelled."""
+    task: str = ""
+    """Only tasks whose id contains this."""
+    step: int | None = None
+    """Only episodes begun while this step was next; in a synchronous run, those that it trained on."""
+    agent: str = ""
+    """Only this agent's, in an environment of several."""
+    min_reward: float = -math.inf
+    """Only episodes with at least this reward."""
+    max_reward: float = math.inf
+    """Only episodes with at most this reward."""
+    limit: CountOrZero = 20
+    """Episodes to list at most; 0: all."""
+    logprobs: tyro.conf.FlagCreatePairsOff[bool] = False
+    """With EPISODE: show the log-probability of every sampled token."""
+    export: Path | None = None
+    """Write the chosen episodes, all of them, to this file: .jsonl or .parquet, for ``datasets.load_dataset``."""
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show tracebacks."""
+
+
+def main(words: list[str]) -> int:
+    """Run the command.
+
+    Args:
+        words: Words after ``inspect``.
+
+    Returns:
+        The exit code.
+    """
+    args = tyro.cli(InspectArgs, prog="agentrl inspect", args=_with_sort_joined(words))
+    if args.sort.lstrip("-") not in SORTS:
+        raise ConfigError("--sort", args.sort, "is no order", f"Choose {', '.join(SORTS)}, with a minus before it for descending.")
+    run, screen = RunDirectory(args.run), Screen()
+    if args.export is not None:
+        _export(run, args, args.export, screen)
+    elif args.episode and not args.episode.isdecimal():
+        _one_episode(run, args, screen)
+    else:
+        _overview(run, args, screen)
+    for line in run.unreadable:
+        screen.line((f"not readable: {line}", "yellow"))
+    return 0
+
+
+def _with_sort_joined(words: list[str]) -> list[str]:
+    """``--sort -reward`` as one word, for the parser would take its value for a flag."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == "--sort":
+            joined[-1] = f"--sort={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _choice(args: InspectArgs) -> Choice:
+    return Choice(
+        statuses=args.status,
+        task=args.task,
+        step=args.step,
+        agent=args.agent,
+        min_reward=args.min_reward,
+        max_reward=args.max_reward,
+    )
+
+
+def _export(run: RunDirectory, args: InspectArgs, path: Path, screen: Screen) -> None:
+    choice = _choice(args)
+    episodes = run.episodes(args.episode)
+    written, left_out = export((record for records in episodes for record in records if choice.holds(row_of(record))), path)
+    screen.line(f"{written} episodes written to {path}")
+    if left_out:
+        screen.line((f"{left_out} left out: their records were cut because they were too long, or are incomplete", "yellow"))
+
+
+def _one_episode(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
+    name = args.episode
+    records = next(run.episodes(name), [])
+    if not records:
+        matching = (record for record in run.records(f'"{name}"') if record.get("trajectory_id") == name)
+        records = list(itertools.islice(matching, 1))
+    if not records:
+        remedy = f"`agentrl inspect {run.path}` lists them; a run with --record sample records one episode of each group."
+        raise ConfigError("EPISODE", name, "is not among the recorded episodes", remedy)
+    show_episode(screen, records, _pieces(run), logprobs=args.logprobs)
+
+
+def _pieces(run: RunDirectory) -> Pieces | None:
+    """How the run's tokens are spelled; `None` if its tokenizer is not here."""
+    from agentrl.cli.replay import tokenizer_path
+    from agentrl.rollout.chat import load_tokenizer
+
+    try:
+        config = run.config()
+        tokenizer = load_tokenizer(tokenizer_path(run, config), trust_remote_code=config.model.trust_remote_code)
+    except ConfigError:
+        return None
+    return lambda ids: [str(tokenizer.decode([token])) for token in ids]
+
+
+def _overview(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
+    if not args.episode:
+        _show_run(run, screen)
+    if not (run.path / TRAJECTORIES).is_file():
+        if args.episode:
+            run.records()
+        screen.line((f"no episodes: {TRAJECTORIES} is missing. Train with --record all to record every one.", "yellow"))
+        return
+    records = (record for records in run.episodes(args.episode) for record in records)
+    table = make_table(records, _choice(args), sort=args.sort, limit=args.limit)
+    _show_table(screen, table, args)
+    if table.rows:
+        screen.line(f"`{shlex.join(['agentrl', 'inspect', args.run, table.rows[0].name])}` shows one turn by turn.")
+
+
+def _show_run(run: RunDirectory, screen: Screen) -> None:
+    """Settings, reward and accounts: from the summary, or from the metrics of a run that has not come to its end."""
+    agent = ""
+    try:
+        config = run.config()
+        agent = config.run.agent
+        mode = f"staleness up to {config.staleness}" if config.staleness else "synchronous"
+        model = config.model.model or "the bundled tiny model"
+        _labelled(screen, "run", f"{agent} with {model}, {config.algo.advantage_estimator}, {mode}, seed {config.run.seed}")
+    except ConfigError as error:
+        screen.line((str(error), "yellow"))
+    metrics = [{name: value for name, value in row.items() if value is not None} for row in run.metrics()]
+    metrics = [row for row in metrics if "reward/mean" in row]
+    summary = _summary(run, metrics)
+    if summary:
+        rows = summary_rows({**summary, "paths": {}}, rewards=[row["reward/mean"] for row in metrics], agent=agent, unicode=screen.unicode)
+        for label, text in rows:
+            if label != "saved":
+                _labelled(screen, label, text)
+    else:
+        screen.line((f"no step: {METRICS} is missing or empty", "yellow"))
+    dropped = {name.partition("/")[2]: value for name, value in (metrics[-1] if metrics else {}).items() if name.startswith("dropped/")}
+    for reason, count in dropped.items():
+        _labelled(screen, "dropped", f"{number(count, 0)}: {reason}")
+    if metrics and not summary.get("ledger"):
+        _labelled(screen, "groups", ledger_text(metrics[-1]))
+
+
+def _summary(run: RunDirectory, metrics: Sequence[Record]) -> Record:
+    """The run's summary, with what it lacks filled in from the metrics; empty before the first step."""
+    written = run.summary()
+    if not written and not metrics:
+        return {}
+    builder = SummaryBuilder()
+    for row in metrics:
+        builder.on_step(row)
+    wall_s = float(metrics[-1].get("time_s", NAN)) if metrics else NAN
+    return {**builder.build(run_dir=run.path, wall_s=wall_s, status="unfinished"), **written}
+
+
+def _labelled(screen: Screen, label: str, text: str) -> None:
+    screen.line((f"{label:<{LABEL_WIDTH}}", "bold cyan"), text)
+
+
+def _show_table(screen: Screen, table: Table, args: InspectArgs) -> None:
+    if not table.seen:
+        screen.line(("no episodes are recorded" + (f" of group {args.episode}" if args.episode else ""), "yellow"))
+        return
+    counts = ", ".join(f"{count} {status}" for status, count in table.statuses.most_common())
+    _labelled(screen, "recorded", f"{table.seen} episodes: {counts}")
+    if not table.rows:
+        screen.line(("none of them is chosen", "yellow"))
+        return
+    screen.line()
+    several = any(row.agent for row in table.rows)
+    columns = (
+        "episode",
+        *(("agent",) if several else ()),
+        "step#",
+        "task",
+        "status",
+        "turns#",
+        "tokens#",
+        "reward#",
+        "score#",
+        "last text or error",
+    )
+    screen.table(columns, [_cells(row, several=several) for row in table.rows])
+    screen.line()
+    if len(table.rows) < table.chosen:
+        screen.line(f"{len(table.rows)} of {table.chosen} shown, by {args.sort} (--limit 0 shows all).")
+    failed = failures(table.statuses)
+    if failed and not args.status:
+        screen.line(f"{failed} failed: --status env_error timeout engine_error shows them.")
+
+
+def _cells(row: Row, *, several: bool) -> list[str | tuple[str, str]]:
+    style = {"finished": "", "truncated": "yellow"}.get(row.status, "red")
+    return [
+        row.name,
+        *((row.agent,) if several else ()),
+        str(row.step),
+        row.task,
+        (row.status, style),
+        str(row.turns),
+        str(row.tokens),
+        number(row.reward) if row.reward is not None else "none",
+        number(row.score) if row.score is not None else "none",
+        row.note,
+    ]

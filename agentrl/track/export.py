@@ -1,0 +1,189 @@
+"""Recorded episodes as a data set: JSON lines or Parquet, one row per trajectory, every column of one type."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrl.core.errors import ConfigError
+from agentrl.track.jsonl import encode
+
+BATCH = 500
+FLAG = "--export"
+
+
+def export(records: Iterable[Mapping[str, Any]], path: Path) -> tuple[int, int]:
+    """Write records as rows that ``datasets.load_dataset`` reads.
+
+    What differs in type from row to row (labels, metadata, named rewards and metrics) is JSON text; prompts are messages.
+
+    Args:
+        records: As read from ``trajectories.jsonl``.
+        path: A file that does not exist yet; its ending decides the format, ``.jsonl`` or ``.parquet``.
+
+    Returns:
+        How many rows were written, and how many records were left out because they were cut or lack something.
+
+    Raises:
+        ConfigError: If the ending is another, the file exists or cannot be written, or pyarrow is missing.
+    """
+    writers: dict[str, Callable[[Iterable[dict[str, Any]], Path], int]] = {".jsonl": _write_lines, ".parquet": _write_parquet}
+    if path.suffix not in writers:
+        raise ConfigError(FLAG, str(path), f"unknown kind of file {path.suffix!r}", "Name a file that ends with .jsonl or .parquet.")
+    if path.exists():
+        raise ConfigError(FLAG, str(path), "exists already", "Name another file, or remove this one.")
+    left_out: list[Any] = []
+    try:
+        with _whole(path) as partial:
+            return writers[path.suffix](_rows(records, left_out), partial), len(left_out)
+    except OSError as error:
+        raise ConfigError(FLAG, str(path), f"cannot be written: {error.strerror or error}", "Name another place.") from error
+
+
+def _rows(records: Iterable[Mapping[str, Any]], left_out: list[Any]) -> Iterator[dict[str, Any]]:
+    for record in records:
+        try:
+            if record.get("clipped"):
+                raise ValueError("cut")
+            yield export_row(record)
+        except (KeyError, TypeError, ValueError):
+            left_out.append(record.get("trajectory_id"))
+
+
+def export_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """One row; the same columns with the same types for every record."""
+    task, turns = record["task"], record["turns"]
+    seed = task.get("seed")
+    return {
+        "trajectory_id": str(record["trajectory_id"]),
+        "episode_id": str(record["episode_id"]),
+        "group_id": int(record["group_id"]),
+        "attempt": int(record["attempt"]),
+        "version": int(record["version"]),
+        "agent": str(record.get("agent", "")),
+        "task_id": str(task["id"]),
+        "epoch": int(task["epoch"]),
+        "position": int(task["position"]),
+        "seed": None if seed is None else int(seed),
+        "prompt": _messages(task["prompt"]),
+        "label": json.dumps(task["label"]),
+        "metadata": json.dumps(task["metadata"]),
+        "status": str(record["status"]),
+        "reward": _float(record["reward"]),
+        "score": _float(record["score"]),
+        "reward_parts": json.dumps(record["reward_parts"]),
+        "metrics": json.dumps(record["metrics"]),
+        "error": record["error"] or "",
+        "num_turns": len(turns),
+        "num_tokens": sum(len(turn["token_ids"]) for turn in turns),
+        "turns": [_turn(turn) for turn in turns],
+    }
+
+
+def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "prompt_text": str(turn["prompt_text"]),
+        "text": str(turn["text"]),
+        "prompt_ids": list(map(int, turn["prompt_ids"])),
+        "token_ids": list(map(int, turn["token_ids"])),
+        "logprobs": list(map(float, turn["logprobs"])),
+        "versions": list(map(int, turn["versions"])),
+        "finish_reason": str(turn["finish_reason"]),
+        "reward": float(turn["reward"]),
+        "temperature": float(turn["temperature"]),
+        "info": json.dumps(turn["info"]),
+    }
+
+
+def _messages(prompt: Any) -> list[dict[str, str]]:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return [{"role": str(message["role"]), "content": _text(message["content"])} for message in prompt]
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content)
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A file beside `path` that takes its name once it is complete, or goes."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write_lines(rows: Iterable[dict[str, Any]], path: Path) -> int:
+    count = 0
+    with path.open("w", encoding="ascii") as file:
+        for row in rows:
+            file.write(encode(row) + "\n")
+            count += 1
+    return count
+
+
+def _write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> int:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigError(FLAG, str(path), "needs the package pyarrow", "pip install 'agentrl[data]', or export .jsonl.") from error
+    schema, count, rows = _schema(pyarrow), 0, iter(rows)
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        while batch := [_without_surrogates(row) for row in itertools.islice(rows, BATCH)]:
+            writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
+            count += len(batch)
+    return count
+
+
+def _without_surrogates(value: Any) -> Any:
+    """Arrow's texts are UTF-8, which has no halves of surrogate pairs."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {key: _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], str | dict):
+        return [_without_surrogates(item) for item in value]
+    return value
+
+
+def _schema(arrow: Any) -> Any:
+    text, number, whole = arrow.string(), arrow.float64(), arrow.int64()
+    message = arrow.struct([("role", text), ("content", text)])
+    turn = arrow.struct(
+        [
+            *((name, text) for name in ("prompt_text", "text")),
+            *((name, arrow.list_(whole)) for name in ("prompt_ids", "token_ids")),
+            ("logprobs", arrow.list_(number)),
+            ("versions", arrow.list_(whole)),
+            ("finish_reason", text),
+            *((name, number) for name in ("reward", "temperature")),
+            ("info", text),
+        ]
+    )
+    return arrow.schema(
+        [
+            *((name, text) for name in ("trajectory_id", "episode_id")),
+            *((name, whole) for name in ("group_id", "attempt", "version")),
+            *((name, text) for name in ("agent", "task_id")),
+            *((name, whole) for name in ("epoch", "position", "seed")),
+            ("prompt", arrow.list_(message)),
+            *((name, text) for name in ("label", "metadata", "status")),
+            *((name, number) for name in ("reward", "score")),
+            *((name, text) for name in ("reward_parts", "metrics", "error")),
+            *((name, whole) for name in ("num_turns", "num_tokens")),
+            ("turns", arrow.list_(turn)),
+        ]
+    )
