@@ -27,13 +27,18 @@ EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class Message(TypedDict, total=False):
-    """One chat message, in the form that chat templates take."""
+    """One chat message, in the form that chat templates take.
+
+    The first one may have ``tools``: JSON schemas of functions that the model may call. They are described by the model's
+    chat template if it can, else in the system message.
+    """
 
     role: Required[str]
     content: Required[Any]
     name: str
     tool_calls: list[dict[str, Any]]
     tool_call_id: str
+    tools: Sequence[Mapping[str, Any]]
 
 
 Prompt: TypeAlias = str | Sequence[Message]

@@ -177,8 +177,8 @@ class ToolEnv(AgentInstance):
 
     Attributes:
         tools: Functions with type hints and Google-style docstrings.
-        tool_prompt: System text that describes the tools. `None`: a description with their schemas. Empty: nothing,
-            for tasks whose prompts say it themselves.
+        tool_prompt: System text that describes the tools. `None`: the model's chat template describes them, or, if it
+            cannot, a system text with their schemas. Empty: nothing, for tasks whose prompts say it themselves.
         tool_timeout_s: Seconds that one call may take.
         max_output_chars: Characters of a result that the model gets to read.
         max_calls: Calls in one turn that are run; the others are refused.
@@ -213,9 +213,11 @@ class ToolEnv(AgentInstance):
         raise NotImplementedError(f"{type(self).__name__} needs a method judge(self, state)")
 
     def reset(self, state: ResetState) -> ResetResult:
-        """Describe the tools in the system message."""
-        text = TOOL_PROMPT + "\n".join(map(json.dumps, self._box().schemas())) if self.tool_prompt is None else self.tool_prompt
-        return ResetResult(with_system(state.task.prompt, text) if text else None)
+        """Say which tools there are."""
+        prompt = state.task.prompt
+        if self.tool_prompt is None:
+            return ResetResult(with_tools(prompt, self._box().schemas()))
+        return ResetResult(with_system(prompt, self.tool_prompt) if self.tool_prompt else None)
 
     async def step(self, state: StepState) -> StepReturn:
         """Run the calls of this turn, or have the answer judged."""
@@ -290,9 +292,29 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text) - limit} more characters)"
 
 
+def with_tools(prompt: Any, schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Chat messages of a prompt that offer tools, for the chat template to describe.
+
+    Args:
+        prompt: Text or chat messages.
+        schemas: JSON schemas as `Toolbox.schemas` gives them.
+    """
+    first, *rest = _chat(prompt)
+    return [{**first, "tools": [*first.get("tools", ()), *schemas]}, *rest]
+
+
+def describe_tools(schemas: Sequence[Mapping[str, Any]]) -> str:
+    """Text that tells a model which tools there are and how to call them."""
+    return TOOL_PROMPT + "\n".join(map(json.dumps, schemas))
+
+
 def with_system(prompt: Any, text: str) -> list[Message]:
     """Chat messages of a prompt, with `text` at the end of the system message."""
-    messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
+    messages = _chat(prompt)
     if messages[0]["role"] != "system" or not isinstance(messages[0]["content"], str):
         return [Message(role="system", content=text), *messages]
-    return [Message(role="system", content=f"{messages[0]['content']}\n\n{text}"), *messages[1:]]
+    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+
+
+def _chat(prompt: Any) -> list[Message]:
+    return [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.types import Message
+from agentrl.env.tools import describe_tools, with_system
 
 _MARK = re.compile("\ue000(\\d+)\ue001")
 _ASSISTANT = "\ue0000\ue001"
+_CALL_FORM = re.compile(r'<tool_call>\s*\{|\{\s*"name":(?!\s*")')  # JSON in tags, or bare with a placeholder for the name
 
 
 class ChatCodec:
@@ -39,20 +42,39 @@ class ChatCodec:
         self._control = re.compile("|".join(map(re.escape, [*control, "\ue000", "\ue001"])))
         self.end_token_ids = tuple(sorted({*self._own_end_token_ids(), *end_token_ids}))
 
+    @property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer."""
+        return self._tokenizer
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a chat from its beginning, up to where the model is to write.
 
         Raises:
             EnvResultError: If the template refuses the messages.
         """
-        chat: list[Mapping[str, Any]] = list(messages)
+        tools = [tool for message in messages for tool in message.get("tools", ())]
+        chat: list[Any] = [{key: value for key, value in message.items() if key != "tools"} for message in messages]
         if self._system_prompt and chat[0]["role"] != "system":
             chat.insert(0, {"role": "system", "content": self._system_prompt})
+        if tools and not self.describes_tools:
+            chat, tools = with_system(chat, describe_tools(tools)), []
         table = [""]
-        rendered = self._render([self._protect(message, table) for message in chat])
+        rendered = self._render([self._protect(message, table) for message in chat], self._protect(tools, table))
         start = [] if self._tokenizer.chat_template else self._tokenizer("").input_ids[:1]
         bos = self._tokenizer.bos_token_id
         return [token for token in start if token == bos] + self._encode(rendered, table)
+
+    @cached_property
+    def describes_tools(self) -> bool:
+        """Whether the template describes tools, and asks for calls in a form that `parse_tool_calls` understands."""
+        parameters = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
+        probe = {"type": "function", "function": {"name": "some_probe", "description": "Probe.", "parameters": parameters}}
+        try:
+            rendered = self._render([{"role": "user", "content": "?"}], [probe]) if self._tokenizer.chat_template else ""
+        except EnvResultError:
+            return False
+        return "some_probe" in rendered and _CALL_FORM.search(rendered) is not None
 
     def encode_next(self, messages: Sequence[Message], last_id: int) -> list[int]:
         """Token ids to append after a sampled turn: the end of that turn, the messages, the head of the next turn.
@@ -107,11 +129,12 @@ class ChatCodec:
             return [self._protect(item, table) for item in value]
         return value
 
-    def _render(self, chat: Sequence[Mapping[str, Any]]) -> str:
+    def _render(self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
         if not self._tokenizer.chat_template:
             return "".join(_plain(message.get("content")) + "\n" for message in chat)
         try:
-            return str(self._tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True))
+            options = {"tools": list(tools)} if tools else {}
+            return str(self._tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True, **options))
         except Exception as error:  # templates raise errors of their own, and any error of the values they touch
             roles = ", ".join(str(message.get("role")) for message in chat)
             raise EnvResultError(f"the model's chat template refuses messages of the roles {roles}: {error}") from error

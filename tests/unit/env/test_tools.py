@@ -192,14 +192,20 @@ def reset(cls: type[ToolEnv], prompt: Any) -> Any:
     return cls().reset(ResetState(task=task, observation=prompt, label=None, seed=0)).observation
 
 
-def test_the_system_message_describes_the_tools() -> None:
-    system, user = reset(Sums, "1+2?")
-    assert '"name": "divide"' in system["content"]
-    assert "<tool_call>" in system["content"]
-    assert user == {"role": "user", "content": "1+2?"}
-    own = [{"role": "system", "content": "Be brief."}, user]
-    assert reset(Sums, own)[0]["content"].startswith("Be brief.\n\nYou may call tools.")
-    assert len(reset(Sums, own)) == 2
+def test_the_first_message_offers_the_tools() -> None:
+    (user,) = reset(Sums, "1+2?")
+    assert (user["role"], user["content"]) == ("user", "1+2?")
+    assert [tool["function"]["name"] for tool in user["tools"]] == ["add", "divide", "hang"]
+    own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"}]
+    system, second = reset(Sums, own)
+    assert (system["content"], "tools" in system, second) == ("Be brief.", True, own[1])
+    assert "tools" not in own[0]
+
+
+def test_a_description_of_ones_own_takes_its_place() -> None:
+    own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"}]
+    system, user = reset(type("Own", (Sums,), {"tool_prompt": "Write add(a, b)."}), own)
+    assert (system, user) == ({"role": "system", "content": "Be brief.\n\nWrite add(a, b)."}, own[1])
     assert reset(type("Own", (Sums,), {"tool_prompt": ""}), own) is None
 
 

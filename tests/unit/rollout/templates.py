@@ -26,6 +26,17 @@ QWEN = (
     "{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+_HEAD = "{%- if tools %}{{ '<|im_start|>system\n' + (messages[0].content + '\n\n' if messages[0].role == 'system' else '') }}Tools:"
+_HEAD += "{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\nCALL<|im_end|>\n{% endif %}"
+_HEAD += "{% set messages = messages[1:] if tools and messages[0].role == 'system' else messages %}"
+QWEN_TOOLS = _HEAD.replace("CALL", 'Call: <tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>') + QWEN
+XML_TOOLS = _HEAD.replace("CALL", "Call: <tool_call>\n<function=name>") + QWEN
+LLAMA_TOOLS = LLAMA3.replace(
+    "{% for m in messages %}",
+    "{% for m in messages %}{% if loop.first and tools %}{{ '<|start_header_id|>system<|end_header_id|>\n\n' }}"
+    "{% for tool in tools %}{{ tool | tojson(indent=4) + '\n' }}{% endfor %}"
+    'Answer with {"name": function name, "parameters": its arguments}.{{ \'<|eot_id|>\' }}{% endif %}',
+)
 ALTERNATING = (
     "{{ bos_token }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Roles must alternate') }}{% endif %}"
@@ -37,6 +48,14 @@ FAMILIES: dict[str, tuple[str, str, str, list[str]]] = {
     "llama3": (LLAMA3, "<|eot_id|>", "<|begin_of_text|>", ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]),
     "qwen": (QWEN, "<|im_end|>", "", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]),
     "gemma": (ALTERNATING, "<eos>", "<bos>", ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"]),
+    "qwen_tools": (QWEN_TOOLS, "<|im_end|>", "", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]),
+    "xml_tools": (XML_TOOLS, "<|im_end|>", "", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]),
+    "llama_tools": (
+        LLAMA_TOOLS,
+        "<|eot_id|>",
+        "<|begin_of_text|>",
+        ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    ),
     "none": ("", "</s>", "<s>", ["<s>", "</s>"]),
 }
 CORPUS = ["What is one plus two? It is three, I think. user assistant system tool model <|im end|> <tool_response>", "0123456789"] * 5
