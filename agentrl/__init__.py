@@ -16,6 +16,8 @@ from agentrl.core.types import Message, Task
 from agentrl.env import verifiers
 from agentrl.env.adapters.gymnasium import GymEnv
 from agentrl.env.adapters.gymnasium_vector import GymVectorEnv
+from agentrl.env.adapters.nemo_gym import NemoGymEnv
+from agentrl.env.adapters.openenv import OpenEnvEnv
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, SamplingParams, StepResult, StepState
 from agentrl.env.rewards import combine_rewards, remote_reward
 from agentrl.env.tools import ToolEnv
@@ -36,6 +38,8 @@ __all__ = [
     "GymVectorEnv",
     "LearnerError",
     "Message",
+    "NemoGymEnv",
+    "OpenEnvEnv",
     "ResetResult",
     "ResetState",
     "RewardError",

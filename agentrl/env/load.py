@@ -22,6 +22,8 @@ from agentrl.core.errors import EnvLoadError
 from agentrl.env import openrlhf
 from agentrl.env.adapters.gem import load_gem
 from agentrl.env.adapters.gymnasium import load_gym
+from agentrl.env.adapters.nemo_gym import load_nemo_gym
+from agentrl.env.adapters.openenv import load_openenv
 from agentrl.env.adapters.reasoning_gym import load_reasoning_gym
 from agentrl.env.adapters.textarena import load_textarena
 from agentrl.env.agent import AgentClass, AgentInstance
@@ -29,7 +31,7 @@ from agentrl.env.rewards import is_reward, load_reward_servers, reward_environme
 from agentrl.env.roster import check_roster
 
 FLAG = "--agent"
-FORMS = "Give file.py, file.py:Name, package.module:Name or SUITE:ID with gym, reasoning-gym, textarena or gem."
+FORMS = "Give file.py, file.py:Name, package.module:Name or SUITE:ID with gym, reasoning-gym, textarena, gem, nemo-gym or openenv."
 REWARDS = ("reward_func", "reward")
 """Names that a file gives to its reward, if it has no environment."""
 
@@ -39,6 +41,8 @@ SCHEMES: dict[str, Callable[[str], AgentClass]] = {
     "reasoning-gym": load_reasoning_gym,
     "textarena": load_textarena,
     "gem": load_gem,
+    "nemo-gym": load_nemo_gym,
+    "openenv": load_openenv,
 }
 """Loaders of specifications that begin with a scheme and a colon; each is given the whole specification."""
 
@@ -85,7 +89,21 @@ def load_agent(spec: str) -> AgentSpec:
     found, cls = _load(full, root)
     if file is not None:
         full = f"{file.absolute()}:{found}"
+    full = vars(cls).get("agent_spec", full)  # a specification may name a file among its options
     return AgentSpec(spec=full, root=root, name=cls.__name__, source=_source(cls))
+
+
+def load_value(spec: str, name: str) -> Any:
+    """What ``file.py:name`` stands for, which is part of the specification `spec`.
+
+    Raises:
+        EnvLoadError: If there is no such file or name.
+    """
+    path, _, attribute = name.rpartition(":")
+    module = _import_file(spec, Path(path).expanduser())
+    if not hasattr(module, attribute):
+        raise EnvLoadError(FLAG, spec, f"there is no {attribute!r} in {path}", _suggest(attribute, vars(module)) or "Write file.py:name.")
+    return getattr(module, attribute)
 
 
 @lru_cache

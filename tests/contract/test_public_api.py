@@ -23,6 +23,8 @@ NAMES = [
     "GymVectorEnv",
     "LearnerError",
     "Message",
+    "NemoGymEnv",
+    "OpenEnvEnv",
     "ResetResult",
     "ResetState",
     "RewardError",

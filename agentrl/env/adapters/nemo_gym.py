@@ -6,26 +6,27 @@ session cookie that the first one gave.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
-
-import anyio
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, RewardError
 from agentrl.core.types import Message
 from agentrl.env.adapters.nemo_rows import PARAMS, Transcript, tools_of
 from agentrl.env.adapters.specs import split_spec
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
-from agentrl.env.http import HttpLimits, HttpSession, JsonClient, Reply, SharedClient
 from agentrl.env.results import number
 from agentrl.env.tool_calls import BadCall, Parsed, ToolCall, parse_tool_calls
 from agentrl.env.tools import TOOL_PROMPT, with_system
 from agentrl.env.wire import check_url, encode_json, excerpt
+
+if TYPE_CHECKING:
+    from agentrl.env.http import HttpSession, JsonClient, Reply, SharedClient
 
 _log = logging.getLogger(__name__)
 
@@ -61,16 +62,10 @@ class NemoGymEnv(AgentInstance):
     max_output_chars: ClassVar[int] = 10_000
     on_tool_failure: ClassVar[Literal["raise", "tell"]] = "raise"
 
-    _shared: ClassVar[SharedClient]
+    _clients: ClassVar[SharedClient | None] = None
     _client: JsonClient | None = None
     _session: HttpSession
     _identity: Mapping[str, str] = {}
-
-    def __init_subclass__(cls) -> None:
-        limits = HttpLimits(
-            timeout_s=cls.timeout_s, attempt_timeout_s=cls.timeout_s, max_bytes=MAX_BYTES, max_depth=MAX_DEPTH, connections=CONNECTIONS
-        )
-        cls._shared = SharedClient(lambda: JsonClient(cls.url.split(","), limits))
 
     def parse_calls(self, text: str) -> Sequence[Parsed]:
         """The calls in a turn, as `agentrl.env.tool_calls.parse_tool_calls` finds them."""
@@ -93,8 +88,9 @@ class NemoGymEnv(AgentInstance):
             raise ConfigError("--prompts", state.task.id, f"the row has no {PARAMS}", "Give a JSONL file in NeMo Gym's form.")
         self._params, self._tools, self._transcript = params, tools_of(params), Transcript()
         self._name = uuid.uuid4().hex
-        self._client, self._session = self._shared.open(), HttpSession()
-        await self._client.call("POST", "/seed_session", self._row, session=self._session, timeout_s=self.timeout_s)
+        self._client = client = self._shared().open()
+        self._session = _new_session()
+        await client.call("POST", "/seed_session", self._row, session=self._session, timeout_s=self.timeout_s)
         self._identity = _identity(self._session)
         if not self._identity:
             raise RemoteError(
@@ -112,7 +108,7 @@ class NemoGymEnv(AgentInstance):
             RewardError: If it gives no reward that can be used.
         """
         try:
-            with anyio.fail_after(self.timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 return await self._step(state)
         except TimeoutError:
             raise RemoteError(f"{self.url}: the turn was not done within {self.timeout_s:g} s") from None
@@ -130,7 +126,20 @@ class NemoGymEnv(AgentInstance):
         except RemoteError as error:
             _log.debug("%s", error)
         finally:
-            await self._shared.close()
+            await self._shared().close()
+
+    @classmethod
+    def _shared(cls) -> SharedClient:
+        """The connections of all episodes of this class."""
+        from agentrl.env.http import HttpLimits, JsonClient, SharedClient
+
+        if "_clients" not in vars(cls) or cls._clients is None:
+            seconds, urls = cls.timeout_s, cls.url.split(",")
+            limits = HttpLimits(
+                timeout_s=seconds, attempt_timeout_s=seconds, max_bytes=MAX_BYTES, max_depth=MAX_DEPTH, connections=CONNECTIONS
+            )
+            cls._clients = SharedClient(lambda: JsonClient(urls, limits))
+        return cls._clients
 
     async def _step(self, state: StepState) -> StepResult:
         cut = state.finish_reason == "length"
@@ -223,6 +232,12 @@ def load_nemo_gym(spec: str) -> type[NemoGymEnv]:
     except ConfigError as error:
         raise EnvLoadError("--agent", error.value, error.problem, "Write nemo-gym:http://HOST:PORT.") from error
     return type("NemoGym", (NemoGymEnv,), {"url": checked, "__module__": __name__, "__doc__": NemoGymEnv.__doc__, **options})
+
+
+def _new_session() -> HttpSession:
+    from agentrl.env.http import HttpSession
+
+    return HttpSession()
 
 
 def _identity(session: HttpSession) -> dict[str, str]:

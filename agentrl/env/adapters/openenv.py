@@ -1,0 +1,345 @@
+"""Servers of OpenEnv (https://github.com/huggingface/OpenEnv) as environments: ``--agent openenv:ws://HOST:PORT``.
+
+One episode is one WebSocket: ``reset`` with the seed, then a ``step`` per turn until the environment is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, RewardError
+from agentrl.core.types import Message, Prompt, Task
+from agentrl.env.adapters.gymnasium import last_word
+from agentrl.env.adapters.specs import split_spec, take_count
+from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
+from agentrl.env.results import number
+from agentrl.env.wire import check_url, excerpt
+
+if TYPE_CHECKING:
+    from agentrl.env.http import SharedClient
+    from agentrl.env.websocket import JsonSocket
+
+SEEDS = 2**31
+ATTEMPTS = 5
+BACKOFF_S, MAX_BACKOFF_S = 0.1, 4.0
+MAX_NUMBERS = 64
+FULL = "CAPACITY_REACHED"
+
+Formatter: TypeAlias = Callable[[Mapping[str, Any]], Prompt]
+
+
+class OpenEnvEnv(AgentInstance):
+    """One episode on an OpenEnv server.
+
+    An answer that is no action, by `parse_action` or by the server's own schema, is not acted on: the model is told what
+    was wrong and may try again, `max_invalid` times in a row, each time for a reward of `invalid_reward`.
+
+    Attributes:
+        url: Address of the server, ``ws`` or ``wss``, without ``/ws``.
+        timeout_s: Deadline of one `reset` or `step`, waiting for a free session included; keep it below
+            ``--reset-timeout-s`` and ``--step-timeout-s``, so that the error says what the server was waited for.
+        action_field: The field that the model's text goes into; empty: the only one of the server's action schema.
+        num_tasks: Number of tasks, with the seeds 0, 1, ...; `None`: no end of them, with seeds derived from the run's.
+        max_invalid: Answers in a row that may be no action.
+        invalid_reward: What each of them is worth.
+        schema: JSON schema of the server's actions, from `reset` on; empty if it does not say.
+    """
+
+    url: ClassVar[str] = ""
+    timeout_s: ClassVar[float] = 55.0
+    action_field: ClassVar[str] = ""
+    num_tasks: ClassVar[int | None] = None
+    max_invalid: ClassVar[int] = 2
+    invalid_reward: ClassVar[float] = 0.0
+
+    schema: Mapping[str, Any] = {}
+
+    _clients: ClassVar[SharedClient | None] = None
+    _action: ClassVar[Mapping[str, Any] | None] = None
+    _socket: JsonSocket | None = None
+    _is_open = False
+    _invalid = 0
+    _rewarded = False
+
+    def format_observation(self, observation: Mapping[str, Any]) -> Prompt:
+        """An observation for the model: the text of its only field, or a line for each one that says something."""
+        shown = {key: value for key, value in observation.items() if key != "metadata" and value not in (None, "", [], {})}
+        if len(shown) == 1:
+            return _plain(next(iter(shown.values())))
+        return "\n".join(f"{key}: {_plain(value)}" for key, value in shown.items())
+
+    def parse_action(self, text: str) -> Mapping[str, Any]:
+        """The fields of the action that an answer names: a JSON object, or the value of the only field.
+
+        Raises:
+            ValueError: If it names none; the model reads the message.
+        """
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            return value
+        fields = {name: field for name, field in self.schema.get("properties", {}).items() if name != "metadata"}
+        required = [name for name in self.schema.get("required", ()) if name in fields]
+        only = self.action_field or (required[0] if len(required) == 1 else next(iter(fields)) if len(fields) == 1 else "")
+        if not only:
+            raise ValueError(f"Write the action as a JSON object{' with ' + ', '.join(fields) if fields else ''}.")
+        return {only: _value(text, only, fields.get(only, {}))}
+
+    def is_truncated(self, answer: Mapping[str, Any]) -> bool:
+        """Whether an episode that is done was cut short; OpenEnv has no field for it, so environments put it in metadata."""
+        places = (answer, answer.get("observation"), answer.get("metadata"), (answer.get("observation") or {}).get("metadata"))
+        return any(isinstance(place, Mapping) and place.get("truncated") is True for place in places)
+
+    def reset_data(self, state: ResetState) -> dict[str, Any]:
+        """What `reset` is called with on the server: the seed, and what the task's metadata has under ``reset``."""
+        given = state.task.metadata.get("reset")
+        return {"seed": state.seed % SEEDS, **(given if isinstance(given, Mapping) else {})}
+
+    @classmethod
+    def tasks(cls) -> Iterable[Task]:
+        """One task per seed; every member of a group plays the same one."""
+        numbered = {"numbered": True}
+        if cls.num_tasks is None:
+            return (Task(f"{cls.url}, episode {n}", id=str(n), metadata=numbered) for n in itertools.count())
+        return [Task(f"{cls.url}, seed {n}", id=str(n), seed=n, metadata=numbered) for n in range(cls.num_tasks)]
+
+    async def reset(self, state: ResetState) -> ResetResult:
+        """Connect, wait for a free session if need be, and begin.
+
+        Raises:
+            RemoteError: If there is no session in time, or the environment does not begin.
+        """
+        data, last = self.reset_data(state), ""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                self.schema = await self._schema()
+                for attempt in itertools.count():
+                    answer, last = await self._begin(data, attempt)
+                    if answer is not None:
+                        break
+                    await asyncio.sleep(random.uniform(0, min(MAX_BACKOFF_S, BACKOFF_S * 2 ** min(attempt, 10))))
+        except TimeoutError:
+            raise RemoteError(f"{self.url}: no session within {self.timeout_s:g} s{'; last: ' + last if last else ''}") from None
+        assert answer is not None
+        if answer["done"]:
+            raise RemoteError(f"{self.url}: the episode was over when it began", infrastructure=False)
+        return ResetResult(_after(state.task, self.format_observation(answer["observation"])))
+
+    async def step(self, state: StepState) -> StepResult:
+        """Act as the model said, or tell it what was wrong with what it said.
+
+        Raises:
+            RemoteError: If the server fails, or its environment raises.
+            RewardError: If the episode ends and no reward was ever given.
+        """
+        if self._socket is None:
+            raise RuntimeError(f"{type(self).__name__} is used before its reset; call super().reset(state) in yours")
+        try:
+            action = dict(self.parse_action(state.action_text))
+        except ValueError as error:
+            return self._refuse(str(error))
+        frame = await self._socket.ask({"type": "step", "data": action}, self.timeout_s)
+        code, problem = _error(frame)
+        if code == "VALIDATION_ERROR":
+            return self._refuse(problem)
+        if code:
+            raise RemoteError(f"{self.url}: {code}: {problem}", infrastructure=False)
+        self._invalid = 0
+        return self._result(self._observed(frame))
+
+    async def close(self) -> None:
+        """End the session."""
+        socket, self._socket = self._socket, None
+        try:
+            if socket is not None:
+                await socket.close({"type": "close"})
+        finally:
+            if self._is_open:
+                self._is_open = False
+                await self._shared().close()
+
+    @classmethod
+    def _shared(cls) -> SharedClient:
+        """The connections over which episodes of this class ask for the schema."""
+        from agentrl.env.http import HttpLimits, JsonClient, SharedClient
+
+        if "_clients" not in vars(cls) or cls._clients is None:
+            address, limits = re.sub(r"^ws", "http", cls.url), HttpLimits(timeout_s=cls.timeout_s, attempt_timeout_s=cls.timeout_s)
+            cls._clients = SharedClient(lambda: JsonClient([address], limits))
+        return cls._clients
+
+    async def _schema(self) -> Mapping[str, Any]:
+        """Schema of the actions; asked for until it is known."""
+        cls = type(self)
+        if "_action" not in vars(cls) or cls._action is None:
+            client = self._shared().open()
+            self._is_open = True
+            reply = await client.call("GET", "/schema", told=(404, 405))
+            answer = reply.json() if reply.status == 200 else {}
+            action = answer.get("action") if isinstance(answer, Mapping) else None
+            cls._action = action if isinstance(action, Mapping) else {}
+        return cls._action
+
+    async def _begin(self, data: Mapping[str, Any], attempt: int) -> tuple[Mapping[str, Any] | None, str]:
+        """One attempt at a session: what it began with, or nothing and why it is worth another attempt."""
+        from agentrl.env.websocket import JsonSocket
+
+        try:
+            self._socket = await JsonSocket.open(f"{self.url}/ws")
+            frame = await self._socket.ask({"type": "reset", "data": data}, self.timeout_s)
+            code, problem = _error(frame)
+            if code == FULL:
+                raise RemoteError(f"{FULL}: {problem}")
+            if code:
+                raise RemoteError(f"{self.url}: {code}: {problem}", infrastructure=False)
+            return self._observed(frame), ""
+        except RemoteError as error:
+            if self._socket is not None:
+                await self._socket.close()
+                self._socket = None
+            if not error.infrastructure or (attempt + 1 >= ATTEMPTS and FULL not in str(error)):
+                raise
+            return None, str(error)
+
+    def _observed(self, frame: Any) -> Mapping[str, Any]:
+        """The data of an observation frame.
+
+        Raises:
+            RemoteError: If it is something else.
+        """
+        data = frame.get("data") if isinstance(frame, Mapping) and frame.get("type") == "observation" else None
+        if not isinstance(data, Mapping) or not isinstance(data.get("observation"), Mapping) or not isinstance(data.get("done"), bool):
+            raise RemoteError(f"{self.url}: answered {excerpt(str(frame), 120)}, which is no observation", infrastructure=False)
+        return data
+
+    def _result(self, answer: Mapping[str, Any]) -> StepResult:
+        done = answer["done"]
+        given = answer.get("reward")
+        self._rewarded = self._rewarded or given is not None
+        if done and not self._rewarded:
+            raise RewardError(f"{self.url}: the episode is done, and no step of it had a reward")
+        truncated = done and self.is_truncated(answer)
+        return StepResult(
+            0.0 if given is None else number(given, self.url, "reward"),  # many environments have a reward at the end only
+            None if done else self.format_observation(answer["observation"]),
+            terminated=done and not truncated,
+            truncated=truncated,
+            info={"invalid_action": 0.0, **_numbers(answer.get("metadata"))},
+        )
+
+    def _refuse(self, problem: str) -> StepResult:
+        self._invalid += 1
+        over = self._invalid > self.max_invalid
+        return StepResult(self.invalid_reward, problem, terminated=over, score=0.0 if over else None, info={"invalid_action": 1.0})
+
+
+def load_openenv(spec: str) -> type[OpenEnvEnv]:
+    """The class for ``openenv:ws://HOST:PORT[?option=value&...]``.
+
+    Options are ``formatter`` (``file.py:function``, which makes text or chat messages of an observation), and the
+    attributes ``action_field``, ``num_tasks``, ``max_invalid``, ``invalid_reward`` and ``timeout_s`` of `OpenEnvEnv`.
+
+    Raises:
+        EnvLoadError: If the address, an option or the formatter cannot be used.
+    """
+    url, options = split_spec(spec)
+    body: dict[str, Any] = {"num_tasks": take_count(spec, options, "num_tasks"), "__module__": __name__, "__doc__": OpenEnvEnv.__doc__}
+    try:
+        body["url"] = check_url(url, ("ws", "wss"))
+    except ConfigError as error:
+        raise EnvLoadError("--agent", error.value, error.problem, "Write openenv:ws://HOST:PORT.") from error
+    if "formatter" in options:
+        name = str(options.pop("formatter"))
+        function = _formatter(spec, name)
+        body["format_observation"] = lambda self, observation: function(observation)
+        body["agent_spec"] = spec.replace(name, f"{Path(name.rpartition(':')[0]).absolute()}:{name.rpartition(':')[2]}")
+    for name, value in options.items():
+        good = {
+            "action_field": isinstance(value, str) and value,
+            "max_invalid": type(value) is int and value >= 0,
+            "invalid_reward": type(value) in (int, float),
+            "timeout_s": type(value) in (int, float) and value > 0,
+        }
+        if not good.get(name):
+            problem = f"{name} = {value!r} is out of range" if name in good else f"there is no option {name!r}"
+            raise EnvLoadError("--agent", spec, problem, f"There is formatter, num_tasks, {', '.join(good)}.")
+        body[name] = value
+    return type("OpenEnv", (OpenEnvEnv,), body)
+
+
+def _formatter(spec: str, name: str) -> Formatter:
+    """The function that ``file.py:function`` names."""
+    from agentrl.env.load import load_value
+
+    function = load_value(spec, name)
+    if not callable(function):
+        raise EnvLoadError("--agent", spec, f"{name} is a {type(function).__name__}, not a function", "Name a function of the observation.")
+    return function  # type: ignore[no-any-return]
+
+
+def _error(frame: Any) -> tuple[str, str]:
+    """Code and message of an error frame; of any other, nothing."""
+    if not isinstance(frame, Mapping) or frame.get("type") != "error":
+        return "", ""
+    data = frame.get("data") if isinstance(frame.get("data"), Mapping) else {}
+    assert isinstance(data, Mapping)
+    found = data.get("errors")
+    errors = [error for error in found if isinstance(error, Mapping)] if isinstance(found, list) else []
+    problems = [f"{'.'.join(map(str, error.get('loc') or ()))}: {error.get('msg')}" for error in errors[:8]]
+    return str(data.get("code") or "ERROR")[:40], "; ".join(problems) or excerpt(str(data.get("message")))
+
+
+def _value(text: str, name: str, field: Mapping[str, Any]) -> Any:
+    """What a text says for one field of the action."""
+    kind, words = field.get("type"), field.get("enum")
+    if words and all(isinstance(word, str) for word in words):
+        return _last(text, {word: word for word in words}, f"Choose one of {', '.join(words)}.")
+    if kind == "boolean":
+        return _last(text, {"true": True, "yes": True, "false": False, "no": False}, f"Say true or false ({name}).")
+    if kind in ("integer", "number"):
+        found = re.findall(r"-?\d+(?:\.\d+)?" if kind == "number" else r"-?\d+", text)
+        if not found:
+            raise ValueError(f"Write a number ({name}).")
+        return float(found[-1]) if kind == "number" else int(found[-1])
+    if kind in ("array", "object"):
+        raise ValueError(f"Write the action as a JSON object with {name}.")
+    return text.strip()
+
+
+def _last(text: str, words: Mapping[str, Any], problem: str) -> Any:
+    try:
+        return last_word(text, words)
+    except ValueError:
+        raise ValueError(problem) from None
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _after(task: Task, observation: Prompt) -> Prompt:
+    """The observation behind the prompt of a task that has one of its own."""
+    if task.metadata.get("numbered"):
+        return observation
+    if isinstance(task.prompt, str) and isinstance(observation, str):
+        return f"{task.prompt}\n{observation}"
+    return [*_messages(task.prompt), *_messages(observation)]
+
+
+def _messages(prompt: Prompt) -> list[Message]:
+    return [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
+
+
+def _numbers(metadata: Any) -> dict[str, float]:
+    items = metadata.items() if isinstance(metadata, Mapping) else ()
+    found = {key: float(value) for key, value in items if isinstance(value, int | float) and abs(value) < 1e300}
+    return dict(list(found.items())[:MAX_NUMBERS])

@@ -1,0 +1,122 @@
+"""A WebSocket to a server that is not trusted: one question, one answer in JSON, in time and within a size."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from agentrl.core.errors import RemoteError
+from agentrl.env.http import RETRIED
+from agentrl.env.wire import encode_json, excerpt, parse_json
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+MAX_BYTES, MAX_DEPTH = 2**20, 64
+CONNECT_S, CLOSE_S = 5.0, 2.0
+TOO_LARGE, NOT_TEXT = 1009, 1007
+"""Codes with which the connection is closed from this side because of what came."""
+
+
+class JsonSocket:
+    """One connection, made by `open`. Nothing is compressed, no redirect followed, no proxy of the environment used.
+
+    Args:
+        url: Its address.
+        connection: Of the package websockets.
+    """
+
+    def __init__(self, url: str, connection: ClientConnection) -> None:
+        self._url, self._connection = url, connection
+
+    @classmethod
+    async def open(cls, url: str) -> JsonSocket:
+        """Connect.
+
+        Args:
+            url: Address, ``ws`` or ``wss``.
+
+        Raises:
+            RemoteError: If that fails or takes too long.
+        """
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import InvalidHandshake, InvalidStatus
+
+        class ConnectOnce(connect):
+            def process_redirect(self, exc: Exception) -> Exception:
+                return exc
+
+        try:
+            connection = await ConnectOnce(
+                url,
+                compression=None,
+                proxy=None,
+                open_timeout=CONNECT_S,
+                close_timeout=CLOSE_S,
+                ping_interval=None,
+                max_size=MAX_BYTES,
+                max_queue=4,
+            )
+        except TimeoutError:
+            raise RemoteError(f"{url}: no connection within {CONNECT_S:g} s") from None
+        except InvalidStatus as error:
+            status = error.response.status_code
+            text = excerpt((error.response.body or b"").decode("utf-8", "replace"))
+            reason = "redirects are not followed; give the final address" if 300 <= status < 400 else text
+            raise RemoteError(f"{url}: answered {status}: {reason}", infrastructure=status in RETRIED) from error
+        except InvalidHandshake as error:
+            raise RemoteError(
+                f"{url}: is no WebSocket: {excerpt(str(error))}", infrastructure=isinstance(error.__cause__, EOFError)
+            ) from error
+        except OSError as error:
+            raise RemoteError(f"{url}: {type(error).__name__}: {error}") from error
+        return cls(url, connection)
+
+    async def ask(self, question: Any, timeout_s: float) -> Any:
+        """Send `question` and return the answer.
+
+        Raises:
+            RemoteError: If there is no usable answer in time; the connection is then of no more use.
+        """
+        content = encode_json(question).decode()
+        try:
+            with anyio.fail_after(timeout_s):
+                answer = await self._exchange(content)
+        except TimeoutError:
+            raise RemoteError(f"{self._url}: no answer within {timeout_s:g} s") from None
+        if not isinstance(answer, str):
+            raise RemoteError(f"{self._url}: answered in bytes, not in text", infrastructure=False)
+        return parse_json(answer, self._url, MAX_DEPTH)
+
+    async def _exchange(self, content: str) -> str | bytes:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            with contextlib.suppress(ConnectionClosed):  # a server that closed may have said why before
+                await self._connection.send(content)
+            return await self._connection.recv()
+        except ConnectionClosed as error:
+            code = error.sent.code if error.sent is not None else None
+            if code == TOO_LARGE:
+                raise RemoteError(f"{self._url}: the answer is larger than {MAX_BYTES} bytes", infrastructure=False) from None
+            raise RemoteError(f"{self._url}: the connection was closed: {excerpt(str(error))}", infrastructure=code != NOT_TEXT) from error
+
+    async def close(self, goodbye: Any = None) -> None:
+        """End the connection, at the latest after a moment; never raises.
+
+        Args:
+            goodbye: Sent before; `None`: nothing.
+        """
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            with contextlib.suppress(ConnectionClosed, OSError), anyio.move_on_after(CLOSE_S):
+                if goodbye is not None:
+                    await self._connection.send(encode_json(goodbye).decode())
+                await self._connection.close()
+        finally:
+            self._connection.transport.abort()
+            await asyncio.sleep(0)
