@@ -14,6 +14,7 @@ from agentrl.core.errors import AgentRLError, ConfigError
 
 COMMANDS = {
     "train": ("agentrl.cli.train", "train a model in an environment"),
+    "inspect": ("agentrl.cli.inspect", "show a run, its episodes, or one of them turn by turn"),
     "replay": ("agentrl.cli.replay", "repeat recorded episodes and compare"),
 }
 
