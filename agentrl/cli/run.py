@@ -98,7 +98,7 @@ async def _train(
     begin: ResumePoint,
     stop: StopRequest | None,
 ) -> RunResult:
-    pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)})
+    pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
     if begin.learner is not None:
         tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}")
         await runtime.learner.load_checkpoint(str(begin.learner))

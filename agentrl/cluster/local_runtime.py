@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class LocalRuntime:
-    """One engine and one learner rank in this process."""
+    """One engine and one learner rank in this process; no rank with ``num_learners`` 0."""
 
     def __init__(self, config: TrainConfig, on_stage: Stage) -> None:
         self._config, self._on_stage = config, on_stage
@@ -33,15 +33,21 @@ class LocalRuntime:
     def learner(self) -> Learner:
         """The only rank."""
         if self._learner is None:
-            raise RuntimeError("the runtime has not been started")
+            raise RuntimeError("the runtime has not been started, or has no learner")
         return self._learner
+
+    @property
+    def supervision(self) -> None:
+        """Nothing is replaced in one process."""
+        return
 
     async def start(self) -> None:
         """Load the learner, then the engine, which joins the learner's process group of one."""
         os.environ.update(worker_environment(self._config))
-        self._on_stage("loading learner")
-        self._learner = ThreadedLearner(build_learner_rank(self._config))
-        await self._learner.start()
+        if self._config.learner.num_learners:
+            self._on_stage("loading learner")
+            self._learner = ThreadedLearner(build_learner_rank(self._config))
+            await self._learner.start()
         self._on_stage("loading engine")
         self._worker = build_worker(self._config, 0)
         await self._worker.start()

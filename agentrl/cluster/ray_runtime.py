@@ -17,16 +17,18 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.cluster.build import worker_environment
+from agentrl.cluster.build import transport, worker_environment
 from agentrl.cluster.placement import Placement, plan
 from agentrl.cluster.reaper import Reaper
 from agentrl.cluster.runtime import Stage
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError
 from agentrl.core.protocols import Learner, RolloutWorker
+from agentrl.rollout.seat import Supervision
 
 PLACEMENT_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 10.0
+RESPAWN_TIMEOUT_S = 600.0  # a large model takes minutes to load
 
 
 class RayRuntime:
@@ -38,6 +40,7 @@ class RayRuntime:
         self._folder: str | None = None
         self._reaper: Reaper | None = None
         self._group: Any = None
+        self._placement: Placement | None = None
         self._workers: list[Any] = []
         self._learner: Any = None
 
@@ -52,12 +55,21 @@ class RayRuntime:
         learner: Learner = self._learner
         return learner
 
+    @property
+    def supervision(self) -> Supervision | None:
+        """Engines that read weights from shared memory are replaced; the members of an NCCL group cannot be."""
+        engine = self._config.engine
+        if transport(self._config) != "shm":
+            return None
+        return Supervision(respawn=self._respawn, max_restarts=engine.max_engine_restarts, stuck_s=engine.engine_timeout_s)
+
     async def start(self) -> None:
         """Start Ray, place the actors, load models; engines and learner load side by side."""
         self._on_stage("starting Ray" if self._private else f"joining Ray at {self._config.run.ray_address}")
         await asyncio.to_thread(self._connect)
         placement = plan(self._config, gpus=self._gpus())
         self._group = await self._reserve(placement)
+        self._placement = placement
         self._create_actors(placement)
         self._on_stage("loading engine and learner")
         await asyncio.gather(self._learner.start(), *(worker.start() for worker in self._workers))
@@ -126,25 +138,47 @@ class RayRuntime:
 
     def _create_actors(self, placement: Placement) -> None:
         import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from agentrl.cluster.ray_actors import LearnerActor, RayLearner, RayWorker, RolloutActor
+        from agentrl.cluster.ray_actors import LearnerActor, RayLearner
 
-        def options(bundle: int, num_gpus: float, **more: Any) -> dict[str, Any]:
-            where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
-            return {"num_cpus": placement.cpus_per_actor, "num_gpus": num_gpus, "scheduling_strategy": where, "max_restarts": 0, **more}
-
-        rollout, rank = ray.remote(RolloutActor), ray.remote(LearnerActor)
-        self._workers = [
-            RayWorker(rollout.options(**options(bundle, placement.gpus_per_engine, max_concurrency=4096)).remote(self._config, index))
-            for index, bundle in enumerate(placement.engine_bundles)
-        ]
+        rank = ray.remote(LearnerActor)
+        self._workers = [self._create_worker(placement, index) for index in range(len(placement.engine_bundles))]
         self._learner = RayLearner(
             [
-                rank.options(**options(bundle, placement.gpus_per_rank)).remote(self._config, index)
+                rank.options(**self._options(placement, bundle, placement.gpus_per_rank)).remote(self._config, index)
                 for index, bundle in enumerate(placement.learner_bundles)
             ]
         )
+
+    def _create_worker(self, placement: Placement, index: int) -> Any:
+        import ray
+
+        from agentrl.cluster.ray_actors import RayWorker, RolloutActor
+
+        options = self._options(placement, placement.engine_bundles[index], placement.gpus_per_engine, max_concurrency=4096)
+        return RayWorker(ray.remote(RolloutActor).options(**options).remote(self._config, index))
+
+    def _options(self, placement: Placement, bundle: int, num_gpus: float, **more: Any) -> dict[str, Any]:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        return {"num_cpus": placement.cpus_per_actor, "num_gpus": num_gpus, "scheduling_strategy": where, "max_restarts": 0, **more}
+
+    async def _respawn(self, name: str) -> RolloutWorker:
+        """End what is left of a worker and start another in its bundle."""
+        import ray
+
+        index = int(name.rpartition("-")[2])
+        if self._placement is None:
+            raise ClusterError(f"{name} cannot be replaced: the cluster was not started")
+        with contextlib.suppress(Exception):
+            ray.kill(self._workers[index].actor)
+        worker: Any = self._create_worker(self._placement, index)
+        self._workers[index] = worker
+        async with asyncio.timeout(RESPAWN_TIMEOUT_S):
+            await worker.start()
+        replacement: RolloutWorker = worker
+        return replacement
 
     def _stop(self, ray: Any) -> None:
         actors = [worker.actor for worker in self._workers] + (list(self._learner.actors) if self._learner else [])
