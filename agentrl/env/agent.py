@@ -183,6 +183,10 @@ class AgentInstance:
     trained_agents: ClassVar[Sequence[str]] = ()
 
     @classmethod
+    def preload(cls) -> None:
+        """Load what all episodes share, with ``--env-isolation process``: it runs once, before their processes are started."""
+
+    @classmethod
     def tasks(cls) -> Iterable[Task] | None:
         """The tasks to train on: a finite collection is shuffled and repeated, an endless iterable is taken in order.
 

@@ -196,6 +196,11 @@ class ToolEnv(AgentInstance):
         for function in cls.tools:
             Tool(function)
 
+    @classmethod
+    def preload(cls) -> None:
+        """Import what schemas are made with."""
+        from transformers.utils import get_json_schema  # noqa: F401
+
     def list_tools(self) -> Sequence[Callable[..., Any]]:
         """The tools of this episode; return bound methods for tools that share the episode's state."""
         return self.tools

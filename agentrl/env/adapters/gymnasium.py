@@ -103,6 +103,11 @@ class GymEnv(AgentInstance):
         return None
 
     @classmethod
+    def preload(cls) -> None:
+        """Import gymnasium."""
+        import gymnasium  # noqa: F401
+
+    @classmethod
     def tasks(cls) -> Iterable[Task]:
         """One task per seed; every member of a group plays the same one."""
         name = cls.env_id or cls.__name__

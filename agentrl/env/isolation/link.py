@@ -18,6 +18,7 @@ class Link(asyncio.Protocol):
     def __init__(self, answer: asyncio.Future[bytes | None]) -> None:
         self._answer, self._number = answer, 0
         self._buffer = bytearray()
+        self.refused = ""
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -31,6 +32,7 @@ class Link(asyncio.Protocol):
         while len(self._buffer) >= HEADER.size:
             size, number = HEADER.unpack_from(self._buffer)
             if size > MAX_ANSWER:
+                self.refused = f"its process sent {size} bytes, more than {MAX_ANSWER}; it was killed"
                 self.abort()
                 return
             if len(self._buffer) < HEADER.size + size:
@@ -104,6 +106,8 @@ class EpisodeHandle:
 
     async def reason(self, timeout_s: float) -> str:
         """Why it has ended; it may take a moment until that is known."""
+        if self._link is not None and self._link.refused:
+            return self._link.refused
         await asyncio.wait({self.died}, timeout=timeout_s)
         return self.died.result() if self.died.done() else "its process closed the connection; it was killed"
 

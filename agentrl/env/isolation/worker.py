@@ -14,6 +14,9 @@ import socket
 import sys
 from typing import Any, NoReturn
 
+import numpy as np
+import numpy.random  # loaded on first use otherwise, with a seed of its own
+
 from agentrl.core.errors import EnvError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass
@@ -139,8 +142,7 @@ class _Log(logging.Handler):
 def seed_generators(seed: int) -> None:
     """Seed the generators that a process has one of, so that an episode depends on its task and on nothing before it."""
     random.seed(seed)
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed(seed % 2**32)
+    np.random.seed(seed % 2**32)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
 

@@ -1,0 +1,72 @@
+"""A pool over `defects.py`, and a look at what it leaves."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from agentrl import StepResult, StepState, Task
+from agentrl.env.boundary import EnvLimits, Session
+from agentrl.env.isolation.limits import ProcessLimits
+from agentrl.env.isolation.pool import MARK, ProcessPool
+from agentrl.env.load import load_agent
+
+FILE = Path(__file__).with_name("defects.py")
+SMALL = ProcessLimits(memory_mib=200, file_mib=1, processes=8, cpu_s=0.3, open_files=64)
+
+
+@asynccontextmanager
+async def pool(name: str = "Defects", *, step_s: float = 0.3, limits: ProcessLimits = SMALL) -> AsyncIterator[ProcessPool]:
+    """A pool that leaves no process."""
+    spec = load_agent(f"{FILE}:{name}")
+    processes = ProcessPool(spec, EnvLimits(reset_timeout_s=10.0, step_timeout_s=step_s, close_timeout_s=0.5, process=limits))
+    try:
+        await processes.start()
+        yield processes
+    finally:
+        await processes.close()
+        left = survivors(processes)
+        for process in left:
+            process.kill()
+        assert left == []
+
+
+def survivors(processes: ProcessPool) -> list[psutil.Process]:
+    """What still runs of what the pool has started."""
+    return [process for process in psutil.process_iter() if _started_by(process, processes) and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def gone(pid: int, within_s: float = 3.0) -> bool:
+    """Whether a process ends in time."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def noted_pids(folder: Path) -> list[int]:
+    """The process ids in small files of a folder."""
+    return [int(path.read_text()) for path in folder.iterdir() if path.stat().st_size < 100]
+
+
+def task(**values: Any) -> Task:
+    return Task("prompt", **{"label": "label", "id": "t", **values})
+
+
+async def act(session: Session, *actions: str) -> StepResult:
+    """Take steps; the last result."""
+    for number, action in enumerate(actions):
+        result = await session.step(StepState(action_text=action, label="label", turn=number))
+    return result
+
+
+def _started_by(process: psutil.Process, processes: ProcessPool) -> bool:
+    try:
+        return process.environ().get(MARK) == processes._mark
+    except (psutil.Error, OSError):
+        return False
