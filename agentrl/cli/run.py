@@ -70,7 +70,7 @@ async def train(config: TrainConfig, stop: StopRequest | None = None) -> RunResu
         raise
     finally:
         tracker.on_stage("closing")
-        await _uninterrupted(runtime.close())
+        await uninterrupted(runtime.close())
         tracker.finish(status=status, ledger=ledger, agent=config.run.agent)
 
 
@@ -159,7 +159,7 @@ def keep_rule(config: TrainConfig) -> Keep:
     return keep
 
 
-async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
     """Finish cleaning up although this task has been cancelled; errors of the clean-up do not hide the run's own."""
     task = asyncio.ensure_future(work)
     with contextlib.suppress(Exception):

@@ -32,7 +32,7 @@ RESPAWN_TIMEOUT_S = 600.0  # a large model takes minutes to load
 
 
 class RayRuntime:
-    """Starts the cluster and the actors, hands out their handles, and takes everything down again."""
+    """Starts the cluster and the actors, hands out their handles, and takes everything down again; no learner with 0 ranks."""
 
     def __init__(self, config: TrainConfig, on_stage: Stage) -> None:
         self._config, self._on_stage = config, on_stage
@@ -71,8 +71,9 @@ class RayRuntime:
         self._group = await self._reserve(placement)
         self._placement = placement
         self._create_actors(placement)
-        self._on_stage("loading engine and learner")
-        await asyncio.gather(self._learner.start(), *(worker.start() for worker in self._workers))
+        parts = [self._learner, *self._workers] if self._learner else self._workers
+        self._on_stage("loading engine and learner" if self._learner else "loading engine")
+        await asyncio.gather(*(part.start() for part in parts))
 
     async def close(self) -> None:
         """Close the actors within a deadline, end them, and stop a private cluster."""
@@ -143,12 +144,11 @@ class RayRuntime:
 
         rank = ray.remote(LearnerActor)
         self._workers = [self._create_worker(placement, index) for index in range(len(placement.engine_bundles))]
-        self._learner = RayLearner(
-            [
-                rank.options(**self._options(placement, bundle, placement.gpus_per_rank)).remote(self._config, index)
-                for index, bundle in enumerate(placement.learner_bundles)
-            ]
-        )
+        ranks = [
+            rank.options(**self._options(placement, bundle, placement.gpus_per_rank)).remote(self._config, index)
+            for index, bundle in enumerate(placement.learner_bundles)
+        ]
+        self._learner = RayLearner(ranks) if ranks else None
 
     def _create_worker(self, placement: Placement, index: int) -> Any:
         import ray

@@ -40,7 +40,7 @@ def load_config(args: Sequence[str], *, prog: str = "agentrl train") -> TrainCon
         ConfigError: If a file key is unknown, a value is out of range or two settings contradict each other.
         SystemExit: With code 2 for a malformed flag, 0 for ``--help`` (raised by the flag parser).
     """
-    path, rest = _take_config_flag(expand_aliases(args))
+    path, rest = take_config_flag(expand_aliases(args))
     default = from_mapping(read_file(path), source=str(path)) if path else TrainConfig()
     config = tyro.cli(TrainConfig, prog=prog, args=rest, default=default, config=TYRO, description=_DESCRIPTION)
     return check(validate(config))
@@ -52,7 +52,12 @@ _DESCRIPTION = (
 )
 
 
-def _take_config_flag(args: list[str]) -> tuple[Path | None, list[str]]:
+def take_config_flag(args: list[str]) -> tuple[Path | None, list[str]]:
+    """The file that ``--config`` names, if any, and the other words.
+
+    Raises:
+        ConfigError: If the name is missing.
+    """
     for i, word in enumerate(args):
         if word == "--config":
             if i + 1 == len(args):
