@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, RewardError
 from agentrl.core.types import Message, Prompt, Task
 from agentrl.env.adapters.gymnasium import last_word
-from agentrl.env.adapters.specs import split_spec, take_count
+from agentrl.env.adapters.specs import import_suite, split_spec, take_count
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 from agentrl.env.results import number
 from agentrl.env.wire import check_url, excerpt
@@ -251,6 +251,7 @@ def load_openenv(spec: str) -> type[OpenEnvEnv]:
     Raises:
         EnvLoadError: If the address, an option or the formatter cannot be used.
     """
+    import_suite(spec, "websockets", "openenv")
     url, options = split_spec(spec)
     body: dict[str, Any] = {"num_tasks": take_count(spec, options, "num_tasks"), "__module__": __name__, "__doc__": OpenEnvEnv.__doc__}
     try:
