@@ -1,12 +1,12 @@
-"""Games of TextArena for one player as an agent's environment; see https://github.com/LeonGuertler/TextArena.
+"""Games of TextArena as an agent's environment; see https://github.com/LeonGuertler/TextArena.
 
-``--agent textarena:GuessTheNumber-v0`` needs no file.
+``--agent textarena:GuessTheNumber-v0`` needs no file. The players of a game for several are the agents of an episode.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from agentrl.core.errors import EnvLoadError
@@ -16,18 +16,20 @@ from agentrl.env.adapters.specs import FLAG, check_known, class_name, import_sui
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 
 EXTRA = "textarena"
-PLAYER = 0
+NO_NEWS = "Your turn."
 
 
 class TextArenaEnv(AgentInstance):
-    """One game. The model is told what is new since its last turn; the reward comes at the end of the game.
+    """One game. A player is told what is new since its last turn; rewards come at the end of the game.
 
     Attributes:
+        agents: ``player0``, ``player1``, ... if there are several, as TextArena counts them.
         env_id: Name that `textarena.make` knows.
         env_options: Its keyword arguments.
         num_tasks: Number of tasks, with the seeds 0, 1, ...; `None`: no end of them, with seeds derived from the run's.
     """
 
+    agents: ClassVar[Sequence[str]] = ()
     env_id: ClassVar[str] = ""
     env_options: ClassVar[Mapping[str, Any]] = {}
     num_tasks: ClassVar[int | None] = None
@@ -54,19 +56,36 @@ class TextArenaEnv(AgentInstance):
         self._random = EpisodeRandom(state.seed)
         with self._random.in_force():
             self._env = self.make()
-            self._env.reset(num_players=1, seed=state.seed % SEEDS)
-            text = _news(self._env)
-        return ResetResult(text)
+            self._env.reset(num_players=max(1, len(self.agents)), seed=state.seed % SEEDS)
+            agent, text = self._news()
+        return ResetResult(text, agent=agent)
 
     def step(self, state: StepState) -> StepResult:
-        """Pass on what the model wrote; the game reads the move out of it."""
+        """Pass on what the model wrote; the game reads the move out of it, and says who is next."""
         with self._random.in_force():
             done, _ = self._env.step(action=state.action_text)
             if not done:
-                return StepResult(0.0, _news(self._env))
+                agent, text = self._news()
+                return StepResult(0.0, text, agent=agent)
             rewards, info = self._env.close()
-        invalid = float(bool(info[PLAYER].get("invalid_move")))
-        return StepResult(float(rewards[PLAYER]), terminated=True, info={"invalid_move": invalid})
+        ending = {"invalid_move": float(any(info[player].get("invalid_move") for player in range(max(1, len(self.agents)))))}
+        if self.agents:
+            named = {name: float(rewards[player]) for player, name in enumerate(self.agents)}
+            return StepResult(terminated=True, rewards=named, info=ending)
+        return StepResult(float(rewards[0]), terminated=True, info=ending)
+
+    def _news(self) -> tuple[str | None, str]:
+        """Who is next, and what was said to it since its last turn, without its own words."""
+        from textarena import GAME_ID, ObservationType
+
+        game = _game(self._env)
+        player, messages = game.get_observation()
+        told = []
+        for sender, text, kind in messages:
+            echo = kind == ObservationType.PLAYER_ACTION and not self.agents  # some games repeat a move as theirs
+            if sender != player and not echo:
+                told.append(text.strip() if sender == GAME_ID else f"[{game.state.role_mapping.get(sender, sender)}] {text.strip()}")
+        return (self.agents[player] if self.agents else None), "\n".join(filter(None, told)) or NO_NEWS
 
     def close(self) -> None:
         """Let go of the game."""
@@ -76,40 +95,44 @@ class TextArenaEnv(AgentInstance):
 def load_textarena(spec: str) -> type[TextArenaEnv]:
     """The class for ``textarena:ID`` or ``textarena:ID?option=value&...``.
 
-    Options are keyword arguments of the game, or ``num_tasks``.
+    Options are keyword arguments of the game, or ``num_tasks`` and ``players``: without it one if the game can be played
+    alone, else two.
 
     Raises:
-        EnvLoadError: If TextArena is not installed, has no such game, cannot make it with these options, or if it takes
-            several players.
+        EnvLoadError: If TextArena is not installed, has no such game, or cannot begin it with these options.
     """
     env_id, options = split_spec(spec)
     import_suite(spec, "textarena", EXTRA)
     from textarena.envs.registration import ENV_REGISTRY
 
     check_known(spec, "TextArena", env_id, ENV_REGISTRY)
-    num_tasks = take_count(spec, options, "num_tasks")
+    num_tasks, players = take_count(spec, options, "num_tasks"), take_count(spec, options, "players")
     attributes = {"env_id": env_id, "env_options": options, "num_tasks": num_tasks, "__module__": __name__}
-    cls = type(class_name(env_id.partition("-v")[0], "TextArenaEnv"), (TextArenaEnv,), attributes)
-    _try(spec, cls)
+    cls: type[TextArenaEnv] = type(class_name(env_id.partition("-v")[0], "TextArenaEnv"), (TextArenaEnv,), attributes)
+    count = _count_players(spec, cls, (1, 2) if players is None else (players,))
+    cls.agents = tuple(f"player{player}" for player in range(count)) if count > 1 else ()
     return cls
 
 
-def _try(spec: str, cls: type[TextArenaEnv]) -> None:
-    """Begin a game, so that a wrong option, missing data or a second player is known before anything heavy is started."""
+def _count_players(spec: str, cls: type[TextArenaEnv], counts: Sequence[int]) -> int:
+    """The first of `counts` that the game takes; begins a game, so that what is wrong is known before anything heavy is started."""
     from textarena import SinglePlayerState
 
-    several = EnvLoadError(FLAG, spec, "is a game for several players", "Choose a game for one player; docs/suites.md lists them.")
-    try:
-        with EpisodeRandom(0).in_force():
-            env = cls.make()
-            env.reset(num_players=1, seed=0)
-            alone = isinstance(_game(env).state, SinglePlayerState)
-    except Exception as error:  # whatever the game raises
-        if isinstance(error, AssertionError | ValueError) and "player" in str(error).lower():  # each says in its own way how many it wants
-            raise several from error
-        raise refused(spec, "beginning a game", error, "Options are those of the game's class.") from error
-    if not alone:
-        raise several
+    wants = "a game for one is not for several" if counts[0] > 1 else "it is no game for one"
+    for count in counts:
+        try:
+            with EpisodeRandom(0).in_force():
+                env = cls.make()
+                env.reset(num_players=count, seed=0)
+        except Exception as error:  # whatever the game raises
+            if not isinstance(error, AssertionError | ValueError) or "player" not in str(error).lower():
+                raise refused(spec, "beginning a game", error, "Options are those of the game's class.") from error
+            wants = str(error)
+        else:
+            if isinstance(_game(env).state, SinglePlayerState) == (count == 1):
+                return count
+    problem = f"cannot be played by {' or '.join(map(str, counts))}: {wants}"
+    raise EnvLoadError(FLAG, spec, problem, "Say how many play: textarena:ID?players=3, for example.")
 
 
 def _game(env: Any) -> Any:
@@ -119,12 +142,3 @@ def _game(env: Any) -> Any:
     while isinstance(env, Wrapper):
         env = env.env
     return env
-
-
-def _news(env: Any) -> str:
-    """What the game has said since the last turn, without the player's own words, which some games repeat as theirs."""
-    from textarena import ObservationType
-
-    _, messages = _game(env).get_observation()
-    told = [text.strip() for sender, text, kind in messages if sender != PLAYER and kind != ObservationType.PLAYER_ACTION]
-    return "\n".join(filter(None, told))

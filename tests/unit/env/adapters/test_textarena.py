@@ -2,14 +2,18 @@
 
 import itertools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from agentrl import Task
 from agentrl.core.errors import EnvLoadError
-from agentrl.core.types import Status
+from agentrl.core.types import Sampling, Status, Ticket, Trajectory
+from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
-from tests.unit.env.adapters.suites import begin, episode, say, script, session
+from tests.unit.env.adapters.suites import LIMITS, begin, episode, say, script, session
+from tests.unit.rollout.scenes import CODEC, SETTINGS, Scene
 
 pytest.importorskip("textarena")
 
@@ -108,10 +112,11 @@ def test_options_reach_the_game() -> None:
     ("spec", "problem", "remedy"),
     [
         ("textarena:GuessNumber-v0", "TextArena has no 'GuessNumber-v0'", "GuessTheNumber-v0"),
-        ("textarena:TicTacToe-v0", "is a game for several players", "one player"),
-        ("textarena:QuantumTicTacToe-v0", "is a game for several players", "one player"),
-        ("textarena:PublicGoodsGame-v0", "is a game for several players", "one player"),
-        ("textarena:Golf-v0", "is a game for several players", "one player"),
+        ("textarena:ThreePlayerTicTacToe-v0", "cannot be played by 1 or 2", "players=3"),
+        ("textarena:TicTacToe-v0?players=1", "cannot be played by 1", "players=3"),
+        ("textarena:QuantumTicTacToe-v0?players=1", "cannot be played by 1: it is no game for one", "players=3"),
+        (f"{GUESS}?players=2", "cannot be played by 2", "players=3"),
+        (f"{GUESS}?players=all", "players = 'all'", "from 1"),
         (f"{GUESS}?minimum=3", "unexpected keyword argument 'minimum'", "Options"),
         (f"{GUESS}?num_tasks=0", "num_tasks = 0", "from 1"),
     ],
@@ -121,3 +126,47 @@ def test_a_wrong_specification_is_refused_at_once(spec: str, problem: str, remed
         load_agent(spec)
     assert problem in caught.value.problem
     assert remedy in caught.value.remedy
+
+
+async def rounds(spec: str, *answers: str) -> dict[str, Trajectory]:
+    """A game of several players, by agent."""
+    engine = ScriptedEngine(answer=lambda request: CODEC.encode_text(f"{answers[len(engine.requests) - 1]}<|im_end|>"), max_model_len=8192)
+    cls = load_agent(spec).load()
+    settings = replace(SETTINGS, env=LIMITS, sampling=Sampling(max_tokens=64), max_turns=len(answers))
+    scene = Scene(cls, engine, settings, Ticket(group_id=1, task=Task("x", seed=1), num_samples=2, version=0))
+    return {trajectory.agent: trajectory for trajectory in await scene.play_all()}
+
+
+def read(trajectory: Trajectory, turn: int) -> str:
+    return trajectory.turns[turn].prompt_text
+
+
+async def test_a_game_of_two_is_an_episode_of_two_agents() -> None:
+    played = await rounds("textarena:TicTacToe-v0", "[0]", "[4]", "[1]", "[3]", "[2]")
+    first, second = played["player0"], played["player1"]
+    assert (first.status, second.status) == (Status.FINISHED, Status.FINISHED)
+    assert (first.reward, second.reward) == (1.0, -1.0)
+    assert (len(first.turns), len(second.turns)) == (3, 2)
+    assert "You are Player 0" in read(first, 0)
+    assert "You are Player 1" in read(second, 0)
+    assert "You are Player" not in read(first, 1)
+    assert "[Player 1] [4]" in read(first, 1)
+    assert "[Player 0] [0]" in read(second, 0)
+
+
+async def test_who_made_an_invalid_move_moves_again_and_may_lose() -> None:
+    played = await rounds("textarena:TicTacToe-v0", "[0]", "[0]", "[0]")
+    assert [len(played[name].turns) for name in ("player0", "player1")] == [1, 2]
+    assert "invalid move" in read(played["player1"], 1)
+    assert [played[name].reward for name in ("player0", "player1")] == [1.0, -1.0]
+
+
+async def test_the_game_says_who_begins() -> None:
+    played = await rounds("textarena:KuhnPoker-v0-short", "[check]", "[check]")
+    assert {name: [turn.number for turn in trajectory.turns] for name, trajectory in played.items()} == {"player0": [1], "player1": [0]}
+
+
+def test_games_of_more_players_are_asked_for() -> None:
+    assert load_agent("textarena:ThreePlayerTicTacToe-v0?players=3").load().agents == ("player0", "player1", "player2")
+    assert load_agent("textarena:TicTacToe-v0").load().agents == ("player0", "player1")
+    assert load_agent(GUESS).load().agents == ()
