@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from agentrl.core.protocols import Learner, RolloutWorker
+from agentrl.rollout.seat import Supervision
 
 Stage = Callable[[str], None]
 
@@ -21,6 +22,11 @@ class Runtime(Protocol):
     @property
     def learner(self) -> Learner:
         """One handle for all learner ranks."""
+        ...
+
+    @property
+    def supervision(self) -> Supervision | None:
+        """How lost workers are replaced; `None` if they cannot be."""
         ...
 
     async def start(self) -> None:

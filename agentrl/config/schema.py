@@ -197,6 +197,10 @@ class EngineConfig:
     """Memory for the KV cache of a CPU engine, GiB."""
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.9
     """Share of GPU memory an engine may take."""
+    engine_timeout_s: Positive = 300.0
+    """Replace an engine that is busy for this many seconds and finishes no request."""
+    max_engine_restarts: CountOrZero = 3
+    """Times that a lost engine is started again before the run goes on without it, or ends if none is left."""
     enforce_eager: bool = False
     """Do not capture CUDA graphs; always so on CPU."""
 

@@ -61,6 +61,7 @@ class EngineStats:
         prompt_tokens: Prompt tokens received.
         cached_tokens: Prompt tokens served from the prefix cache.
         paused_s: Seconds paused for publications.
+        fault: Why the engine can no longer be used; empty while it can.
     """
 
     busy_s: float = 0.0
@@ -69,6 +70,7 @@ class EngineStats:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     paused_s: float = 0.0
+    fault: str = ""
 
 
 class Engine(Protocol):
@@ -120,7 +122,11 @@ class RolloutWorker(Protocol):
         """Load user code, tokenizer and engine."""
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
-        """Run every episode of a group; failures of user code and engine become statuses, not exceptions."""
+        """Run every episode of a group; failures of user code and of single requests become statuses, not exceptions.
+
+        Raises:
+            EngineDeadError: If the engine failed for good; nothing of the group counts.
+        """
         ...
 
     async def load_weights(self, update: WeightUpdate) -> int:

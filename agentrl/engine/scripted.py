@@ -31,6 +31,7 @@ class ScriptedEngine:
         end_token_ids: Tokens that end a turn.
         version: Stamped on every token; set by `load_weights`.
         reported: The version that `load_weights` reports for an update's.
+        fault: Why it can no longer be used, as in `EngineStats`.
         requests: Every request seen, in order.
         updates: Every weight update seen, in order.
     """
@@ -41,6 +42,7 @@ class ScriptedEngine:
     end_token_ids: tuple[int, ...] = (1,)
     version: int = 0
     reported: Callable[[int], int] = lambda version: version
+    fault: str = ""
     requests: list[GenerationRequest] = field(default_factory=list)
     updates: list[WeightUpdate] = field(default_factory=list)
     _tokens: int = 0
@@ -95,7 +97,7 @@ class ScriptedEngine:
         busy = self._busy_s + (now - self._since if self._running else 0.0)
         prompt_tokens = sum(len(request.prompt_ids) for request in self.requests)
         clock = now - self._started if self._started is not None else 0.0
-        return EngineStats(busy_s=busy, clock_s=clock, tokens=self._tokens, prompt_tokens=prompt_tokens)
+        return EngineStats(busy_s=busy, clock_s=clock, tokens=self._tokens, prompt_tokens=prompt_tokens, fault=self.fault)
 
     async def close(self) -> None:
         """Refuse further requests."""

@@ -7,9 +7,13 @@ from collections.abc import Callable
 
 from agentrl.core.protocols import EngineStats
 
+MAX_FAILURES = 3
+
 
 class UsageMeter:
     """Adds up busy time, paused time and tokens; changes happen on one event loop.
+
+    An engine that fails several requests in a row counts as faulty, however healthy it calls itself.
 
     Args:
         clock: Seconds from an arbitrary origin, never going back.
@@ -22,6 +26,7 @@ class UsageMeter:
         self._paused = False
         self._busy_s = self._paused_s = 0.0
         self._tokens = self._prompt_tokens = self._cached_tokens = 0
+        self._failures: list[str] = []  # of the latest requests in a row
 
     def begin(self, prompt_tokens: int) -> None:
         """A request of `prompt_tokens` tokens was accepted."""
@@ -36,8 +41,13 @@ class UsageMeter:
 
     def produced(self, tokens: int, cached_tokens: int) -> None:
         """A request ended well: `tokens` were sampled, `cached_tokens` of its prompt came from the prefix cache."""
+        self._failures.clear()
         self._tokens += tokens
         self._cached_tokens += cached_tokens
+
+    def failed(self, reason: str) -> None:
+        """A request failed although nothing was wrong with it."""
+        self._failures.append(reason)
 
     def pause(self) -> None:
         """Generation stopped for a publication."""
@@ -59,7 +69,12 @@ class UsageMeter:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             paused_s=self._paused_s,
+            fault=self._fault(),
         )
+
+    def _fault(self) -> str:
+        count = len(self._failures)
+        return f"{count} requests failed one after another, the last with {self._failures[-1]}" if count >= MAX_FAILURES else ""
 
     def _advance(self) -> None:
         now = self._clock()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,8 +121,10 @@ class VllmEngine:
             return reported
 
     def stats(self) -> EngineStats:
-        """Counters since the start."""
-        return self._meter.stats()
+        """Counters since the start, and why the engine cannot be used if so."""
+        stats = self._meter.stats()
+        dead = self._dead or ("its process or thread ended" if self._llm is not None and self._llm.errored else "")
+        return replace(stats, fault=dead) if dead else stats
 
     async def close(self) -> None:
         """Release processes and memory; safe to call twice."""
@@ -200,6 +203,7 @@ class VllmEngine:
             if isinstance(error, VllmDeadError) or self._dead or self._llm is None or self._llm.errored:
                 self._dead = self._dead or _reason(error)
                 raise EngineDeadError(f"engine {self._settings.index} is gone: {self._dead}") from error
+            self._meter.failed(_reason(error))
             raise EngineError(f"request {request_id} failed: {_reason(error)}") from error
 
     async def _replace_weights(self, llm: Any, update: WeightUpdate) -> int:

@@ -136,6 +136,7 @@ async def _run_loops(run: RunState, stop: StopRequest) -> None:
     run.observer.on_stage("first groups")
     async with anyio.create_task_group() as watch:
         watch.start_soon(watch_for_stall, run.board, run.settings.stall_timeout_s, run.describe, run.clock, name="watchdog")
+        watch.start_soon(run.pool.supervise, name="supervise")
         watch.start_soon(stop_when_asked, run, stop, name="stop")
         async with anyio.create_task_group() as loops:
 

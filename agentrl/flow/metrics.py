@@ -217,8 +217,8 @@ def _learner_time(trained: Trained) -> dict[str, float]:
 
 
 def _engines(before: Mapping[str, EngineStats], after: Mapping[str, EngineStats], seconds: float) -> dict[str, float]:
-    """Differences of the engines' counters since the previous step; an engine seen for the first time counts from its start."""
-    pairs = [(before.get(name, EngineStats()), stats) for name, stats in after.items()]
+    """Differences of the engines' counters since the previous step; an engine that is new, or new in its place, counts from its start."""
+    pairs = [(_before(before.get(name), stats), stats) for name, stats in after.items()]
     busy = [(new.busy_s - old.busy_s) / (new.clock_s - old.clock_s) for old, new in pairs if new.clock_s > old.clock_s]
     tokens = sum(new.tokens - old.tokens for old, new in pairs)
     prompt = sum(new.prompt_tokens - old.prompt_tokens for old, new in pairs)
@@ -227,5 +227,9 @@ def _engines(before: Mapping[str, EngineStats], after: Mapping[str, EngineStats]
         "idle/generator": min(1.0, max(0.0, 1.0 - statistics.fmean(busy))) if busy else 0.0,
         "tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
         "engine/cached_prompt_share": cached / prompt if prompt else 0.0,
-        "publish/pause_s": max(new.paused_s - old.paused_s for old, new in pairs),
+        "publish/pause_s": max((new.paused_s - old.paused_s for old, new in pairs), default=0.0),
     }
+
+
+def _before(old: EngineStats | None, new: EngineStats) -> EngineStats:
+    return old if old is not None and old.clock_s <= new.clock_s else EngineStats()

@@ -137,9 +137,8 @@ class RunState:
         now = self.clock()
         oldest = min(self.running.items(), key=lambda item: item[1], default=None)
         age = f", the oldest is group {oldest[0]} after {now - oldest[1]:.1f} s" if oldest else ""
-        load = ", ".join(f"{name}: {episodes}" for name, episodes in self.pool.load.items())
         return (
-            f"  groups running: {len(self.running)}{age}; live episodes by worker: {load}\n"
+            f"  groups running: {len(self.running)}{age}\n  workers: {self.pool.describe()}\n"
             f"  slots in use: {self.slots.in_use} of {self.slots.capacity}; accepted groups waiting: {self.queue.depth}; "
             f"live weights: version {self.live_version}"
         )

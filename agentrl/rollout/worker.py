@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 
-from agentrl.core.errors import EngineError
+from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.protocols import Engine, EngineStats, WeightUpdate
-from agentrl.core.types import Group, GroupSummary, Ticket, summarize
+from agentrl.core.types import Group, GroupSummary, Status, Ticket, summarize
+from agentrl.env.executor import Executor, ExecutorSession
 from agentrl.env.load import AgentSpec
 from agentrl.env.roster import roster_of
 from agentrl.env.sessions import open_sessions
 from agentrl.rollout.chat import ChatCodec, load_tokenizer
 from agentrl.rollout.episode import Episode
+from agentrl.rollout.execution import Execution
 from agentrl.rollout.group import Played, run_group
 from agentrl.rollout.records import EngineLimits, group_records
 from agentrl.rollout.settings import EpisodeSettings
@@ -49,10 +51,16 @@ class EpisodeWorker:
         self._codec = ChatCodec(tokenizer, system_prompt=self._settings.system_prompt, end_token_ids=ends)
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, Group]:
-        """Run every episode of a group; failures of user code and engine become statuses, not exceptions."""
+        """Run every episode of a group; failures of user code and of single requests become statuses, not exceptions.
+
+        Raises:
+            EngineDeadError: If the engine failed for good; nothing of the group counts.
+        """
         start = time.perf_counter()
         group = await run_group(ticket, lambda index: self._episode(ticket, index).run(), self._live)
         engine = self._engine
+        if any(trajectory.status is Status.ENGINE_ERROR for trajectory in group.trajectories) and (fault := engine.stats().fault):
+            raise EngineDeadError(fault)
         limits = EngineLimits(max_model_len=engine.max_model_len, end_token_ids=engine.end_token_ids) if ticket.record else None
         records = group_records(ticket, group, limits)
         return summarize(group, seconds=time.perf_counter() - start, records=records), group
@@ -76,10 +84,13 @@ class EpisodeWorker:
         await self._sessions.close()
         await self._engine.close()
 
-    def _episode(self, ticket: Ticket, index: int) -> Episode:
+    def _episode(self, ticket: Ticket, index: int) -> Episode | Execution:
         if self._codec is None or self._closed:
             raise EngineError("this rollout worker is not running: it was not started, or it was closed")
         settings = self._settings.for_trial(ticket.trial)
-        env = self._sessions.session()
-        roster = roster_of(self._agent.load(), self._agent.source)
+        cls, source = self._agent.load(), self._agent.source
+        if issubclass(cls, Executor):
+            executor = ExecutorSession(cls, source, settings.env)
+            return Execution(ticket, index, engine=self._engine, codec=self._codec, env=executor, settings=settings)
+        env, roster = self._sessions.session(), roster_of(cls, source)
         return Episode(ticket, index, engine=self._engine, codec=self._codec, env=env, settings=settings, roster=roster)

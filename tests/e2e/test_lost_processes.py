@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -10,14 +11,14 @@ import psutil
 import pytest
 
 from agentrl.core.files import memory_root
-from tests.e2e.runs import ENVS, SMALL, start
+from tests.e2e.runs import ENVS, SMALL, Run, start, succeeded
 from tests.e2e.test_endings import family, running, wait_for_a_step
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("actor", "error"), [("RolloutActor", "EngineDeadError"), ("LearnerActor", "LearnerError")])
 def test_a_killed_actor_ends_the_run(tmp_path: Path, actor: str, error: str) -> None:
-    words = ("--async", "--num-steps", "10000", *SMALL)
+    words = ("--async", "--num-steps", "10000", "--max-engine-restarts", "0", *SMALL)
     process = start("train", "--agent", str(ENVS / "calculator.py"), "--run-dir", str(tmp_path / "run"), *words)
     try:
         wait_for_a_step(process, tmp_path / "run")
@@ -36,6 +37,33 @@ def test_a_killed_actor_ends_the_run(tmp_path: Path, actor: str, error: str) -> 
     assert time.monotonic() - begin < 30
     psutil.wait_procs(children, timeout=10)
     assert not running(children)
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_engine_is_replaced(tmp_path: Path) -> None:
+    words = ("--async", "--num-steps", "12", "--record", "all", *SMALL)
+    process = start("train", "--agent", str(ENVS / "calculator.py"), "--run-dir", str(tmp_path / "run"), *words)
+    try:
+        wait_for_a_step(process, tmp_path / "run")
+        (victim,) = [child for child in family(process.pid) if "RolloutActor" in " ".join(child.cmdline())]
+        victim.kill()
+        output, _ = process.communicate(timeout=150)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    run = succeeded(Run(process.returncode, output, tmp_path / "run"))
+    assert [row["step"] for row in run.metrics] == list(range(1, 13))
+    assert run.metrics[-1]["engine/restarts"] == 1
+    assert run.metrics[-1]["engine/groups_run_again"] > 0
+    assert run.metrics[-1]["ledger/trained"] == 12 * 4
+    assert run.summary["ledger"]["in_flight"] == 0
+    assert max(row["staleness/max"] for row in run.metrics) <= 1
+    records = [json.loads(line) for line in (run.directory / "trajectories.jsonl").read_text().splitlines()]
+    names = [record["trajectory_id"] for record in records]
+    assert len(names) == len(set(names))
+    assert {record["status"] for record in records} <= {"finished", "truncated"}
+    assert max(row["mismatch/max"] or 0.0 for row in run.metrics) < 1e-3  # the weights of the new engine are those of its label
 
 
 @pytest.mark.timeout(240)

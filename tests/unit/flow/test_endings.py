@@ -175,7 +175,7 @@ def test_a_stall_says_who_waits_for_what() -> None:
         "publish: a trained step",
         "collect: a group to finish",
         "the oldest is group 4 after 60",
-        "live episodes by worker: engine-0: 2",
+        "workers: engine-0: ready, 2 live episodes",
         "slots in use: 6 of 6; accepted groups waiting: 5; live weights: version 1",
         "group-4",
         "watchdog",

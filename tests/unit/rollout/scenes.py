@@ -9,9 +9,11 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Sampling, Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.executor import Executor, ExecutorSession
 from agentrl.env.roster import roster_of
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
+from agentrl.rollout.execution import Execution
 from agentrl.rollout.settings import EpisodeSettings
 from tests.unit.rollout.templates import tokenizer
 
@@ -45,7 +47,10 @@ class Scene:
     settings: EpisodeSettings = SETTINGS
     ticket: Ticket = Ticket(group_id=3, task=TASK, num_samples=2, version=0)  # noqa: RUF009
 
-    def episode(self, index: int = 0) -> Episode:
+    def episode(self, index: int = 0) -> Episode | Execution:
+        if issubclass(self.env, Executor):
+            executor = ExecutorSession(self.env, "file.py", self.settings.env)
+            return Execution(self.ticket, index, engine=self.engine, codec=CODEC, env=executor, settings=self.settings)
         session = EnvSession(self.env, "file.py", Threads(8), self.settings.env)
         roster = roster_of(self.env, "file.py")
         return Episode(self.ticket, index, engine=self.engine, codec=CODEC, env=session, settings=self.settings, roster=roster)
