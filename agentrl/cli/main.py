@@ -14,6 +14,7 @@ from agentrl.core.errors import AgentRLError, ConfigError
 
 COMMANDS = {
     "train": ("agentrl.cli.train", "train a model in an environment"),
+    "eval": ("agentrl.cli.eval", "measure a model in an environment, or compare two"),
     "inspect": ("agentrl.cli.inspect", "show a run, its episodes, or one of them turn by turn"),
     "replay": ("agentrl.cli.replay", "repeat recorded episodes and compare"),
 }

@@ -1,0 +1,48 @@
+"""Which tasks ``agentrl eval`` measures on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.eval import measured_tasks
+from agentrl.cli.tasks import open_tasks
+from agentrl.config.load import from_mapping
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ConfigError
+from agentrl.env.load import AgentSpec, load_agent
+
+FINITE = "[Task(str(i)) for i in range(20)]"
+ENDLESS = "(Task(str(i)) for i in itertools.count())"
+
+
+def scene(folder: Path, tasks: str, **settings: object) -> tuple[TrainConfig, AgentSpec]:
+    file = folder / f"env_{abs(hash((tasks, str(folder))))}.py"
+    file.write_text(
+        "import itertools\nfrom agentrl import AgentInstance, StepResult, Task\n\n\nclass Env(AgentInstance):\n    @classmethod\n"
+        f"    def tasks(cls):\n        return {tasks}\n\n    def step(self, state):\n        return StepResult(0.0, terminated=True)\n"
+    )
+    return from_mapping({"agent": str(file), **settings}), load_agent(str(file))
+
+
+def prompts(config: TrainConfig, agent: AgentSpec) -> list[object]:
+    return [task.prompt for task in measured_tasks(config, agent)]
+
+
+def test_all_tasks_without_a_size_and_also_with_one_that_is_too_large(tmp_path: Path) -> None:
+    for size in (0, 20, 99):
+        assert prompts(*scene(tmp_path, FINITE, eval_size=size)) == [str(i) for i in range(20)]
+
+
+def test_a_size_takes_those_that_training_with_it_holds_out(tmp_path: Path) -> None:
+    config, agent = scene(tmp_path, FINITE, eval_size=6, seed=3)
+    chosen = prompts(config, agent)
+    assert chosen == [task.prompt for task in open_tasks(config, agent).held_out]
+    assert len(set(chosen)) == 6
+
+
+def test_tasks_without_end_need_a_size(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no end of tasks"):
+        prompts(*scene(tmp_path, ENDLESS))
+    assert prompts(*scene(tmp_path, ENDLESS, eval_size=3)) == ["0", "1", "2"]
