@@ -1,8 +1,9 @@
-"""A server with the routes, cookies and bodies of NeMo Gym 0.7.0's resources servers: a counter per session."""
+"""A server with the routes, cookies and bodies of NeMo Gym 0.7.0's resources servers: a counter per session, and sums."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from typing import Any, Literal
 
@@ -97,11 +98,17 @@ class VerifyRequest(SeedRequest):
     response: Response
     expected_count: int
     mask: bool = False
+    answer: int | None = None
 
 
 class CloseRequest(Forbidding):
     resources_session_id: str
     episode_id: dict[str, Any]
+
+
+class Numbers(Forbidding):
+    a: int
+    b: int
 
 
 class Increment(Forbidding):
@@ -142,6 +149,21 @@ async def value(request: Request) -> dict[str, Any]:
     return {"count": counters.setdefault(session(request), 0)}
 
 
+@app.post("/add")
+async def add(body: Numbers) -> int:
+    return body.a + body.b
+
+
+@app.post("/sub")
+async def sub(body: Numbers) -> int:
+    return body.a - body.b
+
+
+@app.post("/mul")
+async def mul(body: Numbers) -> int:
+    return body.a * body.b
+
+
 @app.post("/breaks")
 async def breaks(request: Request) -> dict[str, Any]:
     session(request)
@@ -167,6 +189,10 @@ async def verify(request: Request, body: VerifyRequest) -> dict[str, Any]:
     count = counters.get(session(request), 0)
     names = [item.name for item in body.response.output if isinstance(item, FunctionCall)]
     reward = float(body.expected_count == count)
+    if body.answer is not None:
+        last = body.response.output[-1]
+        found = re.findall(r"-?\d+", last.content[0].text) if isinstance(last, OutputMessage) else []
+        reward = float(bool(names) and found[-1:] == [str(body.answer)])
     return {**body.model_dump(), "reward": reward, "mask_sample": body.mask, "num_calls": len(names), "failure_kind": None}
 
 

@@ -1,4 +1,4 @@
-"""A small environment in OpenEnv's API, served by the real package: guess a number from 1 to 9.
+"""A small environment in OpenEnv's API, served by the real package: guess a number.
 
 python -m tests.env_servers.open_env SESSIONS
 """
@@ -22,6 +22,7 @@ from openenv.core.env_server import Action, Environment, Observation, State, cre
 from tests.env_servers.serving import serve
 
 OPEN: set[int] = set()
+HIGHEST = int(sys.argv[2]) if len(sys.argv) > 2 else 9
 
 
 class Guess(Action):
@@ -40,7 +41,7 @@ class GuessEnvironment(Environment[Guess, Hint, State]):
         super().__init__()
         OPEN.add(id(self))
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, high: int = 9, **kwargs: Any) -> Hint:
+    def reset(self, seed: int | None = None, episode_id: str | None = None, high: int = HIGHEST, **kwargs: Any) -> Hint:
         self.number, self.guesses = random.Random(seed).randint(1, high), 0
         return Hint(text=f"A number from 1 to {high}.")
 

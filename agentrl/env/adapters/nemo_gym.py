@@ -167,14 +167,15 @@ class NemoGymEnv(AgentInstance):
         if call.name not in self._tools or call.name in RESERVED or not _NAME.fullmatch(call.name):
             known = ", ".join(name for name in self._tools if name not in RESERVED)
             return _error(f"there is no tool {call.name[:80]!r}; there is {known or 'none'}")
-        if not isinstance(call.arguments, Mapping):
-            return _error(f"the arguments of {call.name} are given by name, in an object")
+        arguments = _by_name(call.arguments, self._tools[call.name])
         try:
-            encode_json(call.arguments)
+            encode_json(arguments)
         except RemoteError as error:
             return _error(f"the arguments of {call.name} cannot be sent: {error}")
+        if arguments is None:
+            return _error(f"{call.name} takes fewer arguments")
         told = TOLD if self.on_tool_failure == "raise" else TOLD | {500}
-        reply = await self._call(f"/{call.name}", dict(call.arguments), told)
+        reply = await self._call(f"/{call.name}", arguments, told)
         text = reply.text if len(reply.text) <= self.max_output_chars else f"{reply.text[: self.max_output_chars]}... (cut)"
         return (text, True) if reply.status not in told else _error(f"{reply.status}: {text}")
 
@@ -250,6 +251,14 @@ def _identity(session: HttpSession) -> dict[str, str]:
         except (ValueError, TypeError, KeyError):
             found[cookie.name] = ""
     return dict(sorted(found.items()))
+
+
+def _by_name(arguments: Mapping[str, Any] | tuple[Any, ...], schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Arguments by name; those given in order are named in the order of the tool's schema, `None` if they are too many."""
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    names = list(schema["function"].get("parameters", {}).get("properties", {}))
+    return dict(zip(names, arguments, strict=False)) if len(arguments) <= len(names) else None
 
 
 def _error(problem: str) -> tuple[str, bool]:

@@ -109,9 +109,9 @@ async def test_wrong_calls_are_told_to_the_model(counter: str) -> None:
         call("no such tool"),
         call("verify", reward=1),
         call("../_state"),
-        '<tool_call>{"name": "increment_counter", "arguments": [1]}</tool_call><tool_call>{oops</tool_call>',
+        '<tool_call>{"name": "increment_counter", "arguments": [1, 2]}</tool_call><tool_call>{oops</tool_call>',
         '<tool_call>{"name": "increment_counter", "arguments": {"count": NaN}}</tool_call>',
-        call("increment_counter", count=3),
+        '{"tool": "increment_counter", "args": [3]}',
         "Done.",
     )
     trajectory = await play(load_nemo_gym(f"nemo-gym:{counter}?max_steps=12"), task(), wrong)
@@ -123,7 +123,7 @@ async def test_wrong_calls_are_told_to_the_model(counter: str) -> None:
         "there is no tool 'no such tool'",
         "there is no tool 'verify'",
         "there is no tool '../_state'",
-        "given by name, in an object",
+        "increment_counter takes fewer arguments",
         "the call is not valid JSON",
         "cannot be sent",
     ):
