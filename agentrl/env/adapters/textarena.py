@@ -83,7 +83,7 @@ class TextArenaEnv(AgentInstance):
         told = []
         for sender, text, kind in messages:
             echo = kind == ObservationType.PLAYER_ACTION and not self.agents  # some games repeat a move as theirs
-            if sender != player and not echo:
+            if sender != player and not echo and isinstance(text, str):  # some mix up whose move and what move it is
                 told.append(text.strip() if sender == GAME_ID else f"[{game.state.role_mapping.get(sender, sender)}] {text.strip()}")
         return (self.agents[player] if self.agents else None), "\n".join(filter(None, told)) or NO_NEWS
 

@@ -29,6 +29,7 @@ PLAYS: dict[str, tuple[str, ...]] = {
     "textarena:Blackjack-v0": ("[hit]", "[stand]", "[hit]", "[stand]"),
     "textarena:2048-v0-easy": ("[up]", "[left]", "[down]", "[right]"),
     "textarena:Mastermind-v0": ("[1 2 3 4]", "[5 6 1 2]"),
+    "textarena:Countdown-v0": ("[1 2 +]", "[1 2 -]"),
     "textarena:Bandit-v0": ("[red]", "[blue]"),
 }
 

@@ -1,0 +1,46 @@
+"""Learning on the real stack: a data set of reasoning-gym, against the best constant answer."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from agentrl.env.load import load_agent
+from tests.e2e.runs import succeeded, train
+
+BITS = "reasoning-gym:count_bits?max_n=63&ask="
+MARGIN = 0.15  # over the constant answer, as docs/benchmarks.md promises
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_training_beats_the_best_constant_answer_at_counting_bits(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym", exc_type=ImportError)
+    cls = load_agent(BITS).load()
+    constant = Counter(cls.make_item(seed)["answer"] for seed in range(1000)).most_common(1)[0][1] / 1000
+    assert 0.25 < constant < 0.35
+    arguments = ("--num-steps", "60", "--groups-per-step", "16", "--n-samples-per-prompt", "16", "--max-new-tokens", "8", "--seed", "1")
+    run = succeeded(train(tmp_path / "run", "--runtime", "local", "--no-save-model", *arguments, agent=BITS, timeout_s=1100))
+    rewards = [row["reward/mean"] for row in run.metrics]
+    assert sum(rewards[-5:]) / 5 >= constant + MARGIN
+    assert sum(rewards[-5:]) >= sum(rewards[:5]) + 5 * 0.25
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("spec", "package"),
+    [
+        ("gem:game:GuessTheNumber-v0-easy", "gem.envs"),
+        ("textarena:GuessTheNumber-v0", "textarena"),
+        ("textarena:TicTacToe-v0", "textarena"),
+        ("textarena:Blackjack-v0", "textarena"),
+    ],
+)
+def test_games_train(tmp_path: Path, spec: str, package: str) -> None:
+    pytest.importorskip(package, exc_type=ImportError)
+    arguments = ("--num-steps", "2", "--groups-per-step", "2", "--n-samples-per-prompt", "4", "--max-new-tokens", "8", "--max-turns", "8")
+    run = succeeded(train(tmp_path / "run", "--runtime", "local", "--no-save-model", *arguments, agent=spec))
+    ledger = run.summary["ledger"]
+    assert (ledger["submitted"], ledger["trained"]) == (4, 4), run.output
+    assert {row["failures/retries"] for row in run.metrics} == {0}
