@@ -24,9 +24,7 @@ from agentrl import NemoGymEnv
 
 class Calculator(NemoGymEnv):
     url = "http://127.0.0.1:{port}"
-
-    def describe_tools(self, schemas):
-        return ""  # the rows do it
+    tool_prompt = ""  # the rows say it themselves
 """
 WORDS = """
 def words(observation):

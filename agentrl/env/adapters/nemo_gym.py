@@ -22,7 +22,7 @@ from agentrl.env.adapters.specs import split_spec
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 from agentrl.env.results import number
 from agentrl.env.tool_calls import BadCall, Parsed, ToolCall, parse_tool_calls
-from agentrl.env.tools import TOOL_PROMPT, with_system
+from agentrl.env.tools import with_system, with_tools
 from agentrl.env.wire import check_url, encode_json, excerpt
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class NemoGymEnv(AgentInstance):
         max_output_chars: Characters of a tool's answer that the model gets to read.
         on_tool_failure: What becomes of a tool that breaks (5xx): ``raise`` makes it a failure of the environment,
             ``tell`` lets the model read it, as NeMo Gym's own agents do.
+        tool_prompt: System text that describes the tools. `None`: the model's chat template describes the row's tools, or,
+            if it cannot, a text with their schemas. Empty: nothing, for rows whose messages say it themselves.
     """
 
     url: ClassVar[str] = ""
@@ -61,6 +63,7 @@ class NemoGymEnv(AgentInstance):
     max_calls: ClassVar[int] = 8
     max_output_chars: ClassVar[int] = 10_000
     on_tool_failure: ClassVar[Literal["raise", "tell"]] = "raise"
+    tool_prompt: ClassVar[str | None] = None
 
     _clients: ClassVar[SharedClient | None] = None
     _client: JsonClient | None = None
@@ -70,10 +73,6 @@ class NemoGymEnv(AgentInstance):
     def parse_calls(self, text: str) -> Sequence[Parsed]:
         """The calls in a turn, as `agentrl.env.tool_calls.parse_tool_calls` finds them."""
         return parse_tool_calls(text)
-
-    def describe_tools(self, schemas: Sequence[Mapping[str, Any]]) -> str:
-        """System text that tells the model of its tools; empty: none."""
-        return TOOL_PROMPT + "\n".join(map(json.dumps, schemas)) if schemas else ""
 
     async def reset(self, state: ResetState) -> ResetResult:
         """Begin a session; the model sees the row's input and its tools.
@@ -97,8 +96,9 @@ class NemoGymEnv(AgentInstance):
                 f"{self.url}/seed_session: set no session cookie, so episodes cannot be told apart; is it a resources server?",
                 infrastructure=False,
             )
-        text = self.describe_tools(list(self._tools.values()))
-        return ResetResult(with_system(state.task.prompt, text) if text else None)
+        if self.tool_prompt is None and self._tools:
+            return ResetResult(with_tools(state.task.prompt, list(self._tools.values())))
+        return ResetResult(with_system(state.task.prompt, self.tool_prompt) if self.tool_prompt else None)
 
     async def step(self, state: StepState) -> StepResult:
         """Run the calls of this turn; a turn without any is the answer, and is verified.

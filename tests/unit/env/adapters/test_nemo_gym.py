@@ -361,8 +361,7 @@ async def test_a_class_of_ones_own(counter: str) -> None:
     class Mine(NemoGymEnv):
         url = counter
 
-        def describe_tools(self, schemas: Any) -> str:
-            return "Write ADD."
+        tool_prompt = "Write ADD."
 
         def parse_calls(self, text: str) -> Any:
             return parse_tool_calls(call("increment_counter", count=3)) if "ADD" in text else []
@@ -370,3 +369,4 @@ async def test_a_class_of_ones_own(counter: str) -> None:
     trajectory = await play(Mine, task(), script("ADD", "Done."), env=EnvLimits())
     assert outcome(trajectory) == ("finished", 1.0)
     assert "Write ADD." in said(trajectory)
+    assert '"name": "increment_counter"' not in said(trajectory)
