@@ -19,6 +19,7 @@ from agentrl.env.adapters.gymnasium_vector import GymVectorEnv
 from agentrl.env.adapters.nemo_gym import NemoGymEnv
 from agentrl.env.adapters.openenv import OpenEnvEnv
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, SamplingParams, StepResult, StepState
+from agentrl.env.executor import Completion, Executor, Policy
 from agentrl.env.rewards import combine_rewards, remote_reward
 from agentrl.env.tools import ToolEnv
 
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AgentInstance",
     "AgentRLError",
+    "Completion",
     "ConfigError",
     "DataError",
     "EngineError",
@@ -34,12 +36,14 @@ __all__ = [
     "EnvLoadError",
     "EnvResultError",
     "EnvTimeoutError",
+    "Executor",
     "GymEnv",
     "GymVectorEnv",
     "LearnerError",
     "Message",
     "NemoGymEnv",
     "OpenEnvEnv",
+    "Policy",
     "ResetResult",
     "ResetState",
     "RewardError",

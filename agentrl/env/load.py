@@ -27,6 +27,8 @@ from agentrl.env.adapters.openenv import load_openenv
 from agentrl.env.adapters.reasoning_gym import load_reasoning_gym
 from agentrl.env.adapters.textarena import load_textarena
 from agentrl.env.agent import AgentClass, AgentInstance
+from agentrl.env.executor import Executor, check_executor
+from agentrl.env.openrlhf_executor import as_executor
 from agentrl.env.rewards import is_reward, load_reward_servers, reward_environment
 from agentrl.env.roster import check_roster
 
@@ -209,6 +211,8 @@ def _named(spec: str, module: ModuleType, name: str) -> AgentClass:
         raise EnvLoadError(FLAG, spec, f"there is no {name!r} in it", remedy)
     if openrlhf.is_executor(value):
         return _executed(spec, module, value)
+    if inspect.isclass(value) and issubclass(value, Executor):
+        return check_executor(FLAG, spec, value)
     if is_reward(value):
         return _rewarded(module, value, name)
     if not isinstance(value, type):
@@ -226,6 +230,8 @@ def _complete(spec: str, cls: AgentClass) -> AgentClass:
 
 def _executed(spec: str, module: ModuleType, executor: type[Any]) -> AgentClass:
     """The environment behind an executor of OpenRLHF's."""
+    if openrlhf.own_execute(executor) is not None:
+        return check_executor(FLAG, spec, as_executor(FLAG, spec, executor))
     cls, reward = openrlhf.executor_parts(FLAG, spec, executor)
     if cls is not None:
         return _complete(spec, cls)
@@ -252,7 +258,7 @@ def _only(spec: str, module: ModuleType) -> str:
     if executors:
         return "AgentExecutor" if "AgentExecutor" in executors else executors[-1]
     own = [cls for cls in _classes(module) if cls.__module__ == module.__name__ and not cls.__name__.startswith("_")]
-    usable = [cls for cls in own if _has_step(cls) and _has(cls, "reset")]
+    usable = [cls for cls in own if (_has_step(cls) and _has(cls, "reset")) or issubclass(cls, Executor)]
     leaves = [cls for cls in usable if not any(other is not cls and issubclass(other, cls) for other in usable)]
     if len(leaves) == 1:
         return next(name for name, value in vars(module).items() if value is leaves[0])

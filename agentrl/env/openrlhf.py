@@ -30,7 +30,7 @@ class AgentInstanceBase(AgentInstance):
 
 
 class AgentExecutorBase:
-    """Base of executors; only those below can be used here."""
+    """Base of executors that have an `execute` of their own."""
 
 
 class MultiTurnAgentExecutor(AgentExecutorBase):
@@ -69,6 +69,26 @@ def is_executor(value: Any) -> bool:
     return any(base.__name__ in EXECUTOR_BASES and base.__module__ in (__name__, _ORIGINAL) for base in bases)
 
 
+def own_execute(cls: type[Any]) -> type[Any] | None:
+    """The class whose `execute` it uses, if that is none of OpenRLHF's own."""
+    definer = next((base for base in cls.__mro__ if "execute" in vars(base)), None)
+    return None if definer is None or definer.__module__ in (__name__, _ORIGINAL) else definer
+
+
+def make_executor(flag: str, spec: str, cls: type[Any]) -> Any:
+    """An executor, made without arguments.
+
+    Raises:
+        EnvLoadError: If that fails.
+    """
+    try:
+        return cls()
+    except Exception as error:
+        problem = f"{cls.__name__}() raised {type(error).__name__}: {error}"
+        remedy = "Give it an __init__(self) that needs no arguments; of a MultiTurnAgentExecutor it calls super().__init__(AgentInstance)."
+        raise EnvLoadError(flag, spec, problem, remedy) from error
+
+
 def executor_parts(flag: str, spec: str, cls: type[Any]) -> tuple[type[Any] | None, Any]:
     """What an executor stands for: the class of its episodes, or what judges its single turn.
 
@@ -76,18 +96,9 @@ def executor_parts(flag: str, spec: str, cls: type[Any]) -> tuple[type[Any] | No
         The class and `None`, or `None` and the reward: a function, or a list of server addresses or files.
 
     Raises:
-        EnvLoadError: If it has an `execute` of its own, cannot be made without arguments, or names nothing.
+        EnvLoadError: If it cannot be made without arguments, or names nothing.
     """
-    own = [base for base in cls.__mro__ if "execute" in vars(base) and base.__module__ not in (__name__, _ORIGINAL)]
-    if own:
-        problem = f"{own[0].__name__}.execute works on OpenRLHF's own engine, which does not exist here"
-        remedy = "Move what it does between turns into a class with reset and step, and inherit from MultiTurnAgentExecutor."
-        raise EnvLoadError(flag, spec, problem, remedy)
-    try:
-        executor = cls()
-    except Exception as error:
-        problem = f"{cls.__name__}() raised {type(error).__name__}: {error}"
-        raise EnvLoadError(flag, spec, problem, "Give it an __init__(self) that calls super().__init__(AgentInstance).") from error
+    executor = make_executor(flag, spec, cls)
     instance, function = getattr(executor, "agent_instance_cls", None), getattr(executor, "reward_func", None)
     reward = function if function is not None else getattr(executor, "reward_endpoints", None)
     if not isinstance(instance, type) and not reward:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,14 +14,15 @@ from agentrl.core.errors import EngineError, EnvError, EnvTimeoutError
 from agentrl.core.metrics import average
 from agentrl.core.protocols import Engine
 from agentrl.core.seeding import derive_seed
-from agentrl.core.types import Message, Prompt, Sampling, Status, Ticket, Trajectory, Turn
-from agentrl.env.agent import SamplingParams, StepResult, StepState
+from agentrl.core.types import Message, Prompt, Status, Ticket, Trajectory, Turn
+from agentrl.env.agent import StepResult, StepState
 from agentrl.env.boundary import Session
 from agentrl.env.results import NEEDS_ONE, bad_result
 from agentrl.env.roster import Roster
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.conversation import Conversation
 from agentrl.rollout.penalties import penalize
+from agentrl.rollout.recording import given
 from agentrl.rollout.settings import EpisodeSettings
 
 
@@ -77,23 +78,7 @@ class Episode:
         and the episode's unblock it. Failures of user code and engine become a status; cancellation passes through.
         """
         start = time.perf_counter()
-        error: str | None = None
-        limit = asyncio.timeout(self._settings.episode_timeout_s)
-        try:
-            async with limit:
-                status = await self._play()
-        except EnvTimeoutError as raised:
-            status, error = Status.TIMEOUT, str(raised)
-        except EnvError as raised:
-            status, error = Status.ENV_ERROR, str(raised)
-        except EngineError as raised:
-            status, error = Status.ENGINE_ERROR, f"{type(raised).__name__}: {raised}"
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            status, error = Status.TIMEOUT, f"the episode was not over after {self._settings.episode_timeout_s:g} s (--episode-timeout-s)"
-        finally:
-            await self._env.close()
+        status, error = await guarded(self._play, self._env.close, self._settings.episode_timeout_s)
         timings = {**self._seconds, "total_s": time.perf_counter() - start}
         return tuple(self._trajectory(agent, status, error, timings) for agent in self._roster.agents)
 
@@ -161,7 +146,7 @@ class Episode:
             observation_text=conversation.text + turn.prompt_text,
             action_text=self._codec.decode_action(turn.token_ids.tolist()),
             label=self._task.label,
-            sampling_params=_given(conversation.sampling),
+            sampling_params=given(conversation.sampling),
             task=self._task,
             agent=agent,
             turn=turn.number,
@@ -216,6 +201,32 @@ class Episode:
         )
 
 
+async def guarded(
+    play: Callable[[], Awaitable[Status]], close: Callable[[], Awaitable[None]], timeout_s: float
+) -> tuple[Status, str | None]:
+    """Play an episode under its deadline, and close its environment whatever happens.
+
+    Returns:
+        How it ended, and what went wrong; failures of user code and engine are a status, other errors are bugs and raised.
+    """
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            return await play(), None
+    except EnvTimeoutError as raised:
+        return Status.TIMEOUT, str(raised)
+    except EnvError as raised:
+        return Status.ENV_ERROR, str(raised)
+    except EngineError as raised:
+        return Status.ENGINE_ERROR, f"{type(raised).__name__}: {raised}"
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        return Status.TIMEOUT, f"the episode was not over after {timeout_s:g} s (--episode-timeout-s)"
+    finally:
+        await close()
+
+
 def episode_id(ticket: Ticket, index: int) -> str:
     """Name of one member of a group: group, attempt and place in the group."""
     name = f"{ticket.group_id}-{ticket.attempt}-{index}"
@@ -224,15 +235,3 @@ def episode_id(ticket: Ticket, index: int) -> str:
 
 def _messages(opening: Prompt | None) -> list[Message] | None:
     return None if opening is None or isinstance(opening, str) else list(opening)
-
-
-def _given(sampling: Sampling) -> SamplingParams:
-    """What the user sees; the seed is left out, so that handing the settings back does not fix it for all later turns."""
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_tokens=sampling.max_tokens,
-        stop=list(sampling.stop),
-        stop_token_ids=list(sampling.stop_token_ids),
-    )

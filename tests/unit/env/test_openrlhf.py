@@ -126,10 +126,11 @@ def test_a_single_turn_executor_with_a_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem", "remedy"),
     [
+        ("class AgentExecutor(AgentExecutorBase):\n    def execute(self, *a): ...\n", "AgentExecutor.execute is a plain def", "async def"),
         (
-            "class AgentExecutor(AgentExecutorBase):\n    async def execute(self, *a): ...\n",
-            "AgentExecutor.execute works on",
-            "reset and step",
+            "class AgentExecutor(AgentExecutorBase):\n    def __init__(self, x): ...\n    async def execute(self, *a): ...\n",
+            "AgentExecutor() raised TypeError",
+            "needs no arguments",
         ),
         ("class AgentExecutor(MultiTurnAgentExecutor): ...\n", "AgentExecutor() raised TypeError", "super().__init__(AgentInstance)"),
         ("class AgentExecutor(SingleTurnAgentExecutor): ...\n", "names neither", "super().__init__(AgentInstance)"),

@@ -1,0 +1,142 @@
+"""OpenRLHF's executors with an `execute` of their own: they run unchanged, and nothing is trained that was not sampled."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.core.protocols import GenerationRequest
+from agentrl.core.types import Sampling, Status, Task, Ticket, Trajectory
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.env.boundary import EnvLimits
+from agentrl.env.load import load_agent
+from agentrl.rollout.rows import merge_turns
+from tests.unit.rollout.scenes import CODEC, SETTINGS, Scene, says
+from tests.unit.rollout.test_episode import dialogue
+
+pytestmark = pytest.mark.anyio
+
+FILE = Path(__file__).parents[2] / "openrlhf_files" / "executor.py"
+HEAD = """
+from copy import deepcopy
+from openrlhf.utils.agent import AgentExecutorBase
+
+class AgentExecutor(AgentExecutorBase):
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine{images}):
+        tokens = hf_tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        async def sample(ids, **changes):
+            params = deepcopy(sampling_params)
+            for name, value in changes.items():
+                setattr(params, name, value)
+            return (await llm_engine.generate(ids, params)).outputs[0]
+        def answer(ids, ranges, **more):
+            return {{"observation_tokens": ids, "action_ranges": ranges, "reward": 1.0, "rollout_log_probs": None, **more}}
+"""
+
+
+def scene_of(spec: Path, answer: Any, version: int = 0) -> Scene:
+    ticket = Ticket(group_id=3, task=Task("What is 1+2?", label="3", id="sum"), num_samples=1, version=0)
+    engine = ScriptedEngine(answer=answer, version=version)
+    settings = replace(SETTINGS, env=EnvLimits(), sampling=Sampling(max_tokens=8))
+    return Scene(load_agent(str(spec)).load(), engine, settings, ticket)
+
+
+async def run(folder: Path, body: str, images: str = ", images=None") -> tuple[Scene, Trajectory]:
+    path = folder / "agent.py"
+    path.write_text(HEAD.format(images=images) + "".join(f"        {line}\n" for line in body.strip().splitlines()))
+    scene = scene_of(path, three)
+    return scene, await scene.play()
+
+
+def three(request: GenerationRequest) -> Sequence[int]:
+    """Different tokens for every call."""
+    number = int(request.request_id.rsplit("-", 1)[1])
+    return [20 + 10 * number + place for place in range(3)]
+
+
+async def test_a_file_with_its_own_execute_runs_unchanged() -> None:
+    scene = scene_of(FILE, says("It is 4", "3"), version=6)
+    trajectory = await scene.play()
+    assert (trajectory.error, trajectory.status, trajectory.reward, trajectory.score) == (None, Status.FINISHED, 1.0, 1.0)
+    assert trajectory.metrics == {"tries": 2.0}
+    first, second = scene.engine.requests
+    assert CODEC.decode(first.prompt_ids) == dialogue(("user", "What is 1+2?"))  # type: ignore[arg-type]
+    assert (first.sampling.max_tokens, second.sampling.max_tokens) == (8, 4)
+    (row,) = merge_turns(trajectory)
+    assert row.tokens.tolist() == [*second.prompt_ids, *trajectory.turns[1].token_ids]
+    assert row.logprobs.tolist() == [-(token % 7 + 1) / 8 for turn in trajectory.turns for token in turn.token_ids]
+    assert set(row.versions.tolist()) == {6}
+    assert CODEC.decode(trajectory.turns[1].prompt_ids) == "<|user|>Again.<|end|><|assistant|>"
+
+
+async def test_a_cut_answer_is_truncated() -> None:
+    trajectory = await scene_of(FILE, lambda request: range(30, 60)).play()
+    assert (trajectory.status, trajectory.reward) == (Status.TRUNCATED, 0.0)
+
+
+async def test_two_completions_may_share_a_range_and_unused_ones_are_not_trained(tmp_path: Path) -> None:
+    body = """
+wasted = await sample(tokens)
+one = await sample(tokens, temperature=0.5)
+two = await sample(tokens + one.token_ids)
+ids = tokens + one.token_ids + two.token_ids
+return answer(ids, [(len(tokens), len(ids))])
+"""
+    _, trajectory = await run(tmp_path, body, images="")
+    assert trajectory.error is None
+    assert [turn.token_ids.tolist() for turn in trajectory.turns] == [[30, 31, 32], [40, 41, 42]]
+    assert [turn.temperature for turn in trajectory.turns] == [0.5, 1.0]
+
+
+async def test_the_engine_looks_like_vllms(tmp_path: Path) -> None:
+    body = """
+output = await llm_engine.generate(tokens, sampling_params, multi_modal_data=None)
+done = output.outputs[0]
+assert output.prompt_token_ids == tokens and output.finished
+assert done.token_ids == [20, 21, 22] and done.index == 0 and done.finish_reason == "stop"
+assert [entry[token].logprob for token, entry in zip(done.token_ids, done.logprobs)] == [-7 / 8, -1 / 8, -2 / 8]
+assert llm_engine.get_weight_version() == 0 and not llm_engine.partial_rollout
+assert sampling_params.logprobs is not None and sampling_params.n == 1
+return answer(tokens + done.token_ids, [(len(tokens), len(tokens) + 3)], scores=0.5, extra_logs={"a": 1})
+"""
+    _, trajectory = await run(tmp_path, body)
+    assert (trajectory.error, trajectory.score, trajectory.metrics) == (None, 0.5, {"a": 1.0})
+
+
+GOOD = "done = await sample(tokens)\nids, start = tokens + done.token_ids, len(tokens)\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (GOOD + "return answer(tokens + [99] + done.token_ids[1:], [(start, start + 3)])", "(99, 21, 22) are not what llm_engine.generate"),
+        (GOOD + "return answer(ids + [2], [(start, start + 4)])", "action_ranges[0]: tokens"),
+        (GOOD + "return answer([7] + ids, [(start + 1, start + 4)])", "were sampled, but after other tokens than those before them"),
+        (GOOD + "return answer(ids, [(start, start + 3), (start, start + 3)])", "action_ranges[1]: tokens"),
+        (GOOD + "return answer(ids, [(start, start + 9)])", "action_ranges[0] = "),
+        (GOOD + "return answer(ids, [(start,)])", "must be (start, end) within"),
+        (GOOD + "return answer(ids, None)", "AgentExecutor.execute returned action_ranges = None: must be a list"),
+        (GOOD + "return answer(ids, [(start, start + 3)], reward=None)", "an episode needs one; a failure should be raised"),
+        (GOOD + "return answer(ids, [(start, start + 3)], reward=float('nan'))", "returned reward = nan: must be finite"),
+        (GOOD + "return {'reward': 1.0}", "the key 'observation_tokens' is missing"),
+        (GOOD + "return None", "agent.py: AgentExecutor.execute returned result = None: return a dictionary"),
+        ("await sample(tokens, temperature=-1.0)", "returned sampling['temperature'] = -1.0"),
+        ("await sample(tokens, n=2)", "sampling_params.n = 2: call it once for each continuation"),
+        ("raise OSError('no server')", "AgentExecutor.execute raised OSError: no server"),
+    ],
+)
+async def test_what_does_not_match_is_an_error_that_says_so(tmp_path: Path, body: str, message: str) -> None:
+    _, trajectory = await run(tmp_path, body)
+    assert (trajectory.status, trajectory.reward, trajectory.trainable) == (Status.ENV_ERROR, None, False)
+    assert message in str(trajectory.error)
+
+
+async def test_one_executor_serves_all_episodes_of_a_process(tmp_path: Path) -> None:
+    body = (
+        "self.count = getattr(self, 'count', 0) + 1\n" + GOOD + "return answer(ids, [(start, start + 3)], extra_logs={'count': self.count})"
+    )
+    scene, first = await run(tmp_path, body)
+    assert first.metrics == {"count": 1.0}
+    assert (await scene.play(1)).metrics == {"count": 2.0}
