@@ -14,7 +14,9 @@ from agentrl.core.errors import AgentRLError, ConfigError
 
 COMMANDS = {
     "train": ("agentrl.cli.train", "train a model in an environment"),
+    "check": ("agentrl.cli.check", "play an environment without a model and say what is wrong with it"),
     "eval": ("agentrl.cli.eval", "measure a model in an environment, or compare two"),
+    "play": ("agentrl.cli.play", "be the policy in the terminal, or watch a model"),
     "inspect": ("agentrl.cli.inspect", "show a run, its episodes, or one of them turn by turn"),
     "replay": ("agentrl.cli.replay", "repeat recorded episodes and compare"),
 }
