@@ -36,7 +36,14 @@ def test_a_file_with_feedback_trains_unchanged(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "metric"), [("single_turn", ""), ("sampling", "env/temperature"), ("extra_logs", "env/length"), ("reward_func", "env/length")]
+    ("name", "metric"),
+    [
+        ("single_turn", ""),
+        ("sampling", "env/temperature"),
+        ("extra_logs", "env/length"),
+        ("reward_func", "env/length"),
+        ("executor", "env/tries"),
+    ],
 )
 def test_every_other_form_trains_unchanged(tmp_path: Path, name: str, metric: str) -> None:
     run = trained(train(tmp_path / "run", "--num-steps", "2", *TINY, *PROMPTS, agent=FILES / f"{name}.py"), 4)
