@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,13 @@ from agentrl.cluster.launch import make_runtime
 from agentrl.cluster.runtime import Runtime
 from agentrl.config.load import to_json
 from agentrl.config.schema import TrainConfig
-from agentrl.core.errors import ConfigError
+from agentrl.core.errors import ConfigError, LearnerDeadError
 from agentrl.core.types import GroupSummary, MemberSummary, Task
 from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, flow_settings
 from agentrl.flow import train as run_loops
-from agentrl.flow.checkpoint import Checkpoints
+from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint
 from agentrl.flow.progress import repeated_tasks
 from agentrl.flow.state import Keep
 from agentrl.flow.stop import StopRequest
@@ -32,12 +34,17 @@ from agentrl.rollout.preflight import check_prompts, context_length
 from agentrl.rollout.settings import episode_settings
 from agentrl.track.tracker import RunTracker, open_tracker
 
+_log = logging.getLogger(__name__)
+
+RESTARTING = "restarting"
 PROMPTS_CHECKED = 1000
 """Tasks whose prompts are measured before training begins."""
 
 
 async def train(config: TrainConfig, stop: StopRequest | None = None) -> RunResult:
     """Train as `config` says; on return everything is saved and nothing is left running.
+
+    When a learner rank dies, everything is started again from the last checkpoint.
 
     Args:
         config: The resolved configuration.
@@ -47,6 +54,22 @@ async def train(config: TrainConfig, stop: StopRequest | None = None) -> RunResu
         ConfigError: If the environment, the tasks or the model cannot be used.
         AgentRLError: If the run failed; what was measured until then is in the run directory.
     """
+    for left in range(config.run.max_learner_restarts, 0, -1):
+        try:
+            return await _train_once(config, stop)
+        except LearnerDeadError as error:
+            if not _can_go_on(config):
+                raise
+            _log.warning("%s; going on from the last checkpoint, %d more times at most", error, left - 1)
+            config = replace(config, run=replace(config.run, resume=str(config.run.run_dir)))
+    return await _train_once(config, stop, last=True)
+
+
+def _can_go_on(config: TrainConfig) -> bool:
+    return config.run.run_dir is not None and latest_checkpoint(config.run.run_dir) is not None
+
+
+async def _train_once(config: TrainConfig, stop: StopRequest | None, *, last: bool = False) -> RunResult:
     agent = load_agent(config.run.agent)
     tasks = open_tasks(config, agent)
     questions = eval_tasks(config, agent) if is_evaluated(config) else []
@@ -65,13 +88,19 @@ async def train(config: TrainConfig, stop: StopRequest | None = None) -> RunResu
         result = await _train(config, tasks, questions, runtime, tracker, begin, stop)
         status, ledger = "interrupted" if result.stopped else "finished", result.counts.metrics()
         return result
+    except LearnerDeadError:
+        status = "failed" if last or not _can_go_on(config) else RESTARTING
+        raise
     except asyncio.CancelledError:
         status = "interrupted"
         raise
     finally:
         tracker.on_stage("closing")
         await uninterrupted(runtime.close())
-        tracker.finish(status=status, ledger=ledger, agent=config.run.agent)
+        if status == RESTARTING:
+            tracker.close()
+        else:
+            tracker.finish(status=status, ledger=ledger, agent=config.run.agent)
 
 
 def _title(config: TrainConfig) -> str:

@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from agentrl.cluster.build import build_learner_rank, build_worker
 from agentrl.config.schema import TrainConfig
-from agentrl.core.errors import ClusterError, EngineDeadError, LearnerError
+from agentrl.core.errors import ClusterError, EngineDeadError, LearnerDeadError
 from agentrl.core.protocols import EngineStats, GroupRef, TrainResult, WeightUpdate
 from agentrl.core.types import GroupSummary, Ticket
 
@@ -170,7 +170,7 @@ async def _engine(ref: Awaitable[T]) -> T:
 
 
 async def _learner(ref: Awaitable[T]) -> T:
-    return await _unwrapped(ref, LearnerError, "a learner rank")
+    return await _unwrapped(ref, LearnerDeadError, "a learner rank")
 
 
 async def _unwrapped(ref: Awaitable[T], lost: type[Exception], who: str) -> T:

@@ -29,6 +29,7 @@ from agentrl.rollout.seat import Supervision
 PLACEMENT_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 10.0
 RESPAWN_TIMEOUT_S = 600.0  # a large model takes minutes to load
+TOKEN = secrets.token_hex(32)  # one for all clusters of this process, because Ray reads it only once
 
 
 class RayRuntime:
@@ -94,7 +95,7 @@ class RayRuntime:
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # it would take SIGTERM away from the command line
         if self._private:
             os.environ["RAY_AUTH_MODE"] = "token"
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+            os.environ["RAY_AUTH_TOKEN"] = TOKEN
         import ray
 
         debug = self._config.run.debug

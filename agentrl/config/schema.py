@@ -43,6 +43,8 @@ class RunConfig:
     """Checkpoints to keep; older ones are removed when a newer one is complete."""
     stop_timeout_s: NonNegative = 15.0
     """Seconds that a first SIGINT or SIGTERM leaves to the step under way and a checkpoint after it; then the run ends without."""
+    max_learner_restarts: CountOrZero = 3
+    """Times that a run goes on from its last checkpoint by itself when a learner rank dies; without a checkpoint it ends."""
     resume: str = ""
     """Directory of a run to continue with its own settings, or ``auto``: continue the run in ``--run-dir`` if there is one."""
     runtime: Literal["ray", "local"] = "ray"

@@ -92,6 +92,10 @@ class LearnerError(AgentRLError, RuntimeError):
     """A training step failed."""
 
 
+class LearnerDeadError(LearnerError, ConnectionError):
+    """A learner rank's process is gone."""
+
+
 class NonFiniteError(LearnerError, FloatingPointError):
     """Loss or gradient stayed non-finite for several steps in a row."""
 

@@ -16,7 +16,7 @@ from tests.e2e.test_endings import family, running, wait_for_a_step
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("actor", "error"), [("RolloutActor", "EngineDeadError"), ("LearnerActor", "LearnerError")])
+@pytest.mark.parametrize(("actor", "error"), [("RolloutActor", "EngineDeadError"), ("LearnerActor", "LearnerDeadError")])
 def test_a_killed_actor_ends_the_run(tmp_path: Path, actor: str, error: str) -> None:
     words = ("--async", "--num-steps", "10000", "--max-engine-restarts", "0", *SMALL)
     process = start("train", "--agent", str(ENVS / "calculator.py"), "--run-dir", str(tmp_path / "run"), *words)
@@ -64,6 +64,29 @@ def test_a_killed_engine_is_replaced(tmp_path: Path) -> None:
     assert len(names) == len(set(names))
     assert {record["status"] for record in records} <= {"finished", "truncated"}
     assert max(row["mismatch/max"] or 0.0 for row in run.metrics) < 1e-3  # the weights of the new engine are those of its label
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_learner_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    words = ("--num-steps", "6", "--save-every", "1", *SMALL)
+    run_dir = tmp_path / "run"
+    process = start("train", "--agent", str(ENVS / "calculator.py"), "--run-dir", str(run_dir), *words)
+    try:
+        while not list(run_dir.glob("checkpoints/step-*")):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.05)
+        (victim,) = [child for child in family(process.pid) if "LearnerActor" in " ".join(child.cmdline())]
+        victim.kill()
+        output, _ = process.communicate(timeout=150)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    run = succeeded(Run(process.returncode, output, run_dir))
+    assert "a learner rank is gone" in output
+    assert [row["step"] for row in run.metrics] == list(range(1, 7))
+    assert run.metrics[-1]["ledger/trained"] == 6 * 4
+    assert run.summary["status"] == "finished"
 
 
 @pytest.mark.timeout(240)
