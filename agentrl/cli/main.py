@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -53,6 +54,9 @@ def guarded(command: Callable[[list[str]], int], words: list[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\nagentrl: interrupted\n")
         return 130
+    except BrokenPipeError:  # `agentrl inspect RUN | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except AgentRLError as error:
         return report(error, debug=debug)
     except Exception as error:  # a bug of ours, or of a library: name it, and say how to see more

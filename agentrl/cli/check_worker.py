@@ -1,0 +1,109 @@
+"""The process in which an environment is checked; started by ``agentrl check``, and lost if the environment crashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.core.errors import ConfigError
+from agentrl.core.types import Message, Prompt
+from agentrl.env.check.run import run_checks
+from agentrl.env.check.settings import CheckSettings
+from agentrl.env.check.tokenizer import FileTokenizer
+from agentrl.rollout.chat import ChatCodec, load_tokenizer
+from agentrl.rollout.prompt import encode_prompt
+
+
+class PromptCodec:
+    """Prompts and answers in tokens, as a run has them.
+
+    Args:
+        model: Directory or hub name; what FileTokenizer cannot read is left to transformers.
+    """
+
+    def __init__(self, model: str) -> None:
+        path = Path(model)
+        tokenizer = FileTokenizer(path) if FileTokenizer.can_read(path) else load_tokenizer(model)
+        self._codec = ChatCodec(tokenizer)
+        added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._control = sorted({*added, *map(str, tokenizer.all_special_tokens)}, key=len, reverse=True)
+        self.end_token_ids = self._codec.end_token_ids
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of the first prompt."""
+        return encode_prompt(self._codec, prompt, apply_chat_template=True)
+
+    def encode_next(self, messages: Sequence[Message], last_id: int) -> list[int]:
+        """Token ids of the environment's answer to a turn."""
+        return self._codec.encode_next(messages, last_id)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of text as it is."""
+        return self._codec.encode_text(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids."""
+        return self._codec.decode(ids)
+
+    def control_in(self, text: str) -> str:
+        """The first control token that is spelled in a text, or ""."""
+        return next((token for token in self._control if token in text), "")
+
+
+def recorded_actions(path: str) -> dict[str, list[str]]:
+    """Per task id, the texts of the turns of its best recorded episode.
+
+    Args:
+        path: ``trajectories.jsonl``, or the directory of the run that holds it.
+
+    Raises:
+        ConfigError: If there is no such file, or it holds no episode.
+    """
+    file = Path(path) / "trajectories.jsonl" if Path(path).is_dir() else Path(path)
+    try:
+        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, ValueError) as error:
+        raise ConfigError("--recorded", path, f"cannot be read: {error}", "Name the directory of a run that recorded episodes.") from error
+    best: dict[str, tuple[float, list[str]]] = {}
+    for record in records:
+        reward, turns = record.get("reward"), record.get("turns") or []
+        task = str((record.get("task") or {}).get("id", ""))
+        if reward is not None and turns and (task not in best or reward > best[task][0]):
+            best[task] = (reward, [str(turn.get("text", "")) for turn in turns])
+    if not best:
+        raise ConfigError("--recorded", path, "holds no episode that ended well", "Record some with --record all.")
+    return {task: texts for task, (_, texts) in best.items()}
+
+
+def main() -> int:
+    """Read settings, check, write events."""
+    settings = CheckSettings(**json.loads(sys.stdin.read()))
+    status = os.open(os.environ.pop("AGENTRL_CHECK_STATUS"), os.O_CREAT | os.O_WRONLY)
+    with open(os.environ.pop("AGENTRL_CHECK_EVENTS"), "a", encoding="utf-8") as events:
+
+        def emit(event: Mapping[str, Any]) -> None:
+            events.write(json.dumps(event) + "\n")
+            events.flush()
+
+        try:
+            recorded = recorded_actions(settings.recorded) if settings.recorded else {}
+            run_checks(settings, PromptCodec(settings.model), _without_end(recorded), emit, status)
+        except ConfigError as error:
+            emit({"phase": "refused", "field": error.field, "value": str(error.value), "problem": error.problem, "remedy": error.remedy})
+        except Exception:
+            emit({"phase": "failed", "error": traceback.format_exc(), "report": {"findings": []}})
+    os._exit(0)  # threads that the environment left behind must not keep it
+
+
+def _without_end(recorded: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Actions as `step` gets them; records end with the token that ended the turn."""
+    return {task: [text.removesuffix("<|end|>").removesuffix("<|im_end|>") for text in texts] for task, texts in recorded.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""What a check can say: rules, the findings that name one, and the report they add up to."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"
+    """Training on it would fail, or learn from wrong data."""
+    WARNING = "warning"
+    """Training works, but probably not as meant."""
+    NOTE = "note"
+    """Good to know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One thing that can be wrong.
+
+    Attributes:
+        id: Stable name, in words with hyphens.
+        severity: Of every finding of this rule.
+        title: What is wrong, as a clause.
+        why: What it does to training.
+        remedy: What to do about it.
+        snippet: Code that does it, for ``--fix-hints``.
+    """
+
+    id: str
+    severity: Severity
+    title: str
+    why: str
+    remedy: str
+    snippet: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A rule that an environment breaks.
+
+    Attributes:
+        id: Of the rule.
+        where: File, class and method.
+        seen: What was seen, with the value.
+        count: How often.
+    """
+
+    id: str
+    where: str
+    seen: str
+    count: int = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """Everything that one check found; every field is of JSON's own types.
+
+    Attributes:
+        env: What was checked: ``spec``, ``name``, ``source``, ``tasks`` (how many, `None`: no end of them was seen).
+        findings: One per rule that is broken.
+        policies: Per policy: episodes, failures, ends, mean turns, mean reward, lowest and highest reward, mean score.
+        timing: Per method: how it runs, calls, and the p50, the p99 and the first call in seconds.
+        speed: What the times mean for the concurrency that was asked for.
+        prompts: Tokens of the first prompts, lowest, median and highest, and the context length.
+        constant: The best constant answer: text, mean score, tasks.
+        skipped: Checks that were not made, with the reason.
+        seconds: How long it took.
+    """
+
+    env: dict[str, Any] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    policies: list[dict[str, Any]] = field(default_factory=list)
+    timing: list[dict[str, Any]] = field(default_factory=list)
+    speed: dict[str, Any] = field(default_factory=dict)
+    prompts: dict[str, Any] = field(default_factory=dict)
+    constant: dict[str, Any] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, rule: str, where: str, seen: str) -> None:
+        """Note a finding; a rule that is broken again is only counted."""
+        for index, finding in enumerate(self.findings):
+            if finding.id == rule:
+                self.findings[index] = Finding(id=rule, where=finding.where, seen=finding.seen, count=finding.count + 1)
+                return
+        self.findings.append(Finding(id=rule, where=where, seen=seen))
+
+    def has(self, *rules: str) -> bool:
+        """Whether any of these rules is broken."""
+        return any(finding.id in rules for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as JSON wants it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Report:
+        """The inverse of `to_dict`."""
+        return cls(**{**value, "findings": [Finding(**finding) for finding in value["findings"]]})

@@ -1,0 +1,94 @@
+"""A tokenizer read from its files, without transformers and so without torch, as far as prompts need one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+class FileTokenizer:
+    """What `agentrl.rollout.chat.ChatCodec` asks of a tokenizer.
+
+    Args:
+        directory: Holds `FILES`, and the chat template in one of them or in ``chat_template.jinja``.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self.name_or_path = str(directory)
+        self._tokenizer = Tokenizer.from_file(str(directory / FILES[0]))
+        config = json.loads((directory / FILES[1]).read_text(encoding="utf-8"))
+        template = directory / "chat_template.jinja"
+        self.chat_template: Any = template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template")
+        self._names = {key: _content(value) for key, value in config.items() if key.endswith("_token") and value}
+        self.added_tokens_decoder: Mapping[int, Any] = self._tokenizer.get_added_tokens_decoder()
+        self.all_special_tokens = list(dict.fromkeys(self._names.values()))
+        self._compiled: Any = None
+
+    @staticmethod
+    def can_read(directory: Path) -> bool:
+        """Whether the directory holds what is needed; templates under several names are left to transformers."""
+        if not all((directory / name).is_file() for name in FILES):
+            return False
+        config = json.loads((directory / FILES[1]).read_text(encoding="utf-8"))
+        return not isinstance(config.get("chat_template"), list) and not config.get("add_bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the end token."""
+        return self._id("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the token that begins a text."""
+        return self._id("bos_token")
+
+    def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]:
+        """Ids of tokens."""
+        return [self._tokenizer.token_to_id(token) for token in tokens]
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False, **_: Any) -> SimpleNamespace:
+        """Token ids of a text, as `input_ids`."""
+        self._tokenizer.encode_special_tokens = split_special_tokens
+        return SimpleNamespace(input_ids=self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False, **_: Any) -> str:
+        """Text of token ids."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def apply_chat_template(self, chat: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, **_: Any) -> str:
+        """Render a chat with the tokenizer's template."""
+        if self._compiled is None:
+            self._compiled = _compile(self.chat_template)
+        return str(self._compiled.render(messages=list(chat), add_generation_prompt=add_generation_prompt, **self._names))
+
+    def _id(self, name: str) -> int | None:
+        token = self._names.get(name)
+        return None if token is None else self._tokenizer.token_to_id(token)
+
+
+def _content(value: Any) -> str:
+    return str(value["content"]) if isinstance(value, Mapping) else str(value)
+
+
+def _compile(template: str) -> Any:
+    """The template, with the extensions and functions that chat templates are written for."""
+    from datetime import datetime
+
+    from jinja2.exceptions import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = lambda value, indent=None, **_: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(template)

@@ -1,0 +1,50 @@
+"""Defects of rewards and ends."""
+
+from sound import Sums, Tries
+
+from agentrl import ResetResult, StepResult, Task
+
+
+class RewardsNothing(Sums):
+    def step(self, state):
+        return StepResult(0.0, terminated=True)
+
+
+class RewardsEverything(Tries):
+    def step(self, state):
+        return StepResult(1.0, terminated=True)
+
+
+class LooksForLabelInText(Sums):
+    def step(self, state):
+        return StepResult(float(state.label in state.action_text), terminated=True)
+
+
+class NearlyAlwaysYes(Sums):
+    @classmethod
+    def tasks(cls):
+        return [Task(f"Is {n} above 1?", label="yes" if n > 1 else "no") for n in range(12)]
+
+
+class RewardsSilence(Sums):
+    def step(self, state):
+        return StepResult(1.0 / (1 + len(state.action_text)), terminated=True)
+
+
+class AnswerInPrompt(Sums):
+    def reset(self, state):
+        return ResetResult(f"{state.task.prompt} (answer: {state.label})")
+
+    def step(self, state):
+        return StepResult(float(f"answer: {state.label}" in state.action_text or state.action_text == state.label), terminated=True)
+
+
+class NeverEnds(Tries):
+    def step(self, state):
+        return StepResult(float(state.action_text.strip() == state.label), "Again?")
+
+
+class RewardsThousands(Sums):
+    def step(self, state):
+        right = state.action_text.strip() == state.label
+        return StepResult(1000.0 * right, terminated=True, score=float(right))

@@ -1,0 +1,132 @@
+"""Every defect is found, and nothing else is said of the environment that has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.env.check.findings import Severity
+from tests.unit.env.check.support import BROKEN, checked, ids
+
+DEFECTS = {
+    "bad_tasks:NoTasks": "tasks-empty",
+    "bad_tasks:TasksRaise": "tasks-broken",
+    "bad_tasks:TasksArePairs": "tasks-broken",
+    "bad_tasks:IdsTwice": "tasks-broken",
+    "bad_tasks:MessagesWithoutRole": "tasks-broken",
+    "bad_tasks:SingleUseIterator": "tasks-single-use",
+    "bad_tasks:TasksUnseeded": "tasks-unstable",
+    "bad_tasks:SameTaskTwice": "tasks-duplicate",
+    "bad_tasks:LabelHoldsLock": "task-not-picklable",
+    "bad_tasks:MutatesMetadata": "task-mutated",
+    "bad_tasks:PromptTooLong": "prompt-too-long",
+    "bad_tasks:PromptNearLimit": "prompt-near-limit",
+    "bad_results:NeedsArguments": "init-raises",
+    "bad_results:ResetRaises": "reset-raises",
+    "bad_results:StepRaisesOnText": "step-raises",
+    "bad_results:CloseRaises": "close-raises",
+    "bad_results:GymnasiumTuple": "result-type",
+    "bad_results:RewardKeyMisspelt": "result-key",
+    "bad_results:RewardIsNone": "reward-type",
+    "bad_results:RewardIsNaN": "reward-not-finite",
+    "bad_results:ScoreInPercent": "score-range",
+    "bad_results:InfoIsText": "info-type",
+    "bad_results:NoObservation": "observation-missing",
+    "bad_results:ObservationIsNumber": "observation-type",
+    "bad_results:MessageWithoutContent": "observation-type",
+    "bad_results:MegabytesOfText": "observation-too-long",
+    "bad_results:SamplingOutOfRange": "sampling-invalid",
+    "bad_results:DoneIsText": "flag-type",
+    "bad_results:ImagesAreOneText": "images-type",
+    "bad_random:GlobalRandomInReset": "group-differs",
+    "bad_random:UnseededGenerator": "group-differs",
+    "bad_random:GlobalRandomInStep": "nondeterministic",
+    "bad_random:ClockInReward": "nondeterministic",
+    "bad_random:ReseedsGlobal": "global-reseed",
+    "bad_random:ReseedsNumpy": "global-reseed",
+    "bad_random:HistoryInClass": "shared-state",
+    "bad_random:AnswerInClass": "shared-state",
+    "bad_random:HistoryInModule": "shared-state",
+    "bad_random:AnswerInSharedObject": "shared-state",
+    "bad_resources:LeavesFilesOpen": "leaks-files",
+    "bad_resources:LeavesSocketsOpen": "leaks-sockets",
+    "bad_resources:LeavesThreads": "leaks-threads",
+    "bad_resources:LeavesTasks": "leaks-tasks",
+    "bad_resources:LeavesFilesWhenCancelled": "leaks-files",
+    "bad_resources:SwallowsCancellation": "ignores-cancellation",
+    "bad_speed:SleepsInAsync": "blocks-loop",
+    "bad_speed:ComputesInAsync": "blocks-loop",
+    "bad_speed:QuadraticInText": "slow-on-long-text",
+    "bad_text:ControlTokensInPrompt": "control-tokens",
+    "bad_text:ControlTokensInFeedback": "control-tokens",
+    "bad_text:RawWithoutTemplate": "raw-observation",
+    "bad_text:RepeatsHistory": "repeats-history",
+    "bad_text:HugeObservation": "observation-huge",
+    "bad_learning:RewardsNothing": "reward-constant",
+    "bad_learning:RewardsEverything": "reward-constant",
+    "bad_learning:LooksForLabelInText": "constant-solves",
+    "bad_learning:NearlyAlwaysYes": "constant-solves",
+    "bad_learning:RewardsSilence": "constant-solves",
+    "bad_learning:AnswerInPrompt": "copy-solves",
+    "bad_learning:NeverEnds": "never-ends",
+    "bad_learning:RewardsThousands": "reward-scale",
+    "bad_effects:ChangesDirectory": "changes-cwd",
+    "bad_effects:ChangesEnviron": "changes-environ",
+    "bad_effects:SetsAlarmHandler": "changes-signals",
+    "bad_effects:CallsExit": "step-raises",
+    "bad_resources:LeavesProcesses": "leaks-processes",
+}
+SHORT = {"bad_speed:SleepsInAsync": 4.0, "bad_speed:ComputesInAsync": 4.0}
+"""Seconds for environments that are found to be slow, and would be played for longer."""
+SOUND = (
+    "sound:Sums",
+    "sound:Tries",
+    "sound:AsyncTries",
+    "bad_tasks:CopiesMetadata",
+    "bad_random:SeededGenerator",
+    "bad_resources:ClosesAll",
+)
+NOTES = {"bad_random:CacheInClass": "class-state", "bad_effects:Prints": "writes-output"}
+LOST = {
+    "bad_results:StepNeverReturns": "timeout",
+    "bad_speed:HangsInAsync": "hangs",
+    "bad_speed:HangsInTasks": "hangs",
+    "bad_speed:BacktracksWithGil": "hangs",
+    "bad_effects:ExitsProcess": "crashes",
+    "bad_effects:Segfaults": "crashes",
+}
+
+
+def spec(name: str) -> str:
+    file, _, cls = name.partition(":")
+    return f"{BROKEN / file}.py:{cls}"
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_exactly_this_is_found(name: str) -> None:
+    report = checked(spec(name), budget_s=SHORT.get(name, 60.0))
+    assert ids(report) == {DEFECTS[name]}, [finding.seen for finding in report.findings]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_is_found(name: str) -> None:
+    report = checked(spec(name))
+    assert ids(report) == set(), [finding.seen for finding in report.findings]
+    assert report.skipped == []
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_only_a_note(name: str) -> None:
+    report = checked(spec(name))
+    assert ids(report) == set(), [finding.seen for finding in report.findings]
+    assert NOTES[name] in ids(report, Severity.NOTE)
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_hangs_or_crashes_is_found_in_time(name: str) -> None:
+    report = checked(spec(name), timeout_s=0.3, budget_s=3.0)
+    assert ids(report) == {LOST[name]}, [finding.seen for finding in report.findings]
+    assert report.seconds < 20
+
+
+def test_a_step_that_is_too_slow_for_so_many_episodes() -> None:
+    assert ids(checked(spec("bad_speed:SlowStep"), concurrency=2048, budget_s=20.0)) == {"slow-calls"}

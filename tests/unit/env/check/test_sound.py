@@ -1,0 +1,52 @@
+"""Environments that are right: the ones that come with agentrl, and the adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.env.check.support import checked, ids
+
+ROOT = Path(__file__).parents[4]
+OPENRLHF = ROOT / "tests" / "openrlhf_files"
+PROMPTS = str(OPENRLHF / "prompts.jsonl")
+
+JUSTIFIED = {
+    "extra_logs": {"constant-solves"},  # it pays for short answers, and none is shorter than the empty one
+    "reward_func": {"constant-solves"},  # `label in answer`: an answer that lists every number is always right
+    "sampling": {"constant-solves"},  # the same
+}
+GYMNASIUM = (
+    "gym:FrozenLake-v1",
+    "gym:FrozenLake-v1?is_slippery=False",
+    "gym:Blackjack-v1",
+    "gym:Taxi-v4?num_tasks=20",
+)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "envs").glob("*.py")), ids=lambda file: file.stem)
+def test_ready_made_environments(file: Path) -> None:
+    report = checked(str(file))
+    assert ids(report) == set(), [finding.seen for finding in report.findings]
+    assert report.skipped == []
+
+
+@pytest.mark.parametrize("spec", GYMNASIUM)
+def test_gymnasium(spec: str) -> None:
+    report = checked(spec)
+    assert ids(report) - {"reward-scale"} == set(), [finding.seen for finding in report.findings]
+    assert ("reward-scale" in ids(report)) == ("Taxi" in spec)  # -10 for a wrong stop, several times an episode
+
+
+@pytest.mark.parametrize("name", ["extra_logs", "feedback", "reward_func", "sampling", "single_turn"])
+def test_files_of_openrlhf(name: str) -> None:
+    report = checked(str(OPENRLHF / f"{name}.py"), prompts=PROMPTS)
+    assert ids(report) == JUSTIFIED.get(name, set()), [finding.seen for finding in report.findings]
+    assert report.env["tasks"] == 16
+
+
+def test_a_reward_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "exact.py"
+    file.write_text("def reward(completion, label):\n    return float(completion.strip() == label)\n")
+    assert ids(checked(str(file), prompts=PROMPTS)) == set()
