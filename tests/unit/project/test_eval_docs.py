@@ -1,0 +1,33 @@
+"""Flags, figures and exit codes on docs/eval.md are those of the commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from agentrl.algo.bootstrap import LEVEL, RESAMPLES
+from agentrl.cli.eval import INCOMPLETE
+from agentrl.config.evaluate import SAME_HERE, EvaluateConfig
+from agentrl.config.load import flag
+from agentrl.config.schema import EvalConfig, TrainConfig
+
+PAGE = (Path(__file__).parents[3] / "docs" / "eval.md").read_text()
+
+
+def flags_of(config: object) -> set[str]:
+    sections = [getattr(config, section.name) for section in dataclasses.fields(config)]  # type: ignore[arg-type]
+    return {flag(item.name) for section in sections for item in dataclasses.fields(section)}
+
+
+def test_every_flag_exists() -> None:
+    named = set(re.findall(r"--[a-z][a-z-]*", PAGE))
+    assert named <= flags_of(TrainConfig()) | flags_of(EvaluateConfig()) | set(SAME_HERE), named
+    assert flags_of(TrainConfig()) >= set(SAME_HERE.values())
+    assert {flag(item.name) for item in dataclasses.fields(EvalConfig)} <= named
+
+
+def test_numbers_are_those_of_the_code() -> None:
+    assert f"{LEVEL:.0%} percentile bootstrap intervals over {RESAMPLES:,} resamples" in PAGE
+    assert f"episodes are played per task ({EvalConfig.eval_samples})" in PAGE
+    assert f"| {INCOMPLETE} | some tasks are in no figure" in PAGE
