@@ -18,6 +18,7 @@ from typing import Any
 
 from agentrl.core.errors import EnvError, EnvLoadError
 from agentrl.env.boundary import EnvLimits, Session
+from agentrl.env.executor import Executor
 from agentrl.env.isolation import linux
 from agentrl.env.isolation.limits import ProcessLimits, child_environment, describe_end
 from agentrl.env.isolation.link import EpisodeHandle, settle
@@ -71,8 +72,11 @@ class ProcessPool:
         """Start the zygote, wait until it has loaded the user's file, and start some processes.
 
         Raises:
-            EnvLoadError: If the file cannot be loaded there.
+            EnvLoadError: If the file cannot be loaded there, or holds an executor.
         """
+        if issubclass(self._agent.load(), Executor):
+            problem = f"{self._agent.name} is an executor: it calls the model itself, and runs in the rollout worker"
+            raise EnvLoadError("--env-isolation", "process", problem, "Leave the flag out, or write a class with reset and step.")
         async with self._starting:
             if self._is_lost:
                 await self._end_zygote()

@@ -188,6 +188,20 @@ async def test_secrets_stay_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any("canary" in process.environ().values() for process in started)
 
 
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
+async def test_ray_has_another_event_loop() -> None:
+    pytest.importorskip("uvloop")
+    async with pool(step_s=0.5) as processes:
+        good, bad = processes.session(), processes.session()
+        for session in (good, bad):
+            await session.reset(task(), 7)
+        with pytest.raises(EnvTimeoutError, match="its process was killed"):
+            await act(bad, "spin_in_c")
+        assert (await act(good, "draw")).reward == 0.0
+        await good.close()
+        await bad.close()
+
+
 async def test_a_zygote_that_is_killed_is_replaced() -> None:
     async with pool(step_s=5.0) as processes:
         session = processes.session()

@@ -175,3 +175,12 @@ def state(task: Task, turn: int, text: str) -> StepState:
 
 def without_addresses(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+", "0x", text)
+
+
+async def test_an_executor_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from agentrl.env.executor import Executor\nclass Own(Executor):\n    async def execute(self, task, policy):\n        return None\n"
+    )
+    with pytest.raises(EnvLoadError, match="Own is an executor"):
+        await open_sessions(load_agent(str(path)), EnvLimits(process=ProcessLimits())).start()
