@@ -132,8 +132,12 @@ def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
         return group_id is None or (group_id < progress.next_group_id and group_id not in repeated)
 
     _filter_lines(run_dir / "trajectories.jsonl", lambda row: is_closed(row.get("group_id")))
-    _filter_lines(run_dir / "evaluations.jsonl", lambda row: row["step"] <= progress.step)
-    return _filter_lines(run_dir / "metrics.jsonl", lambda row: row["step"] <= progress.step)
+
+    def stays(row: dict[str, Any]) -> bool:  # without a checkpoint, what was measured before the first step is measured again too
+        return bool(progress.step) and row["step"] <= progress.step
+
+    _filter_lines(run_dir / "evaluations.jsonl", stays)
+    return _filter_lines(run_dir / "metrics.jsonl", stays)
 
 
 def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:

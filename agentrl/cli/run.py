@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algo.filters import rejection
-from agentrl.cli.evaluation import is_evaluated, open_evaluations
+from agentrl.cli.evaluation import open_evaluations, run_eval_tasks
 from agentrl.cli.resume import ResumePoint, resume_point, rewind_records
-from agentrl.cli.tasks import eval_tasks, open_tasks
+from agentrl.cli.tasks import open_tasks
 from agentrl.cluster.build import model_path
 from agentrl.cluster.launch import make_runtime
 from agentrl.cluster.runtime import Runtime
@@ -72,7 +72,7 @@ def _can_go_on(config: TrainConfig) -> bool:
 async def _train_once(config: TrainConfig, stop: StopRequest | None, *, last: bool = False) -> RunResult:
     agent = load_agent(config.run.agent)
     tasks = open_tasks(config, agent)
-    questions = eval_tasks(config, agent) if is_evaluated(config) else []
+    questions = run_eval_tasks(config, agent)
     run_dir = config.run.run_dir
     if run_dir is None:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
@@ -131,7 +131,7 @@ async def _train(
     if begin.learner is not None:
         tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}")
         await runtime.learner.load_checkpoint(str(begin.learner))
-    evaluations = open_evaluations(config, questions, pool, runtime.learner, tracker)
+    evaluations = open_evaluations(config, questions, pool, runtime.learner, tracker, resumed=bool(begin.progress.step))
     if config.eval.eval_at_start and not begin.progress.step:
         tracker.on_start(await evaluations.evaluate(0))
     repeat = repeated_tasks(tasks, begin.progress)

@@ -45,29 +45,29 @@ class BestModel:
         run_dir: Directory of the run.
         learner: Writes the model; asked only while it holds the weights that were measured.
         metric: Name of the metric.
+        resumed: Whether the run goes on, and with it the search; otherwise what is there is another run's, and is replaced.
 
     Attributes:
         best: The best so far; `None` before the first.
     """
 
-    def __init__(self, run_dir: Path, learner: Learner, metric: str) -> None:
+    def __init__(self, run_dir: Path, learner: Learner, metric: str, *, resumed: bool = False) -> None:
         self._target, self._learner, self._metric = (run_dir / FOLDER).absolute(), learner, metric
-        self.best = read_best(run_dir)
-        if self.best is not None and self.best.metric != metric:
-            self.best = None
+        found = read_best(run_dir) if resumed else None
+        self.best = found if found is not None and found.metric == metric else None
 
     async def consider(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Save the learner's model if its metric is better than what was best so far.
 
         Args:
             step: Steps done.
-            metrics: Of the evaluation; without the metric, because everything failed, nothing is done.
+            metrics: Of the evaluation; if failures left the metric out, nothing is done.
 
         Returns:
             Whether it was saved.
 
         Raises:
-            ConfigError: If the evaluation gave figures, but not this one.
+            ConfigError: If nothing failed and yet there is no such figure.
             CheckpointError: If the model cannot be written; the best one before is intact.
         """
         value = metrics.get(self._metric, math.nan)
@@ -99,7 +99,7 @@ class BestModel:
             replace_directory(average, self._target.with_name(f"{FOLDER}-ema"))
 
     def _check_name(self, metrics: Mapping[str, float]) -> None:
-        if metrics.get("eval/tasks"):
+        if metrics.get("eval/tasks") and not metrics.get("eval/failed_episodes"):
             known = ", ".join(sorted(name for name in metrics if name.startswith("eval/")))
             raise ConfigError("--keep-best", self._metric, "is no figure of this evaluation", f"There are {known}.")
 

@@ -1,4 +1,4 @@
-"""Which tasks ``agentrl eval`` measures on."""
+"""Which tasks are measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.eval import measured_tasks
+from agentrl.cli.evaluation import run_eval_tasks
 from agentrl.cli.tasks import open_tasks
 from agentrl.config.load import from_mapping
 from agentrl.config.schema import TrainConfig
@@ -46,3 +47,22 @@ def test_tasks_without_end_need_a_size(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no end of tasks"):
         prompts(*scene(tmp_path, ENDLESS))
     assert prompts(*scene(tmp_path, ENDLESS, eval_size=3)) == ["0", "1", "2"]
+
+
+KINDS = "[Task(str(i), metadata={'kind': 'odd' if i % 2 else 'even', 'level': 1}) for i in range(20)]"
+
+
+def test_a_run_is_evaluated_on_held_out_tasks_or_not_at_all(tmp_path: Path) -> None:
+    assert run_eval_tasks(*scene(tmp_path, FINITE)) == []
+    assert len(run_eval_tasks(*scene(tmp_path, FINITE, eval_every=2, eval_size=6))) == 6
+    with pytest.raises(ConfigError, match="--eval-size"):
+        run_eval_tasks(*scene(tmp_path, FINITE, eval_at_start=True))
+
+
+@pytest.mark.parametrize(("name", "by", "says"), [("eval/score/hard", "", "even, odd"), ("eval/score/1", "level", "one kind")])
+def test_the_best_of_a_kind_needs_tasks_of_that_kind(tmp_path: Path, name: str, by: str, says: str) -> None:
+    evaluated = {"eval_every": 2, "eval_size": 19, "eval_by": by}
+    assert run_eval_tasks(*scene(tmp_path, KINDS, keep_best="eval/score", **evaluated))
+    assert run_eval_tasks(*scene(tmp_path, KINDS, keep_best="eval/score/odd", eval_every=2, eval_size=19))
+    with pytest.raises(ConfigError, match=says):
+        run_eval_tasks(*scene(tmp_path, KINDS, keep_best=name, **evaluated))

@@ -105,3 +105,12 @@ def test_records_after_the_checkpoint_are_taken_back(tmp_path: Path) -> None:
     assert [row["step"] for row in rewind_records(tmp_path, progress)] == [1, 2]
     assert len(metrics.read_text().splitlines()) == 2
     assert [json.loads(line)["group_id"] for line in trajectories.read_text().splitlines()] == [0, 1, 2, 4]
+
+
+def test_what_was_measured_before_the_first_step_stays_only_with_a_checkpoint(tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps({"step": step}) + "\n" for step in range(4)))
+    assert [row["step"] for row in rewind_records(tmp_path, Progress(step=2, next_group_id=6))] == [0, 1, 2]
+    assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 3
+    assert rewind_records(tmp_path, Progress()) == []
+    assert (tmp_path / "evaluations.jsonl").read_text() == ""

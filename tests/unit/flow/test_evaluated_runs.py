@@ -76,6 +76,7 @@ class Scene:
     num_steps: int = 6
     run_dir: Path | None = None
     metric: str = "eval/reward"
+    resumed: bool = False
     workers: list[Worker] = field(default_factory=lambda: [Worker()])
     learner: Learner = field(default_factory=Learner)
     observer: Recorder = field(default_factory=Recorder)
@@ -89,7 +90,7 @@ class Scene:
             EvalSettings(num_samples=2, live_episodes=6),
             every=self.every,
             num_steps=self.num_steps,
-            best=BestModel(self.run_dir, self.learner, self.metric) if self.run_dir else None,
+            best=BestModel(self.run_dir, self.learner, self.metric, resumed=self.resumed) if self.run_dir else None,
             on_result=lambda step, assessment, seconds: self.results.append((step, assessment)),
         )
         return await train(
@@ -177,18 +178,29 @@ def test_the_best_model_is_kept_with_what_it_is_best_in(tmp_path: Path) -> None:
 def test_a_resumed_run_goes_on_from_the_best_so_far(tmp_path: Path) -> None:
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "best.json").write_text(json.dumps({"step": 4, "metric": "eval/reward", "value": 2.0}))
-    scene = Scene(1, run_dir=tmp_path)
+    scene = Scene(1, run_dir=tmp_path, resumed=True)
     scene.run()  # the reward is half the version: 3.0 in the end
     assert scene.learner.saved == [5, 6]
     assert read_best(tmp_path) == Best(step=6, metric="eval/reward", value=3.0)
-    other = Scene(1, run_dir=tmp_path, metric="eval/score")  # best in something else: nothing to go on from
-    other.run()
-    assert other.learner.saved[0] == 1
+    for other in (Scene(1, run_dir=tmp_path, metric="eval/score", resumed=True), Scene(1, run_dir=tmp_path)):
+        other.run()  # best in something else, or another run's: nothing to go on from
+        assert other.learner.saved[0] == 1
 
 
 def test_a_figure_that_there_is_not_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"eval/reward/hard.*There are eval/.*eval/reward,"):
         Scene(1, run_dir=tmp_path, metric="eval/reward/hard").run()
+
+
+def test_a_figure_that_failures_leave_out_does_not_end_the_run(tmp_path: Path) -> None:
+    class Failing(Worker):
+        def members(self, ticket: Ticket, version: int) -> Sequence[MemberSummary] | None:
+            return [failed_member(), member(1.0)]
+
+    scene = Scene(1, run_dir=tmp_path, metric="eval/pass@2", workers=[Failing()])
+    scene.run()
+    assert scene.learner.saved == []
+    assert [row["eval/failed_episodes"] for row in scene.observer.steps] == [5] * 6
 
 
 def test_failures_are_counted_in_the_metrics_and_too_many_end_the_run() -> None:
