@@ -36,7 +36,12 @@ async def pool(name: str = "Defects", *, step_s: float = 0.3, limits: ProcessLim
 
 def survivors(processes: ProcessPool) -> list[psutil.Process]:
     """What still runs of what the pool has started."""
-    return [process for process in psutil.process_iter() if _started_by(process, processes) and process.status() != psutil.STATUS_ZOMBIE]
+    return marked(processes._mark)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Processes that run and whose environment holds a pool's mark."""
+    return [process for process in psutil.process_iter() if _has(process, mark)]
 
 
 def gone(pid: int, within_s: float = 3.0) -> bool:
@@ -65,8 +70,8 @@ async def act(session: Session, *actions: str) -> StepResult:
     return result
 
 
-def _started_by(process: psutil.Process, processes: ProcessPool) -> bool:
+def _has(process: psutil.Process, mark: str) -> bool:
     try:
-        return process.environ().get(MARK) == processes._mark
+        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, OSError):
         return False

@@ -1,6 +1,8 @@
 """Environments that harm the process they are in: their episode ends with a reason, another goes on, and nothing survives."""
 
 import asyncio
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
-from tests.unit.env.isolation.support import SMALL, act, gone, noted_pids, pool, survivors, task
+from tests.unit.env.isolation.support import SMALL, act, gone, marked, noted_pids, pool, survivors, task
 
 pytestmark = pytest.mark.anyio
 
@@ -225,3 +227,34 @@ async def test_a_failing_close_is_logged_where_the_run_is(caplog: pytest.LogCapt
         await act(session, "x")
         await session.close()
     assert "BadClose.close raised OSError: cannot close" in caplog.text
+
+
+OWNER = """
+import asyncio, sys
+from tests.unit.env.isolation.support import act, pool, task
+
+async def main():
+    async with pool(step_s=60.0) as processes:
+        sessions = [processes.session() for _ in range(3)]
+        for session in sessions:
+            await session.reset(task(), 7)
+        running = [asyncio.create_task(act(session, action)) for session, action in zip(sessions, sys.argv[1:])]
+        await asyncio.sleep(0.5)
+        print(processes._mark, flush=True)
+        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_outlives_a_rollout_worker_that_is_killed(tmp_path: Path) -> None:
+    actions = ("stubborn", "spin_in_c", f"daemon {tmp_path / 'pid'}")
+    with subprocess.Popen([sys.executable, "-c", OWNER, *actions], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        mark = owner.stdout.readline().strip()
+        assert len(marked(mark)) > 5
+        owner.kill()
+    pids = [process.pid for process in marked(mark)] + noted_pids(tmp_path)
+    assert all(gone(pid) for pid in pids)
+    assert marked(mark) == []
