@@ -60,7 +60,7 @@ def engine_settings(config: TrainConfig, index: int) -> EngineSettings:
         trust_remote_code=config.model.trust_remote_code,
         transport=transport(config),
         index=index,
-        stop_strings=bool(config.rollout.stop),
+        stop_strings=True,  # environments may ask for them at any turn
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.core.errors import EnvLoadError
+from agentrl.env.openrlhf import is_instance
 
 RESERVED = ("mean", "std", "unfiltered_mean")
 """Names that would hide another metric of the form ``reward/<name>``."""
@@ -24,11 +25,13 @@ class Roster:
         agents: Their names in order of rotation; the one agent of a single-agent environment is called "".
         trained: Those that are trained.
         env: File and class, for messages.
+        rendered: `reset` is given a prompt as the chat template renders it, as OpenRLHF's agents expect.
     """
 
     agents: tuple[str, ...] = ("",)
     trained: frozenset[str] = frozenset({""})
     env: str = ""
+    rendered: bool = False
 
     @property
     def several(self) -> bool:
@@ -55,8 +58,8 @@ def roster_of(cls: type[Any], source: str = "") -> Roster:
     env = f"{Path(source).name}: {cls.__name__}"
     agents = named_agents(cls)
     if not agents:
-        return Roster(env=env)
-    return Roster(agents=agents, trained=frozenset(getattr(cls, "trained_agents", ()) or agents), env=env)
+        return Roster(env=env, rendered=is_instance(cls))
+    return Roster(agents=agents, trained=frozenset(getattr(cls, "trained_agents", ()) or agents), env=env, rendered=is_instance(cls))
 
 
 def check_roster(flag: str, spec: str, cls: type[Any]) -> None:

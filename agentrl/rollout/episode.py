@@ -22,6 +22,7 @@ from agentrl.env.roster import Roster
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.conversation import Conversation
 from agentrl.rollout.penalties import penalize
+from agentrl.rollout.prompt import encode_prompt
 from agentrl.rollout.recording import given
 from agentrl.rollout.settings import EpisodeSettings
 
@@ -101,8 +102,12 @@ class Episode:
         """Begin the episode; returns who acts first."""
         task = self._task
         seed = task.seed if task.seed is not None else derive_seed(self._settings.seed, task.id, task.epoch)
+        seen = task
+        if self._roster.rendered:
+            prompt = encode_prompt(self._codec, task.prompt, apply_chat_template=self._settings.apply_chat_template)
+            seen = replace(task, prompt=self._codec.decode(prompt))
         with self._timed("env_s"):
-            result = await self._env.reset(task, seed)
+            result = await self._env.reset(seen, seed)
         agent = result.agent or self._roster.agents[0]
         self._openings = result.observations
         self._logs.append(result.info)
@@ -150,6 +155,7 @@ class Episode:
             task=self._task,
             agent=agent,
             turn=turn.number,
+            turns_left=self._settings.max_turns - turn.number - 1,
             finish_reason=str(turn.finish_reason),
         )
         with self._timed("env_s"):

@@ -13,6 +13,7 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env import load
 from agentrl.env.load import load_agent
 from tests.unit.rollout.scenes import CODEC, Scene, says
+from tests.unit.rollout.test_episode import dialogue
 
 pytestmark = pytest.mark.anyio
 
@@ -145,3 +146,28 @@ def test_what_cannot_be_used_says_what_to_do(tmp_path: Path, text: str, problem:
         load_agent(str(path))
     assert problem in caught.value.problem
     assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("change", ["", " + 'Think.'"])
+async def test_reset_is_given_the_rendered_prompt(tmp_path: Path, change: str) -> None:
+    """As in OpenRLHF, where the data set renders it; what is handed back is what the model sees."""
+    path = tmp_path / "agent.py"
+    path.write_text(
+        BASES + "class Agent(AgentInstanceBase):\n"
+        f"    async def reset(self, states, **kwargs): return {{'observation': states['observation']{change}}}\n"
+        "    async def step(self, states, **kwargs):\n"
+        "        return {'rewards': float(len(states['observation_text'])), 'done': True}\n"
+    )
+    trajectory = await play(path, "3")
+    rendered = dialogue(("user", "What is 1+2?")) + ("Think." if change else "")
+    assert trajectory.turns[0].prompt_text == rendered
+    assert trajectory.reward == len(rendered)
+
+
+async def test_other_classes_are_given_the_tasks_own_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "agent.py"
+    path.write_text(
+        "class Agent:\n    async def reset(self, states): self.seen = states['observation']\n"
+        "    async def step(self, states): return {'rewards': float(self.seen == 'What is 1+2?'), 'done': True}\n"
+    )
+    assert (await play(path, "3")).reward == 1.0
