@@ -92,6 +92,11 @@ class StepState(dict[str, Any]):
         return cast("int", self["turn"])
 
     @property
+    def turns_left(self) -> int:
+        """Turns that ``--max-turns`` leaves after this one; at 0 the episode ends now, with what it has earned."""
+        return cast("int", self["turns_left"])
+
+    @property
     def finish_reason(self) -> str:
         """Why sampling stopped: ``stop`` (the model ended its turn) or ``length`` (its budget was used up)."""
         return cast("str", self["finish_reason"])

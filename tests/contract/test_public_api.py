@@ -51,7 +51,7 @@ FIELDS = {
 POSITIONAL = {"ResetResult": ["observation"], "StepResult": ["reward", "observation"], "Task": ["prompt", "label"]}
 STATES = {
     "ResetState": {"task", "observation", "label", "seed"},
-    "StepState": {"task", "label", "action_text", "observation_text", "agent", "turn", "finish_reason", "sampling_params"},
+    "StepState": {"task", "label", "action_text", "observation_text", "agent", "turn", "turns_left", "finish_reason", "sampling_params"},
 }
 HEAVY = ["torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "pyarrow", "pandas", "gymnasium"]
 DRIVER_MODULES = [

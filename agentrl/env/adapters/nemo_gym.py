@@ -48,7 +48,7 @@ class NemoGymEnv(AgentInstance):
         url: Address of the server; several with commas between them are used in rotation, an episode staying with one.
         timeout_s: Deadline of all calls in one `reset` or `step`; keep it below ``--reset-timeout-s`` and
             ``--step-timeout-s``, so that the error says which server was slow.
-        max_steps: Turns after which the episode is verified as it stands; keep it at or below ``--max-turns``.
+        max_steps: Turns after which the episode is verified as it stands; `None`: when ``--max-turns`` are used up.
         max_calls: Calls in one turn that are run; the others are refused.
         max_output_chars: Characters of a tool's answer that the model gets to read.
         on_tool_failure: What becomes of a tool that breaks (5xx): ``raise`` makes it a failure of the environment,
@@ -59,7 +59,7 @@ class NemoGymEnv(AgentInstance):
 
     url: ClassVar[str] = ""
     timeout_s: ClassVar[float] = 55.0
-    max_steps: ClassVar[int] = 8
+    max_steps: ClassVar[int | None] = None
     max_calls: ClassVar[int] = 8
     max_output_chars: ClassVar[int] = 10_000
     on_tool_failure: ClassVar[Literal["raise", "tell"]] = "raise"
@@ -156,7 +156,7 @@ class NemoGymEnv(AgentInstance):
                 self._transcript.add_output(next(call_ids), text)
             results.append(Message(role="tool", content=text, name=name))
         counts = {"tool_calls": float(len(calls)), "bad_calls": float(bad)}
-        if state.turn + 1 >= self.max_steps:
+        if state.turn + 1 == self.max_steps or state.get("turns_left") == 0:
             return await self._verify(truncated=True, info=counts)
         return StepResult(0.0, results, info=counts)
 

@@ -139,8 +139,9 @@ async def test_only_so_many_calls_in_one_turn(counter: str) -> None:
     assert "only 1 calls are run in one turn" in said(trajectory)
 
 
-async def test_the_last_step_is_verified_as_it_stands(counter: str) -> None:
-    trajectory = await play(load_nemo_gym(f"nemo-gym:{counter}?max_steps=2"), task(), ADD)
+@pytest.mark.parametrize(("option", "max_turns"), [("?max_steps=2", 9), ("", 2)])
+async def test_the_last_step_is_verified_as_it_stands(counter: str, option: str, max_turns: int) -> None:
+    trajectory = await play(load_nemo_gym(f"nemo-gym:{counter}{option}"), task(), ADD, max_turns=max_turns)
     assert outcome(trajectory) == ("truncated", 1.0)
     assert len(trajectory.turns) == 2
 
