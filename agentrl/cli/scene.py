@@ -38,6 +38,7 @@ class Scene:
         self.tokens = tokens
         self._read: dict[str, int] = {}  # conversation -> tokens of it that were shown
         self._latest: GenerationRequest | None = None
+        self._told = False  # whether the environment says what is read; an executor does not
 
     def tell(self, text: str) -> None:
         """Print a message that is no part of the episode."""
@@ -55,13 +56,13 @@ class Scene:
 
     def begin(self, title: str) -> None:
         """Print the heading of an episode."""
-        self._read, self._latest = {}, None
+        self._read, self._latest, self._told = {}, None, False
         self._screen.line()
         self._screen.line((title, "bold"))
 
     def began(self, event: Began) -> None:
         """Print what is read first."""
-        result = event.result
+        result, self._told = event.result, True
         for agent, opening in result.observations.items():
             self._prompt(opening, f" to {agent}")
         if result.observation is not None or not result.observations:
@@ -76,6 +77,9 @@ class Scene:
         shown = self._read.get(request.session, 0)
         new = request.prompt_ids.tolist()[shown:]
         self._read[request.session] = len(request.prompt_ids)
+        if not self._told:
+            self._screen.line(("reads", "bold blue"))
+            self._screen.line(self._codec.decode(new), indent=2)
         if self.tokens:
             most, left = new[:FEW], len(new) - FEW
             self._ids(f"reads {len(new)} tokens, {len(request.prompt_ids)} in all", most, f" and {left} more" if left > 0 else "")

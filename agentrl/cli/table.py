@@ -26,7 +26,7 @@ from agentrl.env.roster import roster_of
 from agentrl.env.sessions import open_sessions
 from agentrl.env.tasks import TaskSource
 from agentrl.rollout.chat import ChatCodec, load_tokenizer
-from agentrl.rollout.episode import Episode
+from agentrl.rollout.member import Member, make_member
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.watch import Began, Judged, Sampled, WatchedEngine, WatchedSession
 from agentrl.track.screen import Screen
@@ -167,9 +167,15 @@ class Table:
         """Play one episode; returns why it was left, if it was."""
         ticket = Ticket(group_id=number, task=task, num_samples=1, version=0)
         self._scene.begin(f"task {task.id}" + (f"  label {task.label!r}" if not self._model and task.label is not None else ""))
-        session = WatchedSession(self._sessions.session(), self._events.put)
-        roster = roster_of(self._agent.load(), self._agent.source)
-        episode = Episode(ticket, 0, engine=self._engine, codec=self._codec, env=session, settings=self._settings, roster=roster)
+        episode = make_member(
+            ticket,
+            0,
+            agent=self._agent,
+            open_session=lambda: WatchedSession(self._sessions.session(), self._events.put),
+            engine=self._engine,
+            codec=self._codec,
+            settings=self._settings,
+        )
         playing = asyncio.run_coroutine_threadsafe(self._told_when_over(episode), self._loop)
         try:
             for event in self._until_the_end():
@@ -185,7 +191,7 @@ class Table:
         self._scene.ended(trajectories)
         return None
 
-    async def _told_when_over(self, episode: Episode) -> tuple[Trajectory, ...]:
+    async def _told_when_over(self, episode: Member) -> tuple[Trajectory, ...]:
         try:
             return await episode.run()
         finally:

@@ -12,11 +12,11 @@ from agentrl.core.errors import EngineError
 from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
 from agentrl.core.types import Generation, Status, Task, Ticket, Turn
 from agentrl.env.load import AgentSpec
-from agentrl.env.roster import roster_of
 from agentrl.env.sessions import open_sessions
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.compare import INTERRUPTED, Difference, first_difference
-from agentrl.rollout.episode import Episode
+from agentrl.rollout.execution import Execution
+from agentrl.rollout.member import make_member
 from agentrl.rollout.penalties import LengthPenalties
 from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits, recorded_ticket, recorded_turn
 from agentrl.rollout.settings import EpisodeSettings
@@ -62,13 +62,17 @@ class RecordedEngine:
     """Gives each request of one episode what was sampled then; see `agentrl.core.protocols.Engine`.
 
     Args:
-        turns: Agent -> its turns, in order; one request more than there are is an `EngineError`.
+        turns: Agent -> its turns; the number at the end of a request's name says which of them is asked for.
         limits: Of the engine that sampled them.
+
+    Attributes:
+        exhausted: Whether something was asked for that is not recorded.
     """
 
     def __init__(self, turns: Mapping[str, Sequence[Turn]], limits: EngineLimits) -> None:
-        self._turns = {agent: list(sampled) for agent, sampled in turns.items()}
+        self._turns = {(agent, turn.number if not agent else own): turn for agent in turns for own, turn in enumerate(turns[agent])}
         self._limits = limits
+        self.exhausted = False
 
     @property
     def max_model_len(self) -> int:
@@ -89,11 +93,11 @@ class RecordedEngine:
         Raises:
             EngineError: If nothing more was.
         """
-        agent = request.session.rpartition("-")[2]
-        left = self._turns.get(agent if agent in self._turns else "")
-        if not left:
+        agent, number = request.session.rpartition("-")[2], int(request.request_id.rpartition("-")[2])
+        turn = self._turns.get((agent, number)) or self._turns.get(("", number))
+        if turn is None:
+            self.exhausted = True
             raise EngineError("nothing more was recorded")
-        turn = left.pop(0)
         return Generation(token_ids=turn.token_ids, logprobs=turn.logprobs, versions=turn.versions, finish_reason=turn.finish_reason)
 
     async def load_weights(self, update: WeightUpdate) -> int:
@@ -146,7 +150,7 @@ class Replayer:
             ticket, lost = self._ticket(records[0])
             found = await self._difference(records, ticket)
         except (KeyError, TypeError, ValueError, SyntaxError) as error:
-            return Replay(records=records, verdict=Verdict.SKIPPED, reason=f"its record cannot be read: {type(error).__name__}: {error}")
+            return Replay(records=records, verdict=Verdict.SKIPPED, reason=_unusable(error))
         if found is None:
             status = records[0]["status"]
             return Replay(records=records, verdict=Verdict.SAME, reason=f"up to its end by {status}" if status in INTERRUPTED else "")
@@ -210,16 +214,23 @@ class Replayer:
             codec = self._codecs[limits.end_token_ids] = self._make_codec(limits.end_token_ids)
         index = int(str(records[0]["episode_id"]).rpartition("-")[2])
         engine = RecordedEngine({record["agent"]: _sampled(record) for record in records}, limits)
-        agent, settings = self._agent, self._settings
-        roster, env = roster_of(agent.load(), agent.source), self._sessions.session()
-        replayed = await Episode(ticket, index, engine=engine, codec=codec, env=env, settings=settings, roster=roster).run()
+        agent, session, settings = self._agent, self._sessions.session, self._settings
+        member = make_member(ticket, index, agent=agent, open_session=session, engine=engine, codec=codec, settings=settings)
+        replayed = await member.run()
+        if isinstance(member, Execution) and engine.exhausted and records[0]["status"] not in INTERRUPTED:
+            raise ValueError("its executor made a call that is not recorded: one that failed, or that it discarded")
         return first_difference(records, replayed, penalized=settings.penalties != LengthPenalties())
+
+
+def _unusable(error: Exception) -> str:
+    said = str(error)
+    return said if said.startswith("its executor") else f"its record cannot be used: {type(error).__name__}: {said}"
 
 
 def _sampled(record: Mapping[str, Any]) -> list[Turn]:
     """The actions to repeat; one whose answer was waited for in vain is not given again."""
     last = [record["unanswered"]] if record.get("unanswered") and record["status"] not in INTERRUPTED else []
-    return [recorded_turn(turn) for turn in (*record["turns"], *last)]
+    return [recorded_turn(turn, number) for number, turn in enumerate((*record["turns"], *last))]
 
 
 def not_replayable(record: Mapping[str, Any]) -> str:

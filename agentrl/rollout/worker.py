@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from functools import cache
 
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.protocols import Engine, EngineStats, WeightUpdate
 from agentrl.core.types import Group, GroupSummary, Status, Ticket, summarize
-from agentrl.env.executor import Executor, ExecutorSession
 from agentrl.env.load import AgentSpec
-from agentrl.env.roster import roster_of
 from agentrl.env.sessions import open_sessions
 from agentrl.rollout.chat import ChatCodec, load_tokenizer
-from agentrl.rollout.episode import Episode
-from agentrl.rollout.execution import Execution
 from agentrl.rollout.group import Played, run_group
+from agentrl.rollout.member import Member, make_member
 from agentrl.rollout.records import EngineLimits, group_records
 from agentrl.rollout.settings import EpisodeSettings
 
@@ -49,6 +48,7 @@ class EpisodeWorker:
         tokenizer = load_tokenizer(self._settings.model, trust_remote_code=self._settings.trust_remote_code)
         ends = self._engine.end_token_ids
         self._codec = ChatCodec(tokenizer, system_prompt=self._settings.system_prompt, end_token_ids=ends)
+        _collect_rarely()
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, Group]:
         """Run every episode of a group; failures of user code and of single requests become statuses, not exceptions.
@@ -84,13 +84,27 @@ class EpisodeWorker:
         await self._sessions.close()
         await self._engine.close()
 
-    def _episode(self, ticket: Ticket, index: int) -> Episode | Execution:
+    def _episode(self, ticket: Ticket, index: int) -> Member:
         if self._codec is None or self._closed:
             raise EngineError("this rollout worker is not running: it was not started, or it was closed")
-        settings = self._settings.for_trial(ticket.trial)
-        cls, source = self._agent.load(), self._agent.source
-        if issubclass(cls, Executor):
-            executor = ExecutorSession(cls, source, settings.env)
-            return Execution(ticket, index, engine=self._engine, codec=self._codec, env=executor, settings=settings)
-        env, roster = self._sessions.session(), roster_of(cls, source)
-        return Episode(ticket, index, engine=self._engine, codec=self._codec, env=env, settings=settings, roster=roster)
+        return make_member(
+            ticket,
+            index,
+            agent=self._agent,
+            open_session=self._sessions.session,
+            engine=self._engine,
+            codec=self._codec,
+            settings=self._settings,
+        )
+
+
+@cache
+def _collect_rarely() -> None:
+    """Spare the garbage collector what was imported, and let it run less often; once per process.
+
+    With a thousand live episodes it otherwise looks through half a million objects of torch and transformers again and again,
+    which stops all episodes for a third of a second at a time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)

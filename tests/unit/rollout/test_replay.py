@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 
-from agentrl import AgentInstance, Message, StepResult, Task
+from agentrl import AgentInstance, Executor, Message, StepResult, Task
 from agentrl.core.errors import EngineError
-from agentrl.core.types import Sampling
+from agentrl.core.types import Sampling, Trial
 from agentrl.engine.scripted import ScriptedEngine
+from agentrl.env.boundary import EnvSession, Threads
+from agentrl.env.executor import ExecutorSession
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.compare import Difference
+from agentrl.rollout.execution import Execution
+from agentrl.rollout.member import make_member
 from agentrl.rollout.penalties import LengthPenalties
 from agentrl.rollout.records import EngineLimits, trajectory_record
 from agentrl.rollout.replay import Replay, Replayer, Verdict
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.track.jsonl import encode
-from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK, Scene, env_class, says
+from tests.unit.rollout.scenes import CODEC, LIMITS, SETTINGS, TASK, Scene, env_class, says
 from tests.unit.rollout.templates import tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -253,6 +257,71 @@ async def test_engine_failures_are_compared_as_far_as_they_went() -> None:
     assert (found.turn, found.expected, found.got) == (0, "it goes on", "finished after 1 turn")
 
 
+class Drafts(Executor):
+    """Two calls that overlap, then one that goes on from the second."""
+
+    async def execute(self, task: Task, llm: Any) -> StepResult:
+        prompt = llm.encode_prompt(task.prompt)
+        first, second = await asyncio.gather(llm.generate(prompt), llm.generate(llm.encode("Other.")))
+        last = await llm.generate(second.ids + llm.encode_next("Sure?", second))
+        return StepResult(float(len(first.text)), info={"last": float(len(last.text))}, score=0.5)
+
+
+async def played(executor: type[Executor], *texts: str) -> Records:
+    session = ExecutorSession(executor, "file.py", LIMITS)
+    engine = ScriptedEngine(answer=says(*texts))
+    await engine.start()
+    ticket = Scene(TYPED).ticket
+    trajectories = await Execution(ticket, 1, engine=engine, codec=CODEC, env=session, settings=SETTINGS).run()
+    return [json.loads(encode(trajectory_record(ticket, trajectory, EngineLimits(max_model_len=256)))) for trajectory in trajectories]
+
+
+async def test_executors_replay_call_by_call() -> None:
+    class Longer(Drafts):
+        async def execute(self, task: Task, llm: Any) -> StepResult:
+            return replace(await super().execute(task, llm), reward=9.0)
+
+    records = await played(Drafts, "one", "two", "three")
+    assert len(records[0]["turns"]) == 3
+    assert (await again(Drafts, records)).verdict is Verdict.SAME
+    found = (await again(Longer, records)).difference
+    assert found is not None
+    assert (found.what, found.expected, found.got) == ("reward", "3", "9")
+
+
+async def test_an_executor_that_discards_calls_is_skipped() -> None:
+    class Picky(Drafts):
+        async def execute(self, task: Task, llm: Any) -> StepResult:
+            llm.discard(await llm.generate(llm.encode_prompt(task.prompt)))
+            return await super().execute(task, llm)
+
+    outcome = await again(Picky, await played(Picky, "zero", "one", "two", "three"))
+    assert outcome.verdict is Verdict.SKIPPED
+    assert "discarded" in outcome.reason
+
+
+async def test_episodes_of_an_evaluation_replay_with_its_seed() -> None:
+    scene = Scene(Reseeded)
+    scene.ticket = replace(scene.ticket, trial=Trial(name="eval-3", seed=99))
+    scene.engine = ScriptedEngine(answer=says("one"), max_model_len=256)
+    await scene.engine.start()
+    member = make_member(
+        scene.ticket,
+        0,
+        agent=Spec(Reseeded),
+        open_session=lambda: EnvSession(Reseeded, "file.py", Threads(1), LIMITS),
+        engine=scene.engine,
+        codec=CODEC,
+        settings=SETTINGS,
+    )  # type: ignore[arg-type]
+    (trajectory,) = await member.run()
+    records = [json.loads(encode(trajectory_record(scene.ticket, trajectory, EngineLimits(max_model_len=256))))]
+    assert records[0]["episode_id"].startswith("eval-3-")
+    assert (await again(Reseeded, records)).verdict is Verdict.SAME
+    del records[0]["trial"]
+    assert (await again(Reseeded, records)).verdict is Verdict.DIFFERS
+
+
 async def test_penalties_are_part_of_the_rewards() -> None:
     penalties = LengthPenalties(overlong_buffer=8, overlong_factor=2.0)
     settings = replace(SETTINGS, penalties=penalties, sampling=Sampling(max_tokens=8))
@@ -281,9 +350,9 @@ async def test_labels_that_json_cannot_hold_come_from_the_tasks() -> None:
         ({"status": "cancelled"}, "cancelled"),
         ({"status": "timeout", "turns": []}, "before its first turn"),
         ({"turns": None}, "no record"),
-        ({"task": {"id": "sum"}}, "cannot be read: KeyError"),
-        ({"episode_id": "x"}, "cannot be read: ValueError"),
-        ({"status": "lost"}, "cannot be read: ValueError"),
+        ({"task": {"id": "sum"}}, "cannot be used: KeyError"),
+        ({"episode_id": "x"}, "cannot be used: ValueError"),
+        ({"status": "lost"}, "cannot be used: ValueError"),
     ],
 )
 async def test_what_holds_nothing_to_compare_is_skipped(change: dict[str, Any], reason: str) -> None:

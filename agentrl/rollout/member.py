@@ -1,0 +1,49 @@
+"""One episode of whatever kind of environment the user wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from agentrl.core.protocols import Engine
+from agentrl.core.types import Ticket
+from agentrl.env.boundary import Session
+from agentrl.env.executor import Executor, ExecutorSession
+from agentrl.env.load import AgentSpec
+from agentrl.env.roster import roster_of
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.episode import Episode
+from agentrl.rollout.execution import Execution
+from agentrl.rollout.settings import EpisodeSettings
+
+Member: TypeAlias = Episode | Execution
+
+
+def make_member(
+    ticket: Ticket,
+    index: int,
+    *,
+    agent: AgentSpec,
+    open_session: Callable[[], Session],
+    engine: Engine,
+    codec: ChatCodec,
+    settings: EpisodeSettings,
+) -> Member:
+    """The episode of member number `index` of a ticket's group, to be run once.
+
+    Args:
+        ticket: The group; what its trial changes is applied.
+        index: Number of the member, from 0.
+        agent: The user's class.
+        open_session: Makes the environment, unless the class is an `Executor`, which runs in this process.
+        engine: Samples.
+        codec: Of the model's tokenizer.
+        settings: How episodes are run.
+    """
+    settings = settings.for_trial(ticket.trial)
+    cls, source = agent.load(), agent.source
+    if issubclass(cls, Executor):
+        executor = ExecutorSession(cls, source, settings.env)
+        return Execution(ticket, index, engine=engine, codec=codec, env=executor, settings=settings)
+    roster = roster_of(cls, source)
+    return Episode(ticket, index, engine=engine, codec=codec, env=open_session(), settings=settings, roster=roster)
