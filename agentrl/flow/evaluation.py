@@ -81,39 +81,56 @@ async def evaluate(
         StallError: If nothing is done for too long.
         Exception: The first error of a worker that is no failure of an episode.
     """
-    clock = asyncio.get_running_loop().time
-    board = WaitBoard(clock)
-    outcomes: dict[int, TaskOutcome] = {}
-    limiter = anyio.CapacityLimiter(max(1, settings.live_episodes // settings.num_samples))
-    trial = Trial(name=name, seed=derive_seed(settings.seed, "eval"), temperature=settings.temperature)
-
-    async def play(index: int, task: Task) -> None:
-        async with limiter:
-            ticket = Ticket(
-                group_id=index, task=task, num_samples=settings.num_samples, version=version, record=settings.record, trial=trial
-            )
-            summary, _ = await pool.run_group(ticket)
-        if summary.versions not in (None, (version, version)):
-            raise WeightSyncError(f"version {version} was to be evaluated, but task {task.id!r} was sampled by versions {summary.versions}")
-        outcomes[index] = outcome_of(task, summary, settings.by)
-        board.progress()
-        if on_group is not None:
-            on_group(summary, len(outcomes), len(tasks))
-
-    board.waiting("evaluation", f"{len(tasks)} tasks with version {version}")
+    playing = _Playing(pool, settings, version, name, len(tasks), on_group)
     failure: BaseException | None = None
     try:
-        async with anyio.create_task_group() as watch:
-            watch.start_soon(watch_for_stall, board, settings.stall_timeout_s, lambda: f"  tasks done: {len(outcomes)}", clock)
-            async with anyio.create_task_group() as groups:
-                for index, task in enumerate(tasks):
-                    groups.start_soon(play, index, task, name=f"{name} task {index}")
-            watch.cancel_scope.cancel()
+        await playing.run(tasks)
     except BaseExceptionGroup as group:
         failure = first_cause(group)
     if failure is not None:  # raised out here, so that its own cause and context stay what they are
         raise failure
-    return [outcomes[index] for index in range(len(tasks))]
+    return [playing.outcomes[index] for index in range(len(tasks))]
+
+
+class _Playing:
+    """The tasks of one evaluation, side by side."""
+
+    def __init__(
+        self, pool: RolloutPool, settings: EvalSettings, version: int, name: str, num_tasks: int, on_group: OnGroup | None
+    ) -> None:
+        self._pool, self._settings, self._version, self._num_tasks, self._on_group = pool, settings, version, num_tasks, on_group
+        self._trial = Trial(name=name, seed=derive_seed(settings.seed, "eval"), temperature=settings.temperature)
+        self._limiter = anyio.CapacityLimiter(max(1, settings.live_episodes // settings.num_samples))
+        self._clock = asyncio.get_running_loop().time
+        self._board = WaitBoard(self._clock)
+        self.outcomes: dict[int, TaskOutcome] = {}
+
+    async def run(self, tasks: Sequence[Task]) -> None:
+        """Play all of them."""
+        self._board.waiting("evaluation", f"{len(tasks)} tasks with version {self._version}")
+        async with anyio.create_task_group() as watch:
+            watch.start_soon(watch_for_stall, self._board, self._settings.stall_timeout_s, self._describe, self._clock)
+            async with anyio.create_task_group() as groups:
+                for index, task in enumerate(tasks):
+                    groups.start_soon(self._play, index, task, name=f"{self._trial.name} task {index}")
+            watch.cancel_scope.cancel()
+
+    async def _play(self, index: int, task: Task) -> None:
+        settings, version = self._settings, self._version
+        async with self._limiter:
+            ticket = Ticket(
+                group_id=index, task=task, num_samples=settings.num_samples, version=version, record=settings.record, trial=self._trial
+            )
+            summary, _ = await self._pool.run_group(ticket)
+        if summary.versions not in (None, (version, version)):
+            raise WeightSyncError(f"version {version} was to be evaluated, but task {task.id!r} was sampled by versions {summary.versions}")
+        self.outcomes[index] = outcome_of(task, summary, settings.by)
+        self._board.progress()
+        if self._on_group is not None:
+            self._on_group(summary, len(self.outcomes), self._num_tasks)
+
+    def _describe(self) -> str:
+        return f"  tasks done: {len(self.outcomes)}"
 
 
 def outcome_of(task: Task, summary: GroupSummary, by: str = "") -> TaskOutcome:
