@@ -172,10 +172,10 @@ async def test_a_session_that_is_lost_is_noticed(counter: str) -> None:
 
 async def test_a_tool_that_hangs_ends_in_time(counter: str) -> None:
     start = time.monotonic()
-    trajectory = await play(load_nemo_gym(f"nemo-gym:{counter}?timeout_s=0.5"), task(), script(call("hangs"), "Done."))
+    trajectory = await play(load_nemo_gym(f"nemo-gym:{counter}?timeout_s=1"), task(), script(call("hangs"), "Done."))
     assert outcome(trajectory) == ("env_error", None)
-    assert "within 0.5 s" in str(trajectory.error)
-    assert time.monotonic() - start < 5
+    assert "within 1 s" in str(trajectory.error)
+    assert time.monotonic() - start < 10
 
 
 async def test_a_row_that_the_server_refuses_is_not_sent_again(counter: str) -> None:
@@ -262,11 +262,11 @@ async def test_hostile_answers(name: str) -> None:
     handler, expected = HOSTILE[name]
     async with serve(handler) as server:
         start = time.monotonic()
-        cls = load_nemo_gym(f"nemo-gym:{server.url}?timeout_s=1")
+        cls = load_nemo_gym(f"nemo-gym:{server.url}?timeout_s={1 if name == 'drip' else 15}")
         trajectory = await play(cls, task(), script(call("increment_counter", count=1), "Done."))
         assert outcome(trajectory) == ("env_error", None)
         assert re.search(expected, str(trajectory.error)), trajectory.error
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < 10
         paths = [request.path for request in server.requests]
         assert len(paths) == len(set(paths))
         assert ("/close_session" in paths) == (name != "no cookie")

@@ -91,17 +91,17 @@ async def test_answers_that_are_no_action(guess: str) -> None:
     ("number", "expected"),
     [
         (100, "EXECUTION_ERROR: the environment broke"),
-        (101, "no answer within 0.5 s"),
+        (101, "no answer within 1.5 s"),
         (102, "larger than 1048576 bytes"),
         (103, "no step of it"),
     ],
 )
 async def test_an_environment_that_fails(guess: str, number: int, expected: str) -> None:
     start = time.monotonic()
-    trajectory = await play(load_openenv(f"openenv:ws://{guess}?timeout_s=0.5"), FIVE, script(str(number)))
+    trajectory = await play(load_openenv(f"openenv:ws://{guess}?timeout_s={1.5 if number == 101 else 15}"), FIVE, script(str(number)))
     assert outcome(trajectory) == ("env_error", None)
     assert expected in str(trajectory.error)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 10
 
 
 async def test_a_full_server_is_waited_for() -> None:
@@ -111,12 +111,12 @@ async def test_a_full_server_is_waited_for() -> None:
         assert [outcome(trajectory) for trajectory in trajectories] == [("finished", 1.0)] * 4
         holder = load_openenv(f"openenv:ws://127.0.0.1:{server.port}")()
         await holder.reset(_reset_state(FIVE))
-        hasty = load_openenv(f"openenv:ws://127.0.0.1:{server.port}?timeout_s=0.7")
+        hasty = load_openenv(f"openenv:ws://127.0.0.1:{server.port}?timeout_s=2")
         start = time.monotonic()
         refused = await play(hasty, FIVE, bisect)
         assert outcome(refused) == ("env_error", None)
-        assert "no session within 0.7 s; last: CAPACITY_REACHED" in str(refused.error)
-        assert 0.6 < time.monotonic() - start < 4
+        assert "no session within 2 s; last: CAPACITY_REACHED" in str(refused.error)
+        assert 1.9 < time.monotonic() - start < 10
         await holder.close()
         assert outcome(await play(cls, FIVE, bisect)) == ("finished", 1.0)
 
@@ -252,7 +252,7 @@ async def test_hostile_answers(name: str) -> None:
     handler, expected = LIES[name]
 
     class Env(OpenEnvEnv):
-        timeout_s = 1.0
+        timeout_s = 1.0 if name == "drip" else 15.0
         _action: ClassVar[Any] = {}  # these servers do not say
 
     async with sockets(handler) as address:
@@ -261,7 +261,7 @@ async def test_hostile_answers(name: str) -> None:
         trajectory = await play(Env, FIVE, script('{"a": 1}'))
         assert outcome(trajectory) == ("env_error", None)
         assert expected in str(trajectory.error)
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < 10
 
 
 async def test_a_redirect_is_not_followed() -> None:
