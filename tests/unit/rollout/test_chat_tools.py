@@ -11,6 +11,7 @@ from agentrl import Message, ToolEnv
 from agentrl.assets import tiny_model_path
 from agentrl.core.types import Sampling
 from agentrl.engine.scripted import ScriptedEngine
+from agentrl.env.boundary import EnvLimits
 from agentrl.env.tool_calls import ToolCall, parse_tool_calls
 from agentrl.env.tools import describe_tools, with_tools
 from agentrl.rollout.chat import ChatCodec, load_tokenizer
@@ -92,7 +93,7 @@ async def test_results_come_back_in_the_templates_own_form(monkeypatch: pytest.M
     monkeypatch.setattr("tests.unit.rollout.scenes.CODEC", codec)
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
     assert parse_tool_calls(call) == [ToolCall("add", {"a": 1, "b": 2})]
-    settings = replace(SETTINGS, sampling=Sampling(max_tokens=200))
+    settings = replace(SETTINGS, sampling=Sampling(max_tokens=200), env=EnvLimits())
     trajectory = await Scene(Sums, ScriptedEngine(answer=says(call, "3"), max_model_len=4096), settings).play()
     text = codec.decode([int(token) for turn in trajectory.turns for token in (*turn.prompt_ids, *turn.token_ids)])
     assert trajectory.reward == 1.0
