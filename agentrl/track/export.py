@@ -50,7 +50,7 @@ def _rows(records: Iterable[Mapping[str, Any]], left_out: list[Any]) -> Iterator
         try:
             if record.get("clipped"):
                 raise ValueError("cut")
-            yield export_row(record)
+            yield _without_surrogates(export_row(record))
         except (KeyError, TypeError, ValueError):
             left_out.append(record.get("trajectory_id"))
 
@@ -142,14 +142,14 @@ def _write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> int:
         raise ConfigError(FLAG, str(path), "needs the package pyarrow", "pip install 'agentrl[data]', or export .jsonl.") from error
     schema, count, rows = _schema(pyarrow), 0, iter(rows)
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        while batch := [_without_surrogates(row) for row in itertools.islice(rows, BATCH)]:
+        while batch := list(itertools.islice(rows, BATCH)):
             writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
             count += len(batch)
     return count
 
 
 def _without_surrogates(value: Any) -> Any:
-    """Arrow's texts are UTF-8, which has no halves of surrogate pairs."""
+    """Arrow, which reads both formats, has no halves of surrogate pairs."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
