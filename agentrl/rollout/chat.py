@@ -181,6 +181,8 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
 
 def _plain_backend(tokenizer: Any) -> Any:
     """The tokenizer's own core, if transformers only passes text on to it; called directly it takes half the time."""
+    if not type(tokenizer).__module__.startswith("transformers"):
+        return None
     from transformers import PreTrainedTokenizerFast
 
     steps = ("__call__", "_encode_plus", "decode", "_decode")
