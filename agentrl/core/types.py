@@ -9,7 +9,7 @@ tokens of a turn. Arrays are read-only NumPy arrays, so that a group pickles fas
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -344,15 +344,6 @@ class GroupSummary:
     def num_trainable(self) -> int:
         """Episodes of which at least one trajectory may be trained on."""
         return sum(any(m.trainable for m in episode) for episode in self.episodes)
-
-
-def rewards_by_agent(members: Iterable[MemberSummary]) -> dict[str, list[float]]:
-    """Rewards of the members that did not fail, by the agent's name."""
-    rewards: dict[str, list[float]] = {}
-    for member in members:
-        if member.reward is not None:
-            rewards.setdefault(member.agent, []).append(member.reward)
-    return rewards
 
 
 def summarize(group: Group, *, seconds: float, records: tuple[Mapping[str, Any], ...] = ()) -> GroupSummary:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agentrl.core.metrics import average
 from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
-from agentrl.core.types import GroupSummary, MemberSummary, Status, rewards_by_agent
+from agentrl.core.types import GroupSummary, MemberSummary, Status
 from agentrl.flow.ledger import LedgerCounts
 from agentrl.flow.queue import Accepted
 
@@ -134,7 +134,7 @@ def _rewards(groups: Sequence[Accepted]) -> dict[str, float]:
     trained = [m for group in groups for m in group.summary.trainable]
     scores = [m.score for m in trained if m.score is not None]
     rewards = [float(m.reward or 0.0) for m in trained]
-    compared = [part for group in groups for part in rewards_by_agent(group.summary.trainable).values()]
+    compared = [part for group in groups for part in _by_agent(group.summary.trainable).values()]
     metrics = {
         "reward/mean": statistics.fmean(rewards),
         "reward/std": statistics.pstdev(rewards),
@@ -147,8 +147,17 @@ def _rewards(groups: Sequence[Accepted]) -> dict[str, float]:
 
 def _agent_rewards(groups: Sequence[Accepted]) -> dict[str, float]:
     """Mean reward of every named agent, also of those that are not trained."""
-    named = rewards_by_agent([m for group in groups for m in group.summary.members if m.agent])
+    named = _by_agent([m for group in groups for m in group.summary.members if m.agent])
     return {f"reward/{agent}": statistics.fmean(rewards) for agent, rewards in named.items()}
+
+
+def _by_agent(members: Sequence[MemberSummary]) -> dict[str, list[float]]:
+    """Rewards of the members that did not fail, by the agent's name."""
+    rewards: dict[str, list[float]] = {}
+    for member in members:
+        if member.reward is not None:
+            rewards.setdefault(member.agent, []).append(member.reward)
+    return rewards
 
 
 def _episodes(groups: Sequence[Accepted]) -> dict[str, float]:

@@ -19,7 +19,8 @@ def describe_batch(batch: Batch, step: int) -> MetricSums:
         step: Version of the weights it is trained on.
 
     Returns:
-        ``tokens/trained`` (sampled ones), ``tokens/rows`` (all), ``rows``, ``episodes``, ``groups``; over trained tokens
+        ``tokens/trained`` (sampled ones), ``tokens/rows`` (all), ``rows``, ``episodes`` and ``groups`` (as in `Batch`: one for
+        each agent); over trained tokens
         ``staleness/mean``, ``staleness/max`` and ``staleness/share_<k>``, the share that is exactly k versions old.
     """
     stats = MetricSums()
