@@ -29,7 +29,7 @@ from agentrl.cluster.build import model_path
 from agentrl.cluster.launch import make_runtime
 from agentrl.config.evaluate import Request, load_request
 from agentrl.config.load import to_json
-from agentrl.config.schema import TrainConfig
+from agentrl.config.schema import LearnerConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import GroupSummary, Task
 from agentrl.env.load import AgentSpec, load_agent
@@ -75,6 +75,8 @@ def main(words: list[str]) -> int:
     output = request.settings.measure.output or _output(request.config)
     output = output.expanduser()
     output.mkdir(parents=True, exist_ok=True)
+    settings = to_json(dataclasses.replace(request.config, learner=LearnerConfig()))
+    (output / "config.json").write_text(settings + "\n", encoding="utf-8")  # for inspect and replay
     console = Console()
     model, baseline = run_until_signal(_measure_all(request, tasks, output, console))
     comparison = None
@@ -163,7 +165,7 @@ def model_name(model: str) -> str:
 def _write(
     output: Path, request: Request, tasks: Sequence[Task], model: Measured, baseline: Measured | None, comparison: Comparison | None
 ) -> None:
-    """``eval.json``, whole or not at all: settings, figures with their intervals, and every task's own figures."""
+    """``eval.json``, whole or not at all: figures with their intervals, and every task's own figures."""
     config = request.config
     solved_at = config.eval.eval_pass_score
     result = {
@@ -175,7 +177,6 @@ def _write(
         "model": _result(model, solved_at),
         "baseline": None if baseline is None else _result(baseline, solved_at),
         "comparison": None if comparison is None else comparison.to_json(),
-        "config": json.loads(to_json(config)),
     }
     partial = output / "eval.json.partial"
     partial.write_text(json.dumps(json.loads(encode(result)), indent=2) + "\n", encoding="ascii")
