@@ -193,11 +193,11 @@ def _result(measured: Measured, solved_at: float) -> dict[str, Any]:
 
 def _show(console: Console, output: Path, model: Measured, baseline: Measured | None, comparison: Comparison | None) -> None:
     console.print()
-    console.print(Text(f"model     {model_name(model.model)}"))
+    console.print(Text(f"model     {model_name(model.model)}"), soft_wrap=True)
     if baseline is None or comparison is None:
         console.print()
         print_assessment(console, model.assessment)
     else:
-        console.print(Text(f"baseline  {model_name(baseline.model)}\n"))
+        console.print(Text(f"baseline  {model_name(baseline.model)}\n"), soft_wrap=True)
         print_comparison(console, comparison, model.assessment, baseline.assessment)
     console.print(Text(f"\nsaved     {output / 'eval.json'}"), soft_wrap=True)

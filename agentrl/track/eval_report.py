@@ -40,7 +40,7 @@ class EvalProgress:
         """Say what begins."""
         self._stop()
         self._line_s = self._clock()
-        self._console.print(f"[{duration(self._clock() - self._started_s):>7}] {name}", markup=False, highlight=False)
+        self._console.print(f"[{duration(self._clock() - self._started_s):>7}] {name}", markup=False, highlight=False, soft_wrap=True)
 
     def on_task(self, done: int, total: int) -> None:
         """A task is done."""
