@@ -189,7 +189,7 @@ class AgentInstance:
 
     @classmethod
     def preload(cls) -> None:
-        """Load what all episodes share, with ``--env-isolation process``: it runs once, before their processes are started."""
+        """Load what all episodes share; called once before the first of a rollout worker."""
 
     @classmethod
     def tasks(cls) -> Iterable[Task] | None:

@@ -7,6 +7,7 @@ from typing import Protocol
 from agentrl.env.boundary import EnvLimits, EnvSession, Session, Threads
 from agentrl.env.isolation.pool import ProcessPool
 from agentrl.env.load import AgentSpec
+from agentrl.env.preload import preload
 
 
 class Sessions(Protocol):
@@ -40,7 +41,7 @@ class LocalSessions:
 
     async def start(self) -> None:
         """As `Sessions.start`."""
-        self._agent.load()
+        preload(self._agent)
 
     def session(self) -> Session:
         """As `Sessions.session`."""

@@ -27,6 +27,7 @@ from agentrl.env.isolation import linux
 from agentrl.env.isolation.limits import MIB, ProcessLimits
 from agentrl.env.isolation.worker import CLEAN, run
 from agentrl.env.load import AgentSpec
+from agentrl.env.preload import preload
 
 MAX_PACKET = 2**16
 TICK_S = 0.05
@@ -64,8 +65,7 @@ class Zygote:
         Raises:
             EnvLoadError: If it cannot be loaded.
         """
-        self._class, self._source = agent.load(), agent.source
-        preload(agent, self._class)
+        self._class, self._source = preload(agent), agent.source
         self._own = {pid for pid, info in linux.processes().items() if info.parent == os.getpid()}
         gc.collect()
         gc.freeze()  # so that collections in the children do not copy what they share
@@ -184,20 +184,6 @@ class Zygote:
             linux.kill_families(over)
             self._suspect = True
         self._next_scan = time.monotonic() + max(SCAN_S, 20 * (time.monotonic() - now))
-
-
-def preload(agent: AgentSpec, cls: AgentClass) -> None:
-    """Let the user's class load what its episodes share.
-
-    Raises:
-        EnvLoadError: If that fails.
-    """
-    if callable(load := getattr(cls, "preload", None)):
-        try:
-            load()
-        except Exception as error:
-            problem = f"{cls.__name__}.preload raised {type(error).__name__}: {error}"
-            raise EnvLoadError("--agent", agent.spec, problem, "Correct it.") from error
 
 
 def main(descriptor: int, expected_parent: int) -> None:
