@@ -78,7 +78,9 @@ def _lines(report: Report) -> list[str]:
         lines.append(
             f"First prompts: {prompts['min']} to {prompts['max']} tokens (median {prompts['p50']}), context {prompts['max_model_len']}"
         )
-    if constant:
+    if constant and not constant["score"]:
+        lines.append(f"Best constant answer: none scores more than 0 over {constant['tasks']} tasks")
+    elif constant:
         answer = repr(constant["answer"][:40])
         lines.append(f"Best constant answer: {answer}, mean score {constant['score']:.2f} over {constant['tasks']} tasks")
     return lines + [f"Not checked: {reason}" for reason in report.skipped]

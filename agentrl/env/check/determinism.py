@@ -48,8 +48,7 @@ RULES = (
         title="the environment reseeds a global random generator",
         why="Every other episode of the process draws from the same generator: each reset repeats or disturbs their numbers.",
         remedy="Use a generator of the episode's own. If a library reseeds, run environments in processes of their own.",
-        snippet="self.rng = random.Random(state.seed)  # not random.seed(state.seed)\n"
-        "self.np_rng = numpy.random.default_rng(state.seed)",
+        snippet="self.rng = random.Random(state.seed)  # not random.seed(state.seed)\nself.np_rng = numpy.random.default_rng(state.seed)",
     ),
     Rule(
         id="shared-state",

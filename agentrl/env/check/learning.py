@@ -12,7 +12,7 @@ from agentrl.core.types import Task
 from agentrl.env.check.context import Context
 from agentrl.env.check.findings import Rule, Severity
 from agentrl.env.check.play import Played, Policy, View
-from agentrl.env.check.policies import COMMON, constant_answers, label_texts, options_in, words_of
+from agentrl.env.check.policies import COMMON, bracketed, constant_answers, label_texts, options_in, words_of
 from agentrl.env.check.results import spread
 from agentrl.env.roster import named_agents
 
@@ -36,6 +36,13 @@ RULES = (
         remedy="Reward what is better with more. If only a skilled player earns something, add tasks that a beginner solves at times, "
         "or show the check one with --recorded RUN.",
         snippet="return StepResult(0.2 * well_formed + 0.8 * right, terminated=True)",
+    ),
+    Rule(
+        id="reward-unseen",
+        severity=Severity.NOTE,
+        title="no episode earned anything else",
+        why="Tasks without labels and actions without names leave nothing to go by but chance, so rewards that differ were not seen.",
+        remedy="Show the check a player that knows more with --recorded RUN.",
     ),
     Rule(
         id="flat-groups",
@@ -115,7 +122,9 @@ def _in_the_way(context: Context) -> str:
 
 def _judge(context: Context, everything: Sequence[Played]) -> None:
     if len(everything) > 1 and _range(everything) <= SAME:
-        context.found("reward-constant", "step", f"{everything[0].reward:g} in each of {len(everything)} episodes")
+        blind = not words_of(context.cls) and all(task.label is None for task in context.tasks)
+        rule = "reward-unseen" if blind else "reward-constant"
+        context.found(rule, "step", f"{everything[0].reward:g} in each of {len(everything)} episodes")
     elif (flat := _flat_share(context)) >= FLAT_SHARE:
         context.found("flat-groups", "step", f"{flat:.0%} of {len({played.task.id for played in context.good()})} tasks")
     if not any(played.finished for played in everything):
@@ -207,7 +216,8 @@ async def _explore(context: Context, task: Task, prefix: list[str], words: Seque
     def act(view: View) -> str:
         if view.turn < len(prefix):
             return prefix[view.turn]
-        return view.rng.choice(words or options_in(view.text) or COMMON)
+        forms = bracketed(view.first, view.rng)
+        return view.rng.choice(words or forms or options_in(view.text) or COMMON)
 
     turns = min(SEARCH_TURNS * context.settings.max_turns, len(prefix) + context.settings.max_turns)
     return await context.table().play(task, Policy("search", act), seed=context.seed_of(task), index=number, max_turns=turns)

@@ -79,12 +79,13 @@ class Policy:
 
 @dataclass(slots=True)
 class PlayedTurn:
-    """One turn: what was written, what came of it, and what is read next, with its tokens."""
+    """One turn: what was written, what came of it, and what is read next, with its tokens; is it an agent's first prompt?"""
 
     action: str
     result: StepResult
     text: str
     num_tokens: int
+    opens: bool = False
 
     @property
     def reward(self) -> float:
@@ -181,11 +182,12 @@ class Episode:
         try:
             result = await self._session.step(state)
             self._texts[self._agent] = self._texts.get(self._agent, "") + action
+            known = set(self._texts)
             text, size = self._hand_over(result)
         except EnvError as error:
             played.error, played.method = error, "step"
             return
-        played.turns.append(PlayedTurn(action, result, text, size))
+        played.turns.append(PlayedTurn(action, result, text, size, opens=set(self._texts) != known))
 
     async def close(self) -> None:
         """End it."""

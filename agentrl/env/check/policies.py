@@ -37,6 +37,7 @@ MAX_LABELS = 12
 MAX_OPTIONS = 40
 
 _OPTIONS = re.compile(r"[\w-]+(?:, [\w-]+)*,? or [\w-]+")
+_BRACKETS = re.compile(r"\\boxed\{[^{}\n]{1,20}\}|\[[^\[\]\n]{1,20}\]|<answer>")
 _FORM = re.compile(r"\{[^{}\n]*\}")
 _NAME = re.compile(r"(?<=[\[,:])(\s*)([A-Za-z_]\w*)(?=\s*[\],}])")
 
@@ -103,6 +104,20 @@ def options_in(text: str) -> list[str]:
     return list(dict.fromkeys([*listed, *re.findall(r"-?\d+", text)]))[:MAX_OPTIONS]
 
 
+def bracketed(text: str, rng: Random) -> list[str]:
+    r"""Answers in the brackets that a text shows (``[A C]``, ``\boxed{3}``), with other letters and digits in them."""
+    shown = list(dict.fromkeys(_BRACKETS.findall(text)))[:MAX_OPTIONS]
+    letters = sorted({letter for form in shown for letter in re.findall(r"\b[A-Za-z]\b", form)})
+    return [_varied(form, letters, rng) for form in shown]
+
+
+def _varied(form: str, letters: Sequence[str], rng: Random) -> str:
+    if form == "<answer>":
+        return f"<answer>{rng.randint(0, 20)}</answer>"
+    words = re.sub(r"\d+", lambda found: str(rng.randrange(10 ** len(found.group()))), form)
+    return re.sub(r"\b[A-Za-z]\b", lambda found: rng.choice(letters), words) if letters else words
+
+
 def fill_form(text: str, label: Any) -> str | None:
     """The first JSON form in a text (``{"tool": "add|sub", "args": [a, b]}``) with its blanks filled from the label."""
     found = _FORM.search(text)
@@ -131,7 +146,7 @@ def _label(view: View) -> str:
 
 
 def _choose(view: View, words: Sequence[str]) -> str:
-    options = [*words, *options_in(view.text)] or COMMON
+    options = [*words, *options_in(view.text), *bracketed(view.first, view.rng)] or COMMON
     return view.rng.choice(options)
 
 

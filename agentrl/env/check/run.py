@@ -28,6 +28,7 @@ from agentrl.env.check.settings import CheckSettings
 from agentrl.env.check.speed import check_speed
 from agentrl.env.check.tasks import read_tasks
 from agentrl.env.check.text import check_text
+from agentrl.env.executor import Executor
 from agentrl.env.load import load_agent
 
 POLL_S = 0.1
@@ -62,7 +63,9 @@ def run_checks(settings: CheckSettings, codec: Codec, recorded: Mapping[str, Seq
         context = Context(settings, spec, cls, codec, report, watch, started, recorded)
         emit({"phase": "tasks", "report": report.to_dict()})
         read_tasks(context)
-        if context.tasks:
+        if issubclass(cls, Executor):
+            report.skipped.append("everything but the tasks: an executor calls the model itself, so there is nothing to play")
+        elif context.tasks:
             asyncio.run(_play(context, emit))
     report.seconds = time.monotonic() - started
     emit({"phase": "done", "report": report.to_dict()})

@@ -101,26 +101,29 @@ def _slow_text(context: Context, calls: Sequence[Call]) -> bool:
 
 
 def _bounds(context: Context, calls: Sequence[Call], known: bool) -> None:
-    settings = context.settings
+    """What one worker can do: threads work side by side, the event loop does one thing at a time."""
+    settings, good = context.settings, context.good()
     steps = [call.seconds for call in calls if call.method == "step"]
-    episodes = max(sum(call.method == "reset" for call in calls), sum(call.method == "__init__" for call in calls), 1)
-    if not steps:
+    if not steps or not good:
         return
-    firsts = [next((call for call in calls if call.method == method), None) for method in METHODS]
-    later = [call for call in calls if all(call is not first for first in firsts)]
-    on_threads = [call.seconds for call in later if not call.is_async]
-    on_loop = [call.longest_s for call in later if call.is_async]
+    turns = sum(len(played.turns) for played in good) / len(good)
+    on_threads = on_loop = 0.0
+    for method in METHODS:
+        own = [call for call in calls if call.method == method]
+        times = turns if method == "step" else 1.0
+        if own and own[0].is_async:
+            on_loop += times * _usual([call.longest_s for call in own])
+        else:
+            on_threads += times * _usual([call.seconds for call in own])
     typical = percentile(steps, 0.5)
     is_async = any(call.is_async for call in calls if call.method == "step")
     threads_needed = 0 if is_async else math.ceil(settings.concurrency * typical / (typical + settings.turn_s))
-    bounds = [settings.env_threads * episodes / total for total in (sum(on_threads),) if total > 0]
-    bounds += [episodes / total for total in (sum(on_loop),) if total > 0]
     context.report.speed = {
         "concurrency": settings.concurrency,
         "env_threads": settings.env_threads,
         "turn_s": settings.turn_s,
         "threads_needed": threads_needed,
-        "episodes_per_s": min(bounds, default=0.0),
+        "episodes_per_s": 1 / max(on_threads / settings.env_threads, on_loop, 1e-9),
     }
     if threads_needed > settings.env_threads and not known:
         context.found(
@@ -129,3 +132,9 @@ def _bounds(context: Context, calls: Sequence[Call], known: bool) -> None:
             f"step takes {typical:.2f} s; {settings.concurrency} episodes at once with turns of {settings.turn_s:g} s "
             f"keep {threads_needed} threads busy, and there are {settings.env_threads}",
         )
+
+
+def _usual(seconds: Sequence[float]) -> float:
+    """Mean of the calls after the first, which may import and connect."""
+    later = seconds[1:] or seconds
+    return sum(later) / len(later) if later else 0.0

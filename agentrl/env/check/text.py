@@ -144,6 +144,6 @@ def _check_size(context: Context, played: Played) -> None:
     limit = context.settings.max_model_len
     for turn in played.turns:
         echoed = played.policy in ("long", "copy") and re.sub(r"\W", "", turn.action[:50]) in re.sub(r"\W", "", turn.text)
-        if limit and turn.num_tokens >= HUGE_SHARE * limit and not echoed:
+        if limit and not turn.opens and turn.num_tokens >= HUGE_SHARE * limit and not echoed:
             context.found("observation-huge", "step", f"{turn.num_tokens} tokens of a context of {limit} ({_model(context)})")
             return

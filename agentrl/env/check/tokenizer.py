@@ -62,11 +62,13 @@ class FileTokenizer:
         """Text of token ids."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def apply_chat_template(self, chat: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, **_: Any) -> str:
+    def apply_chat_template(
+        self, chat: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, tools: Any = None, **_: Any
+    ) -> str:
         """Render a chat with the tokenizer's template."""
         if self._compiled is None:
             self._compiled = _compile(self.chat_template)
-        return str(self._compiled.render(messages=list(chat), add_generation_prompt=add_generation_prompt, **self._names))
+        return str(self._compiled.render(messages=list(chat), add_generation_prompt=add_generation_prompt, tools=tools, **self._names))
 
     def _id(self, name: str) -> int | None:
         token = self._names.get(name)

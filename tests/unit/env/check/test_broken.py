@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
+from agentrl.assets import tiny_model_path
 from agentrl.env.check.findings import Severity
 from tests.unit.env.check.support import BROKEN, checked, ids
 
@@ -130,3 +134,25 @@ def test_what_hangs_or_crashes_is_found_in_time(name: str) -> None:
 
 def test_a_step_that_is_too_slow_for_so_many_episodes() -> None:
     assert ids(checked(spec("bad_speed:SlowStep"), concurrency=2048, budget_s=20.0)) == {"slow-calls"}
+
+
+def test_notes_on_what_cannot_be_learned_from_chance() -> None:
+    assert ids(checked(spec("bad_learning:NoLabels")), Severity.NOTE) == {"reward-unseen"}
+    assert "flat-groups" in ids(checked(spec("sound:Tries")), Severity.NOTE) | ids(checked(spec("sound:Sums")), Severity.NOTE)
+
+
+def test_a_note_on_rewards_above_one_without_a_score() -> None:
+    assert "score-clipped" in ids(checked(spec("bad_learning:RewardsFive")), Severity.NOTE)
+
+
+def test_messages_that_the_chat_template_refuses(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model_path(), model, ignore=shutil.ignore_patterns("*.safetensors"))
+    template = model / "chat_template.jinja"
+    template.write_text(
+        "{% for message in messages %}{% if message['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+        + template.read_text()
+    )
+    report = checked(spec("bad_text:AnswersAsTool"), model=str(model), model_given=True)
+    assert ids(report) == {"template-refuses"}, [finding.seen for finding in report.findings]
+    assert ids(checked(spec("bad_text:AnswersAsTool"))) == set()

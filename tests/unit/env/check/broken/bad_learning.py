@@ -48,3 +48,21 @@ class RewardsThousands(Sums):
     def step(self, state):
         right = state.action_text.strip() == state.label
         return StepResult(1000.0 * right, terminated=True, score=float(right))
+
+
+class RewardsFive(Sums):
+    """Only worth a note."""
+
+    def step(self, state):
+        return StepResult(5.0 * (state.action_text.strip() == state.label), terminated=True)
+
+
+class NoLabels(Sums):
+    """Only worth a note: nobody knows the right answer."""
+
+    @classmethod
+    def tasks(cls):
+        return [Task(f"Which number do I think of? ({n})", metadata={"secret": 1000 + 37 * n}) for n in range(6)]
+
+    def step(self, state):
+        return StepResult(float(state.action_text.strip() == str(state.task.metadata["secret"])), terminated=True)

@@ -2,7 +2,7 @@
 
 from sound import Sums, Tries
 
-from agentrl import ResetResult, StepResult
+from agentrl import Message, ResetResult, StepResult
 
 
 class ControlTokensInPrompt(Sums):
@@ -44,3 +44,11 @@ class HugeObservation(Tries):
     def step(self, state):
         right = state.action_text.strip() == state.label
         return StepResult(float(right), "No. " * 300, terminated=right or state.turn == 2)
+
+
+class AnswersAsTool(Tries):
+    """Right for a template that knows the role."""
+
+    def step(self, state):
+        right = state.action_text.strip() == state.label
+        return StepResult(float(right), [Message(role="tool", content="No. Again?")], terminated=right or state.turn == 2)

@@ -1,0 +1,39 @@
+"""``docs/check.md`` says what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from agentrl.env.check.findings import Severity
+from agentrl.env.check.reference import DOCS, with_table
+from agentrl.env.check.rules import RULES, rule
+from tests.unit.env.check.support import checked, ids
+from tests.unit.env.check.test_broken import DEFECTS, LOST, NOTES
+
+PAGE = DOCS.read_text(encoding="utf-8")
+ELSEWHERE = {"slow-calls", "flat-groups", "reward-unseen", "score-clipped", "template-refuses"}
+"""Found in tests that are not tables."""
+
+
+def test_the_table_is_the_one_of_the_rules() -> None:
+    assert with_table(PAGE) == PAGE, "run python -m agentrl.env.check.reference"
+
+
+def test_the_example_finds_what_the_page_shows(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "dice.py").write_text(code)
+    report = checked(str(tmp_path / "dice.py"))
+    shown = set(re.findall(r"^(?:error|warning|note) ([\w-]+):", PAGE, re.MULTILINE))
+    assert ids(report, *Severity) == shown
+    for finding in report.findings:
+        assert f"{rule(finding).severity} {finding.id}: {rule(finding).title}" in PAGE
+
+
+def test_every_rule_has_a_test_and_says_what_to_do() -> None:
+    assert set(RULES) == {*DEFECTS.values(), *LOST.values(), *NOTES.values(), *ELSEWHERE}
+    for known in RULES.values():
+        assert known.remedy.endswith((".", ").")), known.id
+        assert known.why.endswith("."), known.id
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", known.id)
+        assert known.snippet or known.severity is not Severity.ERROR or known.id in ("reset-raises", "prompt-too-long"), known.id
