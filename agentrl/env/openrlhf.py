@@ -32,6 +32,11 @@ class AgentInstanceBase(AgentInstance):
 class AgentExecutorBase:
     """Base of executors that have an `execute` of their own."""
 
+    async def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """What an override may not call: episodes of the executors below do not run through it."""
+        problem = "the execute of OpenRLHF's own executors does not exist here"
+        raise NotImplementedError(f"{problem}; write out what it does with llm_engine.generate, or leave execute as it is")
+
 
 class MultiTurnAgentExecutor(AgentExecutorBase):
     """Names the class whose objects are the episodes."""

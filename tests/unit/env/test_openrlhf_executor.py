@@ -140,3 +140,16 @@ async def test_one_executor_serves_all_episodes_of_a_process(tmp_path: Path) -> 
     scene, first = await run(tmp_path, body)
     assert first.metrics == {"count": 1.0}
     assert (await scene.play(1)).metrics == {"count": 2.0}
+
+
+@pytest.mark.parametrize("base", ["AgentExecutorBase", "MultiTurnAgentExecutor", "SingleTurnAgentExecutor"])
+async def test_the_execute_of_openrlhfs_own_executors_is_not_there(tmp_path: Path, base: str) -> None:
+    path = tmp_path / "agent.py"
+    path.write_text(
+        f"from openrlhf.utils.agent import {base}\nclass AgentExecutor({base}):\n"
+        "    def __init__(self): pass\n"
+        "    async def execute(self, *args, **kwargs): return await super().execute(*args, **kwargs)\n"
+    )
+    trajectory = await scene_of(path, three).play()
+    assert trajectory.status is Status.ENV_ERROR
+    assert "own executors does not exist here; write out what it does with llm_engine.generate" in str(trajectory.error)
