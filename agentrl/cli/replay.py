@@ -19,7 +19,7 @@ import tyro
 from agentrl.cli.signals import run_until_signal
 from agentrl.config.schema import Count, TrainConfig
 from agentrl.core.errors import ConfigError, EnvLoadError
-from agentrl.track.directory import RunDirectory
+from agentrl.track.directory import Record, RunDirectory
 from agentrl.track.screen import Screen, text_difference
 from agentrl.track.text import duration
 
@@ -156,17 +156,22 @@ def _task_finder(config: TrainConfig, spec: AgentSpec, most: int = 50_000) -> Ca
 
 
 async def _replay(replayer: Replayer, episodes: Iterator[Records], jobs: int, screen: Screen) -> tuple[list[Replay], float]:
-    """Replay, showing how far it is; of episodes that are the same only the outcome is kept."""
+    """Replay, showing how far it is; of episodes without a difference only what a report needs is kept."""
     start, outcomes = time.monotonic(), []
     try:
         await replayer.start()
         with screen.console.status("replaying") as status:
             async for outcome in replayer.replay_all(episodes, jobs=jobs):
-                outcomes.append(outcome)
+                outcomes.append(outcome if outcome.difference else replace(outcome, records=[*map(_slim, outcome.records)]))
                 status.update(f"replaying: {len(outcomes)} episodes")
     finally:
         await replayer.close()
     return outcomes, time.monotonic() - start
+
+
+def _slim(record: Record) -> Record:
+    names = ("episode_id", "agent", "status", "reward", "task")
+    return {**{name: record.get(name) for name in names}, "turns": [None] * len(record.get("turns") or ())}
 
 
 def _report_all(screen: Screen, outcomes: Sequence[Replay], seconds: float, args: ReplayArgs) -> None:
@@ -190,7 +195,8 @@ def _report_all(screen: Screen, outcomes: Sequence[Replay], seconds: float, args
     screen.table(("episode", "task", "turn#", "differs in", "expected", "got"), [_row(outcome) for outcome in differs[: args.show]])
     if len(differs) > args.show:
         screen.line(f"and {len(differs) - args.show} more (--show {len(differs)})")
-    command = shlex.join(["agentrl", "replay", args.run, differs[0].episode_id])
+    agent = ["--agent", args.agent] if args.agent else []
+    command = shlex.join(["agentrl", "replay", args.run, differs[0].episode_id, *agent])
     screen.line(f"`{command}` shows one in full.")
 
 
@@ -250,7 +256,7 @@ def _show_difference(screen: Screen, outcome: Replay) -> None:
 
 
 def _task_name(outcome: Replay) -> str:
-    return str(outcome.records[0].get("task", {}).get("id", "?"))
+    return str((outcome.records[0].get("task") or {}).get("id", "?"))
 
 
 def _number(value: float | None) -> str:

@@ -48,7 +48,7 @@ def _head(screen: Screen, records: Sequence[Record]) -> None:
     rows = [
         ("episode", f"{first.get('episode_id', '?')}  group {first.get('group_id', '?')}, {version}"),
         ("task", f"{task.get('id', '?')}  epoch {task.get('epoch', '?')}, position {task.get('position', '?')}"),
-        ("label", str(task.get("label"))),
+        ("label", str(task.get("literals", {}).get("label", task.get("label")))),
         ("status", str(first.get("status", "?"))),
     ]
     rows += [("metadata", str(task["metadata"]))] if task.get("metadata") else []
