@@ -20,6 +20,7 @@ from agentrl.env.adapters.nemo_gym import NemoGymEnv
 from agentrl.env.adapters.openenv import OpenEnvEnv
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, SamplingParams, StepResult, StepState
 from agentrl.env.executor import Completion, Executor, Policy
+from agentrl.env.python_tool import run_python
 from agentrl.env.rewards import combine_rewards, remote_reward
 from agentrl.env.tools import ToolEnv
 
@@ -54,5 +55,6 @@ __all__ = [
     "ToolEnv",
     "combine_rewards",
     "remote_reward",
+    "run_python",
     "verifiers",
 ]

@@ -38,6 +38,7 @@ NAMES = [
     "ToolEnv",
     "combine_rewards",
     "remote_reward",
+    "run_python",
     "verifiers",
 ]
 FIELDS = {
