@@ -123,6 +123,19 @@ def test_before_and_after_the_demo_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_and_the_command_measure_the_same(tmp_path: Path) -> None:
+    arguments = ("--async", "--num-steps", "6", "--eval-size", "16", "--eval-every", "3", "--eval-at-start", "--keep-best", "eval/reward")
+    run = succeeded(train(tmp_path / "run", *arguments, *SMALL, "--learning-rate", "2e-3"))
+    code, shown = evaluate("--run", str(run.directory), "--baseline", "start", "--output", str(tmp_path / "out"))
+    assert code == 0, shown
+    measured = [json.loads(line) for line in (run.directory / "evaluations.jsonl").read_text().splitlines()]
+    by_step = {row["step"]: row["overall"] for row in measured}
+    result = result_in(tmp_path / "out")
+    assert result["model"]["overall"] == by_step[best_of(run.directory)["step"]]
+    assert result["baseline"]["overall"] == by_step[0]
+
+
+@pytest.mark.slow
 def test_two_engines_on_ray(tmp_path: Path) -> None:
     arguments = ("--agent", str(ENVS / "arithmetic.py"), "--eval-size", "16", "--eval-samples", "2", "--max-new-tokens", "24")
     results = []

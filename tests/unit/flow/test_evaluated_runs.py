@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from agentrl.core.types import GroupSummary, MemberSummary, Task, Ticket
 from agentrl.flow import RunResult, train
 from agentrl.flow.best import Best, BestModel, read_best
 from agentrl.flow.evaluation import EvalSettings, Evaluations
+from agentrl.flow.stop import StopRequest
 from agentrl.rollout.pool import RolloutPool
 from tests.unit.flow.fakes import (
     Recorder,
@@ -45,8 +47,6 @@ class Worker(ScriptedWorker):
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
         if ticket.trial is None:
             return await super().run_group(ticket)
-        import anyio
-
         before = self.version
         await anyio.sleep(self.eval_s)
         self.evaluated.append((ticket, before, self.version))
@@ -80,6 +80,7 @@ class Scene:
     workers: list[Worker] = field(default_factory=lambda: [Worker()])
     learner: Learner = field(default_factory=Learner)
     observer: Recorder = field(default_factory=Recorder)
+    stop: StopRequest = field(default_factory=StopRequest)
     results: list[tuple[int, Assessment]] = field(default_factory=list)
 
     async def go(self) -> RunResult:
@@ -100,6 +101,7 @@ class Scene:
             tasks=endless_tasks(),
             observer=self.observer,
             after_step=[evaluations],
+            stop=self.stop,
         )
 
     def run(self) -> RunResult:
@@ -115,7 +117,7 @@ class Scene:
     seconds=st.lists(st.floats(0.1, 5.0), min_size=3, max_size=3),
     engines=st.integers(1, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_token_of_an_evaluation_is_of_the_step_it_is_named_after(
     staleness: int, every: int, load_s: float, train_s: float, eval_s: float, seconds: list[float], engines: int
 ) -> None:
@@ -134,6 +136,25 @@ def test_every_token_of_an_evaluation_is_of_the_step_it_is_named_after(
     assert (result.counts.submitted, result.counts.trained, result.counts.in_flight) == (18, 18, 0)
     assert scene.learner.trained_ids == list(range(18))
     assert max(row["staleness/max"] for row in scene.observer.steps) <= staleness
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_its_evaluation(tmp_path: Path) -> None:
+    scene = Scene(2, staleness=1, workers=[Worker(eval_s=100.0)], run_dir=tmp_path)
+
+    async def main() -> RunResult:
+        async def ask() -> None:
+            await anyio.sleep(40.0)  # by now the evaluation after step 2 is under way
+            scene.stop.ask()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            return await scene.go()
+
+    result = run_virtual(main)
+    assert (result.stopped, result.steps, scene.results, scene.learner.saved) == (True, 2, [], [])
+    assert [(row["step"], "eval/reward" in row) for row in scene.observer.steps] == [(1, False), (2, False)]
+    assert result.seconds < 50.0
+    assert result.counts.submitted == result.counts.trained + result.counts.in_flight == 12
 
 
 def test_training_does_not_notice_an_evaluation() -> None:
