@@ -64,7 +64,8 @@ def main(words: list[str]) -> int:
         problem = "comes with names of episodes" if args.all else "is not given, and no episode is named"
         raise ConfigError("--all", args.all, problem, f"Name an episode (`agentrl inspect {args.run}` lists them), or give --all.")
     run = RunDirectory(args.run)
-    episodes = run.episodes() if args.all else iter(_named(run, args.episodes))
+    named = [] if args.all else _named(run, args.episodes)
+    episodes = run.episodes() if args.all else iter(named)
     replayer = open_replayer(run, args.agent)
     screen = Screen()
     outcomes, seconds = run_until_signal(_replay(replayer, episodes, args.jobs, screen))
@@ -73,7 +74,8 @@ def main(words: list[str]) -> int:
     if args.all:
         _report_all(screen, outcomes, seconds, args)
     else:
-        for outcome in outcomes:
+        order = {str(records[0].get("episode_id")): place for place, records in enumerate(named)}
+        for outcome in sorted(outcomes, key=lambda outcome: order[outcome.episode_id]):
             _report_one(screen, outcome)
     verdicts = Counter(str(outcome.verdict) for outcome in outcomes)
     return 1 if verdicts["differs"] else 0 if verdicts["same"] else 2

@@ -100,7 +100,7 @@ def _next_commands(summary: Mapping[str, Any], agent: str) -> list[str]:
     if "tensorboard" in paths:
         commands.append(shlex.join([_program("tensorboard"), "--logdir", paths["tensorboard"]]))
     if "trajectories" in paths:
-        commands.append(f"tail -n 1 {shlex.quote(paths['trajectories'])} | python3 -m json.tool")
+        commands.append(shlex.join([_program("agentrl"), "inspect", str(summary["run_dir"])]))
     if "model" in paths and agent:
         commands.append(shlex.join([_program("agentrl"), "train", "--agent", agent, "--model", paths["model"]]))
     return commands
