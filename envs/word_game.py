@@ -13,7 +13,7 @@ the members of a group differ before the first one wins; the score counts wins a
     user       e a - - -
     assistant  beach
 
-The tiny model that comes with agentrl learns to name a word of the list; finding the right one takes a pretrained model.
+It is a game for a pretrained model; the tiny one that comes with agentrl does not even name a word of the list.
 """
 
 import re
