@@ -104,7 +104,10 @@ class Zygote:
             self._control.send(json.dumps(report).encode()[:MAX_PACKET])
 
     def _obey(self) -> bool:
-        packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET, 1)
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET, 1)
+        except ConnectionError:  # closed with reports unread
+            packet = b""
         if not packet:
             return False
         order, number = pickle.loads(packet)

@@ -33,7 +33,7 @@ DEFECTS: dict[str, dict[str, tuple[type[EnvError], str]]] = {
         "allocate_numpy": (EnvError, r"Defects.step raised \w*MemoryError.* \(--env-memory-mib 200\)"),
         "huge_file {path}": (EnvError, r"Defects.step raised OSError: \[Errno 27\].* \(--env-file-mib 1\)\n"),
         "files": (EnvError, r"Defects.step raised OSError: \[Errno 24\].* \(--env-open-files 64\)\n"),
-        "huge_result": (EnvError, r"Defects.step (returned|raised MemoryError)"),
+        "huge_result": (EnvError, r"Defects.step (returned observation = .* is longer than|raised MemoryError)"),
     },
     "answers": {
         "raises": (EnvError, r"(?s)^defects.py: Defects.step raised KeyError: 'missing'\nTraceback.*return {}\[.missing.\]"),

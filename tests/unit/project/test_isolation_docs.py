@@ -1,0 +1,39 @@
+"""The example in docs/isolation.md plays, in this process and in one of its own, and its flags exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agentrl import StepState
+from agentrl.config.load import field_homes, flag
+from agentrl.config.schema import IsolationConfig
+from agentrl.env.boundary import EnvLimits
+from agentrl.env.isolation.limits import ProcessLimits
+from agentrl.env.load import load_agent
+from agentrl.env.sessions import open_sessions
+
+PAGE = (Path(__file__).parents[3] / "docs" / "isolation.md").read_text()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("process", [None, ProcessLimits()])
+async def test_the_example_plays(process: ProcessLimits | None, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    path = tmp_path / "example.py"
+    path.write_text(code)
+    agent = load_agent(str(path))
+    sessions = open_sessions(agent, EnvLimits(process=process))
+    await sessions.start()
+    session, task = sessions.session(), agent.load().tasks()[12]
+    await session.reset(task, 1)
+    assert (await session.step(StepState(action_text="144", label=12, turn=0))).reward == 1.0
+    await session.close()
+    await sessions.close()
+
+
+def test_flags_and_defaults_are_those_of_the_schema() -> None:
+    used = set(re.findall(r"--env-[a-z-]*", PAGE))
+    assert used == {flag(name) for name, section in field_homes().items() if section == "isolation"}
+    for name, default in re.findall(r"^\| `--(env-[a-z-]+)` \| (\d+) \|", PAGE, re.MULTILINE):
+        assert float(default) == getattr(IsolationConfig(), name.replace("-", "_"))
