@@ -2,8 +2,8 @@
 
 It teaches a game of several turns in which everything the model needs is said. Every game has a list of words of its own, and
 the hint for a guess tells each letter apart: in its place, elsewhere in the word, or not in it. What is easily got wrong is a
-letter that a guess has twice and the secret once: only one of the two may count. Guesses that are not in the list cost no
-turn but a little reward, and a second one ends the game. A lost game pays something for letters that were placed right, so that
+letter that a guess has twice and the secret once: only one of the two may count. Answers without a word of the list cost
+no guess but a little reward, and a second one ends the game. A lost game pays something for letters that were placed right, so that
 the members of a group differ before the first one wins; the score counts wins alone. Run it with::
 
     agentrl train --agent envs/word_game.py --async --max-turns 6 --model Qwen/Qwen3-0.6B
