@@ -112,6 +112,7 @@ class Meter:
             "step": float(trained.version),
             "time_s": now - self.start_s,
             **_rewards(trained.groups),
+            **_tasks(trained.groups),
             **_episodes(trained.groups),
             **_staleness(trained),
             **_window_metrics(self._window),
@@ -158,6 +159,20 @@ def _by_agent(members: Sequence[MemberSummary]) -> dict[str, list[float]]:
         if member.reward is not None:
             rewards.setdefault(member.agent, []).append(member.reward)
     return rewards
+
+
+def _tasks(groups: Sequence[Accepted]) -> dict[str, float]:
+    """Over groups: the latest pass over the tasks, and by data set, if there are several, mean reward and share of the groups."""
+    metrics = {"tasks/epoch": float(max(group.ticket.task.epoch for group in groups))}
+    by_source: dict[str, list[Accepted]] = {}
+    for group in groups:
+        source = group.ticket.task.metadata.get("source")
+        if source and group.ticket.task.id.startswith(f"{source}/"):  # the name that the run gave to the data set
+            by_source.setdefault(source, []).append(group)
+    for source, part in by_source.items():
+        metrics[f"source/{source}/reward"] = statistics.fmean(m.reward or 0.0 for group in part for m in group.summary.trainable)
+        metrics[f"source/{source}/share"] = len(part) / len(groups)
+    return metrics
 
 
 def _episodes(groups: Sequence[Accepted]) -> dict[str, float]:
