@@ -101,6 +101,8 @@ def _next_commands(summary: Mapping[str, Any], agent: str) -> list[str]:
         commands.append(shlex.join([_program("tensorboard"), "--logdir", paths["tensorboard"]]))
     if "trajectories" in paths:
         commands.append(shlex.join([_program("agentrl"), "inspect", str(summary["run_dir"])]))
+    if "model" in paths and "evaluations" in paths:
+        commands.append(shlex.join([_program("agentrl"), "eval", "--run", str(summary["run_dir"]), "--baseline", "start"]))
     if "model" in paths and agent:
         commands.append(shlex.join([_program("agentrl"), "train", "--agent", agent, "--model", paths["model"]]))
     return commands

@@ -49,8 +49,10 @@ def test_a_run_shows_records_and_sums_up_its_evaluations(tmp_path: Path, metrics
     tracker.on_step(metrics(1))
     tracker.on_evaluation(2, assess([outcome("a", 0.75)]), 1.5)
     tracker.on_step(metrics(2, **{"eval/tasks": 1.0, "eval/reward": 0.75, "eval/pass@1": 1.0, "eval/best": 0.75, "eval/best_step": 2.0}))
+    (tmp_path / "model").mkdir()
     summary = tracker.finish()
     assert summary["steps"] == 2
+    assert f"eval --run {tmp_path} --baseline start" in stream.getvalue()
     assert summary["eval"] == {
         "first": {"step": 0, "reward": 0.25, "pass@1": 0.0},
         "last": {"step": 2, "reward": 0.75, "pass@1": 1.0},
