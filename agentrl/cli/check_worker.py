@@ -92,7 +92,8 @@ def main() -> int:
 
         try:
             recorded = recorded_actions(settings.recorded) if settings.recorded else {}
-            run_checks(settings, PromptCodec(settings.model), _without_end(recorded), emit, status)
+            codec = PromptCodec(settings.model)
+            run_checks(settings, codec, _without_end(recorded, codec), emit, status)
         except ConfigError as error:
             emit({"phase": "refused", "field": error.field, "value": str(error.value), "problem": error.problem, "remedy": error.remedy})
         except Exception:
@@ -100,9 +101,14 @@ def main() -> int:
     os._exit(0)  # threads that the environment left behind must not keep it
 
 
-def _without_end(recorded: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Actions as `step` gets them; records end with the token that ended the turn."""
-    return {task: [text.removesuffix("<|end|>").removesuffix("<|im_end|>") for text in texts] for task, texts in recorded.items()}
+def _without_end(recorded: Mapping[str, Sequence[str]], codec: PromptCodec) -> dict[str, list[str]]:
+    """Actions as `step` gets them: without the token that ended the turn."""
+    ends = [codec.decode([token]) for token in codec.end_token_ids]
+
+    def cut(text: str) -> str:
+        return next((text.removesuffix(end) for end in ends if text.endswith(end)), text)
+
+    return {task: list(map(cut, texts)) for task, texts in recorded.items()}
 
 
 if __name__ == "__main__":

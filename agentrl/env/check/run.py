@@ -66,7 +66,7 @@ def run_checks(settings: CheckSettings, codec: Codec, recorded: Mapping[str, Seq
         if issubclass(cls, Executor):
             report.skipped.append("everything but the tasks: an executor calls the model itself, so there is nothing to play")
         elif context.tasks:
-            asyncio.run(_play(context, emit))
+            asyncio.new_event_loop().run_until_complete(_play(context, emit))  # not closed: that would wait for threads that hang
     report.seconds = time.monotonic() - started
     emit({"phase": "done", "report": report.to_dict()})
     _end_children()
@@ -111,7 +111,7 @@ class _Watchdog:
 
     def __init__(self, watch: Watch, report: Report, settings: CheckSettings, emit: Emit) -> None:
         self._watch, self._report, self._settings, self._emit = watch, report, settings, emit
-        self._over = threading.Event()
+        self._over, self._parent = threading.Event(), os.getppid()
         self._thread = threading.Thread(target=self._look, name="agentrl-env", daemon=True)
 
     def __enter__(self) -> None:
@@ -124,6 +124,9 @@ class _Watchdog:
     def _look(self) -> None:
         limit = self._settings.timeout_s + HOLD_GRACE_S
         while not self._over.wait(POLL_S):
+            if os.getppid() != self._parent:  # nobody waits for an answer
+                _end_children()
+                os._exit(1)
             holds = self._watch.holds
             if holds is None:
                 continue

@@ -79,7 +79,8 @@ DEFECTS = {
     "bad_effects:CallsExit": "step-raises",
     "bad_resources:LeavesProcesses": "leaks-processes",
 }
-SHORT = {"bad_speed:SleepsInAsync": 4.0, "bad_speed:ComputesInAsync": 4.0}
+ENVS = BROKEN.parents[4] / "envs"
+SHORT = {"bad_speed:SleepsInAsync": 2.0, "bad_speed:ComputesInAsync": 2.0, "bad_speed:BacktracksWithGil": 1.0}
 """Seconds for environments that are found to be slow, and would be played for longer."""
 SOUND = (
     "sound:Sums",
@@ -127,18 +128,18 @@ def test_only_a_note(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOST)
 def test_what_hangs_or_crashes_is_found_in_time(name: str) -> None:
-    report = checked(spec(name), timeout_s=0.3, budget_s=3.0)
+    report = checked(spec(name), timeout_s=0.3, budget_s=SHORT.get(name, 3.0))
     assert ids(report) == {LOST[name]}, [finding.seen for finding in report.findings]
     assert report.seconds < 20
 
 
 def test_a_step_that_is_too_slow_for_so_many_episodes() -> None:
-    assert ids(checked(spec("bad_speed:SlowStep"), concurrency=2048, budget_s=20.0)) == {"slow-calls"}
+    assert ids(checked(spec("bad_speed:SlowStep"), concurrency=2048, budget_s=4.0)) == {"slow-calls"}
 
 
 def test_notes_on_what_cannot_be_learned_from_chance() -> None:
     assert ids(checked(spec("bad_learning:NoLabels")), Severity.NOTE) == {"reward-unseen"}
-    assert "flat-groups" in ids(checked(spec("sound:Tries")), Severity.NOTE) | ids(checked(spec("sound:Sums")), Severity.NOTE)
+    assert ids(checked(str(ENVS / "calculator.py")), Severity.NOTE) == {"flat-groups"}
 
 
 def test_a_note_on_rewards_above_one_without_a_score() -> None:

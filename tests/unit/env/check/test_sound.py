@@ -13,6 +13,7 @@ OPENRLHF = ROOT / "tests" / "openrlhf_files"
 PROMPTS = str(OPENRLHF / "prompts.jsonl")
 
 JUSTIFIED = {
+    "code": {"reward-constant"},  # only a program that works earns anything, and no player without a model writes one
     "extra_logs": {"constant-solves"},  # it pays for short answers, and none is shorter than the empty one
     "reward_func": {"constant-solves"},  # `label in answer`: an answer that lists every number is always right
     "sampling": {"constant-solves"},  # the same
@@ -23,12 +24,17 @@ GYMNASIUM = (
     "gym:Blackjack-v1",
     "gym:Taxi-v4?num_tasks=20",
 )
+SUITES = {
+    "reasoning_gym": "reasoning-gym:count_bits?max_n=63",
+    "gem": "gem:game:GuessTheNumber-v0-easy",
+    "textarena": "textarena:TowerOfHanoi-v0?num_disks=2",
+}
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "envs").glob("*.py")), ids=lambda file: file.stem)
 def test_ready_made_environments(file: Path) -> None:
     report = checked(str(file))
-    assert ids(report) == set(), [finding.seen for finding in report.findings]
+    assert ids(report) == JUSTIFIED.get(file.stem, set()), [finding.seen for finding in report.findings]
     assert report.skipped == []
 
 
@@ -37,6 +43,13 @@ def test_gymnasium(spec: str) -> None:
     report = checked(spec)
     assert ids(report) - {"reward-scale"} == set(), [finding.seen for finding in report.findings]
     assert ("reward-scale" in ids(report)) == ("Taxi" in spec)  # -10 for a wrong stop, several times an episode
+
+
+@pytest.mark.parametrize(("package", "spec"), SUITES.items())
+def test_suites(package: str, spec: str) -> None:
+    pytest.importorskip(package)
+    report = checked(spec)
+    assert ids(report) == set(), [finding.seen for finding in report.findings]
 
 
 @pytest.mark.parametrize("name", ["extra_logs", "feedback", "reward_func", "sampling", "single_turn"])
