@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.runs import Run, succeeded, train
 
-MARK = "AGENTRL_ISOLATION_TEST"
+MARK = "AGENTRL_TEST_ISOLATION"
 
 ENV = """
 import hashlib, os, random, re, time

@@ -1,0 +1,56 @@
+"""Settings of environments in processes of their own."""
+
+import dataclasses
+
+import pytest
+
+from agentrl.config.check_isolation import ISOLATION_RULES
+from agentrl.config.schema import IsolationConfig, TrainConfig
+from agentrl.core.errors import ConfigError
+from agentrl.env.isolation.limits import ProcessLimits, child_environment
+from agentrl.rollout.settings import process_limits
+
+
+def config(**values: object) -> TrainConfig:
+    return TrainConfig(isolation=IsolationConfig(**values))  # type: ignore[arg-type]
+
+
+def check(**values: object) -> None:
+    for rule in ISOLATION_RULES:
+        rule(config(**values))
+
+
+def test_defaults_agree_and_reach_the_processes() -> None:
+    assert process_limits(config()) is None
+    assert process_limits(config(env_isolation="process")) == ProcessLimits()
+    changed = process_limits(
+        config(env_isolation="process", env_memory_mib=1, env_cpu_s=2.0, env_file_mib=3, env_processes=4, env_pass=("A",))
+    )
+    assert changed == ProcessLimits(memory_mib=1, cpu_s=2.0, file_mib=3, processes=4, passed=("A",))
+    assert len(dataclasses.fields(ProcessLimits)) == len(dataclasses.fields(IsolationConfig)) - 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("env_memory_mib", 5), ("env_pass", ("HOME",)), ("env_reuse", 3)])
+def test_a_limit_without_isolation_is_refused(name: str, value: object) -> None:
+    check(env_isolation="process", **{name: value})
+    with pytest.raises(ConfigError, match="has no effect") as caught:
+        check(**{name: value})
+    assert caught.value.field == f"--{name.replace('_', '-')}"
+
+
+def test_a_value_in_place_of_a_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="names only"):
+        check(env_isolation="process", env_pass=("KEY=value",))
+
+
+def test_isolation_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    check()
+    with pytest.raises(ConfigError, match="needs Linux"):
+        check(env_isolation="process")
+
+
+def test_variables_are_kept_by_name() -> None:
+    given = {"PATH": "p", "PYTHONPATH": "q", "LC_ALL": "C", "MINE": "m"}
+    secrets = dict.fromkeys(["OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "AGENTRL_API_KEY"], "s")
+    assert child_environment(given | secrets, ("MINE",)) == {"PYTHONHASHSEED": "0", **given}
