@@ -17,7 +17,7 @@ from agentrl.rollout.execution import Execution
 from agentrl.rollout.settings import EpisodeSettings
 from tests.unit.rollout.templates import tokenizer
 
-LIMITS = EnvLimits(reset_timeout_s=0.3, step_timeout_s=0.3, close_timeout_s=0.3, threads=8)
+LIMITS = EnvLimits(reset_timeout_s=1.5, step_timeout_s=1.5, close_timeout_s=1.5, threads=8)
 SETTINGS = EpisodeSettings(model="", seed=5, sampling=Sampling(max_tokens=32), env=LIMITS, max_turns=4)
 CODEC = ChatCodec(tokenizer("chatml"))
 TASK = Task("What is one plus two?", label="three", id="sum")

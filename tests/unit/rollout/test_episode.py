@@ -224,7 +224,7 @@ async def test_a_first_prompt_without_room_is_an_error_with_its_flag(settings: A
         (lambda state: 1 / 0, Status.ENV_ERROR, "Env.step raised ZeroDivisionError"),
         (lambda state: StepResult(float("nan"), terminated=True), Status.ENV_ERROR, "returned reward = nan"),
         (lambda state: StepResult(0.0, [{"role": "user", "content": None}]), Status.ENV_ERROR, "content"),  # type: ignore[list-item]
-        (lambda state: threading.Event().wait(5), Status.TIMEOUT, "did not return within 0.3 s"),
+        (lambda state: threading.Event().wait(5), Status.TIMEOUT, "did not return within 1.5 s"),
     ],
 )
 async def test_failures_of_the_environment_become_a_status_without_a_reward(step: Any, status: Status, message: str) -> None:
