@@ -88,7 +88,7 @@ def record(text: str) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(TEXT)
 def test_inspect_prints_nothing_that_a_terminal_obeys(text: str) -> None:
     shown, out = screen()
@@ -101,7 +101,7 @@ def test_inspect_prints_nothing_that_a_terminal_obeys(text: str) -> None:
     harmless(out)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(TEXT)
 def test_play_prints_nothing_that_a_terminal_obeys(text: str) -> None:
     shown, out = screen()
