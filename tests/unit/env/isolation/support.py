@@ -48,7 +48,10 @@ def gone(pid: int, within_s: float = 3.0) -> bool:
     """Whether a process ends in time."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
             return True
         time.sleep(0.02)
     return False
