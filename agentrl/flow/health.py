@@ -39,13 +39,17 @@ class Health:
         """Note how one attempt at a group ended.
 
         Raises:
-            TooManyFailuresError: If too large a share of the latest attempts failed.
+            TooManyFailuresError: If too large a share of the latest attempts failed, or every one of a full window, whatever is allowed.
         """
         self._attempts.append(_causes(summary) if failed else ())
-        if len(self._attempts) >= self._settings.min_failure_window and self.failure_rate > self._settings.max_failure_rate:
+        limit = self._settings.max_failure_rate
+        judged = len(self._attempts) >= self._settings.min_failure_window and self.failure_rate > limit
+        hopeless = len(self._attempts) == self._settings.failure_window and all(self._attempts)
+        if judged or hopeless:
+            allowed = f"more than --max-failure-rate {limit} allows" if judged else "so there is nothing to train on"
             raise TooManyFailuresError(
-                f"{sum(map(bool, self._attempts))} of the last {len(self._attempts)} groups failed, more than "
-                f"--max-failure-rate {self._settings.max_failure_rate} allows. Most frequent causes:\n{self.causes()}"
+                f"{sum(map(bool, self._attempts))} of the last {len(self._attempts)} groups failed, {allowed}. "
+                f"Most frequent causes:\n{self.causes()}"
             )
 
     def verdict(self, reason: str | None) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 import anyio
 import pytest
 
-from agentrl.core.errors import EngineDeadError, LearnerError, LedgerError, StallError, WeightSyncError
+from agentrl.core.errors import EngineDeadError, LearnerError, LedgerError, StallError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.types import GroupSummary, Task, Ticket
 from agentrl.flow import FlowSettings
 from agentrl.flow.driver import first_cause
-from tests.unit.flow.fakes import Recorder, Scene, ScriptedLearner, ScriptedWorker, group_summary
+from tests.unit.flow.fakes import Recorder, Scene, ScriptedLearner, ScriptedWorker, failed_member, group_summary
 
 SIZES = FlowSettings(num_steps=5, groups_per_step=3, num_samples=2, max_staleness=1)
 
@@ -199,3 +199,11 @@ def test_the_first_cause_is_kept_whole_and_the_others_are_named() -> None:
     group = BaseExceptionGroup("outer", [BaseExceptionGroup("inner", [cause]), other])
     assert first_cause(group) is cause
     assert cause.__notes__ == ["Then also: OSError: second"]
+
+
+def test_a_run_in_which_everything_fails_ends_whatever_rate_is_allowed() -> None:
+    worker = ScriptedWorker(outcome=lambda ticket: [failed_member("KeyError: broken")] * ticket.num_samples)
+    scene = Scene(FlowSettings(num_steps=2, groups_per_step=2, num_samples=2, max_failure_rate=1.0), workers=[worker])
+    with pytest.raises(TooManyFailuresError, match=r"64 of the last 64 groups failed, so there is nothing(.|\n)*KeyError: broken"):
+        scene.run()
+    assert len(worker.seen) < 80
