@@ -11,6 +11,7 @@ import anyio
 from agentrl.core.errors import AgentRLError, EngineDeadError, WeightSyncError
 from agentrl.core.protocols import EngineStats, GroupRef, RolloutWorker, WeightUpdate
 from agentrl.core.types import GroupSummary, Ticket
+from agentrl.rollout.balance import LeastLoaded
 from agentrl.rollout.seat import Seat, Standing, Supervision
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class RolloutPool:
         if not workers:
             raise ValueError("a pool needs at least one rollout worker")
         self._seats = {name: Seat(name, worker) for name, worker in workers.items()}
+        self._by_load = LeastLoaded(self._seats.values())
         self._supervision = supervision
         self._supervised = False
         self._update: WeightUpdate | None = None
@@ -137,15 +139,16 @@ class RolloutPool:
 
     async def _least_loaded(self) -> Seat:
         """The ready worker with the fewest live episodes; waits for one while lost ones are being replaced."""
-        while not (ready := [seat for seat in self._seats.values() if seat.ready]):
+        while (seat := self._by_load.first()) is None:
             if all(seat.standing is Standing.GONE for seat in self._seats.values()):
                 raise EngineDeadError(f"no rollout worker is left: {self.describe()}")
             await self._changed.wait()
-        return min(ready, key=lambda seat: seat.live_episodes)
+        return seat
 
     async def _run_on(self, seat: Seat, ticket: Ticket) -> tuple[GroupSummary, GroupRef] | None:
         """The outcome, or `None` if the worker was set aside meanwhile."""
         seat.live_episodes += ticket.num_samples
+        self._by_load.update(seat)
         scope = anyio.CancelScope()
         seat.scopes.add(scope)
         try:
@@ -154,6 +157,7 @@ class RolloutPool:
         finally:
             seat.scopes.discard(scope)
             seat.live_episodes -= ticket.num_samples
+            self._by_load.update(seat)
         return None
 
     def _lose(self, seat: Seat, reason: str, error: AgentRLError) -> None:
@@ -196,6 +200,7 @@ class RolloutPool:
                     if self._update is not None and (version := await self._load(worker, self._update)) != self._update.version:
                         raise WeightSyncError(f"the new worker reports version {version} instead of {self._update.version}")
                     seat.fill(worker)
+                    self._by_load.update(seat)
                 _log.warning("%s works again", seat.name)
             except (AgentRLError, TimeoutError) as error:
                 seat.reason = f"{type(error).__name__}: {error}"

@@ -1,12 +1,11 @@
-"""Scripted rollout workers and learner, and an event loop on virtual time to run them on."""
+"""Scripted rollout workers and learner, to be run on virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 
@@ -16,46 +15,8 @@ from agentrl.flow import FlowSettings, RunResult, train
 from agentrl.flow.driver import keep_all
 from agentrl.flow.safe_point import AfterStep
 from agentrl.flow.state import Keep
+from agentrl.flow.virtual_time import run_virtual
 from agentrl.rollout.pool import RolloutPool
-
-T = TypeVar("T")
-
-
-class _Jump(selectors.DefaultSelector):
-    """Instead of waiting, moves the loop's clock; a wait for nothing at all is a deadlock."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("deadlock: nothing is scheduled and nobody is ready")
-        self.now += max(0.0, timeout)
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop on which sleeping takes no time."""
-
-    def __init__(self) -> None:
-        self._jump = _Jump()
-        super().__init__(self._jump)
-
-    def time(self) -> float:
-        return self._jump.now
-
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Here and now: a thread would take time that the clock does not know of."""
-        future = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-def run_virtual(main: Callable[[], Awaitable[T]]) -> T:
-    """Run `main` on virtual time."""
-    return anyio.run(main, backend_options={"loop_factory": VirtualLoop})
 
 
 def member(reward: float | None = 1.0, status: Status = Status.FINISHED, **changes: Any) -> MemberSummary:
