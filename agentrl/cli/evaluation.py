@@ -12,6 +12,7 @@ from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec
 from agentrl.flow.best import BestModel
 from agentrl.flow.evaluation import EvalSettings, Evaluations, kind_of
+from agentrl.flow.stall import StallReport
 from agentrl.rollout.pool import RolloutPool
 from agentrl.track.tracker import RunTracker
 
@@ -53,7 +54,14 @@ def run_eval_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
 
 
 def open_evaluations(
-    config: TrainConfig, tasks: Sequence[Task], pool: RolloutPool, learner: Learner, tracker: RunTracker, *, resumed: bool
+    config: TrainConfig,
+    tasks: Sequence[Task],
+    pool: RolloutPool,
+    learner: Learner,
+    tracker: RunTracker,
+    *,
+    resumed: bool,
+    report: StallReport | None = None,
 ) -> Evaluations:
     """The evaluations of a run; none is ever due without tasks."""
     measured, run_dir = config.eval, config.run.run_dir
@@ -67,4 +75,5 @@ def open_evaluations(
         max_failure_rate=config.flow.max_failure_rate,
         on_result=tracker.on_evaluation,
         on_stage=tracker.on_stage,
+        report=report,
     )

@@ -27,6 +27,7 @@ from agentrl.flow import RunResult, flow_settings
 from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint
 from agentrl.flow.progress import repeated_tasks
+from agentrl.flow.stall import StallReport
 from agentrl.flow.state import Keep
 from agentrl.flow.stop import StopRequest
 from agentrl.rollout.pool import RolloutPool
@@ -131,7 +132,8 @@ async def _train(
     if begin.learner is not None:
         tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}")
         await runtime.learner.load_checkpoint(str(begin.learner))
-    evaluations = open_evaluations(config, questions, pool, runtime.learner, tracker, resumed=bool(begin.progress.step))
+    report = None if config.run.run_dir is None else StallReport(config.run.run_dir, runtime.diagnose)
+    evaluations = open_evaluations(config, questions, pool, runtime.learner, tracker, resumed=bool(begin.progress.step), report=report)
     if config.eval.eval_at_start and not begin.progress.step:
         tracker.on_start(await evaluations.evaluate(0))
     repeat = repeated_tasks(tasks, begin.progress)
@@ -147,6 +149,7 @@ async def _train(
         repeat=repeat,
         checkpoints=_checkpoints(config, runtime),
         stop=stop,
+        report=report,
     )
     if config.track.save_model and config.run.run_dir is not None and not result.stopped:
         tracker.on_stage("saving the model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -51,6 +51,10 @@ class LocalRuntime:
         self._on_stage("loading engine")
         self._worker = build_worker(self._config, 0)
         await self._worker.start()
+
+    def diagnose(self) -> Mapping[str, Awaitable[str]]:
+        """There is no other process."""
+        return {}
 
     async def close(self) -> None:
         """Close both."""

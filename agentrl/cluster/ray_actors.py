@@ -7,7 +7,7 @@ answers with a small summary and a reference, and the reference is what the lear
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import ray
@@ -17,9 +17,20 @@ from agentrl.cluster.build import build_learner_rank, build_worker
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError, EngineDeadError, LearnerDeadError
 from agentrl.core.protocols import EngineStats, GroupRef, TrainResult, WeightUpdate
+from agentrl.core.stacks import describe_process
 from agentrl.core.types import GroupSummary, Ticket
 
 T = TypeVar("T")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DIAGNOSIS = {"diagnosis": 1}
+"""Ray's concurrency groups of both actors: `diagnose` runs on a thread of its own, so a busy or hanging process answers too."""
+
+
+def _beside(method: F) -> F:
+    marked: F = ray.method(concurrency_group="diagnosis")(method)
+    return marked
 
 
 class RolloutActor:
@@ -27,9 +38,16 @@ class RolloutActor:
 
     def __init__(self, config: TrainConfig, index: int) -> None:
         self._worker = build_worker(config, index)
+        self._loops: list[asyncio.AbstractEventLoop] = []
+
+    @_beside
+    async def diagnose(self) -> str:
+        """What threads and episodes are doing."""
+        return describe_process(self._loops)
 
     async def start(self) -> None:
         """Load user code and engine."""
+        self._loops.append(asyncio.get_running_loop())
         await self._worker.start()
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
@@ -50,10 +68,15 @@ class RolloutActor:
 
 
 class LearnerActor:
-    """Holds one learner rank; its methods run one after another."""
+    """Holds one learner rank; its methods run one after another, on one thread."""
 
     def __init__(self, config: TrainConfig, rank: int) -> None:
         self._rank = build_learner_rank(config, rank)
+
+    @_beside
+    def diagnose(self) -> str:
+        """What threads are doing."""
+        return describe_process()
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 can be met: this node's address and a port that is free now."""
@@ -96,6 +119,10 @@ class RayWorker:
     def __init__(self, actor: Any) -> None:
         self.actor = actor
 
+    async def diagnose(self) -> str:
+        """What the process is doing."""
+        return await _engine(self.actor.diagnose.remote())
+
     async def start(self) -> None:
         """As `RolloutWorker.start`."""
         await _engine(self.actor.start.remote())
@@ -127,6 +154,10 @@ class RayLearner:
 
     def __init__(self, actors: Sequence[Any]) -> None:
         self.actors = actors
+
+    def diagnose(self) -> dict[str, Awaitable[str]]:
+        """What each rank is doing, by its name."""
+        return {f"learner-{rank}": _learner(actor.diagnose.remote()) for rank, actor in enumerate(self.actors)}
 
     async def start(self) -> None:
         """As `Learner.start`."""

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from agentrl.cluster.build import transport, worker_environment
@@ -75,6 +75,11 @@ class RayRuntime:
         parts = [self._learner, *self._workers] if self._learner else self._workers
         self._on_stage("loading engine and learner" if self._learner else "loading engine")
         await asyncio.gather(*(part.start() for part in parts))
+
+    def diagnose(self) -> Mapping[str, Awaitable[str]]:
+        """One request per actor."""
+        learner = self._learner.diagnose() if self._learner else {}
+        return {**{f"engine-{index}": worker.diagnose() for index, worker in enumerate(self._workers)}, **learner}
 
     async def close(self) -> None:
         """Close the actors within a deadline, end them, and stop a private cluster."""
@@ -141,9 +146,9 @@ class RayRuntime:
     def _create_actors(self, placement: Placement) -> None:
         import ray
 
-        from agentrl.cluster.ray_actors import LearnerActor, RayLearner
+        from agentrl.cluster.ray_actors import DIAGNOSIS, LearnerActor, RayLearner
 
-        rank = ray.remote(LearnerActor)
+        rank = ray.remote(concurrency_groups=DIAGNOSIS)(LearnerActor)
         self._workers = [self._create_worker(placement, index) for index in range(len(placement.engine_bundles))]
         ranks = [
             rank.options(**self._options(placement, bundle, placement.gpus_per_rank)).remote(self._config, index)
@@ -154,10 +159,10 @@ class RayRuntime:
     def _create_worker(self, placement: Placement, index: int) -> Any:
         import ray
 
-        from agentrl.cluster.ray_actors import RayWorker, RolloutActor
+        from agentrl.cluster.ray_actors import DIAGNOSIS, RayWorker, RolloutActor
 
         options = self._options(placement, placement.engine_bundles[index], placement.gpus_per_engine, max_concurrency=4096)
-        return RayWorker(ray.remote(RolloutActor).options(**options).remote(self._config, index))
+        return RayWorker(ray.remote(concurrency_groups=DIAGNOSIS)(RolloutActor).options(**options).remote(self._config, index))
 
     def _options(self, placement: Placement, bundle: int, num_gpus: float, **more: Any) -> dict[str, Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from agentrl.core.protocols import Learner, RolloutWorker
@@ -36,6 +36,10 @@ class Runtime(Protocol):
             ClusterError: If a process cannot be placed or dies.
             ConfigError: If a setting cannot work here.
         """
+
+    def diagnose(self) -> Mapping[str, Awaitable[str]]:
+        """Ask every process but this one what its threads and tasks are doing; see `agentrl.core.stacks`."""
+        ...
 
     async def close(self) -> None:
         """End everything that was started; safe to call twice and after a failed start."""

@@ -17,6 +17,7 @@ from agentrl.flow.loops import admit, collect, publish, run_attempt, train_steps
 from agentrl.flow.progress import Progress
 from agentrl.flow.safe_point import AfterStep
 from agentrl.flow.settings import FlowSettings
+from agentrl.flow.stall import StallReport
 from agentrl.flow.state import Keep, Observer, RunState
 from agentrl.flow.stop import StopRequest, stop_when_asked
 from agentrl.flow.watch import watch_for_stall
@@ -60,6 +61,7 @@ async def train(
     repeat: Sequence[tuple[int, Task]] = (),
     checkpoints: Checkpoints | None = None,
     stop: StopRequest | None = None,
+    report: StallReport | None = None,
 ) -> RunResult:
     """Train until the steps are done or the tasks run out.
 
@@ -77,6 +79,7 @@ async def train(
         repeat: The groups that were open then, with their tasks.
         checkpoints: Where to save.
         stop: Asks for an early end, which is saved; see `agentrl.flow.stop`.
+        report: Writes down what every process does when nothing progresses.
 
     Returns:
         How the run ended, earlier parts included.
@@ -103,7 +106,7 @@ async def train(
     )
     failure: BaseException | None = None
     try:
-        await _run_loops(run, stop or StopRequest())
+        await _run_loops(run, stop or StopRequest(), report)
     except BaseExceptionGroup as group:
         failure = first_cause(group)
     finally:
@@ -128,14 +131,14 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
 
 
-async def _run_loops(run: RunState, stop: StopRequest) -> None:
+async def _run_loops(run: RunState, stop: StopRequest, report: StallReport | None) -> None:
     if run.live_version:
         run.observer.on_stage(f"publishing version {run.live_version}")
         await run.pool.publish(await run.learner.export_weights(run.live_version))
     run.meter.start(await run.pool.stats())
     run.observer.on_stage("first groups")
     async with anyio.create_task_group() as watch:
-        watch.start_soon(watch_for_stall, run.board, run.settings.stall_timeout_s, run.describe, run.clock, name="watchdog")
+        watch.start_soon(watch_for_stall, run.board, run.settings.stall_timeout_s, run.describe, run.clock, report, name="watchdog")
         watch.start_soon(run.pool.supervise, name="supervise")
         watch.start_soon(stop_when_asked, run, stop, name="stop")
         async with anyio.create_task_group() as loops:

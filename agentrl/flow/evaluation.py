@@ -17,6 +17,7 @@ from agentrl.core.types import GroupSummary, MemberSummary, Status, Task, Ticket
 from agentrl.flow.best import BestModel
 from agentrl.flow.driver import first_cause
 from agentrl.flow.safe_point import SafePoint
+from agentrl.flow.stall import StallReport
 from agentrl.flow.watch import WaitBoard, watch_for_stall
 from agentrl.rollout.pool import RolloutPool
 
@@ -62,6 +63,7 @@ async def evaluate(
     version: int,
     name: str = "eval",
     on_group: OnGroup | None = None,
+    report: StallReport | None = None,
 ) -> list[TaskOutcome]:
     """Play every task and tell what came of it.
 
@@ -75,6 +77,7 @@ async def evaluate(
         version: The weights to be measured.
         name: What the ids of the trajectories begin with.
         on_group: Told of every task that is done.
+        report: Writes down what every process does when nothing progresses.
 
     Raises:
         WeightSyncError: If a token was sampled by other weights.
@@ -84,7 +87,7 @@ async def evaluate(
     playing = _Playing(pool, settings, version, name, len(tasks), on_group)
     failure: BaseException | None = None
     try:
-        await playing.run(tasks)
+        await playing.run(tasks, report)
     except BaseExceptionGroup as group:
         failure = first_cause(group)
     if failure is not None:  # raised out here, so that its own cause and context stay what they are
@@ -105,11 +108,11 @@ class _Playing:
         self._board = WaitBoard(self._clock)
         self.outcomes: dict[int, TaskOutcome] = {}
 
-    async def run(self, tasks: Sequence[Task]) -> None:
+    async def run(self, tasks: Sequence[Task], report: StallReport | None) -> None:
         """Play all of them."""
         self._board.waiting("evaluation", f"{len(tasks)} tasks with version {self._version}")
         async with anyio.create_task_group() as watch:
-            watch.start_soon(watch_for_stall, self._board, self._settings.stall_timeout_s, self._describe, self._clock)
+            watch.start_soon(watch_for_stall, self._board, self._settings.stall_timeout_s, self._describe, self._clock, report)
             async with anyio.create_task_group() as groups:
                 for index, task in enumerate(tasks):
                     groups.start_soon(self._play, index, task, name=f"{self._trial.name} task {index}")
@@ -183,6 +186,7 @@ class Evaluations:
         max_failure_rate: Share of the episodes that may fail.
         on_result: Told of every result, with the steps done and the seconds it took.
         on_stage: Told that an evaluation begins.
+        report: Writes down what every process does when nothing progresses.
     """
 
     def __init__(
@@ -197,10 +201,11 @@ class Evaluations:
         max_failure_rate: float = 0.5,
         on_result: Callable[[int, Assessment, float], None] = lambda step, assessment, seconds: None,
         on_stage: Callable[[str], None] = lambda name: None,
+        report: StallReport | None = None,
     ) -> None:
         self._pool, self._tasks, self._settings, self._best = pool, tasks, settings, best
         self._every, self._num_steps, self._max_failure_rate = every, num_steps, max_failure_rate
-        self._on_result, self._on_stage = on_result, on_stage
+        self._on_result, self._on_stage, self._report = on_result, on_stage, report
 
     def due(self, step: int) -> bool:
         """Whether there is an evaluation after `step` steps."""
@@ -226,7 +231,9 @@ class Evaluations:
         self._on_stage(f"evaluating step {step} on {len(self._tasks)} tasks")
         clock = asyncio.get_running_loop().time
         begin = clock()
-        outcomes = await evaluate(self._pool, self._tasks, self._settings, version=step, name=f"eval-{step}", on_group=on_group)
+        outcomes = await evaluate(
+            self._pool, self._tasks, self._settings, version=step, name=f"eval-{step}", on_group=on_group, report=self._report
+        )
         seconds = clock() - begin
         check_failures(outcomes, self._max_failure_rate)
         assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.solved_at, seed=self._settings.seed)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
 
 import anyio
 
 from agentrl.core.errors import StallError
+from agentrl.flow.stall import StallReport
+
+_log = logging.getLogger(__name__)
 
 MAX_NAMES = 40
 
@@ -39,24 +43,30 @@ class WaitBoard:
         return "\n".join(f"  {owner}: {what}, for {now - since:.1f} s" for owner, (what, since) in self._waits.items())
 
 
-async def watch_for_stall(board: WaitBoard, timeout_s: float, details: Callable[[], str], clock: Callable[[], float]) -> None:
-    """End the run when nothing progresses.
+async def watch_for_stall(
+    board: WaitBoard, timeout_s: float, details: Callable[[], str], clock: Callable[[], float], report: StallReport | None = None
+) -> None:
+    """Warn when nothing has progressed for half the time-out, and end the run at the whole.
 
-    Consumes the board's time of last progress. Produces an error with a diagnosis. Waits for `timeout_s` to pass since the
-    last progress. Unblocked by time alone.
+    Consumes the board's time of last progress. Produces one warning per stall, then a report and an error with a diagnosis. Waits
+    for `timeout_s` to pass since the last progress, and then a few seconds for the processes to say what they do. Unblocked by time alone.
 
     Raises:
         StallError: If no group finished and no step ended for `timeout_s`.
     """
-    while True:
-        quiet_s = clock() - board.last_progress_s
-        if quiet_s >= timeout_s:
-            break
-        await anyio.sleep(timeout_s - quiet_s)
-    raise StallError(
+    warned_s = -1.0  # last progress before the stall that was warned of
+    while (quiet_s := clock() - board.last_progress_s) < timeout_s:
+        if quiet_s >= timeout_s / 2 and warned_s != board.last_progress_s:
+            warned_s = board.last_progress_s
+            told = f"the run ends after {timeout_s:g} s (--stall-timeout-s)"
+            _log.warning("nothing has finished for %.1f s; %s. Who waits for what:\n%s", quiet_s, told, board.describe())
+        next_s = timeout_s if warned_s == board.last_progress_s else timeout_s / 2
+        await anyio.sleep(next_s - quiet_s)
+    found = (
         f"no group finished and no step ended for {quiet_s:.1f} s. If episodes or steps really take that long, "
         f"raise --stall-timeout-s {timeout_s:g}. Who waits for what:\n{board.describe()}\n{details()}\n  tasks: {task_names()}"
     )
+    raise StallError(found if report is None else f"{found}\n{await report.write(found)}")
 
 
 def task_names() -> str:

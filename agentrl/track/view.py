@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from agentrl.core.types import GroupSummary
 from agentrl.track.summary import first_and_last
 from agentrl.track.text import mean
+from agentrl.track.visible import visible
 
 ETA_STEPS = 10
 MAX_ERRORS = 5
@@ -84,7 +85,7 @@ class RunView:
         self.groups += 1
         failed = [episode[0] for episode in summary.episodes if not episode[0].status.trainable]
         self.failed.update(str(member.status) for member in failed)
-        messages = dict.fromkeys(f"{member.status}: {member.error or 'no message'}" for member in failed)
+        messages = dict.fromkeys(f"{member.status}: {visible(member.error or 'no message')}" for member in failed)
         fresh = [text for text in messages if text not in self.errors][: MAX_ERRORS - len(self.errors)]
         self.errors += fresh
         return fresh

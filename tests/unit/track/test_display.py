@@ -62,6 +62,12 @@ def test_view_reports_each_failure_once(clock, group):
     assert view.failed == {"env_error": 4}
 
 
+def test_a_message_of_an_environment_cannot_act_on_the_terminal(lines, stream, group):
+    lines.on_group(group(Status.ENV_ERROR, error="ValueError: \x1b[2J\x07 gone"))
+    assert "\x1b" not in stream.getvalue()
+    assert "ValueError: \\x1b[2J\\x07 gone" in stream.getvalue()
+
+
 def test_view_keeps_few_messages(clock, group):
     view = RunView(10, clock=clock)
     shown = [view.on_group(group(Status.TIMEOUT, error=f"number {i}")) for i in range(20)]
