@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import EnvResultError
 from agentrl.env.agent import StepResult
-from agentrl.env.results import bad_result, known_keys, number
+from agentrl.env.results import bad_result, clipped_score, known_keys, number
 
 KEYS = ("rewards", "scores", "extra_logs")
 
 Column: TypeAlias = list[float | EnvResultError]
+Reader: TypeAlias = Callable[[Any, str, str], float]
 
 
 def read_answer(value: Any, count: int, where: str, *, strict: bool) -> list[StepResult | EnvResultError]:
@@ -37,7 +38,7 @@ def read_answer(value: Any, count: int, where: str, *, strict: bool) -> list[Ste
     if "rewards" not in value:
         raise bad_result(where, "result", value, "the key 'rewards' is missing")
     rewards = _column(value["rewards"], count, where, "rewards")
-    scores = None if value.get("scores") is None else _column(value["scores"], count, where, "scores")
+    scores = None if value.get("scores") is None else _column(value["scores"], count, where, "scores", clipped_score)
     given = value.get("extra_logs") or {}
     if not isinstance(given, Mapping):
         raise bad_result(where, "extra_logs", given, "must be a dictionary of names and numbers")
@@ -60,19 +61,19 @@ def _result(
     return StepResult(reward, terminated=True, score=score, info=info)
 
 
-def _column(value: Any, count: int, where: str, field: str, *, shared: bool = False) -> Column:
+def _column(value: Any, count: int, where: str, field: str, read: Reader = number, *, shared: bool = False) -> Column:
     plain = value.tolist() if callable(getattr(value, "tolist", None)) else value
     if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
         if len(plain) != count:
             raise bad_result(where, field, value, f"must have {count} entries, one per query; it has {len(plain)}")
-        return [_entry(item, where, f"{field}[{index}]") for index, item in enumerate(plain)]
+        return [_entry(read, item, where, f"{field}[{index}]") for index, item in enumerate(plain)]
     if count == 1 or shared:
-        return [_entry(plain, where, field)] * count
+        return [_entry(read, plain, where, field)] * count
     raise bad_result(where, field, value, f"must be a list of {count} numbers, one per query")
 
 
-def _entry(value: Any, where: str, field: str) -> float | EnvResultError:
+def _entry(read: Reader, value: Any, where: str, field: str) -> float | EnvResultError:
     try:
-        return number(value, where, field)
+        return read(value, where, field)
     except EnvResultError as error:
         return error

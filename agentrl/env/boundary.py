@@ -174,8 +174,12 @@ class EnvSession:
         is_async = any(map(inspect.iscoroutinefunction, (getattr(self._class, "reset", None), getattr(self._class, "step", None))))
         cls = self._class
         inherited = all(getattr(cls, name) is getattr(object, name) for name in ("__init__", "__new__"))
-        simple = inherited and not inspect.isabstract(cls)
-        self._object = cls() if simple else await self._call("__init__", cls, limit, is_async)
+        if inherited and not inspect.isabstract(cls):
+            self._object = cls()
+        elif inspect.iscoroutinefunction(cls.__init__):
+            self._object = await self._call("__init__", functools.partial(_made, cls), limit, True)
+        else:
+            self._object = await self._call("__init__", cls, limit, is_async)
         prompt = task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
         state = ResetState(observation=prompt, label=task.label, task=task, seed=seed)
         value = await self._method("reset", limit, state)
@@ -269,6 +273,13 @@ class EnvSession:
             else:
                 if not answer.done():
                     answer.set_result(result)
+
+
+async def _made(cls: AgentClass) -> Any:
+    """An object whose ``__init__`` is a coroutine, as that of agents for OpenRLHF may be."""
+    made: Any = object.__new__(cls)
+    await cls.__init__(made)
+    return made
 
 
 def _forget_cancellation() -> None:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,7 @@ from agentrl.env.adapters.textarena import load_textarena
 from agentrl.env.agent import AgentClass, AgentInstance
 from agentrl.env.executor import Executor, check_executor
 from agentrl.env.openrlhf_executor import as_executor
+from agentrl.env.openrlhf_play import Play
 from agentrl.env.rewards import is_reward, load_reward_servers, reward_environment
 from agentrl.env.roster import check_roster
 
@@ -230,13 +231,24 @@ def _complete(spec: str, cls: AgentClass) -> AgentClass:
 
 def _executed(spec: str, module: ModuleType, executor: type[Any]) -> AgentClass:
     """The environment behind an executor of OpenRLHF's."""
+    shared = openrlhf.make_executor(FLAG, spec, executor)
+    environment = _environment_of(shared, module)
     if openrlhf.own_execute(executor) is not None:
-        return check_executor(FLAG, spec, as_executor(FLAG, spec, executor))
-    cls, reward = openrlhf.executor_parts(FLAG, spec, executor)
-    if cls is not None:
-        return _complete(spec, cls)
+        shared.play = partial(Play, environment)
+        return check_executor(FLAG, spec, as_executor(FLAG, spec, shared))
+    if environment is None:
+        problem = f"{executor.__name__} names neither an agent class nor a reward"
+        raise EnvLoadError(FLAG, spec, problem, "Call super().__init__(AgentInstance) in its __init__.")
+    return _complete(spec, environment)
+
+
+def _environment_of(executor: Any, module: ModuleType) -> AgentClass | None:
+    """The environment of an executor's episodes, if it names one."""
+    cls, reward = openrlhf.executor_parts(executor)
+    if cls is not None or not reward:
+        return cls
     if not isinstance(reward, list):
-        return _rewarded(module, reward, executor.__name__)
+        return _rewarded(module, reward, type(executor).__name__)
     if not str(reward[0]).endswith(".py"):
         return load_reward_servers(f"reward:{','.join(reward)}")
     file = Path(reward[0]) if Path(reward[0]).is_file() else Path(module.__file__ or "").parent / reward[0]

@@ -1,4 +1,4 @@
-"""OpenRLHF's agent classes by their own names, so that files written for it load where it is not installed.
+"""OpenRLHF's agent classes and graders by their own names, so that files written for it load where it is not installed.
 
 https://github.com/OpenRLHF/OpenRLHF, module ``openrlhf.utils.agent``.
 """
@@ -9,12 +9,13 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from agentrl.core.errors import EnvLoadError
+from agentrl.env import verifiers
 from agentrl.env.agent import AgentInstance, ResetState
 
 EXECUTOR_BASES = ("AgentExecutorBase", "MultiTurnAgentExecutor", "SingleTurnAgentExecutor")
@@ -33,24 +34,59 @@ class AgentExecutorBase:
     """Base of executors that have an `execute` of their own."""
 
     async def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """What an override may not call: episodes of the executors below do not run through it."""
-        problem = "the execute of OpenRLHF's own executors does not exist here"
-        raise NotImplementedError(f"{problem}; write out what it does with llm_engine.generate, or leave execute as it is")
+        """Must be overridden."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method async execute(self, prompt, label, sampling_params, ...)")
 
 
-class MultiTurnAgentExecutor(AgentExecutorBase):
+class PlayingExecutor(AgentExecutorBase):
+    """Plays an episode in an environment; an override may call its `execute` and change what comes of it.
+
+    Attributes:
+        play: Makes an episode from the tokenizer, the engine and the tokens it may have; whoever loads the executor sets it.
+    """
+
+    play: Callable[[Any, Any, int], Any]
+
+    async def execute(
+        self, prompt: str, label: Any, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any, images: Any = None
+    ) -> dict[str, Any]:
+        """One episode: tokens, the ranges of sampled ones, reward, scores and logs."""
+        outcome: dict[str, Any] = await self.play(hf_tokenizer, llm_engine, max_length).run(prompt, label, sampling_params)
+        return outcome
+
+
+class MultiTurnAgentExecutor(PlayingExecutor):
     """Names the class whose objects are the episodes."""
 
     def __init__(self, agent_instance_cls: type[Any]) -> None:
         self.agent_instance_cls = agent_instance_cls
 
 
-class SingleTurnAgentExecutor(AgentExecutorBase):
+class SingleTurnAgentExecutor(PlayingExecutor):
     """Names what judges the only turn: the address of one server or several, or `reward_func`."""
 
     def __init__(self, remote_rm_url: str | list[str] | None = None) -> None:
         self.reward_endpoints = [remote_rm_url] if isinstance(remote_rm_url, str) else list(remote_rm_url or [])
         self.reward_func: Any = None
+
+
+def extract_boxed_answer(solution: str | None) -> str | None:
+    r"""What stands in the last ``\boxed{...}`` of a text, `None` if there is none that ends."""
+    text = solution or ""
+    start = text.rfind("\\boxed{")
+    depth = 0
+    for place in range(start + len("\\boxed"), len(text)) if start >= 0 else ():
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[start + len("\\boxed{") : place].strip()
+    return None
+
+
+def grade_answer(given_answer: str | None, ground_truth: Any) -> bool:
+    """Whether two answers are the same, as text or as mathematics."""
+    if given_answer is None or ground_truth is None:
+        return False
+    return verifiers.exact_match(given_answer, ground_truth) or verifiers.math_equal(f"${given_answer}$", ground_truth)
 
 
 @contextmanager
@@ -99,22 +135,16 @@ def make_executor(flag: str, spec: str, cls: type[Any]) -> Any:
         raise EnvLoadError(flag, spec, problem, remedy) from error
 
 
-def executor_parts(flag: str, spec: str, cls: type[Any]) -> tuple[type[Any] | None, Any]:
-    """What an executor stands for: the class of its episodes, or what judges its single turn.
+def executor_parts(executor: Any) -> tuple[type[Any] | None, Any]:
+    """What an executor names: the class of its episodes, or what judges its single turn.
 
     Returns:
-        The class and `None`, or `None` and the reward: a function, or a list of server addresses or files.
-
-    Raises:
-        EnvLoadError: If it cannot be made without arguments, or names nothing.
+        The class and `None`, or `None` and the reward: a function, or a list of server addresses or files, empty if there is none.
     """
-    executor = make_executor(flag, spec, cls)
     instance, function = getattr(executor, "agent_instance_cls", None), getattr(executor, "reward_func", None)
-    reward = function if function is not None else getattr(executor, "reward_endpoints", None)
-    if not isinstance(instance, type) and not reward:
-        problem = f"{cls.__name__} names neither an agent class nor a reward"
-        raise EnvLoadError(flag, spec, problem, "Call super().__init__(AgentInstance) in its __init__.")
-    return (instance, None) if isinstance(instance, type) else (None, reward)
+    if isinstance(instance, type):
+        return instance, None
+    return None, function if function is not None else getattr(executor, "reward_endpoints", None)
 
 
 def _modules() -> dict[str, ModuleType]:
@@ -127,5 +157,6 @@ def _modules() -> dict[str, ModuleType]:
     modules["openrlhf"].__path__ = modules["openrlhf.utils"].__path__ = []
     for cls in (AgentInstanceBase, AgentExecutorBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor):
         setattr(modules[_ORIGINAL], cls.__name__, cls)
+    vars(modules["openrlhf.utils"]).update(extract_boxed_answer=extract_boxed_answer, grade_answer=grade_answer)
     vars(modules["openrlhf.utils.logging_utils"])["init_logger"] = logging.getLogger
     return modules

@@ -13,8 +13,8 @@ from agentrl.core.errors import EnvLoadError, EnvResultError
 from agentrl.core.types import Task
 from agentrl.env.agent import SamplingParams, StepResult
 from agentrl.env.executor import Completion, Executor, Policy
-from agentrl.env.openrlhf import make_executor
-from agentrl.env.results import SAMPLING_KEYS, bad_result
+from agentrl.env.openrlhf_play import chosen_sampling
+from agentrl.env.results import bad_result, clipped_score
 
 NEEDED = ("observation_tokens", "action_ranges", "reward")
 
@@ -76,8 +76,7 @@ class RecordingEngine:
             raise bad_result("llm_engine.generate", "multi_modal_data", multi_modal_data, "this engine takes text only")
         if (getattr(sampling_params, "n", 1) or 1) != 1:
             raise bad_result("llm_engine.generate", "sampling_params.n", sampling_params.n, "call it once for each continuation")
-        settings = {key: getattr(sampling_params, key, None) for key in SAMPLING_KEYS}
-        done = await self._llm.generate(prompt_token_ids, {key: value for key, value in settings.items() if value is not None})
+        done = await self._llm.generate(prompt_token_ids, chosen_sampling(sampling_params))
         self._version = max(self._version, *done.versions)
         self.completions.append(done)
         output = CompletionOutput(
@@ -117,15 +116,15 @@ class OpenRLHFExecutor(Executor):
         return _result(value, where)
 
 
-def as_executor(flag: str, spec: str, cls: type[Any]) -> type[OpenRLHFExecutor]:
+def as_executor(flag: str, spec: str, shared: Any) -> type[OpenRLHFExecutor]:
     """The class that plays episodes of an executor that overrides `execute`.
 
     Raises:
-        EnvLoadError: If it cannot be made without arguments, or its `execute` could not wait for the engine.
+        EnvLoadError: If its `execute` could not wait for the engine.
     """
+    cls = type(shared)
     if not inspect.iscoroutinefunction(cls.execute):
         raise EnvLoadError(flag, spec, f"{cls.__name__}.execute is a plain def", "Write async def: it has to wait for llm_engine.generate.")
-    shared = make_executor(flag, spec, cls)
     return type(cls.__name__, (OpenRLHFExecutor,), {"shared": shared, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
@@ -191,7 +190,8 @@ def _result(value: Mapping[str, Any], where: str) -> StepResult:
         raise bad_result(where, "extra_logs", logs, "must be a dictionary of names and numbers")
     if value["reward"] is None:
         raise bad_result(where, "reward", None, "an episode needs one; a failure should be raised, not returned")
-    return StepResult(value["reward"], terminated=True, score=value.get("scores"), info=logs, truncated=bool(value.get("truncated", False)))
+    score = None if value.get("scores") is None else clipped_score(value["scores"], where, "scores")
+    return StepResult(value["reward"], terminated=True, score=score, info=logs, truncated=bool(value.get("truncated", False)))
 
 
 def _sequence(value: Any, where: str, field: str) -> Sequence[Any]:

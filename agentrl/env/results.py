@@ -15,6 +15,7 @@ from agentrl.core.types import Message, Prompt
 from agentrl.env.agent import ResetResult, StepResult
 
 MAX_TEXT = 2**20
+MAX_NUMBER = 1e30  # sums of such numbers are still finite in float32
 SCORE_SLACK = 1e-6  # a float32 mean of ones may exceed 1 by this much
 
 RESET_KEYS = ("observation", "sampling_params", "extra_logs", "environment_images")
@@ -131,7 +132,7 @@ def _check_step_dict(value: Mapping[str, Any], where: str) -> StepResult:
         number(value["rewards"], where, "rewards"),
         _raw(_none_as(value, "environment_feedback", ""), where, "environment_feedback"),
         terminated=_flag(value.get("done", False), where, "done"),
-        score=None if scores is None else _score(scores, where, "scores"),
+        score=None if scores is None else clipped_score(scores, where, "scores"),
         info=_numbers(_none_as(value, "extra_logs", {}), where, "extra_logs"),
         sampling=check_sampling(value.get("sampling_params"), where),
         images=_images(_none_as(value, "environment_images", ()), where),
@@ -161,6 +162,8 @@ def number(value: Any, where: str, field: str) -> float:
         result = math.inf
     if not math.isfinite(result):
         raise bad_result(where, field, value, "must be finite")
+    if abs(result) > MAX_NUMBER:
+        raise bad_result(where, field, value, f"must be between {-MAX_NUMBER:g} and {MAX_NUMBER:g}, because training computes in float32")
     return result
 
 
@@ -285,6 +288,15 @@ def _score(value: Any, where: str, field: str) -> float:
     if not -SCORE_SLACK <= checked <= 1 + SCORE_SLACK:
         raise bad_result(where, field, value, "must lie in 0..1; it says how well the task was done, whatever the reward's scale")
     return min(max(checked, 0.0), 1.0)
+
+
+def clipped_score(value: Any, where: str, field: str) -> float:
+    """A score of OpenRLHF's forms, in which it often is the reward again, on any scale: clipped, as the reward would be without it.
+
+    Raises:
+        EnvResultError: If it is no finite number.
+    """
+    return min(max(number(value, where, field), 0.0), 1.0)
 
 
 def _numbers(value: Any, where: str, field: str) -> dict[str, float]:

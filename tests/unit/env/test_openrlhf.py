@@ -12,6 +12,7 @@ from agentrl.core.types import Status, Task, Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env import load
 from agentrl.env.load import load_agent
+from agentrl.env.openrlhf import extract_boxed_answer, grade_answer
 from tests.unit.rollout.scenes import CODEC, Scene, says
 from tests.unit.rollout.test_episode import dialogue
 
@@ -135,7 +136,7 @@ def test_a_single_turn_executor_with_a_server(tmp_path: Path) -> None:
         ),
         ("class AgentExecutor(MultiTurnAgentExecutor): ...\n", "AgentExecutor() raised TypeError", "super().__init__(AgentInstance)"),
         ("class AgentExecutor(SingleTurnAgentExecutor): ...\n", "names neither", "super().__init__(AgentInstance)"),
-        ("from openrlhf.utils import grade_answer\n", "cannot import name 'grade_answer'", ""),
+        ("from openrlhf.utils import get_tokenizer\n", "cannot import name 'get_tokenizer'", ""),
         ("import openrlhf.trainer\n", "No module named 'openrlhf.trainer'", "Install the package"),
     ],
 )
@@ -171,3 +172,44 @@ async def test_other_classes_are_given_the_tasks_own_prompt(tmp_path: Path) -> N
         "    async def step(self, states): return {'rewards': float(self.seen == 'What is 1+2?'), 'done': True}\n"
     )
     assert (await play(path, "3")).reward == 1.0
+
+
+async def test_an_init_that_is_a_coroutine(tmp_path: Path) -> None:
+    path = tmp_path / "agent.py"
+    path.write_text(
+        BASES + "class AgentInstance(AgentInstanceBase):\n    async def __init__(self, *args, **kwargs): self.reward = 0.5\n"
+        "    async def step(self, states): return {'rewards': self.reward, 'scores': -3.5, 'done': True}\n"
+    )
+    trajectory = await play(path, "3")
+    assert (trajectory.reward, trajectory.score) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "boxed"),
+    [
+        ("so \\boxed{3}", "3"),
+        ("\\boxed{1}, no, \\boxed{ \\frac{1}{2} }.", "\\frac{1}{2}"),
+        ("\\boxed{1}, no, \\boxed{2", None),
+        ("3", None),
+        (None, None),
+    ],
+)
+def test_boxed_answers(text: str | None, boxed: str | None) -> None:
+    assert extract_boxed_answer(text) == boxed
+
+
+def test_graded_answers() -> None:
+    pairs = [("3", "3"), ("0.5", "\\frac{1}{2}"), ("2x+1", "1+2x"), ("blue", "blue"), ("3", "4"), (None, "3"), ("3", None)]
+    assert [grade_answer(given, truth) for given, truth in pairs] == [True, True, True, True, False, False, False]
+
+
+async def test_a_reward_file_that_uses_openrlhfs_graders(tmp_path: Path) -> None:
+    path = tmp_path / "math_reward.py"
+    path.write_text(
+        "from openrlhf.utils import extract_boxed_answer, grade_answer\n"
+        "def reward_func(queries, prompts, labels, **kwargs):\n"
+        "    right = [float(grade_answer(extract_boxed_answer(q[len(p):]), l)) for q, p, l in zip(queries, prompts, labels)]\n"
+        "    return {'rewards': right, 'scores': [4 * value - 2 for value in right]}\n"
+    )
+    found = [await play(path, text) for text in ("\\boxed{3.0}", "\\boxed{4}")]
+    assert [(trajectory.reward, trajectory.score) for trajectory in found] == [(1.0, 1.0), (0.0, 0.0)]

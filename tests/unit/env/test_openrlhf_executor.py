@@ -142,14 +142,105 @@ async def test_one_executor_serves_all_episodes_of_a_process(tmp_path: Path) -> 
     assert (await scene.play(1)).metrics == {"count": 2.0}
 
 
-@pytest.mark.parametrize("base", ["AgentExecutorBase", "MultiTurnAgentExecutor", "SingleTurnAgentExecutor"])
-async def test_the_execute_of_openrlhfs_own_executors_is_not_there(tmp_path: Path, base: str) -> None:
-    path = tmp_path / "agent.py"
-    path.write_text(
-        f"from openrlhf.utils.agent import {base}\nclass AgentExecutor({base}):\n"
-        "    def __init__(self): pass\n"
-        "    async def execute(self, *args, **kwargs): return await super().execute(*args, **kwargs)\n"
+async def run_file(folder: Path, text: str, answer: Any = three) -> tuple[Scene, Trajectory]:
+    path = folder / "agent.py"
+    path.write_text(text)
+    scene = scene_of(path, answer)
+    return scene, await scene.play()
+
+
+async def test_the_base_has_no_execute_to_call(tmp_path: Path) -> None:
+    _, trajectory = await run_file(
+        tmp_path,
+        "from openrlhf.utils.agent import AgentExecutorBase\nclass AgentExecutor(AgentExecutorBase):\n"
+        "    async def execute(self, *args, **kwargs): return await super().execute(*args, **kwargs)\n",
     )
-    trajectory = await scene_of(path, three).play()
     assert trajectory.status is Status.ENV_ERROR
-    assert "own executors does not exist here; write out what it does with llm_engine.generate" in str(trajectory.error)
+    assert "AgentExecutor needs a method async execute" in str(trajectory.error)
+
+
+TRIES = """
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+class Tries(AgentInstanceBase):
+    async def __init__(self, *args, **kwargs):
+        self.count = 0
+        self.texts = []
+
+    async def step(self, states, **kwargs):
+        self.count += 1
+        self.texts.append(states["observation_text"])
+        params = states["sampling_params"]
+        params.max_tokens, params.temperature = 4, 0.5
+        {line}
+        return {{
+            "rewards": float(states["label"] in states["action_text"]), "scores": -2.0, "sampling_params": params,
+            "environment_feedback": "<|user|>Again.<|end|><|assistant|>", "done": self.count == 2,
+            "extra_logs": {{"count": self.count, "grew": len(self.texts[-1]) > len(self.texts[0])}},
+        }}
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(Tries)
+
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):
+        outcome = await super().execute(prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine)
+        outcome["reward"] -= 0.5
+        outcome["extra_logs"]["turns"] = len(outcome["action_ranges"])
+        assert len(outcome["observation_tokens"]) == len(outcome["rollout_log_probs"])
+        return outcome
+"""
+
+
+async def test_an_override_may_use_the_execute_of_the_multi_turn_executor(tmp_path: Path) -> None:
+    scene, trajectory = await run_file(tmp_path, TRIES.format(line=""), says("It is 4", "3"))
+    assert (trajectory.error, trajectory.reward, trajectory.score) == (None, 0.5, 0.0)
+    assert trajectory.metrics == {"count": 1.5, "grew": 0.5, "turns": 2.0}
+    first, second = scene.engine.requests
+    assert CODEC.decode(first.prompt_ids) == dialogue(("user", "What is 1+2?"))  # type: ignore[arg-type]
+    assert [(request.sampling.max_tokens, request.sampling.temperature) for request in (first, second)] == [(8, 1.0), (4, 0.5)]
+    (row,) = merge_turns(trajectory)
+    assert row.tokens.tolist() == [*second.prompt_ids, *trajectory.turns[1].token_ids]
+    assert CODEC.decode(trajectory.turns[1].prompt_ids) == "<|user|>Again.<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("raise OSError('no game')", "agent.py: Tries.step raised OSError: no game"),
+        ("return {'rewards': float('nan'), 'done': True}", "agent.py: Tries.step returned rewards = nan: must be finite"),
+        ("return {'rewards': 1.0, 'done': False, 'environment_feedback': [{'role': 'user', 'content': 'x'}]}", "must be text here"),
+    ],
+)
+async def test_a_failure_below_it_is_named(tmp_path: Path, line: str, message: str) -> None:
+    _, trajectory = await run_file(tmp_path, TRIES.format(line=line))
+    assert (trajectory.status, trajectory.reward) == (Status.ENV_ERROR, None)
+    assert message in str(trajectory.error)
+
+
+async def test_a_full_context_ends_it(tmp_path: Path) -> None:
+    text = TRIES.format(line="").replace("self.count == 2", "False")
+    scene, trajectory = await run_file(tmp_path, text)
+    assert trajectory.status is Status.TRUNCATED
+    assert len(scene.engine.requests) > 2
+
+
+SINGLE = """
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+
+class AgentExecutor(SingleTurnAgentExecutor):
+    def __init__(self):
+        super().__init__()
+        {judge}
+
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):
+        outcome = await super().execute(prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine)
+        outcome["reward"] = 0.25 if outcome["reward"] is None else outcome["reward"] * 2
+        return outcome
+"""
+
+
+@pytest.mark.parametrize(("judge", "reward"), [("self.reward_func = lambda queries, prompts, labels: {'rewards': [3.0]}", 6.0), ("", 0.25)])
+async def test_an_override_may_use_the_execute_of_the_single_turn_executor(tmp_path: Path, judge: str, reward: float) -> None:
+    _, trajectory = await run_file(tmp_path, SINGLE.format(judge=judge))
+    assert (trajectory.error, trajectory.reward) == (None, reward)

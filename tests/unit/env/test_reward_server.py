@@ -130,7 +130,7 @@ async def test_a_label_that_json_cannot_say_fails_alone() -> None:
         (200, [1.0], "return a dictionary with rewards"),
         (200, {"scores": [1.0]}, "'rewards' is missing"),
         (200, {"rewards": [1.0, 2.0, 3.0]}, "it has 3"),
-        (200, {"rewards": [1.0], "scores": [7.0]}, "must lie in 0..1"),
+        (200, {"rewards": [1.0], "scores": ["high"]}, "scores[0] = 'high'"),
     ],
 )
 async def test_a_failure_is_an_error_and_never_a_zero(status: int, value: Any, expected: str) -> None:

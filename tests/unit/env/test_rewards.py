@@ -89,7 +89,7 @@ async def test_a_plain_scorers_bad_value(value: Any, expected: str) -> None:
         ({"rewards": []}, "it has 0"),
         ({"rewards": [float("inf")]}, "rewards[0] = inf: must be finite"),
         ({"rewards": "high"}, "rewards = 'high': must be a number"),
-        ({"rewards": [1.0], "scores": [2.0]}, "must lie in 0..1"),
+        ({"rewards": [1.0], "scores": [float("nan")]}, "scores[0] = nan: must be finite"),
         ({"rewards": [1.0], "scores": [None]}, "scores[0] = None"),
         ({"rewards": [1.0], "extra_logs": {"a": [None]}}, "extra_logs['a'][0] = None"),
         ({"rewards": [1.0], "extra_logs": [1]}, "extra_logs = [1]"),
@@ -108,7 +108,7 @@ async def test_a_raised_error_names_file_function_and_line(tmp_path: Path) -> No
     trajectory = await play(write(tmp_path, "def reward(completion, label):\n    return 1 / 0\n"))
     assert trajectory.status is Status.ENV_ERROR
     assert "reward.step raised ZeroDivisionError" in (trajectory.error or "")
-    assert "rewards.py\", line 2, in reward" in (trajectory.error or "")
+    assert 'rewards.py", line 2, in reward' in (trajectory.error or "")
 
 
 async def test_a_reward_that_hangs_is_a_timeout(tmp_path: Path) -> None:
