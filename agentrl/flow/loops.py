@@ -177,6 +177,7 @@ async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) 
             result=result,
             update=update,
             interval_s=trained_s - previous_s,
+            learner_s=trained_s - taken_s,
             export_s=run.clock() - exports_s,
             queue_depth=depth,
             taken_s=taken_s,

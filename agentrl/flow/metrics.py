@@ -27,6 +27,7 @@ class Trained:
         result: The learner's report.
         update: How engines get the weights.
         interval_s: Time from the end of the previous step to the end of this one.
+        learner_s: Time from handing the groups to the learner until it answered.
         export_s: Time to make the weights available.
         queue_depth: Accepted groups left behind when these were taken.
         taken_s: Clock reading when they were taken.
@@ -38,6 +39,7 @@ class Trained:
     result: TrainResult
     update: WeightUpdate
     interval_s: float
+    learner_s: float
     export_s: float
     queue_depth: int
     taken_s: float
@@ -236,6 +238,7 @@ def _learner_time(trained: Trained) -> dict[str, float]:
     return {
         "idle/learner": min(1.0, max(0.0, 1.0 - busy)),
         "time/train_s": trained.result.seconds,
+        "time/learner_s": trained.learner_s,
         "time/step_s": trained.interval_s,
     }
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-from functools import cache
 
 from agentrl.core.errors import EngineDeadError, EngineError
+from agentrl.core.garbage import collect_rarely
 from agentrl.core.protocols import Engine, EngineStats, WeightUpdate
 from agentrl.core.types import Group, GroupSummary, Status, Ticket, summarize
 from agentrl.env.load import AgentSpec
@@ -48,7 +47,7 @@ class EpisodeWorker:
         tokenizer = load_tokenizer(self._settings.model, trust_remote_code=self._settings.trust_remote_code)
         ends = self._engine.end_token_ids
         self._codec = ChatCodec(tokenizer, system_prompt=self._settings.system_prompt, end_token_ids=ends)
-        _collect_rarely()
+        collect_rarely()
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, Group]:
         """Run every episode of a group; failures of user code and of single requests become statuses, not exceptions.
@@ -96,15 +95,3 @@ class EpisodeWorker:
             codec=self._codec,
             settings=self._settings,
         )
-
-
-@cache
-def _collect_rarely() -> None:
-    """Spare the garbage collector what was imported, and let it run less often; once per process.
-
-    With a thousand live episodes it otherwise looks through half a million objects of torch and transformers again and again,
-    which stops all episodes for a third of a second at a time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 50)

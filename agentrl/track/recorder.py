@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,17 @@ class TrajectoryRecorder:
     Args:
         path: File to append to.
         max_line_bytes: A longer record has its texts and lists shortened until it fits.
+        clock: Seconds since an arbitrary moment.
     """
 
-    def __init__(self, path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
-        self._lines, self._max = JsonLines(path), max_line_bytes
+    def __init__(self, path: Path, *, max_line_bytes: int = MAX_LINE_BYTES, clock: Callable[[], float] = time.time) -> None:
+        self._lines, self._max, self._clock = JsonLines(path), max_line_bytes, clock
 
     def on_group(self, summary: GroupSummary) -> None:
-        """Write every record of one group."""
+        """Write every record of one group, with the time at which the group ended and how long it took."""
+        when = {"ended_s": round(self._clock(), 4), "group_s": round(summary.seconds, 4)}
         for record in summary.records:
-            self._lines.write(encode_capped(record, self._max))
+            self._lines.write(encode_capped({**record, **when}, self._max))
 
     def close(self) -> None:
         """Close the file; safe to call twice."""

@@ -11,12 +11,13 @@ from agentrl.track.recorder import TrajectoryRecorder, clip, encode_capped
 
 
 def test_every_record_of_a_group_is_one_line(tmp_path, group):
-    recorder = TrajectoryRecorder(tmp_path / "t.jsonl")
+    recorder = TrajectoryRecorder(tmp_path / "t.jsonl", clock=lambda: 12.5)
     recorder.on_group(group(Status.FINISHED, records=({"reward": 1.0, "text": "a\nb"}, {"text": "\ud83d"})))
     recorder.on_group(group(Status.FINISHED))
     recorder.close()
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
-    assert rows == [{"reward": 1.0, "text": "a\nb"}, {"text": "\ud83d"}]
+    when = {"ended_s": 12.5, "group_s": 0.1}
+    assert rows == [{"reward": 1.0, "text": "a\nb", **when}, {"text": "\ud83d", **when}]
 
 
 def test_a_long_record_is_shortened_to_its_limit_and_says_so(tmp_path, group):

@@ -30,7 +30,8 @@ def test_a_run_leaves_its_files_and_prints_its_summary(tmp_path, console, metric
         summary = tracker.finish(ledger={"ledger/submitted": 8, "ledger/trained": 8}, agent="envs/calculator.py")
     assert sorted(path.name for path in run_dir.iterdir()) == ["metrics.jsonl", "summary.json", "tensorboard", "trajectories.jsonl"]
     assert [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()] == [1, 2]
-    assert json.loads((run_dir / "trajectories.jsonl").read_text()) == {"reward": 1.0}
+    record = json.loads((run_dir / "trajectories.jsonl").read_text())
+    assert (record["reward"], record["group_s"], sorted(record)) == (1.0, 0.1, ["ended_s", "group_s", "reward"])
     assert json.loads((run_dir / "summary.json").read_text()) == summary
     assert summary["ledger"] == {"submitted": 8, "trained": 8}
     text = console.file.getvalue()
