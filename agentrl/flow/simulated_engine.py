@@ -1,0 +1,331 @@
+"""Engines that only take time: all sequences of an engine share its decoding steps, which are longer the more there are."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agentrl.core.errors import EngineDeadError
+from agentrl.core.protocols import EngineStats, WeightUpdate
+from agentrl.core.types import GroupSummary, MemberSummary, Status, Ticket
+
+Answer: TypeAlias = Callable[[], None]
+Wanted: TypeAlias = Callable[[], bool]
+Seconds: TypeAlias = Callable[[random.Random], float]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeShape:
+    """What one episode asks for.
+
+    Attributes:
+        reset_s: Seconds before the first turn.
+        turns: Tokens sampled in each turn, and seconds that the environment takes after it.
+    """
+
+    reset_s: float
+    turns: tuple[tuple[float, float], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled in the whole episode."""
+        return round(sum(tokens for tokens, _ in self.turns))
+
+    @property
+    def env_s(self) -> float:
+        """Seconds in the environment."""
+        return self.reset_s + sum(seconds for _, seconds in self.turns)
+
+
+DrawGroup: TypeAlias = Callable[[random.Random, int], Sequence[EpisodeShape]]
+"""Draws the episodes of a group of the given size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineModel:
+    """How fast an engine is: with n sequences one token of each takes ``token_s + token_s_per_sequence * n`` seconds.
+
+    Attributes:
+        token_s: Seconds of a decoding step that do not depend on how many sequences share it.
+        token_s_per_sequence: Seconds that each sequence adds to it.
+        max_sequences: Sequences decoded at once; further ones wait.
+        pause_s: Seconds without decoding for each publication.
+        load_s: Seconds of a publication before that, in which decoding goes on.
+        lifetime_s: Seconds until an engine dies; `None`: never.
+        restart_s: Seconds until another one is in its place.
+    """
+
+    token_s: float
+    token_s_per_sequence: float = 0.0
+    max_sequences: int = 256
+    pause_s: Seconds = lambda rng: 0.0
+    load_s: Seconds = lambda rng: 0.0
+    lifetime_s: Seconds | None = None
+    restart_s: float = 60.0
+
+    def step_s(self, sequences: int) -> float:
+        """Seconds of a decoding step of so many sequences."""
+        return self.token_s + self.token_s_per_sequence * sequences
+
+
+class World:
+    """What all engines of a simulated run share.
+
+    Args:
+        draw: Draws the episodes of a group.
+        failure_rate: Share of the episodes that fail.
+        seed: A group asks for the same whichever engine it runs on and whenever.
+    """
+
+    def __init__(self, draw: DrawGroup, failure_rate: float, seed: int) -> None:
+        self._draw, self._failure_rate, self.seed = draw, failure_rate, seed
+        self.episodes = self.peak_episodes = 0
+
+    def group(self, ticket: Ticket) -> tuple[Sequence[EpisodeShape], list[bool]]:
+        """The episodes of a group, and which of them fail."""
+        rng = random.Random(f"{self.seed} {ticket.group_id} {ticket.attempt}")
+        shapes = self._draw(rng, ticket.num_samples)
+        return shapes, [self._failure_rate > 0.0 and rng.random() < self._failure_rate for _ in shapes]
+
+    def began(self, count: int) -> None:
+        """So many episodes began, or ended if negative."""
+        self.episodes += count
+        self.peak_episodes = max(self.peak_episodes, self.episodes)
+
+
+class Decoder:
+    """Sequences that share decoding steps, exactly, with one timer: the next sequence to end.
+
+    Every running sequence gets one token per step, so that a sequence of k tokens ends k steps after its beginning; steps
+    are counted in fractions.
+
+    Args:
+        model: How fast it is.
+    """
+
+    def __init__(self, model: EngineModel) -> None:
+        self._model, self._loop = model, asyncio.get_running_loop()
+        self._steps, self._at = 0.0, self._loop.time()  # decoding steps done, and when they were counted
+        self._running: list[tuple[float, int, Answer, Wanted]] = []  # by the step at which they end
+        self._waiting: deque[tuple[float, Answer, Wanted]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._numbers = itertools.count()
+        self._paused = False
+        self.busy_s = self.paused_s = self.tokens = 0.0
+
+    def add(self, tokens: float, answer: Answer, wanted: Wanted) -> None:
+        """Sample so many tokens, then call `answer`, unless nobody wants it any more."""
+        self._advance()
+        if len(self._running) < self._model.max_sequences:
+            self._begin(tokens, answer, wanted)
+            self._arm()
+        else:
+            self._waiting.append((tokens, answer, wanted))
+
+    def pause(self, paused: bool) -> None:
+        """Stop decoding, or go on."""
+        self._advance()
+        self._paused = paused
+        self._arm()
+
+    def forget(self) -> None:
+        """Drop the sequences that nobody wants any more."""
+        self._advance()
+        self._running = [entry for entry in self._running if entry[3]()]
+        heapq.heapify(self._running)
+        self._waiting = deque(entry for entry in self._waiting if entry[2]())
+        self._fill()
+        self._arm()
+
+    def count(self) -> None:
+        """Bring the counters up to now."""
+        self._advance()
+
+    def _begin(self, tokens: float, answer: Answer, wanted: Wanted) -> None:
+        heapq.heappush(self._running, (self._steps + tokens, next(self._numbers), answer, wanted))
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self._model.max_sequences:
+            self._begin(*self._waiting.popleft())
+
+    def _advance(self) -> None:
+        now = self._loop.time()
+        passed, self._at = now - self._at, now
+        if self._paused:
+            self.paused_s += passed
+        elif self._running:
+            steps = passed / self._model.step_s(len(self._running))
+            self._steps += steps
+            self.busy_s += passed
+            self.tokens += steps * len(self._running)
+
+    def _arm(self) -> None:
+        if self._paused or not self._running:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            return
+        due = self._at + max(0.0, self._running[0][0] - self._steps) * self._model.step_s(len(self._running))
+        if self._timer is not None:
+            if self._timer.when() <= due and not self._timer.cancelled():
+                return  # it comes too early, and is then set again
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._advance()
+        ended: list[Answer] = []
+        while self._running and self._running[0][0] <= self._steps + 1e-9 * max(1.0, self._steps):
+            ended.append(heapq.heappop(self._running)[2])
+        self._fill()
+        self._arm()
+        for answer in ended:
+            answer()
+
+
+class _Episodes:
+    """The episodes of one group, side by side on one engine; `done` is set when the last has ended."""
+
+    def __init__(self, worker: SimulatedWorker, shapes: Sequence[EpisodeShape]) -> None:
+        self._worker, self._loop = worker, asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self._loop.create_future()
+        self.started_s = self._loop.time()
+        self.oldest, self.newest = worker.version, worker.version
+        self.generate_s = [0.0] * len(shapes)
+        self.total_s = [0.0] * len(shapes)
+        self._left = len(shapes)
+        for index, shape in enumerate(shapes):
+            self._later(shape.reset_s, lambda index=index, shape=shape: self._turn(index, shape, 0))  # type: ignore[misc]
+
+    def wanted(self) -> bool:
+        return not self.done.done()
+
+    def _later(self, seconds: float, what: Answer) -> None:
+        if seconds > 0.0:
+            self._loop.call_later(seconds, what)
+        else:
+            what()
+
+    def _turn(self, index: int, shape: EpisodeShape, number: int) -> None:
+        if not self.wanted():
+            return
+        if number == len(shape.turns):
+            self.total_s[index] = self._loop.time() - self.started_s
+            self._left -= 1
+            if not self._left:
+                self.newest = self._worker.version
+                self.done.set_result(None)
+            return
+        tokens, env_s = shape.turns[number]
+        asked_s = self._loop.time()
+
+        def sampled() -> None:
+            self.generate_s[index] += self._loop.time() - asked_s
+            self._later(env_s, lambda: self._turn(index, shape, number + 1))
+
+        self._worker.decoder.add(tokens, sampled, self.wanted)
+
+
+class SimulatedWorker:
+    """A rollout worker whose engine and environments only take time; see `agentrl.core.protocols.RolloutWorker`.
+
+    Args:
+        model: How fast its engine is.
+        world: What the engines share.
+        number: Of the engine; part of its seed.
+        life: How often it was replaced before.
+    """
+
+    def __init__(self, model: EngineModel, world: World, *, number: int = 0, life: int = 0) -> None:
+        self._model, self._world, self._number, self._life = model, world, number, life
+        self._rng = random.Random(f"{world.seed} engine {number} {life}")
+        self._groups: set[_Episodes] = set()
+        self._dead = False
+        self.version = 0
+        self.decoder = Decoder(model)
+        if model.lifetime_s is not None:
+            asyncio.get_running_loop().call_later(model.lifetime_s(self._rng), self._die)
+
+    async def start(self) -> None:
+        """Nothing is to be loaded."""
+
+    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupSummary]:
+        """Play the episodes that are drawn for the group."""
+        if self._dead:
+            raise EngineDeadError("simulated: it is dead")
+        shapes, failed = self._world.group(ticket)
+        group = _Episodes(self, shapes)
+        self._groups.add(group)
+        self._world.began(len(shapes))
+        try:
+            await group.done
+        finally:
+            self._groups.discard(group)
+            self._world.began(-len(shapes))
+            if not group.done.done() or group.done.cancelled() or group.done.exception() is not None:
+                group.done.cancel()
+                self.decoder.forget()
+        summary = _summary(ticket, group, shapes, failed)
+        return summary, summary
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        """Take the time of a publication."""
+        await asyncio.sleep(self._model.load_s(self._rng))
+        self.decoder.pause(True)
+        await asyncio.sleep(self._model.pause_s(self._rng))
+        self.version = update.version
+        self.decoder.pause(False)
+        return self.version
+
+    async def stats(self) -> EngineStats:
+        """Counters on virtual time."""
+        decoder = self.decoder
+        decoder.count()
+        now = asyncio.get_running_loop().time()
+        fault = "simulated: it is dead" if self._dead else ""
+        return EngineStats(busy_s=decoder.busy_s, clock_s=now, tokens=round(decoder.tokens), paused_s=decoder.paused_s, fault=fault)
+
+    async def successor(self) -> SimulatedWorker:
+        """The worker that takes this one's place, after the time that takes."""
+        await asyncio.sleep(self._model.restart_s)
+        return SimulatedWorker(self._model, self._world, number=self._number, life=self._life + 1)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _die(self) -> None:
+        self._dead = True
+        for group in list(self._groups):
+            if not group.done.done():
+                group.done.set_exception(EngineDeadError("simulated: it died"))
+
+
+def _summary(ticket: Ticket, group: _Episodes, shapes: Sequence[EpisodeShape], failed: Sequence[bool]) -> GroupSummary:
+    """What a real worker would say of the group; rewards are 0 and 1 in turn."""
+    members = tuple(
+        MemberSummary(
+            status=Status.ENV_ERROR if broken else Status.FINISHED,
+            reward=None if broken else float(index % 2),
+            score=None if broken else float(index % 2),
+            num_tokens=shape.num_tokens,
+            num_prompt_tokens=0,
+            num_turns=len(shape.turns),
+            truncated=False,
+            error="simulated" if broken else None,
+            timings={
+                "generate_s": group.generate_s[index],
+                "env_s": group.total_s[index] - group.generate_s[index],
+                "total_s": group.total_s[index],
+            },
+        )
+        for index, (shape, broken) in enumerate(zip(shapes, failed, strict=True))
+    )
+    versions = (group.oldest, group.newest) if any(m.trainable for m in members) else None
+    return GroupSummary(group_id=ticket.group_id, members=members, versions=versions, seconds=max(group.total_s))
