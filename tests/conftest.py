@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest_plugins = ["tests.leftovers"]
+pytest_plugins = ["tests.leftovers", "tests.faults.report"]
 
 
 @pytest.fixture

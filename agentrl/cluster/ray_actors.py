@@ -217,7 +217,9 @@ async def _unwrapped(ref: Awaitable[T], lost: type[Exception], who: str) -> T:
 
 
 def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """What Ray says happened; of an actor that could not be made, what was raised, because Ray says that last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return f"it could not be made: {lines[-1]}" if "creation task" in lines[0] else lines[0]
 
 
 def free_port() -> int:

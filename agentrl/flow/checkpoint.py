@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,8 @@ class Checkpoints:
         target = self._folder / f"step-{progress.step:08d}"
         temporary = await asyncio.to_thread(temporary_directory, target)
         try:
-            (temporary / LEARNER).mkdir()
+            with _disk_errors(target):
+                (temporary / LEARNER).mkdir()
             await self._learner.save_checkpoint(str(temporary / LEARNER), progress.step)
             yield
             await asyncio.to_thread(self._complete, temporary, target, progress)
@@ -63,16 +64,22 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _complete(self, temporary: Path, target: Path, progress: Progress) -> None:
-        try:
+        with _disk_errors(target):
             (temporary / "progress.json").write_text(json.dumps(progress.to_json(), indent=2) + "\n", encoding="utf-8")
             (temporary / "config.json").write_text(self._config, encoding="utf-8")
-        except OSError as error:
-            raise CheckpointError(f"{target} cannot be written: {error}") from error
         if target.exists():  # from before, and found damaged, or the run would not have taken this step again
             remove_directory(target)
         commit_directory(temporary, target)
         for old in _newest_first(self._folder)[self._keep :]:
             remove_directory(old)
+
+
+@contextmanager
+def _disk_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error}") from error
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:

@@ -11,6 +11,7 @@ import torch
 from agentrl.core.errors import BatchError, CheckpointError, LearnerError, NonFiniteError
 from agentrl.core.types import Group, Status, Task, Trajectory
 from agentrl.learner.learner import LearnerRank
+from tests.faults.report import Saw
 from tests.learner_support import CollectingSender, largest_difference, make_groups, make_settings
 
 
@@ -59,9 +60,12 @@ def test_training_raises_the_probability_of_what_was_rewarded(tiny_model: str) -
     assert losses[1] < losses[0]
 
 
+@pytest.mark.row(11, "a gradient of NaN, ZeRO stage {stage}, {dtype}")
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model: str, stage: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_that_is_not_finite_changes_nothing(
+    tiny_model: str, stage: int, dtype: str, monkeypatch: pytest.MonkeyPatch, saw: Saw
+) -> None:
     from agentrl.learner.step import TrainingStep
 
     learner = started(tiny_model, learner={"zero_stage": stage, "learner_dtype": dtype})
@@ -79,6 +83,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model: str, stage: i
     learner.close()
     assert healthy["skipped_updates"] == 0.0
     assert healthy["grad_norm"] > 0.0
+    saw(f"weights and the {len(state)} tensors of the optimizer bit for bit as before, the step counted as skipped, the next one fine")
 
 
 def test_training_after_a_skip_is_as_if_there_had_been_none(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +103,8 @@ def test_training_after_a_skip_is_as_if_there_had_been_none(tiny_model: str, mon
     assert largest_difference(*found) == 0.0
 
 
-def test_several_in_a_row_stop_the_run(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.row(11, "a gradient of NaN in every step, --max-nonfinite-steps 2")
+def test_several_in_a_row_stop_the_run(tiny_model: str, monkeypatch: pytest.MonkeyPatch, saw: Saw) -> None:
     from agentrl.learner.step import TrainingStep
 
     learner = started(tiny_model, learner={"max_nonfinite_steps": 2})
@@ -107,6 +113,7 @@ def test_several_in_a_row_stop_the_run(tiny_model: str, monkeypatch: pytest.Monk
     with pytest.raises(NonFiniteError, match="--max-nonfinite-steps"):
         learner.train(1, *make_groups())
     learner.close()
+    saw("NonFiniteError in the second step")
 
 
 @pytest.mark.parametrize("stage", [0, 3])

@@ -1,0 +1,135 @@
+"""A long run on a scripted engine, in a process of its own: prints what it holds, step by step.
+
+Everything of the driver and of the rollout worker is the real thing: task source, environment, chat codec, episodes, pool and
+supervision, slots, queue, ledger, records, metrics, TensorBoard, checkpoints. Only the sampling and the gradient are not.
+
+    python -m tests.faults.long_run DIRECTORY STEPS
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from agentrl.cli.run import keep_rule
+from agentrl.cli.tasks import open_tasks
+from agentrl.config.load import load_config, to_json
+from agentrl.core.protocols import TrainResult, WeightUpdate
+from agentrl.core.types import Group
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.env.load import load_agent
+from agentrl.flow import flow_settings, train
+from agentrl.flow.checkpoint import Checkpoints
+from agentrl.rollout.pool import RolloutPool
+from agentrl.rollout.seat import Supervision
+from agentrl.rollout.settings import episode_settings
+from agentrl.rollout.worker import EpisodeWorker
+from agentrl.track.tracker import RunTracker, open_tracker
+from tests.unit.rollout.templates import tokenizer
+
+ENV = """
+from agentrl import AgentInstance, StepResult, Task
+
+class Two(AgentInstance):
+    @classmethod
+    def tasks(cls):
+        return [Task(f"Say {i}.", label=i) for i in range(100)]
+
+    def step(self, state):
+        if state.label % 10 == 3:
+            raise ValueError("this one always fails")
+        return StepResult(float(len(state.action_text) % 3), f"You said {state.action_text}.", terminated=state.turn == 1)
+"""
+
+
+class Learner:
+    """Looks at every group, and keeps nothing."""
+
+    async def train(self, step: int, groups: Sequence[Group]) -> TrainResult:
+        await asyncio.sleep(0)
+        tokens = sum(len(turn.token_ids) for group in groups for trajectory in group.trajectories for turn in trajectory.turns)
+        return TrainResult(metrics={"loss/policy": 1.0 / (1 + tokens), "mismatch/max": 0.0}, seconds=0.001)
+
+    async def export_weights(self, version: int) -> WeightUpdate:
+        return WeightUpdate(version=version, transport="scripted")
+
+    async def save_checkpoint(self, path: str, step: int) -> None:
+        await asyncio.to_thread(Path(path, "state").write_bytes, bytes(10_000))
+
+
+class Watch:
+    """Passes everything on to the tracker, and looks at this process after each step."""
+
+    def __init__(self, tracker: RunTracker) -> None:
+        self.on_stage, self.on_group = tracker.on_stage, tracker.on_group
+        self._tracker, self._process = tracker, psutil.Process()
+        self.rows: list[tuple[int, int, int, int]] = []
+
+    def on_step(self, metrics: Mapping[str, float]) -> None:
+        self._tracker.on_step(metrics)
+        if int(metrics["step"]) % 10 == 0:
+            tasks = len(asyncio.all_tasks())
+            self.rows.append((self._process.memory_info().rss, self._process.num_fds(), tasks, threading.active_count()))
+
+
+async def main(folder: Path, steps: int) -> None:
+    tokenizer("chatml").save_pretrained(folder / "model")
+    (folder / "model" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 512}')
+    (folder / "env.py").write_text(ENV)
+    words = ["--agent", str(folder / "env.py"), "--run-dir", str(folder / "run"), "--num-steps", str(steps), "--async"]
+    sizes = [
+        "--groups-per-step",
+        "2",
+        "--n-samples-per-prompt",
+        "2",
+        "--max-turns",
+        "2",
+        "--max-new-tokens",
+        "12",
+        "--record",
+        "all",
+        "--save-every",
+        "20",
+    ]
+    config = load_config([*words, *sizes, "--model", str(folder / "model")])
+    agent = load_agent(config.run.agent)
+
+    async def worker() -> EpisodeWorker:
+        engine = ScriptedEngine(requests=deque(maxlen=10), updates=deque(maxlen=10))  # type: ignore[arg-type]
+        made = EpisodeWorker(engine, agent, replace(episode_settings(config, config.model.model)))
+        await made.start()
+        return made
+
+    async def respawn(name: str) -> EpisodeWorker:
+        return await worker()
+
+    learner = Learner()
+    tracker = open_tracker(config, folder / "run", title="long")
+    watch = Watch(tracker)
+    pool = RolloutPool({f"engine-{i}": await worker() for i in range(2)}, Supervision(respawn=respawn, check_every_s=0.2))
+    result = await train(
+        settings=flow_settings(config),
+        pool=pool,
+        learner=learner,  # type: ignore[arg-type]
+        tasks=open_tasks(config, agent),
+        observer=watch,  # type: ignore[arg-type]
+        keep=keep_rule(config),
+        checkpoints=Checkpoints(folder / "run", learner, every=20, num_steps=steps, keep=2, config=to_json(config)),  # type: ignore[arg-type]
+    )
+    await pool.close()
+    tracker.finish(ledger=result.counts.metrics())
+    gc.collect()
+    print(json.dumps({"steps": result.steps, "seconds": result.seconds, "ledger": result.counts.metrics(), "rows": watch.rows}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
