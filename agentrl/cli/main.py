@@ -20,6 +20,7 @@ COMMANDS = {
     "play": ("agentrl.cli.play", "be the policy in the terminal, or watch a model"),
     "inspect": ("agentrl.cli.inspect", "show a run, its episodes, or one of them turn by turn"),
     "replay": ("agentrl.cli.replay", "repeat recorded episodes and compare"),
+    "export": ("agentrl.cli.export", "write the model of a checkpoint as a Hugging Face directory"),
 }
 
 

@@ -23,8 +23,9 @@ MAY_CHANGE = frozenset(
     {
         *("num_steps", "run_dir", "save_every", "keep_checkpoints", "resume", "runtime", "ray_address", "stall_timeout_s", "debug"),
         *("stop_timeout_s", "max_learner_restarts", "max_engine_restarts", "engine_timeout_s"),
-        *("reset_timeout_s", "step_timeout_s", "episode_timeout_s", "env_threads"),
-        *("num_engines", "colocate", "max_num_seqs", "kv_cache_gib", "gpu_memory_utilization", "enforce_eager"),
+        *("reset_timeout_s", "step_timeout_s", "episode_timeout_s", "env_threads", "max_concurrent_episodes"),
+        *("num_learners", "zero_stage", "num_engines", "colocate"),
+        *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization", "enforce_eager"),
         *("micro_batch_tokens", "gradient_checkpointing", "max_nonfinite_steps"),
         *("min_pass_rate", "max_attempts", "max_failure_rate"),
         *("record", "tensorboard", "wandb_project", "save_model"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from agentrl.learner.engine import full_shape
 from agentrl.learner.ranks import Ranks
+from agentrl.learner.saved import join_slices
 
 
 class WeightAverage:
@@ -46,10 +47,15 @@ class WeightAverage:
         """The parts that this rank holds, by the parameter's name."""
         return self._parts
 
-    def restore(self, parts: Mapping[str, Tensor]) -> None:
-        """Continue from what `state` gave on this rank."""
-        for name, part in self._parts.items():
-            part.copy_(parts[name])
+    def restore(self, ranks: Sequence[Mapping[str, Tensor]]) -> None:
+        """Continue from what `state` gave on all ranks, which may have been others than now."""
+        for name, parameter in self._model.named_parameters():
+            if name not in self._parts:
+                continue
+            part, flat = self._parts[name].view(-1), saved_average(ranks, name, full_shape(parameter)).flatten()
+            first = min(part.numel() * self._ranks.rank, flat.numel()) if hasattr(parameter, "ds_id") else 0
+            share = flat[first : first + part.numel()]
+            part[: share.numel()].copy_(share)
 
     def _held(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._model.named_parameters():
@@ -62,4 +68,9 @@ class WeightAverage:
         shape = full_shape(parameter)
         slices = [torch.empty_like(part) for _ in range(self._ranks.world_size)]
         dist.all_gather(slices, part.contiguous())
-        return torch.cat([piece.flatten() for piece in slices])[: shape.numel()].view(shape)
+        return join_slices(slices, shape)
+
+
+def saved_average(ranks: Sequence[Mapping[str, Tensor]], name: str, shape: torch.Size) -> Tensor:
+    """A whole averaged parameter, from what `WeightAverage.state` gave on all ranks."""
+    return join_slices([parts[name] for parts in ranks if name in parts], shape)

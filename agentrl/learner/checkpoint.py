@@ -2,15 +2,15 @@
 
 DeepSpeed writes each engine's weights and optimizer under ``policy/`` and ``critic/``, in parts under ZeRO. Beside them
 are ``reference.pt`` (once the reference may have been reset) and one ``rank-N.pt`` per rank with what is small. All of
-these are torch files; they are read with ``weights_only``, so that reading them runs no code, DeepSpeed's included.
+these are torch files; they are read with ``weights_only``, so that reading them runs no code, DeepSpeed's included. With as
+many ranks and the ZeRO stage of the save, each rank reads its own part; otherwise it looks up what it needs in those of all.
 The caller makes the directory appear and disappear as a whole, see `agentrl.core.files`.
 """
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +21,16 @@ import torch
 from torch import nn
 
 from agentrl.core.errors import AgentRLError, CheckpointError
+from agentrl.core.seeding import derive_seed
 from agentrl.learner.engine import TrainEngine, whole
+from agentrl.learner.saved import TAG, SavedEngine, only_data, read_tensors
+from agentrl.learner.universal import group_names, restore
 
 if TYPE_CHECKING:
     from agentrl.learner.state import LearnerState
 
-TAG = "state"
+
+NUM_LEARNERS, ZERO_STAGE = "--num-learners", "--zero-stage"
 
 
 def save_checkpoint(state: LearnerState, path: Path, step: int) -> None:
@@ -52,27 +56,45 @@ def save_checkpoint(state: LearnerState, path: Path, step: int) -> None:
 def load_checkpoint(state: LearnerState, path: Path) -> int:
     """Restore what `save_checkpoint` wrote, into models that have not been trained; collective.
 
+    The number of ranks and the ZeRO stage may be others than those of the save.
+
     Returns:
         Steps done.
 
     Raises:
-        CheckpointError: If it cannot be read, or was written with another number of ranks or ZeRO stage.
+        CheckpointError: If it cannot be read, or is of another model.
     """
     with _as_checkpoint_error("read from", path):
-        saved = torch.load(path / "rank-0.pt", weights_only=True)
-        _check_layout(saved["layout"], _layout(state), path)
-        saved = torch.load(path / f"rank-{state.ranks.rank}.pt", weights_only=True)
+        ranks = [read_tensors(path / "rank-0.pt")]
+        layout = ranks[0]["layout"]
+        ranks += [read_tensors(path / f"rank-{rank}.pt") for rank in range(1, layout[NUM_LEARNERS])]
         for name, engine in _engines(state):
-            _load_engine(engine, path / name)
-            engine.skipped_in_a_row = saved["skipped"][name]
+            if layout == _layout(state):
+                _load_engine(engine, path / name)
+            else:
+                restore(engine, saved_engine(path / name, layout, engine.module, state.settings.learner.weight_decay))
+            engine.skipped_in_a_row = ranks[0]["skipped"][name]
         if _reference_changes(state):
             _load_reference(state.models.reference, path / "reference.pt")
-        state.kl = replace(state.kl, coefficient=saved["kl_coefficient"])
+        state.kl = replace(state.kl, coefficient=ranks[0]["kl_coefficient"])
         if state.average is not None:
-            state.average.restore(saved["average"])
-        _restore_generators(saved["generators"])
+            state.average.restore([rank["average"] for rank in ranks])
+        _restore_generators(state, ranks)
     state.ranks.barrier()
-    return int(saved["step"])
+    return int(ranks[0]["step"])
+
+
+def saved_engine(folder: Path, layout: Mapping[str, int], module: nn.Module, weight_decay: float) -> SavedEngine:
+    """What is saved of an engine of `module`.
+
+    Args:
+        folder: Of the engine, within a checkpoint.
+        layout: Of the checkpoint, as each ``rank-N.pt`` has it.
+        module: With the parameters that were saved; its weights do not matter.
+        weight_decay: Of the run.
+    """
+    groups = group_names(module, weight_decay)
+    return SavedEngine(folder, num_ranks=layout[NUM_LEARNERS], zero_stage=layout[ZERO_STAGE], groups=groups)
 
 
 def _engines(state: LearnerState) -> list[tuple[str, TrainEngine]]:
@@ -86,13 +108,7 @@ def _reference_changes(state: LearnerState) -> bool:
 
 def _layout(state: LearnerState) -> dict[str, int]:
     """What the files of a checkpoint depend on."""
-    return {"--num-learners": state.ranks.world_size, "--zero-stage": state.settings.learner.zero_stage}
-
-
-def _check_layout(saved: dict[str, int], asked: dict[str, int], path: Path) -> None:
-    for flag, value in saved.items():
-        if asked[flag] != value:
-            raise CheckpointError(f"{path} was written with {flag} {value} and cannot be read with {flag} {asked[flag]}")
+    return {NUM_LEARNERS: state.ranks.world_size, ZERO_STAGE: state.settings.learner.zero_stage}
 
 
 def _rank_state(state: LearnerState, step: int) -> dict[str, Any]:
@@ -113,7 +129,16 @@ def _generators() -> dict[str, Any]:
     return {"torch": torch.get_rng_state(), "cuda": cuda, "python": random.getstate(), "numpy": (words[0], words[1].tolist(), *words[2:])}
 
 
-def _restore_generators(states: dict[str, Any]) -> None:
+def _restore_generators(state: LearnerState, ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Each rank goes on with its own; one that was not there before begins with what the seed, its number and the step say."""
+    rank = state.ranks.rank
+    if rank >= len(ranks):
+        seed = derive_seed(state.settings.seed, "learner", rank, ranks[0]["step"])
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        return
+    states = ranks[rank]["generators"]
     torch.set_rng_state(states["torch"])
     if states["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
@@ -125,7 +150,7 @@ def _restore_generators(states: dict[str, Any]) -> None:
 def _save_reference(reference: Any, path: Path, *, first: bool) -> None:
     """Whole weights, gathered by all ranks and written by the first."""
     weights = {}
-    for name, parameter in reference.named_parameters():
+    for name, parameter in _bare(reference).named_parameters():
         with whole(parameter) as tensor:
             if first:
                 weights[name] = tensor.detach().to("cpu", copy=True)
@@ -136,37 +161,22 @@ def _save_reference(reference: Any, path: Path, *, first: bool) -> None:
 @torch.no_grad()
 def _load_reference(reference: Any, path: Path) -> None:
     weights = torch.load(path, weights_only=True, mmap=True)
-    parameters: dict[str, nn.Parameter] = dict(reference.named_parameters())
+    parameters: dict[str, nn.Parameter] = dict(_bare(reference).named_parameters())
     for name, parameter in parameters.items():
         with whole(parameter, modify=True) as tensor:
             tensor.copy_(weights[name])
 
 
+def _bare(reference: Any) -> Any:
+    """The module whose names do not depend on the ZeRO stage: under stage 3 DeepSpeed's engine is around it."""
+    return getattr(reference, "module", reference)
+
+
 def _load_engine(engine: TrainEngine, path: Path) -> None:
-    with _only_data():
+    with only_data():
         found, _ = engine.engine.load_checkpoint(str(path), tag=TAG)
     if found is None:
         raise CheckpointError(f"DeepSpeed finds no checkpoint in {path}")
-
-
-@contextmanager
-def _only_data() -> Iterator[None]:
-    """Make DeepSpeed's calls of ``torch.load`` refuse pickled code; it asks for the contrary, torch's own switch overrules it."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        with torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]):
-            yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 @contextmanager

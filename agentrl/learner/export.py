@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from agentrl.core.errors import CheckpointError
@@ -65,7 +66,7 @@ def save_pretrained(model: Any, parameters: Iterable[tuple[str, Tensor]], tokeni
                 model.save_pretrained(temporary, state_dict={**state, **_buffers(model)})
                 tokenizer.save_pretrained(temporary)
             _replace(temporary, target)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise CheckpointError(f"the model cannot be written to {target}: {error}") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -108,13 +108,13 @@ class LearnerRank:
         save_checkpoint(self._started, Path(path), step)
 
     def load_checkpoint(self, path: str) -> int:
-        """Continue from what `save_checkpoint` wrote; only before the first step.
+        """Continue from what `save_checkpoint` wrote, with any number of ranks and ZeRO stage; only before the first step.
 
         Returns:
             Steps done.
 
         Raises:
-            CheckpointError: If it cannot be read, or was written with another number of ranks or ZeRO stage.
+            CheckpointError: If it cannot be read.
         """
         from agentrl.learner.checkpoint import load_checkpoint
 

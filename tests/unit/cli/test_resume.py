@@ -68,8 +68,13 @@ async def test_a_failed_save_leaves_the_older_checkpoint_alone(tmp_path: Path) -
 async def test_changed_settings_are_named(tmp_path: Path) -> None:
     await save(tmp_path, 2)
     assert resume_point(config_of(tmp_path, num_steps=99, debug=True)).progress.step == 2
-    with pytest.raises(ConfigError, match=r"--seed \(was 0, now 5\), --zero-stage \(was 2, now 1\)"):
-        resume_point(config_of(tmp_path, seed=5, zero_stage=1))
+    with pytest.raises(ConfigError, match=r"--seed \(was 0, now 5\), --learning-rate \(was [^ ]+, now 0.5\)"):
+        resume_point(config_of(tmp_path, seed=5, learning_rate=0.5))
+
+
+async def test_the_layout_of_learner_and_engines_may_change(tmp_path: Path) -> None:
+    await save(tmp_path, 2)
+    assert resume_point(config_of(tmp_path, num_learners=2, zero_stage=3, num_engines=4)).progress.step == 2
 
 
 async def test_the_length_of_a_schedule_may_not_change(tmp_path: Path) -> None:

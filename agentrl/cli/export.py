@@ -1,0 +1,91 @@
+"""``agentrl export``: the model of a checkpoint as a Hugging Face directory, without Ray, vLLM or a GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from agentrl.config.load import from_mapping
+from agentrl.core.errors import ConfigError
+from agentrl.core.files import MANIFEST, check_directory
+from agentrl.flow.checkpoint import FOLDER, LEARNER, read_checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportArgs:
+    """Write the model of a checkpoint as a Hugging Face directory."""
+
+    source: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Directory of a run, or of one of its checkpoints."""
+    target: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUT")]
+    """Directory to write; it must not exist yet, or be empty."""
+    step: int | None = None
+    """Take the checkpoint of this step; by default the newest."""
+    ema: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Write the moving average instead of the weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type to write the weights in; the checkpoint has them in float32, whatever they were trained in."""
+    model: str = ""
+    """Where the initial model is, if the run's own setting no longer leads to it."""
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show tracebacks."""
+
+
+def main(words: list[str]) -> int:
+    """Run the command.
+
+    Args:
+        words: Words after ``export``.
+
+    Returns:
+        The exit code.
+    """
+    args = tyro.cli(ExportArgs, prog="agentrl export", args=words)
+    target = args.target.expanduser().absolute()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ConfigError("OUT", str(args.target), "exists", "Name a new directory.")
+    checkpoint = find_checkpoint(args.source.expanduser(), args.step)
+    check_directory(checkpoint)  # an older one is not taken in the place of a damaged one unasked
+    progress, saved = read_checkpoint(checkpoint)
+    config = from_mapping(saved, source=str(checkpoint / "config.json"))
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed reads it when it is imported
+    from agentrl.cluster.build import model_path
+    from agentrl.learner.hub import export_checkpoint
+    from agentrl.learner.settings import settings_from
+
+    settings = settings_from(config, model=args.model or model_path(config), device="cpu")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    number = export_checkpoint(checkpoint / LEARNER, settings, target, average=args.ema, dtype=args.dtype)
+    what = "moving average" if args.ema else "weights"
+    sys.stdout.write(f"{args.target}: {what} after step {progress.step}, {number:,} parameters in {args.dtype}\n")
+    return 0
+
+
+def find_checkpoint(source: Path, step: int | None) -> Path:
+    """The checkpoint that is meant.
+
+    Args:
+        source: A run or a checkpoint.
+        step: Which one of a run; `None` for the newest.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if (source / MANIFEST).is_file() and (source / LEARNER).is_dir():
+        if step is not None:
+            raise ConfigError("--step", step, f"{source} is a checkpoint already", "Leave --step out, or name the run.")
+        return source
+    folders = sorted((source / FOLDER).glob("step-*"))
+    found = {int(number): path for path in folders if (number := path.name.removeprefix("step-")).isdecimal()}
+    if not found:
+        remedy = "Name a run's directory, started with --save-every N, or one of its checkpoints."
+        raise ConfigError("RUN", str(source), "holds no checkpoint", remedy)
+    chosen = max(found) if step is None else step
+    if chosen not in found:
+        raise ConfigError("--step", step, "has no checkpoint", f"There are those of the steps {', '.join(map(str, found))}.")
+    return found[chosen]

@@ -1,0 +1,173 @@
+"""What DeepSpeed saved of one engine, whole and by parameter name, whatever ranks and ZeRO stage it was saved with.
+
+Files are mapped into memory, not read, so looking at one parameter costs the memory of that parameter. DeepSpeed has a
+converter of its own, which is not used here: it knows no stage 0, gives every parameter under stage 3 the weight decay of the
+first, and unpickles whatever the files hold.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.core.errors import CheckpointError
+
+TAG = "state"
+MASTER, MOMENTS = "master", ("exp_avg", "exp_avg_sq")
+
+Piece = dict[str, Tensor]
+"""A slice of a flattened parameter, or all of it: the float32 weights, the moments, and how many updates they have seen."""
+
+
+class SavedEngine:
+    """One engine of a checkpoint.
+
+    Args:
+        folder: What the engine was saved to.
+        num_ranks: Ranks that saved it.
+        zero_stage: ZeRO stage it was saved with.
+        groups: Names of the trained parameters in each of the optimizer's groups; without ZeRO the file has only their order.
+
+    Attributes:
+        counters: DeepSpeed's own counts of steps.
+        buffers: Tensors of the module that are not parameters, by name.
+
+    Raises:
+        CheckpointError: If a rank's part is missing.
+    """
+
+    def __init__(self, folder: Path, *, num_ranks: int, zero_stage: int, groups: Sequence[Sequence[str]]) -> None:
+        state = folder / TAG
+        prefix = "zero_pp_rank_0_" if zero_stage == 3 else ""
+        model = read_tensors(state / f"{prefix}mp_rank_00_model_states.pt")
+        self.counters: dict[str, int] = {name: model[name] for name in ("global_steps", "global_samples", "skipped_steps")}
+        self.buffers: dict[str, Tensor] = {name: model["module"][name] for name in model["buffer_names"] if name in model["module"]}
+        self._pieces: dict[str, list[Piece]] = defaultdict(list)
+        if zero_stage == 0:
+            self._shapes = {name: model["module"][name].shape for group in groups for name in group}
+            self._take_whole(model, groups)
+            return
+        self._shapes = {name: shape for group in model["param_shapes"] for name, shape in group.items()}
+        for part in _optimizer_parts(state, num_ranks):
+            if zero_stage == 3:
+                self._take_slices(part, model["param_shapes"], num_ranks)
+            else:
+                self._take_fragments(part)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A parameter in float32, as the optimizer has it."""
+        return self._whole(name, MASTER)
+
+    def moment(self, name: str, key: str) -> Tensor | None:
+        """One of the `MOMENTS` of a parameter; `None` before its first update."""
+        return self._whole(name, key) if key in self._pieces[name][0] else None
+
+    def step(self, name: str) -> float | None:
+        """Updates that the moments of a parameter have seen; `None` before the first."""
+        step = self._pieces[name][0].get("step")
+        return None if step is None else float(step)
+
+    def last_step(self) -> float | None:
+        """The most updates that any parameter has seen, which is what ZeRO counts."""
+        return max((step for name in self._shapes if (step := self.step(name)) is not None), default=None)
+
+    def _whole(self, name: str, key: str) -> Tensor:
+        if name not in self._shapes:
+            raise CheckpointError(f"the checkpoint has no parameter {name}: it is of another model")
+        return join_slices([piece[key] for piece in self._pieces[name]], self._shapes[name])
+
+    def _take_whole(self, model: Mapping[str, Any], groups: Sequence[Sequence[str]]) -> None:
+        """Without ZeRO: the state of the first rank's optimizer, by the parameters' places in its groups."""
+        optimizer = model["optimizer"]
+        masters = optimizer.get("fp32_groups")  # not in float32 training, whose weights they are
+        plain = optimizer.get("optimizer_state_dict", optimizer)
+        states, sizes, place = plain["state"], [len(group["params"]) for group in plain["param_groups"]], 0
+        if sizes != [len(names) for names in groups]:
+            raise CheckpointError(
+                f"the optimizer had groups of {sizes} parameters, now {[len(names) for names in groups]}: --weight-decay differs"
+            )
+        for number, names in enumerate(groups):
+            for index, name in enumerate(names):
+                master = model["module"][name] if masters is None else masters[number][index]
+                self._pieces[name].append(_piece(master, states.get(place, {}), 0, master.numel()))
+                place += 1
+
+    def _take_fragments(self, part: Mapping[str, Any]) -> None:
+        """Stages 1 and 2: a rank's stretch of each group, with a table of what lies where."""
+        states = part["base_optimizer_state"]["state"]
+        for number, table in enumerate(part["param_slice_mappings"]):
+            master = part["single_partition_of_fp32_groups"][number]
+            for name, place in table.items():
+                self._pieces[name].append(_piece(master, states.get(number, {}), place.start, place.numel))
+
+    def _take_slices(self, part: Mapping[str, Any], shapes: Sequence[Mapping[str, torch.Size]], num_ranks: int) -> None:
+        """Stage 3: an equally long slice of every parameter, padded at the end, one after the other."""
+        states = part["optimizer_state_dict"]["state"]
+        for number, group in enumerate(shapes):
+            start = 0
+            for name, shape in group.items():
+                numel = -(-shape.numel() // num_ranks)
+                self._pieces[name].append(_piece(part["fp32_flat_groups"][number], states.get(number, {}), start, numel))
+                start += numel
+
+
+def join_slices(slices: Sequence[Tensor], shape: torch.Size) -> Tensor:
+    """Put the slices of a flattened parameter together, in the order of ranks; what is too much at the end is padding."""
+    flat = slices[0].flatten() if len(slices) == 1 else torch.cat([piece.flatten() for piece in slices])
+    return flat[: shape.numel()].view(shape)
+
+
+def _piece(master: Tensor, state: Mapping[str, Tensor], start: int, numel: int) -> Piece:
+    flat = {MASTER: master, **{key: state[key] for key in MOMENTS if key in state}}
+    piece = {key: tensor.flatten().narrow(0, start, numel) for key, tensor in flat.items()}
+    return {**piece, "step": torch.as_tensor(state["step"])} if "step" in state else piece
+
+
+def _optimizer_parts(folder: Path, num_ranks: int) -> Iterator[Mapping[str, Any]]:
+    found = {int(match[1]): path for path in folder.iterdir() if (match := re.search(r"zero_pp_rank_(\d+)_.*optim_states\.pt$", path.name))}
+    if sorted(found) != list(range(num_ranks)):
+        raise CheckpointError(f"{folder} has the optimizer's parts of ranks {sorted(found)}, not of all {num_ranks}")
+    for rank in range(num_ranks):
+        yield read_tensors(found[rank])["optimizer_state_dict"]
+
+
+def read_tensors(path: Path) -> dict[str, Any]:
+    """A torch file, mapped into memory; pickled code in it is refused.
+
+    Raises:
+        CheckpointError: If it cannot be read.
+    """
+    try:
+        with only_data():
+            content: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # torch reports a broken file as one of many
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    return content
+
+
+@contextmanager
+def only_data() -> Iterator[None]:
+    """Make every ``torch.load`` refuse pickled code, DeepSpeed's too; it asks for the contrary, torch's own switch overrules it."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        with torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]):
+            yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
