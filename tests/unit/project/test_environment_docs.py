@@ -1,4 +1,4 @@
-"""Every environment in docs/environments.md is loaded from a file and plays the episode printed below it."""
+"""Every environment on the pages about writing them is loaded from a file and plays the episode printed below it."""
 
 import re
 from dataclasses import replace
@@ -8,16 +8,24 @@ from typing import Any
 
 import pytest
 
-from agentrl import Task
-from agentrl.config.load import field_homes, flag
+from agentrl import GymEnv, Task
+from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Sampling, Status
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.load import load_agent
 from tests.unit.rollout.scenes import SETTINGS, TASK, Scene, says
 
-PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", PAGE, re.DOTALL)
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = {name: (DOCS / f"{name}.md").read_text() for name in ("environments", "tools", "gymnasium", "openrlhf")}
+CLASS = re.compile(r"class (\w+)")
+EXAMPLES = [
+    pytest.param(code, text, id=f"{page}-{CLASS.findall(code)[0]}")
+    for page, content in PAGES.items()
+    for code, text in re.findall(r"```python\n((?:(?!```).)*?)```(?:(?!```).)*```text\n(.*?)```", content, re.DOTALL)
+]
+REFUSAL = re.compile(r"^\$ agentrl train --agent '?([^'\n]*)'?\nagentrl: (.*)$", re.MULTILINE)
+REFUSED = [found for page in PAGES.values() for found in REFUSAL.findall(page)]
 LINE = re.compile(r"(\w+) +(.*)")
 LONG = replace(SETTINGS, env=EnvLimits(), max_turns=8, sampling=Sampling(max_tokens=400))
 
@@ -36,22 +44,26 @@ def episode(text: str) -> list[tuple[str, str]]:
 
 def task_of(cls: type[Any], question: str) -> Task:
     """The task that the printed episode begins with; of a class without tasks, the one that it is given."""
-    tasks = cls.tasks() if hasattr(cls, "tasks") else [TASK]
-    return next(task for task in islice(tasks, 10_000) if task.prompt == question or question.startswith("Keep the pole"))
+    if issubclass(cls, GymEnv):
+        return next(iter(cls.tasks()))
+    tasks = cls.tasks() if getattr(cls, "tasks", lambda: None)() else [TASK]
+    return next(task for task in islice(tasks, 10_000) if task.prompt == question)
 
 
 def test_every_example_has_its_episode() -> None:
-    assert len(EXAMPLES) == PAGE.count("```python") == PAGE.count("```text") == 9
+    assert len(EXAMPLES) == sum(page.count("```python") for page in PAGES.values()) >= 14
+    assert len(EXAMPLES) == sum(page.count("```text") for page in PAGES.values())
 
 
-def test_flags_on_the_page_exist() -> None:
-    used = set(re.findall(r"--[a-z][a-z-]*", PAGE))
-    assert len(used) > 8
-    assert used <= {flag(name) for name in field_homes()}
+@pytest.mark.parametrize(("spec", "message"), REFUSED)
+def test_what_is_refused_is_refused_in_these_words(spec: str, message: str) -> None:
+    with pytest.raises(EnvLoadError) as caught:
+        load_agent(spec)
+    assert str(caught.value) == message
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("code", "text"), EXAMPLES, ids=[re.search(r"class (\w+)", code)[1] for code, _ in EXAMPLES])
+@pytest.mark.parametrize(("code", "text"), EXAMPLES)
 async def test_the_example_plays_the_episode_below_it(code: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / "example.py"
     path.write_text(code)

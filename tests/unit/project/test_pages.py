@@ -1,0 +1,110 @@
+"""The pages of the documentation as a whole: links, flags, commands, paths, and the way there from the README."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.main import COMMANDS
+from agentrl.config.evaluate import SAME_HERE
+from agentrl.config.load import field_homes, flag
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+NAMES = [page.name for page in PAGES]
+LINK = re.compile(r"\]\((?!https?:)([^)\s]*)\)")
+CODE = re.compile(r"```.*?```", re.DOTALL)
+FOREIGN = {"--network", "--rm", "--help", "--version", "--dry-run", "--config"}
+"""Flags of other programs, and those of the command line itself."""
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    """Names of the headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", CODE.sub("", text(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    for target in LINK.findall(CODE.sub("", text(page))):
+        path, _, anchor = target.partition("#")
+        yield (page.parent / path).resolve() if path else page, anchor
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page: Path) -> None:
+    for path, anchor in links(page):
+        assert path.exists(), f"{page.name} links to {path}"
+        assert not anchor or anchor in anchors(path), f"{page.name} links to {path.name}#{anchor}"
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        reached.add(page)
+        waiting += [path for path, _ in links(page) if path.suffix == ".md" and path not in reached]
+    assert set(PAGES) <= reached
+
+
+@pytest.fixture(scope="module")
+def flags() -> set[str]:
+    """Every flag of every command: the fields of the settings, and of the arguments of the modules behind the commands."""
+    known = {flag(name) for name in field_homes()} | set(SAME_HERE) | FOREIGN
+    for module in {name for name, _ in COMMANDS.values()} | {"agentrl.config.evaluate", "agentrl.env.check.settings"}:
+        for value in vars(importlib.import_module(module)).values():
+            if dataclasses.is_dataclass(value):
+                known |= {flag(field.name) for field in dataclasses.fields(value)}
+            if isinstance(value, argparse.ArgumentParser):
+                known |= set(value._option_string_actions)
+    return known | {name.replace("--", "--no-", 1) for name in known}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "configuration.md"], ids=lambda page: page.name)
+def test_flags_exist(page: Path, flags: set[str]) -> None:
+    theirs = re.sub(r"^\|[^|]*\|", "", text(page), flags=re.MULTILINE) if page.name == "migrating.md" else text(page)
+    used = {word.replace("_", "-") for word in re.findall(r"(?<![\w-])--[a-z][a-z_-]*[a-z]", theirs)}
+    assert used <= flags, f"{page.name}: {sorted(used - flags)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_commands_and_paths_exist(page: Path) -> None:
+    content = text(page)
+    lines = "\n".join(re.findall(r"^(?: {4}|\$ |agentrl|\.venv).*", content, re.MULTILINE))
+    for command in re.findall(r"(?:^|[`$/ ])agentrl ([a-z]+)(?= |`|$)", lines):
+        assert command in COMMANDS, f"{page.name}: agentrl {command}"
+    for path in re.findall(r"\b((?:agentrl|tests|envs|examples|requirements)/[\w/]+\.\w+)", content):
+        assert (ROOT / path).exists(), f"{page.name}: {path}"
+
+
+def test_the_way_from_task_to_gradient_is_short() -> None:
+    page = text(ROOT / "docs" / "architecture.md")
+    section = page[page.index("## From task to gradient") :].split("\n## ")[0]
+    files = re.findall(r"\]\(\.\./(agentrl/[\w/]+\.py)\)", section)
+    assert 5 <= len(dict.fromkeys(files)) < 10
+    for path, name in re.findall(r"\]\(\.\./(agentrl/[\w/]+\.py)\)[^\n|]*\| `(\w+)", section):
+        assert re.search(rf"(?:def|class) {name}\b", text(ROOT / path)), f"{path} has no {name}"
+
+
+def test_every_package_is_on_the_map() -> None:
+    packages = {path.parent.name for path in (ROOT / "agentrl").glob("*/__init__.py")} - {"assets"}
+    for page, form in (("docs/architecture.md", r"^ +(\w+)/ "), ("CONTRIBUTING.md", r"^ +agentrl/(\w+)/ ")):
+        assert packages <= set(re.findall(form, text(ROOT / page), re.MULTILINE)), page
+
+
+def test_the_readme_lists_the_commands() -> None:
+    assert re.findall(r"^\| `agentrl (\w+)[^|]*\|", text(ROOT / "README.md"), re.MULTILINE) == list(COMMANDS)
+
+
+def test_ready_made_environments_are_in_the_table() -> None:
+    table = text(ROOT / "docs" / "environments.md").split("## Ways to bring an environment")[1]
+    assert {path.name for path in (ROOT / "envs").glob("*.py")} <= set(re.findall(r"envs/(\w+\.py)", table))
