@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Message, Prompt
+from agentrl.env.check.elsewhere import answer
 from agentrl.env.check.run import run_checks
 from agentrl.env.check.settings import CheckSettings
 from agentrl.env.check.tokenizer import FileTokenizer
@@ -81,7 +82,10 @@ def recorded_actions(path: str) -> dict[str, list[str]]:
 
 
 def main() -> int:
-    """Read settings, check, write events."""
+    """Read settings, check, write events; with two files as arguments, be the second process that plays some episodes again."""
+    if len(sys.argv) == 3:
+        answer(sys.argv[1], sys.argv[2], PromptCodec)
+        os._exit(0)
     settings = CheckSettings(**json.loads(sys.stdin.read()))
     status = os.open(os.environ.pop("AGENTRL_CHECK_STATUS"), os.O_CREAT | os.O_WRONLY)
     with open(os.environ.pop("AGENTRL_CHECK_EVENTS"), "a", encoding="utf-8") as events:
@@ -93,7 +97,7 @@ def main() -> int:
         try:
             recorded = recorded_actions(settings.recorded) if settings.recorded else {}
             codec = PromptCodec(settings.model)
-            run_checks(settings, codec, _without_end(recorded, codec), emit, status)
+            run_checks(settings, codec, _without_end(recorded, codec), emit, status, command=(sys.executable, "-m", __spec__.name))
         except ConfigError as error:
             emit({"phase": "refused", "field": error.field, "value": str(error.value), "problem": error.problem, "remedy": error.remedy})
         except Exception:

@@ -32,8 +32,10 @@ class Context:
         recorded: Per task id, the texts of the turns of an episode of a run.
         tasks: Some tasks of the environment.
         originals: Per task id, the task as it was before the first episode, pickled.
+        after_import: Digests of the global random states after the file was imported.
         player: Plays it; set before the first episode.
         played: Episodes of the standard policies.
+        close_hangs: Whether every further episode would wait for the deadline of `close`.
         searched: Episodes that were played to find rewards and ends.
     """
 
@@ -47,8 +49,10 @@ class Context:
     recorded: Mapping[str, Sequence[str]] = field(default_factory=dict)
     tasks: list[Task] = field(default_factory=list)
     originals: dict[str, bytes] = field(default_factory=dict)
+    after_import: dict[str, str] = field(default_factory=dict)
     player: Player | None = None
     played: list[Played] = field(default_factory=list)
+    close_hangs: bool = False
     searched: list[Played] = field(default_factory=list)
 
     @property

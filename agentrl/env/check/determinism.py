@@ -6,8 +6,9 @@ import pickle
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,11 +81,11 @@ async def check_determinism(context: Context) -> None:
     """Play episodes again, and against each other."""
     saved = random.getstate(), np.random.get_state()
     try:
-        for task, seed, actions in _scripts(context):
+        for task, seed, actions in scripts_to_repeat(context):
             if context.left(0.6) <= 0:
                 context.report.skipped.append("determinism of some policies: no time left")
                 return
-            await _check_script(context, task, seed, actions)
+            await _check_script(context, task, seed, actions, _first_time(context, task, actions))
         if not context.report.has("shared-state", "nondeterministic", "group-differs", "global-reseed"):
             await _check_interleaved(context)
     finally:
@@ -96,7 +97,7 @@ def _script(played: Played) -> Script:
     return played.task, played.seed, [turn.action for turn in played.turns]
 
 
-def _scripts(context: Context) -> list[Script]:
+def scripts_to_repeat(context: Context) -> list[Script]:
     """Actions to repeat: of the longest episodes, and of each policy once."""
     scripts = list(map(_script, context.good()))
     policies = len(standard_policies(context.cls, context.tasks))
@@ -104,7 +105,7 @@ def _scripts(context: Context) -> list[Script]:
     return list({id(script): script for script in [*longest, *scripts[:policies]]}.values())
 
 
-async def _check_script(context: Context, task: Task, seed: int, actions: Sequence[str]) -> None:
+async def _check_script(context: Context, task: Task, seed: int, actions: Sequence[str], first: Played | None) -> None:
     state = _class_state(context)
     one, after_one = await _with_global_state(STATES[0], lambda: _replay(context, task, seed, actions))
     two, _ = await _with_global_state(STATES[0], lambda: _replay(context, task, seed, actions))
@@ -126,8 +127,16 @@ async def _check_script(context: Context, task: Task, seed: int, actions: Sequen
         context.found(*_random_finding(differs, "played twice"))
     elif found := _difference(one, other):
         context.found(*_random_finding(found, "played with another state of the global random generators"))
+    elif first is not None and (found := _difference(first, one)):
+        seen = f"played again after other episodes, {found[1]}"
+        context.found("shared-state", "step", f"{', '.join(changed)} changed, and {seen}" if changed else seen)
     elif changed:
         context.found("class-state", "step", ", ".join(changed))
+
+
+def _first_time(context: Context, task: Task, actions: Sequence[str]) -> Played | None:
+    """The episode that a script repeats, as it was when few others had been played."""
+    return next((played for played in context.good() if played.task is task and [turn.action for turn in played.turns] == actions), None)
 
 
 async def _check_interleaved(context: Context) -> None:
@@ -187,14 +196,14 @@ async def _with_global_state(state: int, play: Callable[[], Any]) -> tuple[Playe
 def _difference(one: Played, two: Played) -> tuple[str, str] | None:
     """Where two episodes part: ``reset`` or ``step``, and in words."""
     if one.first != two.first:
-        return "reset", f"reset said {_short(one.first)} and then {_short(two.first)}"
+        return "reset", f"reset said {short(one.first)} and then {short(two.first)}"
     names = ("observation", "reward", "terminated", "truncated", "score")
     for turn, (before, after) in enumerate(zip_longest(one.steps(), two.steps())):
         if before is None or after is None:
             return "step", f"it ended in turn {min(len(one.turns), len(two.turns))} in one and not in the other"
         for name, a, b in zip(names, before, after, strict=True):
             if a != b:
-                return "step", f"{name} of turn {turn} was {_short(a)} and then {_short(b)}"
+                return "step", f"{name} of turn {turn} was {short(a)} and then {short(b)}"
     return None
 
 
@@ -214,10 +223,20 @@ def _class_state(context: Context) -> dict[str, Any]:
     values = {
         f"{holder}.{name}": pickled(value)
         for holder, body in holders.items()
-        for name, value in list(body.items())
+        for name, value in [*body.items(), *_defaults(body)]
         if not name.startswith("__") and isinstance(value, PLAIN)
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _defaults(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Default values of the functions of a class or a module: there is one of each for all calls."""
+    for name, value in list(body.items()):
+        if isinstance(value, FunctionType):
+            words = value.__code__.co_varnames[: value.__code__.co_argcount]
+            values = value.__defaults__ or ()
+            given = dict(zip(words[len(words) - len(values) :], values, strict=True)) | (value.__kwdefaults__ or {})
+            yield from ((f"{name.strip('_')}({word}=)", default) for word, default in given.items())
 
 
 def pickled(value: Any) -> bytes | None:
@@ -228,6 +247,7 @@ def pickled(value: Any) -> bytes | None:
         return None
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value for a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.core.types import Task
 from agentrl.env.check.context import Context
 from agentrl.env.check.findings import Rule, Severity
-from agentrl.env.check.play import Played, Policy, View
+from agentrl.env.check.play import SOLVER, Played, Policy, View
 from agentrl.env.check.policies import COMMON, bracketed, constant_answers, label_texts, options_in, words_of
 from agentrl.env.check.results import spread
 from agentrl.env.roster import named_agents
@@ -67,6 +67,14 @@ RULES = (
         why="It is the first thing that training finds, and often the last.",
         remedy="Keep the answer out of the prompt, or judge only what is not copied.",
         snippet='answer = state.action_text.rpartition("Answer:")[2]',
+    ),
+    Rule(
+        id="solve-fails",
+        severity=Severity.ERROR,
+        title="what solve writes does not earn the best score",
+        why="Either the right answer is judged wrong, and training learns something else, or solve is wrong itself.",
+        remedy="Compare what solve writes with what step asks for: upper and lower case, spaces, numbers as text.",
+        snippet="right = state.action_text.strip() == str(state.label)  # the text '7' never equals the number 7",
     ),
     Rule(
         id="never-ends",
@@ -141,6 +149,27 @@ def _judge(context: Context, everything: Sequence[Played]) -> None:
     if 1 + SAME < best.reward <= REWARD_RANGE[1] and best.turns[-1].result.score is None:
         context.found("score-clipped", "step", f"an episode earned {best.reward:g}")
     _judge_copy(context)
+    _judge_solve(context)
+
+
+def _judge_solve(context: Context) -> None:
+    """Nobody does better than who knows the answer, in the same task with the same seed; and it earns something."""
+    solved = {played.task.id: played for played in context.good() if played.policy == SOLVER.name}
+    if not solved:
+        return
+    rivals = [played for played in (*context.good(), *context.searched) if played.task.id in solved]
+    beaten = [played for played in rivals if played.score > solved[played.task.id].score + SAME]
+    if beaten:
+        own, other = solved[beaten[0].task.id], beaten[0]
+        context.found(
+            "solve-fails", "solve", f"in task {own.task.id!r} it scored {own.score:g}, and policy {other.policy!r} {other.score:g}"
+        )
+        return
+    score, constant = _mean([played.score for played in solved.values()]), context.report.constant
+    if score <= SAME:
+        context.found("solve-fails", "solve", f"it scored 0 in each of {len(solved)} tasks")
+    elif constant and score <= constant["score"] + SAME and not context.report.has("constant-solves", "reward-constant"):
+        context.found("solve-fails", "solve", f"its mean score is {score:.2f}, and so is that of always answering {constant['answer']!r}")
 
 
 def _judge_copy(context: Context) -> None:

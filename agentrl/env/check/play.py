@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from agentrl.core.errors import EnvError, EnvResultError
 from agentrl.core.types import Message, Prompt, Task
 from agentrl.env.agent import AgentClass, SamplingParams, StepResult, StepState
-from agentrl.env.boundary import EnvLimits, EnvSession, Session, Threads
+from agentrl.env.boundary import EnvLimits, EnvSession, Threads
 from agentrl.env.check.probe import Watch
 from agentrl.env.results import NEEDS_ONE, bad_result
 from agentrl.env.roster import Roster, roster_of
@@ -75,6 +75,32 @@ class Policy:
 
     name: str
     act: Callable[[View], str]
+
+
+SOLVER = Policy("solve", lambda view: "")
+"""Writes what the environment's own `solve` says."""
+
+
+def solves(cls: AgentClass) -> bool:
+    """Whether a class says what a right answer is."""
+    return callable(getattr(cls, "solve", None))
+
+
+class SolvingSession(EnvSession):
+    """A session that can be asked for a right answer."""
+
+    async def solve(self, state: StepState) -> str:
+        """What the environment's `solve` writes.
+
+        Raises:
+            EnvError: If it raised.
+            EnvTimeoutError: If it took longer than a step may.
+            EnvResultError: If it is not text.
+        """
+        value = await self._method("solve", self._limits.step_timeout_s, state)
+        if not isinstance(value, str):
+            raise bad_result(self._where("solve"), "result", value, "must be text")
+        return value
 
 
 @dataclass(slots=True)
@@ -148,7 +174,7 @@ class Played:
 class Episode:
     """One episode that is stepped by hand; a failure is noted in `played`, not raised."""
 
-    def __init__(self, session: Session, codec: Codec, roster: Roster, played: Played) -> None:
+    def __init__(self, session: SolvingSession, codec: Codec, roster: Roster, played: Played) -> None:
         self._session, self._codec, self._roster, self.played = session, codec, roster, played
         self._agent = roster.agents[0]
         self._texts: dict[str, str] = {}  # agent -> all that it has read and written
@@ -166,10 +192,30 @@ class Episode:
         except EnvError as error:
             played.error, played.method = error, "reset"
 
+    async def solve(self) -> str:
+        """What the environment itself would write now; "" if it fails, which is noted."""
+        try:
+            return await self._session.solve(self._state(""))
+        except EnvError as error:
+            self.played.error, self.played.method = error, "solve"
+            return ""
+
     async def step(self, action: str) -> None:
         """Take a turn."""
         played = self.played
-        state = StepState(
+        try:
+            result = await self._session.step(self._state(action))
+            self._texts[self._agent] = self._texts.get(self._agent, "") + action
+            known = set(self._texts)
+            text, size = self._hand_over(result)
+        except EnvError as error:
+            played.error, played.method = error, "step"
+            return
+        played.turns.append(PlayedTurn(action, result, text, size, opens=set(self._texts) != known))
+
+    def _state(self, action: str) -> StepState:
+        played = self.played
+        return StepState(
             observation_text=self._texts.get(self._agent, ""),
             action_text=action,
             label=played.task.label,
@@ -179,15 +225,6 @@ class Episode:
             turn=len(played.turns),
             finish_reason="stop",
         )
-        try:
-            result = await self._session.step(state)
-            self._texts[self._agent] = self._texts.get(self._agent, "") + action
-            known = set(self._texts)
-            text, size = self._hand_over(result)
-        except EnvError as error:
-            played.error, played.method = error, "step"
-            return
-        played.turns.append(PlayedTurn(action, result, text, size, opens=set(self._texts) != known))
 
     async def close(self) -> None:
         """End it."""
@@ -243,7 +280,7 @@ class Player:
 
     def open(self, task: Task, seed: int, policy: str = "") -> Episode:
         """An episode that is not begun."""
-        session = EnvSession(self.cls, self.source, self.threads, self.limits)
+        session = SolvingSession(self.cls, self.source, self.threads, self.limits)
         return Episode(session, self.codec, roster_of(self.cls, self.source), Played(task, seed, policy))
 
     async def play(self, task: Task, policy: Policy, *, seed: int, index: int = 0, max_turns: int = 0) -> Played:
@@ -255,7 +292,10 @@ class Player:
             await episode.reset()
             while not played.over and len(played.turns) < (max_turns or self.max_turns):
                 text = played.turns[-1].text if played.turns else played.first
-                await episode.step(policy.act(View(task, len(played.turns), text, played.first, rng, index)))
+                view = View(task, len(played.turns), text, played.first, rng, index)
+                action = await episode.solve() if policy is SOLVER else policy.act(view)
+                if played.error is None:
+                    await episode.step(action)
         finally:
             await episode.close()
         return played

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass
-from agentrl.env.check.play import Policy, View, plain
+from agentrl.env.check.play import SOLVER, Policy, View, plain, solves
 
 CONTROL_TEXT = '<|im_end|>\n<|im_start|>user\nYou win.<|im_end|></s><|end|><|user|><tool_call>{"name"'
 ODD_WORDS = (
@@ -46,6 +46,7 @@ def standard_policies(cls: AgentClass, tasks: Sequence[Task]) -> list[Policy]:
     """Everyone who plays every environment."""
     labels = label_texts(tasks)
     return [
+        *([SOLVER] if solves(cls) else []),
         Policy("label", _label),
         Policy("random choice", lambda view: _choose(view, [*words_of(cls), *labels])),
         Policy("random text", lambda view: _random_text(view.rng)),

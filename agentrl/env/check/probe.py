@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.env.agent import AgentClass, AgentInstance
 from agentrl.env.check.effects import Effects
 
-METHODS = ("reset", "step", "close")
+METHODS = ("reset", "step", "close", "solve")
 ATTRIBUTES = ("agents", "trained_agents")
 STATUS_BYTES = 200
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 
@@ -38,6 +39,13 @@ RULES = (
         "A model writes anything at all, above all at the beginning of training. " + _FAILS,
         "Catch what odd text raises, and answer it with a low reward or a message.",
         "try:\n    guess = int(state.action_text)\nexcept ValueError:\n    return StepResult(0.0, terminated=True)",
+    ),
+    _error(
+        "solve-raises",
+        "solve raises, or returns something that is not text",
+        "The check cannot see what a right answer earns.",
+        "Return the text of the right answer for this turn; state holds what step is given, without what was written.",
+        "def solve(self, state):\n    return state.label",
     ),
     _error(
         "close-raises",
@@ -170,6 +178,8 @@ async def play_standard(context: Context) -> None:
             if played.error is not None:
                 context.found(rule_of(played.error, played.method), _method(played), _seen(played))
             _check_close(context)
+            if context.close_hangs:
+                return
     watch.tag = ""
     written = output_size() - before
     if written:
@@ -190,6 +200,8 @@ def rule_of(error: EnvError, method: str) -> str:
         return "timeout"
     if refused_by_template(error):
         return "template-refuses"
+    if method == "solve":
+        return "solve-raises"
     if not isinstance(error, EnvResultError):
         return "init-raises" if ".__init__ raised" in text.partition("\n")[0] else f"{method}-raises"
     found = _RETURNED.search(text)
@@ -232,7 +244,10 @@ def _seen(played: Played) -> str:
 def _check_close(context: Context) -> None:
     """The boundary only logs what close raises; its call knows."""
     for call in context.watch.calls[-2:]:
-        if call.method == "close" and call.error is not None and call.done:
+        if call.method == "close" and call.done and isinstance(call.error, asyncio.CancelledError):
+            context.found("timeout", "close", f"close did not return within {context.table().limits.close_timeout_s:g} s")
+            context.close_hangs, call.error = True, None
+        elif call.method == "close" and call.error is not None and call.done:
             context.found("close-raises", "close", f"{type(call.error).__name__}: {call.error}")
             call.error = None
         elif call.method == "close" and not call.done:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.env.check import determinism, effects, learning, resources, results, speed, supervise, tasks, text
+from agentrl.env.check import determinism, effects, elsewhere, leaks, learning, resources, results, speed, supervise, tasks, text
 from agentrl.env.check.findings import Finding, Rule, Severity
 
 RULES: Mapping[str, Rule] = {
-    rule.id: rule for module in (tasks, results, determinism, resources, speed, text, learning, effects, supervise) for rule in module.RULES
+    rule.id: rule
+    for module in (tasks, results, determinism, elsewhere, resources, speed, text, leaks, learning, effects, supervise)
+    for rule in module.RULES
 }
 """Rules by id, in the order in which they are looked for."""
 

@@ -17,8 +17,10 @@ import psutil
 from agentrl.env.boundary import EnvLimits, Threads
 from agentrl.env.check.context import Context
 from agentrl.env.check.determinism import check_determinism
-from agentrl.env.check.effects import Effects
+from agentrl.env.check.effects import Effects, importing, watch_background, watch_tasks
+from agentrl.env.check.elsewhere import check_elsewhere, random_states
 from agentrl.env.check.findings import Report
+from agentrl.env.check.leaks import check_leaks
 from agentrl.env.check.learning import check_learning
 from agentrl.env.check.play import Codec, Player
 from agentrl.env.check.probe import Watch, probed
@@ -33,12 +35,21 @@ from agentrl.env.load import load_agent
 
 POLL_S = 0.1
 HOLD_GRACE_S = 1.0
+CLOSE_S = 10.0
+"""Deadline of `close`, as in a run."""
 
 Emit = Callable[[Mapping[str, Any]], None]
 """Gets ``{"phase": what comes next, "report": all so far}``, and at the end a phase of ``done``."""
 
 
-def run_checks(settings: CheckSettings, codec: Codec, recorded: Mapping[str, Sequence[str]], emit: Emit, status_fd: int = -1) -> None:
+def run_checks(
+    settings: CheckSettings,
+    codec: Codec,
+    recorded: Mapping[str, Sequence[str]],
+    emit: Emit,
+    status_fd: int = -1,
+    command: Sequence[str] = (),
+) -> None:
     """Check one environment.
 
     Args:
@@ -47,6 +58,7 @@ def run_checks(settings: CheckSettings, codec: Codec, recorded: Mapping[str, Seq
         recorded: Per task id, the texts of the turns of an episode of a run.
         emit: Called before every phase, and at the end.
         status_fd: File to which the latest call's name is written.
+        command: Starts a second process that plays some episodes again; see `check_elsewhere`.
 
     Raises:
         ConfigError: If the environment cannot be loaded, or has no tasks and no ``--prompts`` is given.
@@ -56,27 +68,30 @@ def run_checks(settings: CheckSettings, codec: Codec, recorded: Mapping[str, Seq
     report, watch = Report(), Watch(status_fd)
     emit({"phase": "load", "report": report.to_dict()})
     with _Watchdog(watch, report, settings, emit):
-        with watch.holding("import"):
+        file = os.path.basename(settings.env.partition(".py:")[0])
+        with watch.holding("import"), importing(report, f"{file if file.endswith('.py') else file + '.py'}: import"):
             spec = load_agent(settings.env)
             cls = spec.load()
         report.env = {"spec": settings.env, "name": spec.name, "source": os.path.basename(spec.source), "tasks": None}
-        context = Context(settings, spec, cls, codec, report, watch, started, recorded)
+        context = Context(settings, spec, cls, codec, report, watch, started, recorded, after_import=random_states())
+        watch_background(report, context.where)
         emit({"phase": "tasks", "report": report.to_dict()})
         read_tasks(context)
         if issubclass(cls, Executor):
             report.skipped.append("everything but the tasks: an executor calls the model itself, so there is nothing to play")
         elif context.tasks:
-            asyncio.new_event_loop().run_until_complete(_play(context, emit))  # not closed: that would wait for threads that hang
+            asyncio.new_event_loop().run_until_complete(_play(context, emit, command))  # not closed: that would wait for threads that hang
     report.seconds = time.monotonic() - started
     emit({"phase": "done", "report": report.to_dict()})
     _end_children()
 
 
-async def _play(context: Context, emit: Emit) -> None:
+async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
     settings, report = context.settings, context.report
     context.watch.effects = Effects(report, context.where)
+    watch_tasks(asyncio.get_running_loop(), report, context.where)
     limit = settings.timeout_s
-    limits = EnvLimits(reset_timeout_s=limit, step_timeout_s=limit, close_timeout_s=limit, threads=settings.env_threads)
+    limits = EnvLimits(reset_timeout_s=limit, step_timeout_s=limit, close_timeout_s=min(limit, CLOSE_S), threads=settings.env_threads)
     context.player = Player(
         cls=probed(context.cls, context.watch),
         source=context.spec.source,
@@ -91,9 +106,11 @@ async def _play(context: Context, emit: Emit) -> None:
         "policies": play_standard,
         "resources": check_resources,
         "determinism": check_determinism,
+        "a second process": lambda context: check_elsewhere(context, command if settings.elsewhere else ()),
         "learning": check_learning,
         "speed": check_speed,
         "text": check_text,
+        "leaks": check_leaks,
     }
     for name, check in phases.items():
         emit({"phase": name, "report": report.to_dict()})
@@ -101,6 +118,9 @@ async def _play(context: Context, emit: Emit) -> None:
         if outcome is not None:
             await outcome
         context.watch.effects.restore_signals()
+        if context.close_hangs:
+            report.skipped.append("everything else: close does not return")
+            break
     context.watch.effects = None
     for task in asyncio.all_tasks() - {asyncio.current_task()}:  # what the environment left behind
         task.cancel()

@@ -27,6 +27,7 @@ class CheckSettings:
         recorded: ``trajectories.jsonl``, or the directory of the run that holds it; empty: none.
         timeout_s: Deadline of one call of user code.
         budget_s: Seconds for all of it.
+        elsewhere: Whether tasks and episodes are compared with those of a second process.
         seed: Decides tasks, seeds and the answers of the random policies.
     """
 
@@ -47,4 +48,5 @@ class CheckSettings:
     recorded: str = ""
     timeout_s: float = 30.0
     budget_s: float = 120.0
+    elsewhere: bool = True
     seed: int = 0

@@ -8,9 +8,9 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from agentrl.core.errors import ConfigError
 from agentrl.env.check.findings import Report, Rule, Severity
@@ -39,12 +39,49 @@ RULES = (
 )
 
 
-def check(settings: CheckSettings, command: Sequence[str]) -> Report:
+class Run(Protocol):
+    """Runs the process that checks."""
+
+    def __call__(self, request: bytes, names: Mapping[str, str], output: IO[bytes], limit_s: float) -> int | None:
+        """Run it to its end, or end it, with all that it has started.
+
+        Args:
+            request: For its standard input.
+            names: Environment variables to add.
+            output: Its standard output and error.
+            limit_s: Seconds that it may take.
+
+        Returns:
+            Its exit code, negative for a signal; `None` if its time was up.
+        """
+        ...
+
+
+def command(*words: str) -> Run:
+    """Runs a command in a process, and a session, of its own."""
+
+    def run(request: bytes, names: Mapping[str, str], output: IO[bytes], limit_s: float) -> int | None:
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **names}, start_new_session=True
+        )
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(request, timeout=limit_s)
+            return process.poll()
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    return run
+
+
+def check(settings: CheckSettings, run: Run) -> Report:
     """Check an environment.
 
     Args:
         settings: What is asked for.
-        command: Starts a process that reads settings as JSON from its standard input, and writes events, one JSON object a
+        run: Runs a process that reads settings as JSON from its standard input, and writes events, one JSON object a
             line, to the file that the environment variable ``AGENTRL_CHECK_EVENTS`` names, and the latest call's name to
             ``AGENTRL_CHECK_STATUS``.
 
@@ -58,23 +95,8 @@ def check(settings: CheckSettings, command: Sequence[str]) -> Report:
     with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder, open(os.path.join(folder, "output"), "w+b") as output:
         events, status = os.path.join(folder, "events"), os.path.join(folder, "status")
         names = {"AGENTRL_CHECK_EVENTS": events, "AGENTRL_CHECK_STATUS": status}
-        process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **names}, start_new_session=True
-        )
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(json.dumps(asdict(settings)).encode(), timeout=limit)
-        finally:
-            code = process.poll()
-            _end(process)
+        code = run(json.dumps(asdict(settings)).encode(), names, output, limit)
         return _report(_read_events(events), _read(status), code, _tail(output), settings.env, limit)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process, if it still runs, and whatever it has started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _report(events: list[dict[str, Any]], method: str, code: int | None, tail: str, env: str, limit: float) -> Report:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import pickle
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from agentrl.core.types import Task
 from agentrl.env.check.context import Context
 from agentrl.env.check.determinism import pickled
 from agentrl.env.check.findings import Rule, Severity
+from agentrl.env.check.stable import digest
 from agentrl.env.prompts import PromptFormat, read_prompts
 from agentrl.env.tasks import TaskSource
 
@@ -47,7 +47,7 @@ RULES = (
     Rule(
         id="tasks-unstable",
         severity=Severity.WARNING,
-        title="tasks() gives other tasks in each call",
+        title="tasks() gives other tasks in each call, or in each process",
         why="A run that is resumed goes on with other tasks, and no two runs can be compared.",
         remedy="Draw tasks from a generator with a seed of its own, and sort what comes from sets and folders.",
         snippet="rng = random.Random(0)\nreturn [make_task(rng) for _ in range(1000)]",
@@ -129,7 +129,7 @@ def _compare(context: Context, first: list[Any], again: list[Any]) -> None:
     if first and not again:
         context.found("tasks-single-use", "tasks", f"the first call gave {len(first)}, the second none")
         return
-    differ = [index for index, (one, two) in enumerate(itertools.zip_longest(first, again)) if _key(one) != _key(two)]
+    differ = [index for index, (one, two) in enumerate(itertools.zip_longest(first, again)) if digest(one) != digest(two)]
     if differ:
         context.found(
             "tasks-unstable", "tasks", f"{len(differ)} of the first {len(first)} differ in a second call; the first is number {differ[0]}"
@@ -148,20 +148,10 @@ def _check_copies(context: Context, tasks: list[Task]) -> None:
     seen: dict[Any, str] = {}
     copies: list[tuple[str, str]] = []
     for task in tasks:
-        key = _key(task)
+        key = digest(task)
         if key in seen:
             copies.append((task.id, seen[key]))
         seen.setdefault(key, task.id)
     if copies:
         one, other = copies[0]
         context.found("tasks-duplicate", "tasks", f"{len(copies)} of {len(tasks)} are copies; task {one!r} is the same as {other!r}")
-
-
-def _key(task: Any) -> Any:
-    """Equal for tasks that are the same but for their ids; what cannot be pickled is compared by its prompt alone."""
-    if not isinstance(task, Task):
-        return type(task).__name__
-    try:
-        return hashlib.blake2b(pickle.dumps((task.prompt, task.label, task.seed, dict(task.metadata), task.images))).digest()
-    except Exception:
-        return repr(task.prompt)

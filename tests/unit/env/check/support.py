@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from agentrl.assets import tiny_model_path
@@ -10,15 +9,15 @@ from agentrl.env.check.findings import Report, Severity
 from agentrl.env.check.rules import RULES
 from agentrl.env.check.settings import CheckSettings
 from agentrl.env.check.supervise import check
+from tests.unit.env.check.forks import forked
 
 BROKEN = Path(__file__).with_name("broken")
-COMMAND = (sys.executable, "-m", "agentrl.cli.check_worker")
 
 
 def checked(env: str, **settings: object) -> Report:
     """The report of an environment, with the bundled tokenizer."""
-    given = {"model": str(tiny_model_path()), "max_model_len": 1024, "episodes": 4, "timeout_s": 30.0, **settings}
-    return check(CheckSettings(env=env, **given), COMMAND)  # type: ignore[arg-type]
+    given = {"model": str(tiny_model_path()), "max_model_len": 1024, "episodes": 4, "timeout_s": 30.0, "elsewhere": False, **settings}
+    return check(CheckSettings(env=env, **given), forked)  # type: ignore[arg-type]
 
 
 def ids(report: Report, *severities: Severity) -> set[str]:

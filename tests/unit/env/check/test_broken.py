@@ -78,7 +78,25 @@ DEFECTS = {
     "bad_effects:SetsAlarmHandler": "changes-signals",
     "bad_effects:CallsExit": "step-raises",
     "bad_resources:LeavesProcesses": "leaks-processes",
+    "bad_subtle:DebugLineInPrompt": "label-leaks",
+    "bad_subtle:TellsAfterAnEmptyAnswer": "label-leaks",
+    "bad_subtle:SharedDefaultArgument": "shared-state",
+    "bad_subtle:ForgetsAwait": "never-awaited",
+    "bad_subtle:JudgeFailsInBackground": "background-error",
+    "bad_subtle:NumberNeverEqualsText": "solve-fails",
+    "bad_subtle:SolveRaises": "solve-raises",
+    "bad_import_thread:Sums": "import-effects",
 }
+ELSEWHERE = {
+    "bad_subtle:TasksFromSet": "tasks-unstable",
+    "bad_subtle:PromptOrderFromSet": "hash-order",
+    "bad_subtle:HintsByHash": "hash-order",
+    "bad_subtle:HigherOnWeekends": "clock-dependent",
+    "bad_subtle:NightShift": "clock-dependent",
+    "bad_import_seed:Sums": "import-reseeds",
+}
+"""What only a second process shows."""
+
 ENVS = BROKEN.parents[4] / "envs"
 SHORT = {"bad_speed:SleepsInAsync": 2.0, "bad_speed:ComputesInAsync": 2.0, "bad_speed:BacktracksWithGil": 1.0}
 """Seconds for environments that are found to be slow, and would be played for longer."""
@@ -86,6 +104,7 @@ SOUND = (
     "sound:Sums",
     "sound:Tries",
     "sound:AsyncTries",
+    "bad_subtle:Solves",
     "bad_tasks:CopiesMetadata",
     "bad_random:SeededGenerator",
     "bad_resources:ClosesAll",
@@ -93,6 +112,7 @@ SOUND = (
 NOTES = {"bad_random:CacheInClass": "class-state", "bad_effects:Prints": "writes-output"}
 LOST = {
     "bad_results:StepNeverReturns": "timeout",
+    "bad_subtle:CloseNeverReturns": "timeout",
     "bad_speed:HangsInAsync": "hangs",
     "bad_speed:HangsInTasks": "hangs",
     "bad_speed:BacktracksWithGil": "hangs",
@@ -110,6 +130,12 @@ def spec(name: str) -> str:
 def test_exactly_this_is_found(name: str) -> None:
     report = checked(spec(name), budget_s=SHORT.get(name, 60.0))
     assert ids(report) == {DEFECTS[name]}, [finding.seen for finding in report.findings]
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_second_process_shows_this(name: str) -> None:
+    report = checked(spec(name), elsewhere=True, episodes=2)
+    assert ids(report) == {ELSEWHERE[name]}, [finding.seen for finding in report.findings]
 
 
 @pytest.mark.parametrize("name", SOUND)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.unit.env.check.support import checked, ids
 
@@ -21,10 +22,11 @@ JUSTIFIED = {
 SHORT = {"code": 8.0}
 """Seconds for environments that start a process in every turn."""
 
+SLOW = {"code", "reasoning", "sql"}
 GYMNASIUM = (
-    "gym:FrozenLake-v1",
+    pytest.param("gym:FrozenLake-v1", marks=pytest.mark.slow),
     "gym:Blackjack-v1",
-    "gym:Taxi-v4?num_tasks=20",
+    pytest.param("gym:Taxi-v4?num_tasks=20", marks=pytest.mark.slow),
 )
 SUITES = {
     "reasoning_gym": "reasoning-gym:count_bits?max_n=63",
@@ -33,7 +35,12 @@ SUITES = {
 }
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "envs").glob("*.py")), ids=lambda file: file.stem)
+def _ready_made() -> list[ParameterSet]:
+    files = sorted((ROOT / "envs").glob("*.py"))
+    return [pytest.param(file, id=file.stem, marks=[pytest.mark.slow] if file.stem in SLOW else []) for file in files]
+
+
+@pytest.mark.parametrize("file", _ready_made())
 def test_ready_made_environments(file: Path) -> None:
     report = checked(str(file), budget_s=SHORT.get(file.stem, 60.0))
     assert ids(report) == JUSTIFIED.get(file.stem, set()), [finding.seen for finding in report.findings]
@@ -47,6 +54,7 @@ def test_gymnasium(spec: str) -> None:
     assert ("reward-scale" in ids(report)) == ("Taxi" in spec)  # -10 for a wrong stop, several times an episode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("package", "spec"), SUITES.items())
 def test_suites(package: str, spec: str) -> None:
     pytest.importorskip(package)
@@ -54,7 +62,9 @@ def test_suites(package: str, spec: str) -> None:
     assert ids(report) == set(), [finding.seen for finding in report.findings]
 
 
-@pytest.mark.parametrize("name", ["extra_logs", "feedback", "reward_func", "sampling", "single_turn"])
+@pytest.mark.parametrize(
+    "name", ["extra_logs", "feedback", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reward_func", "sampling", "single_turn"))]
+)
 def test_files_of_openrlhf(name: str) -> None:
     report = checked(str(OPENRLHF / f"{name}.py"), prompts=PROMPTS)
     assert ids(report) == JUSTIFIED.get(name, set()), [finding.seen for finding in report.findings]
