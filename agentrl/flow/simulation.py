@@ -7,6 +7,7 @@ the learner takes what its model says. Thousands of engines fit into one process
 
 from __future__ import annotations
 
+import asyncio
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,7 +103,7 @@ class Simulated:
         plan: What was simulated.
         result: As a real run returns it; its ledger was checked at the end.
         steps: The metrics of every step, as a real run has them.
-        groups: Summaries of all finished attempts, if they were to be kept.
+        groups: When each attempt at a group ended, and its summary, if they were to be kept.
         peak_episodes: Most episodes under way at once.
         warmup: Steps left out of the figures below, because the run was filling up.
     """
@@ -110,7 +111,7 @@ class Simulated:
     plan: Plan
     result: RunResult
     steps: list[Mapping[str, float]]
-    groups: list[GroupSummary]
+    groups: list[tuple[float, GroupSummary]]
     peak_episodes: int
     warmup: int
 
@@ -141,14 +142,14 @@ class _Log:
 
     keep_groups: bool
     steps: list[Mapping[str, float]] = field(default_factory=list)
-    groups: list[GroupSummary] = field(default_factory=list)
+    groups: list[tuple[float, GroupSummary]] = field(default_factory=list)
 
     def on_stage(self, name: str) -> None:
         return
 
     def on_group(self, summary: GroupSummary) -> None:
         if self.keep_groups:
-            self.groups.append(summary)
+            self.groups.append((asyncio.get_running_loop().time(), summary))
 
     def on_step(self, metrics: Mapping[str, float]) -> None:
         self.steps.append(metrics)
