@@ -19,13 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, RemoteError, RewardError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, ResetState, StepResult, StepState
 from agentrl.env.isolation.limits import ProcessLimits
-from agentrl.env.results import check_reset, check_step
+from agentrl.env.results import MAX_MESSAGE, check_reset, check_step, said
 from agentrl.env.roster import named_agents
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ MAX_TRACEBACK = 4000
 _PACKAGE = str(Path(__file__).parent)
 _DEFAULTS = (AgentInstance.reset, AgentInstance.close)
 
+_Checked = TypeVar("_Checked")
 _Job: TypeAlias = tuple[Callable[[], Any], bool, asyncio.Future[Any]]
 
 
@@ -183,7 +184,7 @@ class EnvSession:
         prompt = task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
         state = ResetState(observation=prompt, label=task.label, task=task, seed=seed)
         value = await self._method("reset", limit, state)
-        return check_reset(value, self._where("reset"), task.prompt, named_agents(self._class))
+        return self._checked("reset", check_reset, value, task.prompt, named_agents(self._class))
 
     async def step(self, state: StepState) -> StepResult:
         """Give the environment one turn of the model.
@@ -194,7 +195,7 @@ class EnvSession:
             EnvResultError: If it returned something unusable.
         """
         value = await self._method("step", self._limits.step_timeout_s, state)
-        return check_step(value, self._where("step"), named_agents(self._class))
+        return self._checked("step", check_step, value, named_agents(self._class))
 
     async def close(self) -> None:
         """Call the user's `close` if there is one and end the session's task; errors are logged, not raised."""
@@ -211,6 +212,16 @@ class EnvSession:
 
     def _where(self, method: str) -> str:
         return f"{self._file}: {self._class.__name__}.{method}"
+
+    def _checked(self, method: str, check: Callable[..., _Checked], value: Any, *args: Any) -> _Checked:
+        """What a check makes of a result; objects of the user's in it may raise anything while they are looked at."""
+        where = self._where(method)
+        try:
+            return check(value, where, *args)
+        except EnvResultError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise EnvResultError(f"{where} returned a {type(value).__name__} that cannot be read: {said(error)}") from error
 
     async def _method(self, name: str, timeout_s: float, *args: Any) -> Any:
         method = getattr(self._object, name)
@@ -290,10 +301,16 @@ def _forget_cancellation() -> None:
 
 
 def _named_error(where: str, error: BaseException) -> EnvError:
-    if isinstance(error, EnvResultError | RewardError | RemoteError):  # they say themselves what happened where
-        return EnvResultError(str(error)) if isinstance(error, EnvResultError) else EnvError(f"{where}: {error}")
+    if isinstance(error, EnvResultError):  # it says itself who returned what
+        text = str(error)
+        return EnvResultError(text if " returned " in text else f"{where}: {text}")
+    if isinstance(error, RewardError | RemoteError):
+        return EnvError(f"{where}: {error}")
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE) and frames.tb_next is not None:
         frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames)).strip()
-    return EnvError(f"{where} raised {type(error).__name__}: {error}\n{text[-MAX_TRACEBACK:]}")
+    shown = traceback.format_exception(type(error), error, frames)
+    if len(shown[-1]) > MAX_MESSAGE:
+        shown = traceback.format_tb(frames)
+    text = "".join(shown).strip().encode(errors="backslashreplace").decode()
+    return EnvError(f"{where} raised {said(error)}\n{text[-MAX_TRACEBACK:]}")

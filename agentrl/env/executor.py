@@ -156,7 +156,7 @@ class ExecutorSession(EnvSession):
         """
         self._object = await self._call("__init__", self._class, self._limits.reset_timeout_s, True)
         value = await self._method("execute", timeout_s, task, llm)
-        return check_outcome(value, self._where("execute"))
+        return self._checked("execute", check_outcome, value)
 
     async def close(self) -> None:
         """As `EnvSession.close`."""

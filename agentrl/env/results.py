@@ -15,6 +15,8 @@ from agentrl.core.types import Message, Prompt
 from agentrl.env.agent import ResetResult, StepResult
 
 MAX_TEXT = 2**20
+MAX_NAME = 200  # characters of a metric's name
+MAX_MESSAGE = 2000  # characters of a user's exception that are shown
 MAX_NUMBER = 1e30  # sums of such numbers are still finite in float32
 SCORE_SLACK = 1e-6  # a float32 mean of ones may exceed 1 by this much
 
@@ -216,7 +218,7 @@ def _same(observation: Any, prompt: Prompt) -> bool:
 def _chat(value: Any, where: str, field: str) -> tuple[Message, ...]:
     if isinstance(value, str):
         return (Message(role="user", content=_text(value, where, field)),)
-    if not isinstance(value, Sequence) or not value:
+    if not isinstance(value, Sequence) or isinstance(value, bytes) or not value:
         raise bad_result(where, field, value, "must be text or a list of chat messages")
     for index, message in enumerate(value):
         _check_message(message, where, f"{field}[{index}]")
@@ -302,6 +304,9 @@ def clipped_score(value: Any, where: str, field: str) -> float:
 def _numbers(value: Any, where: str, field: str) -> dict[str, float]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise bad_result(where, field, value, "must be a dictionary of names and numbers")
+    for key in value:
+        if len(key) > MAX_NAME or not key.isprintable():
+            raise bad_result(where, f"a key of {field}", key, f"must be at most {MAX_NAME} printable characters")
     return {key: number(item, where, f"{field}[{key!r}]") for key, item in value.items()}
 
 
@@ -332,9 +337,19 @@ def known_keys(value: Mapping[Any, Any], known: Iterable[str], where: str, field
 def bad_result(where: str, field: str, value: Any, problem: str) -> EnvResultError:
     """The error for a value that cannot be used: who returned it, in which field, what it is, and what is wrong."""
     try:
-        shown = _repr.repr(value)
+        shown = " ".join(_repr.repr(value).encode(errors="backslashreplace").decode().split())
     except Exception:  # a user's __repr__ may raise anything
         shown = f"<{type(value).__name__}>"
     if not isinstance(value, str | int | float | None | Mapping):
         shown = f"{shown} ({type(value).__name__})"
     return EnvResultError(f"{where} returned {field} = {shown}: {problem}")
+
+
+def said(error: BaseException) -> str:
+    """Type and message of a user's exception: cut, and whatever its ``__str__`` does."""
+    try:
+        message = str(error)[: MAX_MESSAGE + 1].encode(errors="backslashreplace").decode()
+    except Exception:
+        message = "(its message cannot be shown)"
+    cut = f"{message[:MAX_MESSAGE]}..." if len(message) > MAX_MESSAGE else message
+    return f"{type(error).__name__}: {cut}" if cut else type(error).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -52,9 +53,9 @@ class ChatCodec:
         """Token ids of a chat from its beginning, up to where the model is to write.
 
         Raises:
-            EnvResultError: If the template refuses the messages.
+            EnvResultError: If the template refuses the messages, or their tools are no JSON schemas.
         """
-        tools = [tool for message in messages for tool in message.get("tools", ())]
+        tools = _tools_of(messages)
         chat: list[Any] = [{key: value for key, value in message.items() if key != "tools"} for message in messages]
         if self._system_prompt and chat[0]["role"] != "system":
             chat.insert(0, {"role": "system", "content": self._system_prompt})
@@ -194,6 +195,15 @@ def _plain_backend(tokenizer: Any) -> Any:
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+def _tools_of(messages: Sequence[Message]) -> list[Any]:
+    try:
+        tools = [tool for message in messages for tool in message.get("tools") or ()]
+        json.dumps(tools)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EnvResultError(f"the tools in the messages are not a list of JSON schemas: {error}") from error
+    return tools
 
 
 def _mark(text: str, table: list[str]) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from agentrl.core.errors import EngineError, EnvError, EnvTimeoutError
+from agentrl.core.errors import EngineError, EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.metrics import average
 from agentrl.core.protocols import Engine
 from agentrl.core.seeding import derive_seed
@@ -120,10 +120,11 @@ class Episode:
     def _begin(self, agent: str, observation: Prompt | None) -> None:
         """Give an agent its first prompt: its opening, and what it is told now; if there is neither, the task's prompt."""
         conversation, opening = self._agents[agent], self._openings.get(agent)
-        if opening is not None and observation is None:
-            conversation.begin(opening)
-        else:
-            conversation.begin(self._task.prompt if observation is None else observation, _messages(opening))
+        with self._naming("reset"):
+            if opening is not None and observation is None:
+                conversation.begin(opening)
+            else:
+                conversation.begin(self._task.prompt if observation is None else observation, _messages(opening))
         size, most = len(conversation.prompt), conversation.limit - 1
         if not 1 <= size <= most:
             whose = f" for agent {agent!r}" if agent else ""
@@ -141,7 +142,8 @@ class Episode:
         elif result.observation is None:
             raise bad_result(f"{self._roster.env}.step", "observation", None, f"agent {after!r} acts next; {NEEDS_ONE}")
         else:
-            conversation.read(result.observation)
+            with self._naming("step"):
+                conversation.read(result.observation)
         return after
 
     async def _step(self, agent: str, turn: Turn) -> StepResult:
@@ -174,6 +176,14 @@ class Episode:
         retry = (attempt,) if attempt else ()
         other = () if agent == self._roster.agents[0] else (agent,)
         return derive_seed(self._settings.seed, task.id, task.epoch, self._index, number, *retry, *other)
+
+    @contextmanager
+    def _naming(self, method: str) -> Iterator[None]:
+        """Say in errors of the chat template whose messages it refuses."""
+        try:
+            yield
+        except EnvResultError as error:
+            raise EnvResultError(f"{self._roster.env}.{method}, task {self._task.id!r}: {error}") from error
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

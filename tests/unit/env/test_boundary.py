@@ -275,3 +275,61 @@ async def test_an_abstract_class_is_an_environment_error() -> None:
 
     with pytest.raises(EnvError, match=r"Env\.__init__ raised TypeError"):
         await one_step(Env)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Mute(), "Mute: (its message cannot be shown)"),
+        (ValueError("\ud800"), "ValueError: \\ud800"),
+        (ValueError("x" * 10**6), f"ValueError: {'x' * 2000}..."),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (EnvResultError("mine"), "file.py: Env.step: mine"),
+    ],
+)
+async def test_whatever_an_exception_says_becomes_a_short_text(error: BaseException, said: str) -> None:
+    def step(state: Any) -> Any:
+        raise error
+
+    with pytest.raises(EnvError) as caught:
+        await one_step(sync_env(step))
+    text = str(caught.value)
+    assert text.startswith("file.py: Env.step")
+    assert text.splitlines()[0].endswith(said)
+    assert len(text.encode()) < 7000
+
+
+class Evil(dict[str, Any]):
+    def __iter__(self) -> Any:
+        raise RuntimeError("not now")
+
+
+class Quits:
+    def item(self) -> float:
+        raise SystemExit(3)
+
+
+class Endless(str):
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise RecursionError("too deep")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "said"),
+    [
+        (Evil(rewards=1.0), "Evil", "RuntimeError: not now"),
+        (StepResult(Quits(), terminated=True), "StepResult", "SystemExit: 3"),  # type: ignore[arg-type]
+        (StepResult(1.0, Endless("x")), "StepResult", "RecursionError: too deep"),
+        (StepResult(1.0, terminated=True, info=Evil(a=1.0)), "StepResult", "RuntimeError: not now"),
+    ],
+)
+async def test_a_result_whose_parts_raise_when_looked_at_is_unusable(value: Any, kind: str, said: str) -> None:
+    with pytest.raises(EnvResultError, match=f"file.py: Env.step returned a {kind} that cannot be read: {said}"):
+        await one_step(sync_env(lambda state: value))

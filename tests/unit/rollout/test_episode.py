@@ -224,6 +224,11 @@ async def test_a_first_prompt_without_room_is_an_error_with_its_flag(settings: A
         (lambda state: 1 / 0, Status.ENV_ERROR, "Env.step raised ZeroDivisionError"),
         (lambda state: StepResult(float("nan"), terminated=True), Status.ENV_ERROR, "returned reward = nan"),
         (lambda state: StepResult(0.0, [{"role": "user", "content": None}]), Status.ENV_ERROR, "content"),  # type: ignore[list-item]
+        (
+            lambda state: StepResult(0.0, [{"role": "tool", "content": [{"a": 1}]}]),
+            Status.ENV_ERROR,
+            "Env.step, task 'sum': the model's chat",
+        ),
         (lambda state: threading.Event().wait(5), Status.TIMEOUT, "did not return within 1.5 s"),
     ],
 )
@@ -231,6 +236,14 @@ async def test_failures_of_the_environment_become_a_status_without_a_reward(step
     trajectory = await Scene(env_class(step)).play()
     assert (trajectory.status, trajectory.reward, trajectory.score, trajectory.trainable) == (status, None, None, False)
     assert message in str(trajectory.error)
+
+
+@pytest.mark.parametrize("tools", [5, [object()]])
+async def test_tools_that_are_no_schemas_are_the_environments_failure(tools: Any) -> None:
+    prompt = [{"role": "user", "content": "x", "tools": tools}]
+    trajectory = await Scene(env_class(lambda state: 1.0, reset=lambda self, state: ResetResult(prompt))).play()
+    assert (trajectory.status, trajectory.reward) == (Status.ENV_ERROR, None)
+    assert "Env.reset, task 'sum': the tools in the messages are not a list of JSON schemas" in str(trajectory.error)
 
 
 @pytest.mark.parametrize(
