@@ -88,3 +88,40 @@ async def test_the_example_plays_the_episode_below_it(code: str, text: str, tmp_
 def without_tools(played: str) -> str:
     """An episode without the system message that describes tools, which the page does not repeat."""
     return re.sub(r"<\|im_start\|>system\nYou may call tools.*?<\|im_end\|>\n", "", played, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "printed"),
+    [
+        ('"rewards": 1.0', '"reward": 1.0', "has the unknown key 'reward'; did you mean 'rewards'?"),
+        ('"rewards": 1.0 / self.tries if right else 0.0', '"rewards": [1.0, 2.0]', "rewards = [1.0, 2.0] (list): must be a number"),
+    ],
+)
+@pytest.mark.anyio
+async def test_what_openrlhf_files_get_wrong_is_said_as_on_the_page(old: str, new: str, printed: str, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGES["openrlhf"], re.DOTALL)
+    assert old in code
+    assert printed in PAGES["openrlhf"]
+    path = tmp_path / "agent.py"
+    path.write_text(code.replace(old, new))
+    trajectory = await Scene(load_agent(str(path)).load(), ScriptedEngine(answer=says("four"), max_model_len=1000), LONG).play()
+    assert trajectory.status is Status.ENV_ERROR
+    assert printed in trajectory.error
+    assert ": AgentInstance.step returned " in trajectory.error
+
+
+def test_an_executor_that_names_nothing_is_refused(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGES["openrlhf"], re.DOTALL)
+    (tmp_path / "agent.py").write_text(code.replace("super().__init__(AgentInstance)", "pass"))
+    with pytest.raises(EnvLoadError) as caught:
+        load_agent(str(tmp_path / "agent.py"))
+    assert str(caught.value).split(": ", 1)[1] in PAGES["openrlhf"]
+
+
+def test_what_tools_get_wrong_is_said_as_on_the_page(tmp_path: Path) -> None:
+    code = re.findall(r"```python\n(.*?)```", PAGES["tools"], re.DOTALL)[0]
+    (tmp_path / "env.py").write_text(code.replace("a: int, b: int", "a, b"))
+    printed = "tool multiply: parameter a needs a type hint"
+    assert printed in PAGES["tools"]
+    with pytest.raises(EnvLoadError, match=printed):
+        load_agent(str(tmp_path / "env.py"))
