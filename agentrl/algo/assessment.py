@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -48,12 +48,14 @@ class TaskOutcome:
         kind: What sort of task it is; "" if not known.
         episodes: Those that ended properly.
         failures: What went wrong in each of the others.
+        agents: Of an environment of several agents, what each did in those episodes.
     """
 
     task_id: str
     kind: str = ""
     episodes: tuple[EpisodeOutcome, ...] = ()
     failures: tuple[str, ...] = ()
+    agents: Mapping[str, tuple[EpisodeOutcome, ...]] = field(default_factory=dict)
 
     def values(self, solved_at: float) -> dict[str, float]:
         """Reward, score and pass@k of this task, as far as its episodes allow.
@@ -84,6 +86,7 @@ class Assessment:
         causes: The most frequent causes and how often each was seen.
         overall: ``reward``, ``score``, ``pass@1``, ... over all tasks.
         by_kind: The same for each kind of task; empty if there is one kind only.
+        by_agent: The same for each agent, if there are several.
         tokens: Sampled tokens per episode.
         turns: Turns per episode.
         truncated: Share of episodes that a budget ended.
@@ -96,6 +99,7 @@ class Assessment:
     causes: Mapping[str, int]
     overall: Mapping[str, Estimate]
     by_kind: Mapping[str, Mapping[str, Estimate]]
+    by_agent: Mapping[str, Mapping[str, Estimate]]
     tokens: float
     turns: float
     truncated: float
@@ -113,6 +117,7 @@ class Assessment:
             if estimate.low is not None and estimate.high is not None:
                 values |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high}
         values |= {f"{name}/{kind}": e.value for kind, estimates in self.by_kind.items() for name, e in estimates.items()}
+        values |= {f"{name}/agent/{agent}": e.value for agent, estimates in self.by_agent.items() for name, e in estimates.items()}
         if self.episodes:
             values |= {"tokens_mean": self.tokens, "turns_mean": self.turns, "truncated": self.truncated}
         return values
@@ -143,10 +148,20 @@ def assess(outcomes: Sequence[TaskOutcome], *, solved_at: float = 1.0, seed: int
         causes=dict(failures.most_common(MAX_CAUSES)),
         overall=_estimates(usable, solved_at, seed),
         by_kind={kind or "other": _estimates(part, solved_at, seed) for kind, part in parts.items()},
+        by_agent={agent: _estimates(_of_agent(usable, agent), solved_at, seed) for agent in _agents(usable)},
         tokens=_mean(episode.tokens for episode in episodes),
         turns=_mean(episode.turns for episode in episodes),
         truncated=_mean(episode.truncated for episode in episodes),
     )
+
+
+def _agents(outcomes: Sequence[TaskOutcome]) -> list[str]:
+    """Names of all agents, where there are several."""
+    return sorted({agent for outcome in outcomes for agent in outcome.agents})
+
+
+def _of_agent(outcomes: Sequence[TaskOutcome], agent: str) -> list[TaskOutcome]:
+    return [TaskOutcome(task_id=outcome.task_id, kind=outcome.kind, episodes=outcome.agents.get(agent, ())) for outcome in outcomes]
 
 
 def _estimates(outcomes: Sequence[TaskOutcome], solved_at: float, seed: int) -> dict[str, Estimate]:
@@ -200,12 +215,14 @@ class Comparison:
         unpaired: Tasks that only one of them has, because all episodes of the other failed.
         overall: Difference by figure.
         by_kind: The same for each kind of task; empty if there is one kind only.
+        by_agent: The same for each agent, if there are several.
     """
 
     tasks: int
     unpaired: int
     overall: Mapping[str, Difference]
     by_kind: Mapping[str, Mapping[str, Difference]]
+    by_agent: Mapping[str, Mapping[str, Difference]]
 
     def to_json(self) -> dict[str, Any]:
         """In JSON's own types."""
@@ -233,7 +250,13 @@ def compare(model: Sequence[TaskOutcome], baseline: Sequence[TaskOutcome], *, so
         unpaired=len(usable) + len(others) - 2 * len(pairs),
         overall=_differences(pairs, solved_at, seed),
         by_kind={kind or "other": _differences(part, solved_at, seed) for kind, part in parts.items()},
+        by_agent={agent: _differences(_pairs_of(pairs, agent), solved_at, seed) for agent in _agents([one for one, _ in pairs])},
     )
+
+
+def _pairs_of(pairs: Sequence[tuple[TaskOutcome, TaskOutcome]], agent: str) -> list[tuple[TaskOutcome, TaskOutcome]]:
+    model, baseline = (_of_agent(side, agent) for side in zip(*pairs, strict=True))
+    return list(zip(model, baseline, strict=True))
 
 
 def _differences(pairs: Sequence[tuple[TaskOutcome, TaskOutcome]], solved_at: float, seed: int) -> dict[str, Difference]:

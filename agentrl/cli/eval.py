@@ -1,7 +1,7 @@
 """``agentrl eval``: how good a model is in an environment, alone or next to another one.
 
 Exit codes: 0 everything was measured, 3 some tasks are in no figure because all of their episodes failed, 1 nothing could be
-measured or the evaluation failed, 2 the request was wrong, 130 interrupted.
+measured or the evaluation failed, 2 the request was wrong, 130 interrupted: the figures are of the tasks that were done by then.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.text import Text
@@ -34,7 +34,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.types import GroupSummary, Task
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.tasks import own_tasks
-from agentrl.flow.evaluation import check_failures, evaluate
+from agentrl.flow.evaluation import check_failures, evaluate, outcome_of
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.preflight import check_prompts, context_length
 from agentrl.rollout.settings import episode_settings
@@ -43,6 +43,9 @@ from agentrl.track.jsonl import encode
 from agentrl.track.recorder import TrajectoryRecorder
 
 INCOMPLETE = 3
+
+Done: TypeAlias = list[tuple[str, dict[int, TaskOutcome]]]
+"""Per model that was begun, its outcomes so far by the number of the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,12 @@ def main(words: list[str]) -> int:
     settings = to_json(dataclasses.replace(request.config, learner=LearnerConfig()))
     (output / "config.json").write_text(settings + "\n", encoding="utf-8")  # for inspect and replay
     console = Console()
-    model, baseline = run_until_signal(_measure_all(request, tasks, output, console))
+    done: Done = []
+    try:
+        model, baseline = run_until_signal(_measure_all(request, tasks, output, console, done))
+    except KeyboardInterrupt:
+        _keep_partial(output, request, tasks, console, done)
+        raise
     comparison = None
     if baseline is not None:
         solved_at, seed = request.config.eval.eval_pass_score, request.config.run.seed
@@ -90,6 +98,23 @@ def main(words: list[str]) -> int:
         return 0
     sys.stderr.write(f"agentrl: {' and '.join(map(str, failed))} of {len(tasks)} tasks failed and are in no figure\n")
     return INCOMPLETE
+
+
+def _keep_partial(output: Path, request: Request, tasks: Sequence[Task], console: Console, done: Done) -> None:
+    """Save and show what was measured before the evaluation was interrupted, and say that it is not all."""
+    measured = [_measured(request.config, model, outcomes.values()) for model, outcomes in done if outcomes]
+    if not measured:
+        return
+    model, baseline = measured[0], measured[1] if len(measured) > 1 else None
+    config, comparison = request.config, None
+    if baseline is not None:
+        comparison = compare(model.outcomes, baseline.outcomes, solved_at=config.eval.eval_pass_score, seed=config.run.seed)
+    _write(output, request, tasks, model, baseline, comparison, partial=True)
+    counts = " and ".join(f"{len(part.outcomes)} of {len(tasks)} tasks" for part in measured)
+    console.print(
+        Text(f"\ninterrupted after {counts}; those that take long are missing, so these figures are not those of all", style="bold")
+    )
+    _show(console, output, model, baseline, comparison)
 
 
 def measured_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
@@ -115,20 +140,22 @@ def _output(config: TrainConfig) -> Path:
     return Path("runs") / f"eval-{agent}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-async def _measure_all(request: Request, tasks: Sequence[Task], output: Path, console: Console) -> tuple[Measured, Measured | None]:
+async def _measure_all(
+    request: Request, tasks: Sequence[Task], output: Path, console: Console, done: Done
+) -> tuple[Measured, Measured | None]:
     progress = EvalProgress(console)
     console.print(Text(f"{request.config.run.agent}: {len(tasks)} tasks, {request.config.eval.eval_samples} episodes each", style="bold"))
     try:
-        model = await _measure(request, request.config.model.model, tasks, output / "trajectories.jsonl", progress)
+        model = await _measure(request, request.config.model.model, tasks, output / "trajectories.jsonl", progress, done)
         if request.baseline is None:
             return model, None
-        return model, await _measure(request, request.baseline, tasks, output / "baseline.jsonl", progress)
+        return model, await _measure(request, request.baseline, tasks, output / "baseline.jsonl", progress, done)
     finally:
         progress.close()
 
 
-async def _measure(request: Request, model: str, tasks: Sequence[Task], records: Path, progress: EvalProgress) -> Measured:
-    """Start an engine with the model, play the tasks, and close it again."""
+async def _measure(request: Request, model: str, tasks: Sequence[Task], records: Path, progress: EvalProgress, done: Done) -> Measured:
+    """Start an engine with the model, play the tasks, and close it again; what is done so far is in `done`."""
     config = request.with_model(model)
     path = model_path(config)
     progress.on_stage(f"checking prompts for {model_name(model)}")
@@ -138,23 +165,33 @@ async def _measure(request: Request, model: str, tasks: Sequence[Task], records:
     settings = dataclasses.replace(eval_settings(config), record={"none": 0, "sample": 1, "all": samples}[request.settings.measure.record])
     recorder = TrajectoryRecorder(records) if settings.record else None
 
-    def on_group(summary: GroupSummary, done: int, total: int) -> None:
+    so_far: dict[int, TaskOutcome] = {}
+    done.append((model, so_far))
+
+    def on_group(summary: GroupSummary, count: int, total: int) -> None:
+        so_far[summary.group_id] = outcome_of(tasks[summary.group_id], summary, settings.by)
         if recorder is not None:
             recorder.on_group(summary)
-        progress.on_task(done, total)
+        progress.on_task(count, total)
 
     runtime = make_runtime(config, progress.on_stage)
     try:
         await runtime.start()
-        pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)})
+        pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
         progress.on_stage("playing")
-        outcomes = await evaluate(pool, tasks, settings, version=0, on_group=on_group)
+        outcomes = await evaluate(pool, tasks, settings, version=0, on_group=on_group, supervise=True)
     finally:
         await uninterrupted(runtime.close())
         if recorder is not None:
             recorder.close()
     check_failures(outcomes, 1.0)
-    return Measured(model=model, outcomes=outcomes, assessment=assess(outcomes, solved_at=settings.solved_at, seed=settings.seed))
+    return _measured(config, model, outcomes)
+
+
+def _measured(config: TrainConfig, model: str, outcomes: Iterable[TaskOutcome]) -> Measured:
+    listed = list(outcomes)
+    assessment = assess(listed, solved_at=config.eval.eval_pass_score, seed=config.run.seed)
+    return Measured(model=model, outcomes=listed, assessment=assessment)
 
 
 def model_name(model: str) -> str:
@@ -163,7 +200,14 @@ def model_name(model: str) -> str:
 
 
 def _write(
-    output: Path, request: Request, tasks: Sequence[Task], model: Measured, baseline: Measured | None, comparison: Comparison | None
+    output: Path,
+    request: Request,
+    tasks: Sequence[Task],
+    model: Measured,
+    baseline: Measured | None,
+    comparison: Comparison | None,
+    *,
+    partial: bool = False,
 ) -> None:
     """``eval.json``, whole or not at all: figures with their intervals, and every task's own figures."""
     config = request.config
@@ -171,6 +215,7 @@ def _write(
     result = {
         "agent": config.run.agent,
         "tasks": len(tasks),
+        "partial": partial,
         "samples": config.eval.eval_samples,
         "temperature": config.rollout.temperature if config.eval.eval_temperature is None else config.eval.eval_temperature,
         "seed": config.run.seed,
@@ -178,9 +223,9 @@ def _write(
         "baseline": None if baseline is None else _result(baseline, solved_at),
         "comparison": None if comparison is None else comparison.to_json(),
     }
-    partial = output / "eval.json.partial"
-    partial.write_text(json.dumps(json.loads(encode(result)), indent=2) + "\n", encoding="ascii")
-    os.replace(partial, output / "eval.json")
+    unfinished = output / "eval.json.partial"
+    unfinished.write_text(json.dumps(json.loads(encode(result)), indent=2) + "\n", encoding="ascii")
+    os.replace(unfinished, output / "eval.json")
 
 
 def _result(measured: Measured, solved_at: float) -> dict[str, Any]:

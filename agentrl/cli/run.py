@@ -78,7 +78,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, *, last: bo
     if run_dir is None:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
     begin = resume_point(config)
-    rows = rewind_records(run_dir, begin.progress) if config.run.resume else []
+    rows = rewind_records(run_dir, begin.progress)  # also of a run that ended before its first step
     tracker = open_tracker(config, run_dir, title=_title(config))
     tracker.replay(rows)
     runtime = make_runtime(config, tracker.on_stage)

@@ -12,9 +12,9 @@ from agentrl.config.load import load_config, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.flow.stop import StopRequest
+from agentrl.track.jsonl import read_lines
 
 INTERRUPTED = 130
-
 
 
 def main(words: list[str]) -> int:
@@ -51,6 +51,6 @@ def _run_dir(config: TrainConfig) -> Path:
     if path.exists() and not path.is_dir():
         raise ConfigError("--run-dir", str(path), "is a file", "Name a directory that is new or empty.")
     metrics = path / "metrics.jsonl"
-    if metrics.exists() and metrics.stat().st_size:
+    if metrics.exists() and any(row["step"] for row in read_lines(metrics)):
         raise ConfigError("--run-dir", str(path), "already holds a run", "Choose another directory, or continue it with --resume.")
     return path

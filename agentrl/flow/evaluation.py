@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import anyio
+import anyio.lowlevel
 
 from agentrl.algo.assessment import Assessment, EpisodeOutcome, TaskOutcome, assess
 from agentrl.core.errors import TooManyFailuresError, WeightSyncError
@@ -64,6 +65,7 @@ async def evaluate(
     name: str = "eval",
     on_group: OnGroup | None = None,
     report: StallReport | None = None,
+    supervise: bool = False,
 ) -> list[TaskOutcome]:
     """Play every task and tell what came of it.
 
@@ -78,6 +80,7 @@ async def evaluate(
         name: What the ids of the trajectories begin with.
         on_group: Told of every task that is done.
         report: Writes down what every process does when nothing progresses.
+        supervise: Whether to look after the workers meanwhile; in a training run somebody does.
 
     Raises:
         WeightSyncError: If a token was sampled by other weights.
@@ -87,7 +90,7 @@ async def evaluate(
     playing = _Playing(pool, settings, version, name, len(tasks), on_group)
     failure: BaseException | None = None
     try:
-        await playing.run(tasks, report)
+        await playing.run(tasks, report, supervise)
     except BaseExceptionGroup as group:
         failure = first_cause(group)
     if failure is not None:  # raised out here, so that its own cause and context stay what they are
@@ -108,11 +111,14 @@ class _Playing:
         self._board = WaitBoard(self._clock)
         self.outcomes: dict[int, TaskOutcome] = {}
 
-    async def run(self, tasks: Sequence[Task], report: StallReport | None) -> None:
+    async def run(self, tasks: Sequence[Task], report: StallReport | None, supervise: bool) -> None:
         """Play all of them."""
         self._board.waiting("evaluation", f"{len(tasks)} tasks with version {self._version}")
         async with anyio.create_task_group() as watch:
             watch.start_soon(watch_for_stall, self._board, self._settings.stall_timeout_s, self._describe, self._clock, report)
+            if supervise:
+                watch.start_soon(self._pool.supervise)
+                await anyio.lowlevel.checkpoint()  # it is at work before the first group is
             async with anyio.create_task_group() as groups:
                 for index, task in enumerate(tasks):
                     groups.start_soon(self._play, index, task, name=f"{self._trial.name} task {index}")
@@ -144,12 +150,22 @@ def outcome_of(task: Task, summary: GroupSummary, by: str = "") -> TaskOutcome:
         task_id=task.id,
         kind=kind_of(task, by),
         episodes=tuple(map(_outcome, ended)),
+        agents=_by_agent(ended),
         failures=tuple(f"{member.status}: {member.error or 'nothing was sampled'}"[:MAX_CAUSE_CHARS] for member in failed),
     )
 
 
 def _ended(episode: Sequence[MemberSummary]) -> bool:
     return any(member.trainable for member in episode)
+
+
+def _by_agent(episodes: Sequence[Sequence[MemberSummary]]) -> dict[str, tuple[EpisodeOutcome, ...]]:
+    """What each agent did, where there are several."""
+    names = sorted({member.agent for episode in episodes for member in episode if member.trainable})
+    own = {name: [[member for member in episode if member.agent == name] for episode in episodes] for name in names}
+    if len(names) < 2:
+        return {}
+    return {name: tuple(_outcome(members) for members in played if _ended(members)) for name, played in own.items()}
 
 
 def _outcome(episode: Sequence[MemberSummary]) -> EpisodeOutcome:

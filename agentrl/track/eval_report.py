@@ -66,7 +66,7 @@ class EvalProgress:
 def print_assessment(console: Console, assessment: Assessment) -> None:
     """One model: a row per figure, over all tasks and for each kind."""
     table = _table("", "mean", "95% interval", "tasks")
-    for name, estimate in _rows(assessment.overall, assessment.by_kind):
+    for name, estimate in _rows(assessment.overall, assessment.by_kind, assessment.by_agent):
         table.add_row(name, number(estimate.value), _interval(estimate), str(estimate.tasks))
     console.print(table)
     console.print(Text(_episodes_text(assessment)), soft_wrap=True)
@@ -75,7 +75,7 @@ def print_assessment(console: Console, assessment: Assessment) -> None:
 def print_comparison(console: Console, comparison: Comparison, model: Assessment, baseline: Assessment) -> None:
     """Two models: a row per figure, with the difference and how many tasks went better or worse."""
     table = _table("", "model", "baseline", "difference", "95% interval", "tasks better", "worse")
-    for name, difference in _rows(comparison.overall, comparison.by_kind):
+    for name, difference in _rows(comparison.overall, comparison.by_kind, comparison.by_agent):
         table.add_row(*_comparison_cells(name, difference), style="bold" if difference.clear else "")
     console.print(table)
     for name, assessment in (("model", model), ("baseline", baseline)):
@@ -97,9 +97,9 @@ def _comparison_cells(name: str, difference: Difference) -> tuple[str, ...]:
     )
 
 
-def _rows(overall: Mapping[str, Figure], by_kind: Mapping[str, Mapping[str, Figure]]) -> list[tuple[str, Figure]]:
-    kinds = [(f"{kind}: {name}", figure) for kind, figures in by_kind.items() for name, figure in figures.items()]
-    return list(overall.items()) + kinds
+def _rows(overall: Mapping[str, Figure], *parts: Mapping[str, Mapping[str, Figure]]) -> list[tuple[str, Figure]]:
+    rows = [(f"{part}: {name}", figure) for by_part in parts for part, figures in by_part.items() for name, figure in figures.items()]
+    return list(overall.items()) + rows
 
 
 def _table(*headings: str) -> Table:

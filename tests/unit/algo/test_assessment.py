@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -121,6 +122,20 @@ def test_by_kind() -> None:
     assert {kind: e["reward"].value for kind, e in assessment.by_kind.items()} == {"easy": 1.0, "hard": 0.25, "other": 1.0}
     assert assessment.metrics()["reward/hard"] == 0.25
     assert assess([outcome("a", 1.0, kind="easy")]).by_kind == {}
+
+
+def test_by_agent() -> None:
+    def both(name: str, buyer: float, seller: float) -> TaskOutcome:
+        agents = {"buyer": outcome(name, buyer).episodes, "seller": outcome(name, seller).episodes}
+        return replace(outcome(name, (buyer + seller) / 2), agents=agents)
+
+    model, baseline = [both("a", 1.0, 0.0), both("b", 0.5, 0.5)], [both("a", 0.0, 0.0), both("b", 0.0, 0.5)]
+    assessment = assess(model)
+    assert {agent: e["reward"].value for agent, e in assessment.by_agent.items()} == {"buyer": 0.75, "seller": 0.25}
+    assert assessment.metrics()["reward/agent/buyer"] == 0.75
+    differences = compare(model, baseline).by_agent
+    assert {agent: d["reward"].difference.value for agent, d in differences.items()} == {"buyer": 0.75, "seller": 0.0}
+    assert assess([outcome("a", 1.0)]).by_agent == {}
 
 
 def test_the_score_that_counts_as_solved_can_be_chosen() -> None:

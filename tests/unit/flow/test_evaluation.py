@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.core.errors import StallError, TooManyFailuresError, WeightSyncError
+from agentrl.core.errors import EngineDeadError, StallError, TooManyFailuresError, WeightSyncError
 from agentrl.core.types import GroupSummary, MemberSummary, Task, Ticket
 from agentrl.flow.evaluation import EvalSettings, Evaluations, check_failures, evaluate, kind_of, outcome_of
 from agentrl.rollout.pool import RolloutPool
+from agentrl.rollout.seat import Supervision
 from tests.unit.flow.fakes import ScriptedWorker, failed_member, group_summary, member, run_virtual
 
 TASKS = [Task(f"question {i}", id=str(i), metadata={"kind": "odd" if i % 2 else "even"}) for i in range(6)]
@@ -78,15 +79,37 @@ def test_a_worker_that_breaks_ends_it_with_its_own_error() -> None:
     assert isinstance(caught.value.__cause__, OSError)
 
 
+def test_a_worker_that_is_lost_is_replaced_and_its_tasks_are_played_again() -> None:
+    class Dies(ScriptedWorker):
+        async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
+            if len(self.seen) >= 2:
+                raise EngineDeadError("killed")
+            return await super().run_group(ticket)
+
+    async def respawn(name: str) -> ScriptedWorker:
+        return ScriptedWorker()
+
+    def pool() -> RolloutPool:
+        return RolloutPool({"engine-0": Dies(duration=lambda ticket: 1.0)}, Supervision(respawn=respawn, max_restarts=1))
+
+    outcomes = run_virtual(lambda: evaluate(pool(), TASKS, SETTINGS, version=0, supervise=True))
+    assert [len(outcome.episodes) for outcome in outcomes] == [2] * 6
+    with pytest.raises(EngineDeadError):
+        run_virtual(lambda: evaluate(pool(), TASKS, SETTINGS, version=0))
+
+
 def test_an_episode_of_several_agents_has_the_mean_of_those_that_are_trained() -> None:
     def agent(name: str, reward: float, *, frozen: bool = False) -> MemberSummary:
         return member(reward, episode_id="0", agent=name, frozen=frozen)
 
     summary = group_summary(Ticket(group_id=0, task=TASKS[0], num_samples=1, version=0), (0, 0), [agent("a", 1.0), agent("b", 0.0)])
     assert [episode.reward for episode in outcome_of(TASKS[0], summary).episodes] == [0.5]
+    each = outcome_of(TASKS[0], summary).agents
+    assert {name: [episode.reward for episode in episodes] for name, episodes in each.items()} == {"a": [1.0], "b": [0.0]}
     summary = group_summary(
         Ticket(group_id=0, task=TASKS[0], num_samples=1, version=0), (0, 0), [agent("a", 1.0), agent("b", 0.0, frozen=True)]
     )
+    assert outcome_of(TASKS[0], summary).agents == {}
     (episode,) = outcome_of(TASKS[0], summary).episodes
     assert (episode.reward, episode.tokens) == (1.0, 10)
 

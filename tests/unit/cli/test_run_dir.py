@@ -1,0 +1,27 @@
+"""Which directories a run may write to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.resume import rewind_records
+from agentrl.cli.train import _run_dir
+from agentrl.config.load import from_mapping
+from agentrl.core.errors import ConfigError
+from agentrl.flow.progress import Progress
+
+
+def test_a_run_that_ended_before_its_first_step_may_be_started_again(tmp_path: Path) -> None:
+    config = from_mapping({"agent": "x.py", "run_dir": str(tmp_path)})
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(json.dumps({"step": 0, "eval/reward": 0.5}) + "\n")
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps({"step": 0}) + "\n")
+    assert _run_dir(config) == tmp_path
+    assert rewind_records(tmp_path, Progress()) == []
+    assert metrics.read_text() == (tmp_path / "evaluations.jsonl").read_text() == ""
+    metrics.write_text(json.dumps({"step": 0}) + "\n" + json.dumps({"step": 1}) + "\n")
+    with pytest.raises(ConfigError, match="already holds a run"):
+        _run_dir(config)
