@@ -24,7 +24,7 @@ from agentrl.env.boundary import EnvLimits, Threads
 from agentrl.env.check.context import Context
 from agentrl.env.check.determinism import scripts_to_repeat, short
 from agentrl.env.check.findings import Rule, Severity
-from agentrl.env.check.play import Played, Player, Policy
+from agentrl.env.check.play import Codec, Played, Player, Policy
 from agentrl.env.check.probe import Watch, probed
 from agentrl.env.check.settings import CheckSettings
 from agentrl.env.check.stable import digest

@@ -88,7 +88,7 @@ def run_checks(
 
 async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
     settings, report = context.settings, context.report
-    context.watch.effects = Effects(report, context.where)
+    context.watch.effects = effects = Effects(report, context.where)
     watch_tasks(asyncio.get_running_loop(), report, context.where)
     limit = settings.timeout_s
     limits = EnvLimits(reset_timeout_s=limit, step_timeout_s=limit, close_timeout_s=min(limit, CLOSE_S), threads=settings.env_threads)
@@ -114,10 +114,12 @@ async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
     }
     for name, check in phases.items():
         emit({"phase": name, "report": report.to_dict()})
+        if name == "learning":  # hundreds of episodes; what they would do to the process is known by now
+            context.watch.effects = None
         outcome = check(context)
         if outcome is not None:
             await outcome
-        context.watch.effects.restore_signals()
+        effects.restore_signals()
         if context.close_hangs:
             report.skipped.append("everything else: close does not return")
             break
