@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
+
 from agentrl.core.errors import CheckpointError
 from agentrl.core.files import check_directory, commit_directory, remove_directory, temporary_directory
 from agentrl.core.protocols import Learner
@@ -59,7 +61,8 @@ class Checkpoints:
                 (temporary / LEARNER).mkdir()
             await self._learner.save_checkpoint(str(temporary / LEARNER), progress.step)
             yield
-            await asyncio.to_thread(self._complete, temporary, target, progress)
+            with anyio.CancelScope(shield=True):  # the thread would go on, with its files removed under its hands
+                await asyncio.to_thread(self._complete, temporary, target, progress)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

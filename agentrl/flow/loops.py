@@ -13,9 +13,11 @@ from dataclasses import replace
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup, TaskStatus
 
 from agentrl.core.errors import LedgerError, WeightSyncError
 from agentrl.core.types import Ticket
+from agentrl.flow.checkpoint import Checkpoints
 from agentrl.flow.health import failure_reason
 from agentrl.flow.metrics import Trained
 from agentrl.flow.progress import Progress
@@ -127,17 +129,19 @@ async def train_steps(run: RunState) -> None:
     is stopped early, the step under way is the last one, and a checkpoint is written.
     """
     size, ended_s = run.settings.groups_per_step, run.clock()
-    for step in range(run.first_step, run.settings.num_steps):
-        run.board.waiting("train", f"the {size} oldest groups to be accepted (step {step + 1})")
-        taken = await run.queue.take(step)
-        if not taken.groups:
-            break
-        _give_up(run, taken.spare)
-        ended_s, run.latest = await _train_one(run, step, taken, ended_s)
-        await _after_step(run, step + 1)
-        await _checkpoint(run)
-    run.training_over = True
-    await _checkpoint(run)
+    async with anyio.create_task_group() as saves:
+        for step in range(run.first_step, run.settings.num_steps):
+            run.board.waiting("train", f"the {size} oldest groups to be accepted (step {step + 1})")
+            taken = await run.queue.take(step)
+            if not taken.groups:
+                break
+            _give_up(run, taken.spare)
+            ended_s, run.latest = await _train_one(run, step, taken, ended_s)
+            await _after_step(run, step + 1)
+            await _checkpoint(run, saves)
+        run.training_over = True
+        await _checkpoint(run, saves)
+        run.board.waiting("train", "the last checkpoint to be complete")
     run.board.waiting("train", "nothing: the last step is done")
     run.slots.close()
     run.finished_in.close()
@@ -186,16 +190,22 @@ async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) 
     return trained_s, progress
 
 
-async def _checkpoint(run: RunState) -> None:
-    """Save, while generation goes on; complete only when the step's metrics are written, so that none is missing after a crash."""
+async def _checkpoint(run: RunState, saves: TaskGroup) -> None:
+    """Save, while generation goes on; the next step begins as soon as the learner has written its part."""
     step = run.latest.step
     if run.checkpoints is None or step == run.saved_step or not (run.stopped or run.checkpoints.due(step)):
         return
     run.board.waiting("train", f"the checkpoint of step {step}")
-    async with run.checkpoints.saving(run.latest):
-        await run.reported.until(step)
+    await saves.start(_save, run, run.checkpoints, run.latest, name="save")
     run.saved_step = step
     run.board.progress()
+
+
+async def _save(run: RunState, checkpoints: Checkpoints, progress: Progress, *, task_status: TaskStatus[None]) -> None:
+    """One checkpoint after the other; complete only when the step's metrics are written, so that none is missing after a crash."""
+    async with run.save_lock, checkpoints.saving(progress):
+        task_status.started()
+        await run.reported.until(progress.step)
 
 
 async def _after_step(run: RunState, step: int) -> None:

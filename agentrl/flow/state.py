@@ -90,6 +90,7 @@ class RunState:
         self.trained_in, self.trained = anyio.create_memory_object_stream[Trained](1)
         self.latest = progress  # where the run stood after the last step, which may not be saved yet; train
         self.saved_step = progress.step  # train
+        self.save_lock = anyio.Lock()  # held by the checkpoint that is being written
         self.stopped = self.training_over = False
         self.hooks: anyio.CancelScope | None = None  # the hooks after a step while they run; train
         self.publisher_idle = anyio.Semaphore(1)  # train takes it before an export, publish gives it back when live

@@ -28,6 +28,7 @@ PLACES = {
     "publish": "agentrl.flow.driver.publish",
     "group-*": "agentrl.flow.driver.run_attempt",
     "watchdog": "agentrl.flow.driver.watch_for_stall",
+    "save": "agentrl.flow.loops._save",
     "stop": "agentrl.flow.driver.stop_when_asked",
     "supervise": "agentrl.rollout.pool.RolloutPool.supervise",
     "supervise engine-*": "agentrl.rollout.pool.RolloutPool._keep",
