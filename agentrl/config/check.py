@@ -89,6 +89,13 @@ def _group_size_fits_estimator(config: TrainConfig) -> None:
         )
 
 
+def _a_group_may_begin(config: TrainConfig) -> None:
+    limit, n = config.rollout.max_concurrent_episodes, config.rollout.n_samples_per_prompt
+    if 0 < limit < n:
+        problem = f"is less than a group of --n-samples-per-prompt {n}, and a group begins as a whole"
+        raise ConfigError("--max-concurrent-episodes", limit, problem, f"Use at least {n}, or 0.")
+
+
 def _group_estimators_do_not_discount(config: TrainConfig) -> None:
     name, gamma = config.algo.advantage_estimator, config.algo.gamma
     if name in GROUP_ESTIMATORS - {"reinforce_baseline"} and gamma != 1.0:
@@ -280,6 +287,7 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     *DATA_RULES,
     _model_exists,
     _group_size_fits_estimator,
+    _a_group_may_begin,
     _group_estimators_do_not_discount,
     _groups_divide_over_ranks,
     _mini_batches_have_groups,

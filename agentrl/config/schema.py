@@ -153,6 +153,9 @@ class RolloutConfig:
     """Deadline of an answer of ``--remote-rm-url``, further attempts included."""
     reward_batch_size: Count = 64
     """Episodes whose answers go to ``--remote-rm-url`` in one request at most."""
+    max_concurrent_episodes: CountOrZero = 0
+    """Episodes under way at once beside one engine; whole groups are held back, the oldest first to begin. 0 follows the load of the
+    engine: its KV cache and its queue."""
     env_threads: Count = 32
     """Threads per worker for environments written with plain ``def`` methods."""
 

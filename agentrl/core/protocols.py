@@ -51,6 +51,47 @@ class WeightUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What an engine has to do at one moment.
+
+    Attributes:
+        running: Requests that are decoded.
+        waiting: Requests that wait for room in the batch or in the cache.
+        kv_usage: Share of the key-value cache that running requests hold, 0 to 1.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSums:
+    """Load of an engine over the time in which episodes were under way; each sum is a value times seconds.
+
+    Attributes:
+        seconds: The time.
+        kv_usage: Sum of `EngineLoad.kv_usage`.
+        waiting: Sum of `EngineLoad.waiting`.
+        episodes: Sum of the episodes under way.
+    """
+
+    seconds: float = 0.0
+    kv_usage: float = 0.0
+    waiting: float = 0.0
+    episodes: float = 0.0
+
+    def plus(self, load: EngineLoad, episodes: int, seconds: float) -> LoadSums:
+        """With another interval of `seconds`."""
+        return LoadSums(
+            seconds=self.seconds + seconds,
+            kv_usage=self.kv_usage + load.kv_usage * seconds,
+            waiting=self.waiting + load.waiting * seconds,
+            episodes=self.episodes + episodes * seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """Cumulative counters of one engine since its start.
 
@@ -62,6 +103,8 @@ class EngineStats:
         cached_tokens: Prompt tokens served from the prefix cache.
         paused_s: Seconds paused for publications.
         fault: Why the engine can no longer be used; empty while it can.
+        load: What it has to do now.
+        sums: Its load so far; filled in by the rollout worker.
     """
 
     busy_s: float = 0.0
@@ -71,6 +114,8 @@ class EngineStats:
     cached_tokens: int = 0
     paused_s: float = 0.0
     fault: str = ""
+    load: EngineLoad = EngineLoad()
+    sums: LoadSums = LoadSums()
 
 
 class Engine(Protocol):

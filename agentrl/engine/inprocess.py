@@ -253,7 +253,7 @@ def in_process_llm(build: Callable[[], Any]) -> Any:
     `AsyncLLM` takes no client as an argument, so its factory is replaced while `build` runs, and only for that time.
     """
     factory = EngineCoreClient.make_async_mp_client
-    EngineCoreClient.make_async_mp_client = staticmethod(InProcessCore)
+    EngineCoreClient.make_async_mp_client = staticmethod(lambda **named: InProcessCore(**{**named, "log_stats": True}))
     try:
         with _process_state_kept():
             return build()

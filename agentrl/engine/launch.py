@@ -10,9 +10,13 @@ from vllm import ModelRegistry
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from agentrl.engine.core_stats import with_core_stats
 from agentrl.engine.inprocess import in_process_llm
 from agentrl.engine.settings import CPU_CONTEXT_LIMIT, EngineSettings
 from agentrl.weights.vllm_backend import BACKEND, EXTENSION
+
+CPU_BLOCK = 32
+"""Tokens of a block of the KV cache; only whole blocks are found again, and vLLM's 128 would be longer than many conversations."""
 
 _BACKENDS = {"shm": BACKEND, "nccl": "nccl", "ipc": "ipc"}
 
@@ -20,7 +24,7 @@ _BACKENDS = {"shm": BACKEND, "nccl": "nccl", "ipc": "ipc"}
 def build(settings: EngineSettings) -> AsyncLLM:
     """Load the model and start the engine: on CUDA in processes of its own, on the CPU on a thread of this process."""
     if settings.device == "cuda":
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**_common(settings), **_cuda(settings)))
+        return with_core_stats(lambda: AsyncLLM.from_engine_args(AsyncEngineArgs(**_common(settings), **_cuda(settings))))
     config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
     _inspect_here(config)
     arguments = AsyncEngineArgs(**_common(settings), **_cpu(settings, config))
@@ -70,6 +74,7 @@ def _cpu(settings: EngineSettings, config: Any) -> dict[str, Any]:
     context = settings.max_model_len or min(own, CPU_CONTEXT_LIMIT)
     return {
         "max_model_len": context,
+        "block_size": CPU_BLOCK,
         "enforce_eager": True,
         "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30),
         "distributed_executor_backend": "uni",

@@ -28,6 +28,11 @@ class UsageMeter:
         self._tokens = self._prompt_tokens = self._cached_tokens = 0
         self._failures: list[str] = []  # of the latest requests in a row
 
+    @property
+    def active(self) -> int:
+        """Requests that have not ended."""
+        return self._active
+
     def begin(self, prompt_tokens: int) -> None:
         """A request of `prompt_tokens` tokens was accepted."""
         self._advance()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError, WeightSyncError
-from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
+from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, WeightUpdate
 from agentrl.core.types import FinishReason, Generation, Sampling, floats, ints
 from agentrl.engine.environment import prepare_environment, without_gc
 from agentrl.engine.settings import EngineSettings
@@ -40,6 +40,7 @@ class VllmEngine:
         self._connection: Any = None
         self._end_ids: tuple[int, ...] = ()
         self._vocabulary = 0
+        self._load_now = EngineLoad()
 
     @property
     def max_model_len(self) -> int:
@@ -72,6 +73,7 @@ class VllmEngine:
         self._end_ids = _end_token_ids(self._llm.model_config)
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
         self._meter = UsageMeter()
+        self._llm.output_processor.update_scheduler_stats = self._loaded
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Sample one continuation; cancelling the call drops the request from the engine.
@@ -122,7 +124,7 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """Counters since the start, and why the engine cannot be used if so."""
-        stats = self._meter.stats()
+        stats = replace(self._meter.stats(), load=self._load_now if self._meter.active else EngineLoad())
         dead = self._dead or ("its process or thread ended" if self._llm is not None and self._llm.errored else "")
         return replace(stats, fault=dead) if dead else stats
 
@@ -138,6 +140,11 @@ class VllmEngine:
         await asyncio.to_thread(llm.shutdown, 30.0)
         del llm
         gc.collect()  # vLLM's objects form cycles; the model would stay until some later collection
+
+    def _loaded(self, stats: Any) -> None:
+        """Called by vLLM with the scheduler's figures after every step."""
+        if stats is not None:
+            self._load_now = EngineLoad(running=stats.num_running_reqs, waiting=stats.num_waiting_reqs, kv_usage=stats.kv_cache_usage)
 
     def _load(self) -> None:
         with without_gc():

@@ -55,8 +55,7 @@ class _Window:
     accepted: int = 0
     filtered: int = 0
     statuses: Counter[Status] = field(default_factory=Counter)
-    reward_sum: float = 0.0
-    rewards: int = 0
+    rewards: list[float] = field(default_factory=list)
 
 
 class Meter:
@@ -90,9 +89,7 @@ class Meter:
         window = self._window
         window.accepted += accepted
         window.filtered += not accepted
-        for member in summary.trainable:
-            window.reward_sum += member.reward or 0.0
-            window.rewards += 1
+        window.rewards += [member.reward or 0.0 for member in summary.trainable]
 
     def step(
         self, trained: Trained, *, publish_s: float, stats: Mapping[str, EngineStats], counts: LedgerCounts, running: int
@@ -229,7 +226,7 @@ def _window_metrics(window: _Window) -> dict[str, float]:
     }
     if judged:
         metrics["group/pass_rate"] = window.accepted / judged
-        metrics["reward/unfiltered_mean"] = window.reward_sum / window.rewards
+        metrics["reward/unfiltered_mean"] = statistics.fmean(window.rewards)  # exact, whatever the order
     return metrics
 
 
@@ -254,7 +251,20 @@ def _engines(before: Mapping[str, EngineStats], after: Mapping[str, EngineStats]
         "idle/generator": min(1.0, max(0.0, 1.0 - statistics.fmean(busy))) if busy else 0.0,
         "tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
         "engine/cached_prompt_share": cached / prompt if prompt else 0.0,
+        **_load(pairs),
         "publish/pause_s": max((new.paused_s - old.paused_s for old, new in pairs), default=0.0),
+    }
+
+
+def _load(pairs: Sequence[tuple[EngineStats, EngineStats]]) -> dict[str, float]:
+    """Means over engines and over the time in which their workers had episodes under way."""
+    seconds = sum(new.sums.seconds - old.sums.seconds for old, new in pairs)
+    if seconds <= 0:
+        return {}
+    return {
+        "engine/kv_usage": sum(new.sums.kv_usage - old.sums.kv_usage for old, new in pairs) / seconds,
+        "engine/waiting": sum(new.sums.waiting - old.sums.waiting for old, new in pairs) / seconds,
+        "engine/concurrency": sum(new.sums.episodes - old.sums.episodes for old, new in pairs) / seconds,
     }
 
 

@@ -27,6 +27,8 @@ class EpisodeSettings:
         apply_chat_template: Render a plain-text prompt as one user message.
         system_prompt: System message put before a chat that does not begin with one.
         penalties: What an episode pays for its length.
+        max_concurrent: Episodes under way at once beside one engine; 0 follows its load.
+        start_concurrent: Where the number begins if it follows the load.
     """
 
     model: str
@@ -40,6 +42,8 @@ class EpisodeSettings:
     apply_chat_template: bool = True
     system_prompt: str = ""
     penalties: LengthPenalties = field(default_factory=LengthPenalties)
+    max_concurrent: int = 0
+    start_concurrent: int = 256
 
     def for_trial(self, trial: Trial | None) -> EpisodeSettings:
         """These settings with what `trial` changes."""
@@ -84,6 +88,8 @@ def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:
             overlong_factor=config.algo.overlong_penalty,
             stop_properly=config.algo.stop_properly_penalty,
         ),
+        max_concurrent=rollout.max_concurrent_episodes,
+        start_concurrent=config.engine.max_num_seqs,
     )
 
 

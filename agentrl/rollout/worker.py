@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.garbage import collect_rarely
@@ -16,6 +17,7 @@ from agentrl.rollout.group import Played, run_group
 from agentrl.rollout.member import Member, make_member
 from agentrl.rollout.records import EngineLimits, group_records
 from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.throttle import Throttle
 
 
 class EpisodeWorker:
@@ -33,6 +35,7 @@ class EpisodeWorker:
         self._sessions = open_sessions(agent, settings.env)
         self._live: set[asyncio.Task[Played]] = set()
         self._closed = False
+        self._throttle = Throttle(settings.max_concurrent, settings.start_concurrent, engine.stats)
 
     async def start(self) -> None:
         """Load user code, tokenizer and engine.
@@ -55,8 +58,9 @@ class EpisodeWorker:
         Raises:
             EngineDeadError: If the engine failed for good; nothing of the group counts.
         """
+        await self._throttle.enter(ticket)
         start = time.perf_counter()
-        group = await run_group(ticket, lambda index: self._episode(ticket, index).run(), self._live)
+        group = await self._play(ticket)
         engine = self._engine
         if any(trajectory.status is Status.ENGINE_ERROR for trajectory in group.trajectories) and (fault := engine.stats().fault):
             raise EngineDeadError(fault)
@@ -70,11 +74,12 @@ class EpisodeWorker:
 
     async def stats(self) -> EngineStats:
         """As `Engine.stats`."""
-        return self._engine.stats()
+        return replace(self._engine.stats(), sums=self._throttle.sums)
 
     async def close(self) -> None:
         """Cancel episodes, close environments and the engine; safe to call twice."""
         self._closed = True
+        self._throttle.close()
         live = list(self._live)
         for member in live:
             member.cancel()
@@ -82,6 +87,23 @@ class EpisodeWorker:
             await asyncio.wait(live)
         await self._sessions.close()
         await self._engine.close()
+
+    async def _play(self, ticket: Ticket) -> Group:
+        """The members side by side; each makes room for others when it ends."""
+        left = ticket.num_samples
+
+        async def play(index: int) -> Played:
+            nonlocal left
+            try:
+                return await self._episode(ticket, index).run()
+            finally:
+                left -= 1
+                self._throttle.leave()
+
+        try:
+            return await run_group(ticket, play, self._live)
+        finally:
+            self._throttle.leave(left)  # those that were cancelled before they began
 
     def _episode(self, ticket: Ticket, index: int) -> Member:
         if self._codec is None or self._closed:
