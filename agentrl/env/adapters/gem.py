@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from agentrl.core.types import Task
 from agentrl.env.adapters.random_state import SEEDS, EpisodeRandom
-from agentrl.env.adapters.specs import check_known, class_name, import_suite, refused, split_spec, take_count
+from agentrl.env.adapters.specs import check_known, class_name, import_suite, refused, seeded_tasks, split_spec, take_count
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 
 EXTRA = "gem"
@@ -46,9 +45,7 @@ class GemEnv(AgentInstance):
     @classmethod
     def tasks(cls) -> Iterable[Task]:
         """One task per seed; every member of a group plays the same one."""
-        if cls.num_tasks is None:
-            return (Task(f"{cls.env_id}, episode {number}", id=str(number)) for number in itertools.count())
-        return [Task(f"{cls.env_id}, seed {seed}", id=str(seed), seed=seed) for seed in range(cls.num_tasks)]
+        return seeded_tasks(cls.env_id, cls.num_tasks)
 
     def reset(self, state: ResetState) -> ResetResult:
         """Make and seed the environment."""

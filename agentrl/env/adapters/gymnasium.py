@@ -6,7 +6,6 @@ how observations read and how actions are written.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Task
-from agentrl.env.adapters.specs import split_spec
+from agentrl.env.adapters.specs import seeded_tasks, split_spec
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 
 if TYPE_CHECKING:
@@ -110,10 +109,7 @@ class GymEnv(AgentInstance):
     @classmethod
     def tasks(cls) -> Iterable[Task]:
         """One task per seed; every member of a group plays the same one."""
-        name = cls.env_id or cls.__name__
-        if cls.num_tasks is None:
-            return (Task(f"{name}, episode {number}", id=str(number)) for number in itertools.count())
-        return [Task(f"{name}, seed {seed}", id=str(seed), seed=seed) for seed in range(cls.num_tasks)]
+        return seeded_tasks(cls.env_id or cls.__name__, cls.num_tasks)
 
     def reset(self, state: ResetState) -> ResetResult:
         """Make and seed the environment."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, RewardError
 from agentrl.core.types import Message, Prompt, Task
 from agentrl.env.adapters.gymnasium import last_word
-from agentrl.env.adapters.specs import import_suite, split_spec, take_count
+from agentrl.env.adapters.specs import import_suite, seeded_tasks, split_spec, take_count
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 from agentrl.env.results import number
 from agentrl.env.wire import check_url, excerpt
@@ -107,10 +107,7 @@ class OpenEnvEnv(AgentInstance):
     @classmethod
     def tasks(cls) -> Iterable[Task]:
         """One task per seed; every member of a group plays the same one."""
-        numbered = {"numbered": True}
-        if cls.num_tasks is None:
-            return (Task(f"{cls.url}, episode {n}", id=str(n), metadata=numbered) for n in itertools.count())
-        return [Task(f"{cls.url}, seed {n}", id=str(n), seed=n, metadata=numbered) for n in range(cls.num_tasks)]
+        return seeded_tasks(cls.url, cls.num_tasks, numbered=True)
 
     async def reset(self, state: ResetState) -> ResetResult:
         """Connect, wait for a free session if need be, and begin.

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
+import itertools
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl
 
 from agentrl.core.errors import EnvLoadError
+from agentrl.core.types import Task
 
 FLAG = "--agent"
 MAX_PROBLEM = 300
@@ -34,6 +36,13 @@ def take_count(spec: str, options: dict[str, Any], name: str) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
         raise EnvLoadError(FLAG, spec, f"{name} = {value!r} is out of range", "Give a whole number from 1.")
     return value
+
+
+def seeded_tasks(name: str, count: int | None, **metadata: Any) -> Iterable[Task]:
+    """A task for each of the seeds 0, 1, ...; if no `count` is given no end of them, with seeds derived from the run's."""
+    if count is None:
+        return (Task(f"{name}, episode {number}", id=str(number), metadata=metadata) for number in itertools.count())
+    return [Task(f"{name}, seed {seed}", id=str(seed), seed=seed, metadata=metadata) for seed in range(count)]
 
 
 def import_suite(spec: str, module: str, extra: str) -> ModuleType:

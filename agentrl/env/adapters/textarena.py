@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Task
 from agentrl.env.adapters.random_state import SEEDS, EpisodeRandom
-from agentrl.env.adapters.specs import FLAG, check_known, class_name, import_suite, refused, split_spec, take_count
+from agentrl.env.adapters.specs import FLAG, check_known, class_name, import_suite, refused, seeded_tasks, split_spec, take_count
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 
 EXTRA = "textarena"
@@ -47,9 +46,7 @@ class TextArenaEnv(AgentInstance):
     @classmethod
     def tasks(cls) -> Iterable[Task]:
         """One task per seed; every member of a group plays the same one."""
-        if cls.num_tasks is None:
-            return (Task(f"{cls.env_id}, episode {number}", id=str(number)) for number in itertools.count())
-        return [Task(f"{cls.env_id}, seed {seed}", id=str(seed), seed=seed) for seed in range(cls.num_tasks)]
+        return seeded_tasks(cls.env_id, cls.num_tasks)
 
     def reset(self, state: ResetState) -> ResetResult:
         """Make and seed the game."""
