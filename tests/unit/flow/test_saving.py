@@ -85,7 +85,6 @@ async def test_a_run_that_is_cancelled_finishes_the_checkpoint_that_it_has_begun
 
     async with anyio.create_task_group() as group:
         group.start_soon(save)
-        while not begun.is_set():
-            await anyio.sleep(0.01)
+        assert await asyncio.to_thread(begun.wait, 10)
         group.cancel_scope.cancel()
     assert latest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step-00000001"
