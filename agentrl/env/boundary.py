@@ -194,8 +194,9 @@ class EnvSession:
             EnvTimeoutError: If it took longer than its deadline.
             EnvResultError: If it returned something unusable.
         """
+        given = {key: list(item) if isinstance(item, list) else item for key, item in state.get("sampling_params", {}).items()}
         value = await self._method("step", self._limits.step_timeout_s, state)
-        return self._checked("step", check_step, value, named_agents(self._class))
+        return self._checked("step", check_step, value, named_agents(self._class), given)
 
     async def close(self) -> None:
         """Call the user's `close` if there is one and end the session's task; errors are logged, not raised."""

@@ -8,6 +8,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, cast
 
 from agentrl.core.errors import EnvResultError
@@ -16,6 +17,7 @@ from agentrl.env.agent import ResetResult, StepResult
 
 MAX_TEXT = 2**20
 MAX_NAME = 200  # characters of a metric's name
+MIN_TEMPERATURE = 0.01  # vLLM raises colder ones to this, and the learner has to use the same
 MAX_MESSAGE = 2000  # characters of a user's exception that are shown
 MAX_NUMBER = 1e30  # sums of such numbers are still finite in float32
 SCORE_SLACK = 1e-6  # a float32 mean of ones may exceed 1 by this much
@@ -26,6 +28,8 @@ STEP_KEYS = ("rewards", "scores", "environment_feedback", "done", "sampling_para
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "seed")
 
 NEEDS_ONE = "the episode is not over, so the model needs one; or set terminated=True"
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 _ROLE = re.compile(r"[A-Za-z][\w-]*")  # templates put it between the brackets of control tokens
 _repr = reprlib.Repr()
@@ -80,13 +84,14 @@ def check_reset(value: Any, where: str, prompt: Prompt, agents: Sequence[str] = 
     )
 
 
-def check_step(value: Any, where: str, agents: Sequence[str] = ()) -> StepResult:
+def check_step(value: Any, where: str, agents: Sequence[str] = (), given: Mapping[str, Any] = NOTHING) -> StepResult:
     """Check and normalise what `step` returned.
 
     Args:
         value: A `StepResult`, or a dictionary in OpenRLHF's form.
         where: File, class and method, for messages.
         agents: Names of the environment's agents, if it names them.
+        given: Sampling settings that `step` was given and may hand back, whatever they are.
 
     Returns:
         A result whose rewards, scores, info and parts are plain finite floats, and whose observation is `None` (only at
@@ -96,9 +101,9 @@ def check_step(value: Any, where: str, agents: Sequence[str] = ()) -> StepResult
         EnvResultError: If anything in it cannot be used.
     """
     if isinstance(value, StepResult):
-        result = _check_typed_step(value, where, agents)
+        result = _check_typed_step(value, where, agents, given)
     elif isinstance(value, Mapping):
-        result = _check_step_dict(value, where)
+        result = _check_step_dict(value, where, given)
     else:
         raise bad_result(where, "result", value, "return a StepResult, or a dictionary with rewards, done and environment_feedback")
     if result.observation is None and not agents and not (result.terminated or result.truncated):
@@ -106,7 +111,7 @@ def check_step(value: Any, where: str, agents: Sequence[str] = ()) -> StepResult
     return result
 
 
-def _check_typed_step(value: StepResult, where: str, agents: Sequence[str]) -> StepResult:
+def _check_typed_step(value: StepResult, where: str, agents: Sequence[str], given: Mapping[str, Any]) -> StepResult:
     rewards, scores = (_by_agent(getattr(value, field), agents, where, field) for field in ("rewards", "scores"))
     return replace(
         value,
@@ -116,7 +121,7 @@ def _check_typed_step(value: StepResult, where: str, agents: Sequence[str]) -> S
         truncated=_flag(value.truncated, where, "truncated"),
         score=None if value.score is None else _score(value.score, where, "score"),
         info=_numbers(value.info, where, "info"),
-        sampling=check_sampling(value.sampling, where),
+        sampling=check_sampling(value.sampling, where, given),
         reward_parts=_numbers(value.reward_parts, where, "reward_parts"),
         images=_images(value.images, where),
         agent=None if value.agent is None else _agent(value.agent, agents, where, "agent"),
@@ -125,7 +130,7 @@ def _check_typed_step(value: StepResult, where: str, agents: Sequence[str]) -> S
     )
 
 
-def _check_step_dict(value: Mapping[str, Any], where: str) -> StepResult:
+def _check_step_dict(value: Mapping[str, Any], where: str, given: Mapping[str, Any]) -> StepResult:
     known_keys(value, STEP_KEYS, where)
     if "rewards" not in value:
         raise bad_result(where, "result", value, "the key 'rewards' is missing")
@@ -136,7 +141,7 @@ def _check_step_dict(value: Mapping[str, Any], where: str) -> StepResult:
         terminated=_flag(value.get("done", False), where, "done"),
         score=None if scores is None else clipped_score(scores, where, "scores"),
         info=_numbers(_none_as(value, "extra_logs", {}), where, "extra_logs"),
-        sampling=check_sampling(value.get("sampling_params"), where),
+        sampling=check_sampling(value.get("sampling_params"), where, given),
         images=_images(_none_as(value, "environment_images", ()), where),
     )
 
@@ -169,8 +174,8 @@ def number(value: Any, where: str, field: str) -> float:
     return result
 
 
-def check_sampling(value: Any, where: str) -> Mapping[str, Any] | None:
-    """Check sampling settings that a user changed; keys whose value is `None` are left out.
+def check_sampling(value: Any, where: str, given: Mapping[str, Any] = NOTHING) -> Mapping[str, Any] | None:
+    """Check sampling settings that a user changed; keys whose value is `None`, or the one that was given, are left out.
 
     Raises:
         EnvResultError: If a key is unknown or a value is out of range.
@@ -180,7 +185,8 @@ def check_sampling(value: Any, where: str) -> Mapping[str, Any] | None:
     if not isinstance(value, Mapping):
         raise bad_result(where, "sampling", value, "must be a dictionary of sampling settings")
     known_keys(value, SAMPLING_KEYS, where, "sampling")
-    return {key: _sampling_value(key, item, where) for key, item in value.items() if item is not None}
+    changed = {key: item for key, item in value.items() if item is not None and not (key in given and item == given[key])}
+    return {key: _sampling_value(key, item, where) for key, item in changed.items()}
 
 
 def _sampling_value(key: str, value: Any, where: str) -> Any:
@@ -199,14 +205,17 @@ def _sampling_value(key: str, value: Any, where: str) -> Any:
 
 def _sampling_number(key: str, checked: float, value: Any, where: str) -> int | float:
     field = f"sampling[{key!r}]"
+    if key == "temperature" and not checked >= MIN_TEMPERATURE:
+        raise bad_result(where, field, value, f"must be at least {MIN_TEMPERATURE}, the coldest that engines sample at")
+    if key == "top_p" and not 0 < checked <= 1:
+        raise bad_result(where, field, value, "must be above 0 and at most 1")
     if key in ("temperature", "top_p"):
-        if not 0 < checked <= (1 if key == "top_p" else math.inf):
-            raise bad_result(where, field, value, "must be above 0" + (" and at most 1" if key == "top_p" else ""))
         return checked
-    low = {"top_k": -1, "max_tokens": 1, "seed": 0}[key]
-    if checked != int(checked) or checked < low:
-        raise bad_result(where, field, value, f"must be a whole number, at least {low}")
-    return max(int(checked), 0) if key == "top_k" else int(checked)
+    low, high = {"top_k": (-1, 2**31 - 1), "max_tokens": (1, 2**31 - 1), "seed": (0, 2**63 - 1)}[key]
+    whole = value if isinstance(value, int) else int(checked)  # a float does not hold every seed
+    if checked != int(checked) or not low <= whole <= high:
+        raise bad_result(where, field, value, f"must be a whole number, from {low} to {high}")
+    return max(whole, 0) if key == "top_k" else int(whole)
 
 
 def _same(observation: Any, prompt: Prompt) -> bool:

@@ -98,7 +98,7 @@ class RecordingPolicy(Policy):
     async def generate(self, prompt_ids: Sequence[int], sampling: Mapping[str, Any] | None = None) -> Completion:
         """As `Policy.generate`."""
         prompt = _token_ids(prompt_ids)
-        changed = replace(self._settings.sampling, **(check_sampling(sampling, WHERE) or {}))
+        changed = replace(self._settings.sampling, **(check_sampling(sampling, WHERE, self.sampling) or {}))
         number, self._begun = self._begun, self._begun + 1
         start = time.perf_counter()
         try:

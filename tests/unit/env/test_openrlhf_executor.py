@@ -50,6 +50,13 @@ async def run(folder: Path, body: str, images: str = ", images=None") -> tuple[S
     return scene, await scene.play()
 
 
+async def test_a_greedy_evaluation_plays_it_too() -> None:
+    scene = scene_of(FILE, says("It is 4", "3"))
+    scene.settings = replace(scene.settings, sampling=Sampling(temperature=0.0, max_tokens=8))
+    assert (await scene.play()).error is None
+    assert [request.sampling.temperature for request in scene.engine.requests] == [0.0, 0.0]
+
+
 def three(request: GenerationRequest) -> Sequence[int]:
     """Different tokens for every call."""
     number = int(request.request_id.rsplit("-", 1)[1])

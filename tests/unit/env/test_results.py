@@ -107,6 +107,9 @@ def test_a_misspelt_key_is_answered_with_the_nearest_one() -> None:
         ({"environment_feedback": "x" * (MAX_TEXT + 1)}, "environment_feedback"),
         ({"environment_images": "a.png"}, "images"),
         ({"sampling_params": {"temperature": 0}}, "sampling['temperature']"),
+        ({"sampling_params": {"temperature": 0.001}}, "sampling['temperature']"),
+        ({"sampling_params": {"seed": 2**63}}, "sampling['seed']"),
+        ({"sampling_params": {"top_k": 2**31}}, "sampling['top_k']"),
         ({"sampling_params": {"top_p": 1.5}}, "sampling['top_p']"),
         ({"sampling_params": {"max_tokens": 0}}, "sampling['max_tokens']"),
         ({"sampling_params": {"max_tokens": 1.5}}, "sampling['max_tokens']"),
@@ -117,6 +120,11 @@ def test_a_misspelt_key_is_answered_with_the_nearest_one() -> None:
 )
 def test_other_fields_are_checked_too(change: dict[str, Any], field: str) -> None:
     assert f"returned {field} = " in refused({"rewards": 1, **change})
+
+
+def test_a_seed_is_kept_to_its_last_digit() -> None:
+    seed = 2**63 - 1
+    assert check_step(StepResult(1.0, terminated=True, sampling={"seed": seed}), WHERE).sampling == {"seed": seed}
 
 
 def test_a_long_value_is_shown_shortened() -> None:

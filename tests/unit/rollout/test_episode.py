@@ -138,6 +138,19 @@ async def test_sampling_changes_hold_for_later_turns_and_handing_it_back_changes
     assert len({s.seed for s in sampled}) == 4
 
 
+async def test_settings_that_no_step_may_choose_can_be_handed_back() -> None:
+    """Evaluation is greedy, and an agent that returns what it was given must not fail there."""
+    settings = replace(SETTINGS, sampling=replace(SETTINGS.sampling, temperature=0.0))
+
+    def step(state: Any) -> dict[str, Any]:
+        return {"rewards": 0.0, "environment_feedback": "go", "sampling_params": state["sampling_params"]}
+
+    trajectory = await Scene(env_class(step), settings=settings).play()
+    assert (trajectory.error, [turn.temperature for turn in trajectory.turns]) == (None, [0.0] * 4)
+    chosen = await Scene(env_class(lambda state: StepResult(0.0, "go", sampling={"temperature": 0.0}))).play()
+    assert "sampling['temperature'] = 0.0: must be at least 0.01" in str(chosen.error)
+
+
 async def test_seeds_depend_on_run_task_epoch_member_turn_and_attempt() -> None:
     async def seeds(index: int = 0, **ticket: Any) -> list[int | None]:
         scene = Scene(env_class(lambda state: StepResult(0.0, "more")))
