@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from agentrl.core.errors import ConfigError, EnvResultError
@@ -43,6 +43,7 @@ class ChatCodec:
         self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(control))
         self._control = re.compile("|".join(map(re.escape, [*control, "\ue000", "\ue001"])))
         self.end_token_ids = tuple(sorted({*self._own_end_token_ids(), *end_token_ids}))
+        self._questions = lru_cache(maxsize=256)(lambda text: tuple(self.encode_chat([Message(role="user", content=text)])))
 
     @property
     def tokenizer(self) -> Any:
@@ -66,6 +67,14 @@ class ChatCodec:
         start = [] if self._tokenizer.chat_template else self._tokenizer("").input_ids[:1]
         bos = self._tokenizer.bos_token_id
         return [token for token in start if token == bos] + self._encode(rendered, table)
+
+    def encode_question(self, text: str) -> list[int]:
+        """Token ids of a chat of one user's message; the latest are kept, because all members of a group are asked the same.
+
+        Raises:
+            EnvResultError: If the template refuses the message.
+        """
+        return list(self._questions(text))
 
     @cached_property
     def describes_tools(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.core.types import Message, Prompt
+from agentrl.core.types import Prompt
 from agentrl.env.results import RawText
 from agentrl.rollout.chat import ChatCodec
 
@@ -22,4 +22,4 @@ def encode_prompt(codec: ChatCodec, prompt: Prompt, *, apply_chat_template: bool
         return codec.encode_chat(prompt)
     if isinstance(prompt, RawText) or not apply_chat_template:
         return codec.encode_text(prompt)
-    return codec.encode_chat([Message(role="user", content=prompt)])
+    return codec.encode_question(prompt)

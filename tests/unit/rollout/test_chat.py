@@ -21,7 +21,10 @@ def ids_of(family: str, text: str) -> list[int]:
 @pytest.mark.parametrize("family", TEMPLATED)
 def test_a_prompt_is_what_the_tokenizer_itself_makes_of_it(family: str) -> None:
     expected = tokenizer(family).apply_chat_template([USER], tokenize=False, add_generation_prompt=True)
-    assert ChatCodec(tokenizer(family)).encode_chat([USER]) == ids_of(family, expected)
+    codec = ChatCodec(tokenizer(family))
+    assert codec.encode_chat([USER]) == ids_of(family, expected)
+    codec.encode_question(USER["content"]).clear()  # whoever gets them owns them
+    assert codec.encode_question(USER["content"]) == ids_of(family, expected)
 
 
 @pytest.mark.parametrize("family", TEMPLATED)
