@@ -1,0 +1,226 @@
+"""Tokens per second through the rollout path, as a share of those of a bare `AsyncLLM` that is given the same requests.
+
+    python -m tests.benchmarks.driver_overhead [--episodes N] [--repetitions N]
+
+The rollout path is worker, groups, episodes, chat template, environment, checks, records of turns. Its requests are recorded
+once and then given to vLLM directly: the same token ids, sampling, seeds and names, as many at once, those of an episode one
+after another. Both take turns. The bare engine is measured twice: on the thread where agentrl runs it, and as vLLM starts it by
+itself, in a process of its own. Every repetition begins with an empty prefix cache, and its tokens must be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.assets import tiny_model_path
+from agentrl.core.protocols import GenerationRequest
+from agentrl.core.types import Sampling, Ticket
+from agentrl.engine.environment import prepare_environment
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.vllm_engine import VllmEngine
+from agentrl.env.load import AgentSpec
+from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.watch import Sampled, WatchedEngine
+from agentrl.rollout.worker import EpisodeWorker
+
+GROUP = 8
+MODULE = "tests.benchmarks._environments"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is generated.
+
+    Attributes:
+        name: For the table.
+        agent: Class of the environment.
+        sampling: Random weights next to never write an end token, so answers have `max_tokens`.
+    """
+
+    name: str
+    agent: str
+    sampling: Sampling
+
+
+WORKLOADS = (
+    Workload("1 turn of 128 tokens", "OneTurn", Sampling(max_tokens=128)),
+    Workload("4 turns of 32 tokens", "Talk", Sampling(max_tokens=32)),
+    Workload("4 turns of 8 tokens", "Talk", Sampling(max_tokens=8)),
+)
+
+Tokens = dict[str, list[int]]
+"""Sampled tokens by the request's name."""
+
+
+class Bare:
+    """A vLLM engine that replays requests.
+
+    Args:
+        llm: An `AsyncLLM`.
+        params: Makes vLLM's sampling parameters.
+    """
+
+    def __init__(self, llm: Any, params: Callable[[Sampling], Any]) -> None:
+        self.llm, self._params = llm, params
+
+    async def replay(self, requests: Sequence[GenerationRequest]) -> Callable[[], Awaitable[Tokens]]:
+        """Prepare everything but the requests themselves; what is returned sends them."""
+        sessions: dict[str, list[tuple[Any, Any, str]]] = defaultdict(list)
+        for request in requests:
+            prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
+            sessions[request.session].append((prompt, self._params(request.sampling), request.request_id))
+        tokens: Tokens = {}
+
+        async def play(session: list[tuple[Any, Any, str]]) -> None:
+            for prompt, params, name in session:
+                async for output in self.llm.generate(prompt, params, name):
+                    final = output
+                tokens[name] = list(final.outputs[0].token_ids)
+
+        async def send() -> Tokens:
+            await asyncio.gather(*map(play, sessions.values()))
+            return tokens
+
+        return send
+
+    async def forget(self) -> None:
+        """Empty the prefix cache."""
+        await self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+        await self.llm.engine_core.resume_scheduler_async()
+
+
+async def stock_engine(settings: EngineSettings) -> Any:
+    """The engine as vLLM starts it: its core in a process of its own."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from agentrl.engine import launch
+
+    config = launch.AutoConfig.from_pretrained(settings.model)
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**launch._common(settings), **launch._cpu(settings, config)))
+    await llm.collective_rpc("make_row_invariant")
+    return llm
+
+
+@dataclass(frozen=True)
+class Result:
+    """Tokens per second of one workload, one entry per repetition."""
+
+    ours: list[float]
+    thread: list[float]
+    process: list[float]
+    tokens: int
+
+
+async def compare(engine: VllmEngine, process: Bare | None, workload: Workload, *, episodes: int, repetitions: int) -> Result:
+    """Record the requests, then measure in turns."""
+    requests: list[GenerationRequest] = []
+
+    async def at_once(request: GenerationRequest) -> None:
+        return
+
+    def record(event: Any) -> None:
+        if isinstance(event, Sampled):
+            requests.append(event.request)
+
+    agent = AgentSpec(f"{MODULE}:{workload.agent}", "", workload.agent, __file__)
+    settings = EpisodeSettings(model=str(tiny_model_path()), sampling=workload.sampling)
+    tasks = agent.load().tasks()  # type: ignore[union-attr]
+    tickets = [Ticket(group_id=i, task=tasks[i], num_samples=GROUP, version=0) for i in range(episodes // GROUP)]
+    watched, worker = EpisodeWorker(WatchedEngine(engine, record, at_once), agent, settings), EpisodeWorker(engine, agent, settings)
+    await watched.start()
+    await worker.start()
+
+    async def ours() -> Tokens:
+        groups = await asyncio.gather(*map(worker.run_group, tickets))
+        episodes = [trajectory for _, group in groups for trajectory in group.trajectories]
+        return {f"{t.trajectory_id}-{n}": turn.token_ids.tolist() for t in episodes for n, turn in enumerate(t.turns)}
+
+    await asyncio.gather(*map(watched.run_group, tickets))
+    thread = Bare(engine._llm, lambda sampling: engine._params(sampling, sampling.max_tokens))
+    result, expected = Result([], [], [], 0), None
+    for _ in range(repetitions):
+        for speeds, bare in ((result.ours, None), (result.thread, thread), (result.process, process)):
+            if speeds is result.process and process is None:
+                continue
+            send = ours if bare is None else await bare.replay(requests)
+            await (bare or thread).forget()
+            begin = time.perf_counter()
+            tokens = await send()
+            seconds = time.perf_counter() - begin
+            expected = expected or tokens
+            if tokens != expected:
+                raise RuntimeError("the engines did not sample the same tokens")
+            speeds.append(sum(map(len, tokens.values())) / seconds)
+    return Result(result.ours, result.thread, result.process, sum(map(len, (expected or {}).values())))
+
+
+def random_model(folder: Path) -> str:
+    """The bundled model with random weights, which talks as long as it may."""
+    prepare_environment("cpu")
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shutil.copytree(tiny_model_path(), folder, dirs_exist_ok=True)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    return str(folder)
+
+
+async def measure(model: str, options: argparse.Namespace) -> None:
+    """Start the engines and print the table."""
+    settings = EngineSettings(model=model, stop_strings=True)
+    engine = VllmEngine(settings)
+    await engine.start()
+    process = None
+    if options.stock:
+        process = Bare(await stock_engine(settings), lambda sampling: engine._params(sampling, sampling.max_tokens))
+    print("| workload | tokens | rollout path, tokens/s | bare, on a thread | share | bare, own process | share |")
+    print("|---|---|---|---|---|---|---|")
+    for workload in WORKLOADS:
+        result = await compare(engine, process, workload, episodes=options.episodes, repetitions=options.repetitions)
+        print(row(workload, result), flush=True)
+    await engine.close()
+    if process is not None:
+        process.llm.shutdown()
+
+
+def row(workload: Workload, result: Result) -> str:
+    """One line of the table: medians; shares are medians over repetitions, with their range."""
+    cells = [workload.name, str(result.tokens), f"{statistics.median(result.ours):,.0f}"]
+    for bare in (result.thread, result.process):
+        shares = sorted(ours / other for ours, other in zip(result.ours, bare, strict=False))
+        cells += [f"{statistics.median(bare):,.0f}", _spread(shares)] if bare else ["", ""]
+    return f"| {' | '.join(cells)} |"
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=256, help="all at once, in groups of 8")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--no-stock", dest="stock", action="store_false", help="leave out the engine in a process of its own")
+    options = parser.parse_args()
+    print(f"{options.episodes} episodes at once, {options.repetitions} repetitions; load {os.getloadavg()[0]:.1f}")
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(measure(random_model(Path(folder)), options))
+    print(f"load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
