@@ -104,6 +104,10 @@ class BatchError(LearnerError, ValueError):
     """Training rows are inconsistent: lengths differ, a version or log-probability is missing."""
 
 
+class StorageError(AgentRLError, OSError):
+    """A file of the run cannot be written, because the disk is full for example."""
+
+
 class LedgerError(AgentRLError, AssertionError):
     """The accounting of groups does not balance; a bug in agentrl, never the user's."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
+
+from agentrl.core.errors import StorageError
 
 
 def encode(value: Any) -> str:
@@ -47,13 +50,21 @@ class JsonLines:
         self._file: TextIO = path.open("a", encoding="ascii")
 
     def write(self, line: str) -> None:
-        """Append one line that `encode` made, and flush."""
-        self._file.write(line + "\n")
-        self._file.flush()
+        """Append one line that `encode` made, and flush.
+
+        Raises:
+            StorageError: If it cannot be written whole.
+        """
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise StorageError(f"{self._file.name} cannot be written: {error}") from error
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what `write` could not write, and has said so
+            self._file.close()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.core.errors import StorageError
 from agentrl.track.jsonl import encode
 from agentrl.track.text import mean
 
@@ -130,10 +131,18 @@ class SummaryBuilder:
 
 
 def write_summary(summary: Mapping[str, Any], path: Path) -> None:
-    """Write `summary` as indented JSON, whole or not at all."""
+    """Write `summary` as indented JSON, whole or not at all.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(json.loads(encode(summary)), indent=2) + "\n", encoding="ascii")
-    os.replace(partial, path)
+    try:
+        partial.write_text(json.dumps(json.loads(encode(summary)), indent=2) + "\n", encoding="ascii")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"{path} cannot be written: {error}") from error
 
 
 def _figures(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from agentrl.algo.assessment import Assessment
 from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import StorageError
 from agentrl.core.protocols import MetricSink
 from agentrl.core.types import GroupSummary
 from agentrl.track.display import Display, make_display
@@ -21,6 +23,8 @@ from agentrl.track.recorder import TrajectoryRecorder
 from agentrl.track.report import print_summary
 from agentrl.track.sinks import open_sinks
 from agentrl.track.summary import SummaryBuilder, write_summary
+
+_log = logging.getLogger(__name__)
 
 
 class RunTracker:
@@ -94,7 +98,12 @@ class RunTracker:
         """
         self.close()
         summary = self._summary.build(run_dir=self._run_dir, wall_s=self._clock() - self._started_s, ledger=ledger, status=status)
-        write_summary(summary, self._run_dir / "summary.json")
+        try:
+            write_summary(summary, self._run_dir / "summary.json")
+        except StorageError as error:
+            if status != "failed":
+                raise
+            _log.warning("%s", error)  # what the run failed with matters more
         print_summary(summary, console=self._console, rewards=self._summary.rewards, agent=agent)
         return summary
 

@@ -95,7 +95,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if "row" in facts and (report.when == "call" or report.outcome != "passed"):
         seen = [str(text) for name, text in item.user_properties if name == "saw"]
         if call.excinfo is not None:
-            seen.append(call.excinfo.exconly(tryshort=True).splitlines()[0][:300])
+            said = [line for line in call.excinfo.exconly(tryshort=True).splitlines() if line.strip()]
+            seen += [line.strip()[:300] for line in dict.fromkeys((said[0], said[-1]))]
         row, seconds = int(str(facts["row"])), round(report.duration, 1)
         _findings.append(Finding(row, str(facts["injected"]), seen, report.outcome, item.nodeid, seconds))
     return report
