@@ -19,6 +19,7 @@ COMMANDS = {
     "eval": ("agentrl.cli.eval", "measure a model in an environment, or compare two"),
     "play": ("agentrl.cli.play", "be the policy in the terminal, or watch a model"),
     "inspect": ("agentrl.cli.inspect", "show a run, its episodes, or one of them turn by turn"),
+    "profile": ("agentrl.cli.profile", "say where a run's time went, and what other sizes would give"),
     "replay": ("agentrl.cli.replay", "repeat recorded episodes and compare"),
     "export": ("agentrl.cli.export", "write the model of a checkpoint as a Hugging Face directory"),
 }

@@ -15,8 +15,8 @@ from agentrl.flow.simulated_learner import LearnerModel
 from agentrl.flow.simulation import Plan, Simulated, none, simulate
 
 STALENESS = (0, 1, 2, 4, 8)
-ENOUGH = 0.97
-"""A smaller staleness bound is preferred if it reaches this share of the highest throughput."""
+MIN_GAIN = 0.1
+"""Throughput that each further step of staleness must bring, as a share, to be recommended: staleness costs reward."""
 MAX_SPLITS = 12
 SIMULATED_GROUPS = 1200
 
@@ -168,10 +168,14 @@ def depths_of(recorded: Recorded, *, num_engines: int | None = None, num_learner
     return [predict(recorded, num_engines=num_engines, num_learners=num_learners, max_staleness=bound) for bound in bounds]
 
 
-def smallest_enough(predictions: Sequence[Prediction]) -> Prediction:
-    """The one with the lowest staleness bound that is next to the fastest."""
-    best = max(prediction.episodes_per_s for prediction in predictions)
-    return min((p for p in predictions if p.episodes_per_s >= ENOUGH * best), key=lambda p: (p.max_staleness, -p.episodes_per_s))
+def recommended(predictions: Sequence[Prediction]) -> Prediction:
+    """The one with the lowest staleness bound beyond which a deeper queue does not pay."""
+    chosen, *deeper = sorted(predictions, key=lambda prediction: prediction.max_staleness)
+    for prediction in deeper:
+        steps = prediction.max_staleness - chosen.max_staleness
+        if prediction.episodes_per_s >= chosen.episodes_per_s * (1.0 + MIN_GAIN * steps):
+            chosen = prediction
+    return chosen
 
 
 def splits_of(recorded: Recorded, devices: int, *, devices_per_engine: int = 1, max_staleness: int | None = None) -> list[Prediction]:

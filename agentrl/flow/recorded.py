@@ -21,6 +21,8 @@ Row: TypeAlias = Mapping[str, Any]
 MIN_STEPS = 3
 MIN_GROUPS = 8
 MAX_POINTS = 500
+MIN_SPREAD = 0.02
+"""Values that differ by less, as a share of their mean, are one point and tell no slope."""
 MAX_ERROR = 0.15
 """Standard error that the part which grows may have, as a share of the whole, to be taken from the recordings."""
 ASSUMED_SHARE = 0.5
@@ -242,7 +244,7 @@ def _learner(rows: Sequence[Row], ranks: int, notes: list[str]) -> LearnerModel:
 
 
 def _failure_rate(rows: Sequence[Row]) -> float:
-    failed = sum(float(row.get(f"failures/{status}", 0.0)) for row in rows for status in Status if not status.trainable)
+    failed = sum(float(row.get(f"failures/{status}", 0.0)) for row in rows for status in Status if status.failed)
     fine = sum(float(row.get("episode/count", 0.0)) for row in rows)
     return failed / (failed + fine) if failed else 0.0
 
@@ -316,7 +318,7 @@ def _calibrated(recorded: Recorded, share: tuple[float, float]) -> EngineModel:
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> float | None:
     """Of the straight line through points; `None` if they do not tell it: the error of what it explains must be small."""
-    if len(x) < MIN_GROUPS or min(x) == max(x):
+    if len(x) < MIN_GROUPS or statistics.pstdev(x) < MIN_SPREAD * abs(statistics.fmean(x)):
         return None
     slope, intercept = statistics.linear_regression(x, y)
     left = sum((value - intercept - slope * at) ** 2 for at, value in zip(x, y, strict=True)) / (len(x) - 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.flow.prediction import Prediction, bound_of, causes_of, depths_of, predict, smallest_enough, splits_of
+from agentrl.flow.prediction import Prediction, bound_of, causes_of, depths_of, predict, recommended, splits_of
 from agentrl.flow.simulated_engine import EngineModel
 from agentrl.flow.simulated_learner import LearnerModel
 from agentrl.flow.simulation import constant, episodes_of, simulate
@@ -72,12 +72,12 @@ def test_a_deeper_queue_is_not_recommended_where_it_gives_nothing() -> None:
     _, found = recorded_run(episodes=STEADY, learner=LearnerModel(step_s=10.0))
     depths = depths_of(found)
     assert [prediction.max_staleness for prediction in depths] == [0, 1, 2, 4, 8]
-    assert smallest_enough(depths).max_staleness == 1
+    assert recommended(depths).max_staleness == 1
     assert depths[1].step_s == pytest.approx(10.0, rel=0.01)
     assert all(prediction.staleness_max <= prediction.max_staleness for prediction in depths)
 
 
-def test_of_equally_fast_ones_the_least_stale_is_chosen() -> None:
+def test_a_deeper_queue_must_pay_for_its_staleness() -> None:
     def prediction(staleness: int, rate: float) -> Prediction:
         return Prediction(
             num_engines=1,
@@ -93,5 +93,6 @@ def test_of_equally_fast_ones_the_least_stale_is_chosen() -> None:
             idle_learner=0.0,
         )
 
-    assert smallest_enough([prediction(0, 50.0), prediction(1, 98.0), prediction(4, 100.0)]).max_staleness == 1
-    assert smallest_enough([prediction(0, 50.0), prediction(1, 90.0), prediction(4, 100.0)]).max_staleness == 4
+    assert recommended([prediction(0, 50.0), prediction(1, 98.0), prediction(4, 100.0)]).max_staleness == 1
+    assert recommended([prediction(0, 50.0), prediction(1, 90.0), prediction(4, 115.0)]).max_staleness == 1
+    assert recommended([prediction(4, 120.0), prediction(0, 50.0), prediction(1, 90.0)]).max_staleness == 4
