@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,6 +196,24 @@ def _filter_flags_have_a_filter(config: TrainConfig) -> None:
         raise ConfigError("--dynamic-filtering-range", chosen, "has no effect while filtering is off", "Add --dynamic-filtering.")
 
 
+def _a_quorum_is_most_of_a_group(config: TrainConfig) -> None:
+    quorum, n = config.flow.group_quorum, config.rollout.n_samples_per_prompt
+    if quorum == 1.0:
+        if config.flow.straggler_factor != FlowConfig.straggler_factor:
+            problem = "has no effect while groups wait for all of their episodes"
+            raise ConfigError("--straggler-factor", config.flow.straggler_factor, problem, "Give --group-quorum too, for example 0.75.")
+        return
+    if quorum < 0.5:
+        problem = "would judge the rest by less than half of a group"
+        raise ConfigError("--group-quorum", quorum, problem, "Use at least 0.5.")
+    if math.ceil(quorum * n) >= n:
+        problem = f"asks for all {n} episodes of a group"
+        raise ConfigError("--group-quorum", quorum, problem, f"Use at most {(n - 1) / n:.3g}, or raise --n-samples-per-prompt.")
+    if config.algo.advantage_estimator == "dr_grpo":
+        problem = "leaves out what takes long, and --advantage-estimator dr_grpo is there to treat lengths alike"
+        raise ConfigError("--group-quorum", quorum, problem, "Leave out one of the two.")
+
+
 def _async_and_staleness_agree(config: TrainConfig) -> None:
     if config.flow.asynchronous and config.flow.max_staleness == 0:
         remedy = "Leave out --async for synchronous training, or allow a staleness of 1."
@@ -299,6 +318,7 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _corrections_have_a_ratio,
     _length_penalties_fit,
     _filter_flags_have_a_filter,
+    _a_quorum_is_most_of_a_group,
     _async_and_staleness_agree,
     _async_is_corrected,
     _sampling_keeps_ratio_unbiased,

@@ -341,6 +341,11 @@ class FlowConfig:
     oversample: NonNegative = 0.0
     """Groups to start beyond those a step trains on, as a share of them; the first to finish are kept and the rest is dropped.
     Saves waiting for the slowest, favours short episodes, and makes even a synchronous run depend on timing."""
+    group_quorum: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Share of a group's episodes that have to end well before the group may be closed without the rest; 1: it waits for all. Saves
+    waiting for the slowest, makes even a synchronous run depend on timing, and the policy learns less of what takes long."""
+    straggler_factor: Annotated[float, Gt(1)] = 3.0
+    """With ``--group-quorum``: how many times the median of those that ended the rest may take before it is withheld."""
     max_attempts: Count = 2
     """Attempts at a group before it is dropped with its reason."""
     max_failure_rate: Fraction = 0.5

@@ -84,11 +84,18 @@ class Status(StrEnum):
     """The inference engine failed."""
     CANCELLED = "cancelled"
     """The run no longer wanted it."""
+    WITHHELD = "withheld"
+    """It was much later than the rest of its group, which was closed without it (``--group-quorum``)."""
 
     @property
     def trainable(self) -> bool:
         """Whether a trajectory with this status may be trained on."""
         return self in (Status.FINISHED, Status.TRUNCATED)
+
+    @property
+    def failed(self) -> bool:
+        """Whether something went wrong."""
+        return not self.trainable and self is not Status.WITHHELD
 
 
 class FinishReason(StrEnum):

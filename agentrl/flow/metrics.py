@@ -13,7 +13,7 @@ from agentrl.core.types import GroupSummary, MemberSummary, Status
 from agentrl.flow.ledger import LedgerCounts
 from agentrl.flow.queue import Accepted
 
-FAILURES = tuple(status for status in Status if not status.trainable)
+FAILURES = tuple(status for status in Status if status.failed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,8 @@ class _Window:
     attempts: int = 0
     failed: int = 0
     retried: int = 0
+    episodes: int = 0
+    withheld: int = 0
     accepted: int = 0
     filtered: int = 0
     statuses: Counter[Status] = field(default_factory=Counter)
@@ -82,7 +84,9 @@ class Meter:
         window.attempts += 1
         window.failed += failed
         window.retried += retried
-        window.statuses.update(episode[0].status for episode in summary.episodes if not episode[0].status.trainable)
+        window.episodes += len(summary.episodes)
+        window.withheld += sum(episode[0].status is Status.WITHHELD for episode in summary.episodes)
+        window.statuses.update(episode[0].status for episode in summary.episodes if episode[0].status.failed)
 
     def verdict(self, summary: GroupSummary, *, accepted: bool) -> None:
         """Count a group that did not fail, as accepted or filtered."""
@@ -223,6 +227,8 @@ def _window_metrics(window: _Window) -> dict[str, float]:
         "failures/retries": float(window.retried),
         "failures/rate": window.failed / window.attempts if window.attempts else 0.0,
         **{f"failures/{status}": float(window.statuses[status]) for status in FAILURES},
+        "group/withheld": float(window.withheld),
+        "group/withheld_share": window.withheld / window.episodes if window.episodes else 0.0,
     }
     if judged:
         metrics["group/pass_rate"] = window.accepted / judged

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
+from statistics import median
 from typing import Any, TypeAlias
 
 from agentrl.core.types import Group, Status, Ticket, Trajectory
 from agentrl.rollout.episode import episode_id
+from agentrl.rollout.patience import Patience
 
 Played: TypeAlias = tuple[Trajectory, ...]
 """One episode: a trajectory for each of its agents."""
@@ -16,7 +18,7 @@ Played: TypeAlias = tuple[Trajectory, ...]
 RunMember: TypeAlias = Callable[[int], Coroutine[Any, Any, Played]]
 
 
-async def run_group(ticket: Ticket, run_member: RunMember, live: set[asyncio.Task[Played]]) -> Group:
+async def run_group(ticket: Ticket, run_member: RunMember, live: set[asyncio.Task[Played]], patience: Patience | None = None) -> Group:
     """Run every member of a group.
 
     Consumes the ticket, produces the group, waits for its members, each of which has a deadline of its own. A member that
@@ -27,19 +29,45 @@ async def run_group(ticket: Ticket, run_member: RunMember, live: set[asyncio.Tas
         ticket: What to run.
         run_member: Plays the member with a number.
         live: Holds the members' tasks while they run; whoever cancels one of them makes it a cancelled trajectory.
+        patience: When those that are much later than the rest are withheld: cancelled, and in the group under that status.
     """
     members = [asyncio.create_task(run_member(index), name=f"episode {episode_id(ticket, index)}") for index in range(ticket.num_samples)]
     live.update(members)
+    withheld = ""
     try:
-        await asyncio.wait(members, return_when=asyncio.FIRST_EXCEPTION)
+        if patience is None:
+            await asyncio.wait(members, return_when=asyncio.FIRST_EXCEPTION)
+        else:
+            withheld = await _wait_for_most(members, patience)
     finally:
         await _end(members)
         live.difference_update(members)
     for member in members:
         if not member.cancelled() and (error := member.exception()) is not None:
             raise error
-    played = [_cancelled(ticket, index) if member.cancelled() else member.result() for index, member in enumerate(members)]
+    played = [_cancelled(ticket, index, withheld) if member.cancelled() else member.result() for index, member in enumerate(members)]
     return Group(group_id=ticket.group_id, task=ticket.task, trajectories=tuple(itertools.chain(*played)))
+
+
+async def _wait_for_most(members: list[asyncio.Task[Played]], patience: Patience) -> str:
+    """Wait until all have ended, one has raised, or the rest is too late; returns why that is withheld, empty if nothing is.
+
+    Consumes nothing. Waits for members, and from the quorum on for the deadline that follows from them; unblocked by either.
+    """
+    clock = asyncio.get_running_loop().time
+    begin_s, ended_s, pending = clock(), list[float](), set(members)
+    while pending:
+        deadline_s = patience.deadline_s(ended_s, len(members))
+        left_s = None if deadline_s is None else max(0.0, begin_s + deadline_s - clock())
+        done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            took = f"the median of the {len(ended_s)} that ended is {median(ended_s):.3g} s"
+            return f"withheld after {clock() - begin_s:.3g} s: {took} (--group-quorum)"
+        whole = [member for member in done if not member.cancelled()]
+        if any(member.exception() is not None for member in whole):
+            break
+        ended_s += [clock() - begin_s] * sum(any(part.trainable for part in member.result()) for member in whole)
+    return ""
 
 
 async def _end(members: list[asyncio.Task[Played]]) -> None:
@@ -50,14 +78,14 @@ async def _end(members: list[asyncio.Task[Played]]) -> None:
         await asyncio.wait(left)
 
 
-def _cancelled(ticket: Ticket, index: int) -> Played:
+def _cancelled(ticket: Ticket, index: int, withheld: str) -> Played:
     name = episode_id(ticket, index)
     cancelled = Trajectory(
         trajectory_id=name,
         episode_id=name,
         group_id=ticket.group_id,
         turns=(),
-        status=Status.CANCELLED,
-        error="cancelled: the worker was closed",
+        status=Status.WITHHELD if withheld else Status.CANCELLED,
+        error=withheld or "cancelled: the worker was closed",
     )
     return (cancelled,)

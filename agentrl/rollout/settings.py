@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from agentrl.config.schema import TrainConfig
+from agentrl.config.schema import GROUP_ESTIMATORS, TrainConfig
 from agentrl.core.types import Sampling, Trial
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.limits import ProcessLimits
+from agentrl.rollout.patience import Patience
 from agentrl.rollout.penalties import LengthPenalties
 
 
@@ -27,6 +28,7 @@ class EpisodeSettings:
         apply_chat_template: Render a plain-text prompt as one user message.
         system_prompt: System message put before a chat that does not begin with one.
         penalties: What an episode pays for its length.
+        patience: How long a group waits for its last episodes; `None`: until they end.
         max_concurrent: Episodes under way at once beside one engine; 0 follows its load.
         start_concurrent: Where the number begins if it follows the load.
     """
@@ -42,6 +44,7 @@ class EpisodeSettings:
     apply_chat_template: bool = True
     system_prompt: str = ""
     penalties: LengthPenalties = field(default_factory=LengthPenalties)
+    patience: Patience | None = None
     max_concurrent: int = 0
     start_concurrent: int = 256
 
@@ -88,9 +91,19 @@ def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:
             overlong_factor=config.algo.overlong_penalty,
             stop_properly=config.algo.stop_properly_penalty,
         ),
+        patience=patience(config),
         max_concurrent=rollout.max_concurrent_episodes,
         start_concurrent=config.engine.max_num_seqs,
     )
+
+
+def patience(config: TrainConfig) -> Patience | None:
+    """How long a group waits for its last episodes; `None` if until they end."""
+    flow = config.flow
+    if flow.group_quorum == 1.0:
+        return None
+    least = 2 if config.algo.advantage_estimator in GROUP_ESTIMATORS else 1
+    return Patience(quorum=flow.group_quorum, factor=flow.straggler_factor, least=least)
 
 
 def process_limits(config: TrainConfig) -> ProcessLimits | None:

@@ -101,7 +101,8 @@ class EpisodeWorker:
                 self._throttle.leave()
 
         try:
-            return await run_group(ticket, play, self._live)
+            patience = None if ticket.trial else self._settings.patience  # a measurement waits for everything
+            return await run_group(ticket, play, self._live, patience)
         finally:
             self._throttle.leave(left)  # those that were cancelled before they began
 

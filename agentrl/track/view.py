@@ -83,7 +83,7 @@ class RunView:
         if not self.rewards:
             self._end_stage()
         self.groups += 1
-        failed = [episode[0] for episode in summary.episodes if not episode[0].status.trainable]
+        failed = [episode[0] for episode in summary.episodes if episode[0].status.failed]
         self.failed.update(str(member.status) for member in failed)
         messages = dict.fromkeys(f"{member.status}: {visible(member.error or 'no message')}" for member in failed)
         fresh = [text for text in messages if text not in self.errors][: MAX_ERRORS - len(self.errors)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,31 @@ def test_later_turns_find_their_context_in_the_cache(tmp_path: Path) -> None:
     run = succeeded(train(tmp_path / "run", *words, agent=tmp_path / "env.py"))
     assert run.metrics[0]["engine/cached_prompt_share"] > 0.8, run.metrics[0]
     assert 0 < run.metrics[0]["engine/kv_usage"] < 1
+
+
+def test_an_episode_that_never_ends_is_withheld_and_recorded(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(
+        "import asyncio, itertools\n"
+        "from agentrl import AgentInstance, StepResult, Task\n"
+        "made = itertools.count()\n"
+        "class Sleepy(AgentInstance):\n"
+        "    def __init__(self):\n"
+        "        self.sleeps = next(made) % 4 == 3\n"
+        "    @classmethod\n"
+        "    def tasks(cls):\n"
+        "        return [Task(f'{i}+1?', id=str(i)) for i in range(20)]\n"
+        "    async def step(self, state):\n"
+        "        if self.sleeps:\n"
+        "            await asyncio.sleep(600)\n"
+        "        return StepResult(float(len(state.action_text) % 2), terminated=True)\n"
+    )
+    words = ("--runtime", "local", "--num-steps", "2", "--group-quorum", "0.75", "--record", "all", "--step-timeout-s", "900", *SMALL)
+    run = succeeded(train(tmp_path / "run", *words, agent=tmp_path / "env.py"))
+    assert [row["group/withheld"] for row in run.metrics] == [4, 4]
+    assert all(row["group/withheld_share"] == 0.25 and row["failures/rate"] == 0 for row in run.metrics)
+    assert run.metrics[-1]["episode/count"] == 12
+    records = [json.loads(line) for line in (run.directory / "trajectories.jsonl").read_text().splitlines()]
+    withheld = [record for record in records if record["status"] == "withheld"]
+    assert len(withheld) == 8
+    assert all("the median of the 3 that ended is" in record["error"] for record in withheld)
+    assert "episode failed" not in run.output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.config.check import check
-from agentrl.config.schema import RolloutConfig, RunConfig, TrainConfig
+from agentrl.config.schema import AlgoConfig, FlowConfig, RolloutConfig, RunConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 
 RUN = RunConfig(agent="gym:CartPole-v1")
@@ -15,3 +15,22 @@ def test_a_limit_on_episodes_leaves_room_for_a_group() -> None:
     with pytest.raises(ConfigError, match=r"--max-concurrent-episodes = 4: is less than a group of --n-samples-per-prompt 8"):
         check(TrainConfig(run=RUN, rollout=RolloutConfig(max_concurrent_episodes=4, n_samples_per_prompt=8)))
     check(TrainConfig(run=RUN, rollout=RolloutConfig(max_concurrent_episodes=8, n_samples_per_prompt=8)))
+
+
+@pytest.mark.parametrize(
+    ("flow", "algo", "n", "message"),
+    [
+        (FlowConfig(group_quorum=0.4), AlgoConfig(), 8, "--group-quorum = 0.4: would judge the rest by less than half"),
+        (FlowConfig(group_quorum=0.9), AlgoConfig(), 8, "--group-quorum = 0.9: asks for all 8 episodes of a group. Use at most 0.875"),
+        (FlowConfig(group_quorum=0.5), AlgoConfig(advantage_estimator="dr_grpo"), 8, "treat lengths alike. Leave out one of the two"),
+        (FlowConfig(straggler_factor=2.0), AlgoConfig(), 8, "--straggler-factor = 2.0: has no effect"),
+    ],
+)
+def test_a_quorum_that_makes_no_sense_is_refused(flow: FlowConfig, algo: AlgoConfig, n: int, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(TrainConfig(run=RUN, flow=flow, algo=algo, rollout=RolloutConfig(n_samples_per_prompt=n)))
+    assert message in str(caught.value)
+
+
+def test_a_quorum_of_most_of_a_group_is_fine() -> None:
+    check(TrainConfig(run=RUN, flow=FlowConfig(group_quorum=0.75, straggler_factor=2.0)))

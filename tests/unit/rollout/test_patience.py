@@ -1,0 +1,153 @@
+"""Groups that are closed without their last episodes: when, with what on record, and what it saves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from agentrl import Task
+from agentrl.core.types import FinishReason, Group, GroupSummary, Status, Ticket, Trajectory, Turn, floats, ints, summarize
+from agentrl.flow import FlowSettings
+from agentrl.rollout.episode import episode_id
+from agentrl.rollout.group import Played, run_group
+from agentrl.rollout.patience import Patience
+from tests.unit.flow.fakes import Recorder, Scene, ScriptedWorker, run_virtual
+
+PATIENCE = Patience(quorum=0.75, factor=3.0, least=2)
+TICKET = Ticket(group_id=3, task=Task("a"), num_samples=8, version=0)
+
+
+def trajectory(ticket: Ticket, index: int, status: Status, version: int = 0) -> Trajectory:
+    turn = Turn(
+        prompt_ids=ints([1]), token_ids=ints([2]), logprobs=floats([-1.0]), versions=ints([version]), finish_reason=FinishReason.STOP
+    )
+    name = episode_id(ticket, index)
+    return Trajectory(
+        trajectory_id=name,
+        episode_id=name,
+        group_id=ticket.group_id,
+        turns=(turn,),
+        status=status,
+        reward=float(index % 2) if status.trainable else None,
+    )
+
+
+def play(seconds: list[float], failed: tuple[int, ...] = (), patience: Patience | None = PATIENCE) -> tuple[Group, float]:
+    """A group whose members take these times; how long it took."""
+
+    async def main() -> tuple[Group, float]:
+        async def member(index: int) -> Played:
+            await asyncio.sleep(seconds[index])
+            return (trajectory(TICKET, index, Status.ENV_ERROR if index in failed else Status.FINISHED),)
+
+        begin = asyncio.get_running_loop().time()
+        group = await run_group(TICKET, member, set(), patience)
+        return group, asyncio.get_running_loop().time() - begin
+
+    return run_virtual(main)
+
+
+def statuses(group: Group) -> list[str]:
+    return [str(t.status) for t in group.trajectories]
+
+
+def test_what_is_much_later_than_the_rest_is_withheld_and_stays_on_record() -> None:
+    group, seconds = play([1.0, 1.0, 2.0, 2.0, 2.0, 5.0, 40.0, 3.0])
+    assert seconds == pytest.approx(6.0)  # three times the median, which 2 s is
+    assert statuses(group) == ["finished"] * 6 + ["withheld", "finished"]
+    withheld = group.trajectories[6]
+    assert (withheld.reward, withheld.trainable, withheld.episode_id) == (None, False, "3-0-6")
+    assert withheld.error == "withheld after 6 s: the median of the 7 that ended is 2 s (--group-quorum)"
+    assert summarize(group, seconds=1.0).num_trainable == 7
+
+
+def test_without_a_quorum_the_group_waits() -> None:
+    group, seconds = play([1.0] * 5 + [40.0, 50.0, 60.0])
+    assert seconds == pytest.approx(40.0)  # the sixth makes the quorum, and the others are late by then
+    assert statuses(group) == ["finished"] * 6 + ["withheld"] * 2
+    assert play([1.0] * 7 + [60.0], patience=None)[1] == pytest.approx(60.0)
+
+
+def test_failures_do_not_count_towards_the_quorum() -> None:
+    group, seconds = play([0.1, 0.1, 1.0, 1.0, 1.0, 1.0, 1.0, 50.0], failed=(0, 1))
+    assert seconds == pytest.approx(50.0)
+    assert statuses(group).count("withheld") == 0
+
+
+def test_the_deadline_is_never_before_enough_have_ended() -> None:
+    assert PATIENCE.deadline_s([1.0] * 5, 8) is None
+    assert PATIENCE.deadline_s([1.0] * 6, 8) == 3.0
+    assert Patience(quorum=0.5, factor=2.0, least=2).deadline_s([4.0], 2) is None
+
+
+def test_an_error_still_ends_the_group_at_once() -> None:
+    async def main() -> None:
+        async def member(index: int) -> Played:
+            await asyncio.sleep(float(index))
+            if index == 3:
+                raise KeyError("bug")
+            return (trajectory(TICKET, index, Status.FINISHED),)
+
+        with pytest.raises(KeyError, match="bug"):
+            await run_group(TICKET, member, set(), PATIENCE)
+        assert asyncio.get_running_loop().time() == pytest.approx(3.0)
+
+    run_virtual(main)
+
+
+@dataclass
+class Episodes(ScriptedWorker):
+    """Plays members by a script, in real groups."""
+
+    takes: Callable[[random.Random], float] = lambda draw: 1.0
+    patience: Patience | None = None
+    played: list[Group] = field(default_factory=list)
+
+    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
+        async def member(index: int) -> Played:
+            version = self.version
+            await asyncio.sleep(self.takes(random.Random(f"{ticket.group_id}-{index}")))
+            return (trajectory(ticket, index, Status.FINISHED, version),)
+
+        group = await run_group(ticket, member, set(), self.patience)
+        self.played.append(group)
+        return summarize(group, seconds=1.0), f"ref {ticket.group_id}"
+
+
+def clean(draw: random.Random) -> float:
+    return draw.uniform(0.8, 1.2)
+
+
+def straggling(draw: random.Random) -> float:
+    """One episode of 20 takes 20 times as long."""
+    seconds = clean(draw)
+    return 20 * seconds if draw.random() < 0.05 else seconds
+
+
+def run(takes: Callable[[random.Random], float], patience: Patience | None, staleness: int) -> tuple[float, Recorder, Episodes]:
+    """Seconds of 20 steps of 8 groups of 16."""
+    worker = Episodes(takes=takes, patience=patience)
+    settings = FlowSettings(num_steps=20, groups_per_step=8, num_samples=16, max_staleness=staleness, min_members=2)
+    scene = Scene(settings, workers=[worker])
+    result = scene.run()
+    assert result.counts.trained == 160
+    return result.seconds, scene.observer, worker
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_stragglers_cost_little_and_every_one_of_them_is_counted(staleness: int) -> None:
+    patience = Patience(quorum=0.75, factor=1.5, least=2)
+    clean_s, _, _ = run(clean, None, staleness)
+    waiting_s, _, _ = run(straggling, None, staleness)
+    closing_s, observer, worker = run(straggling, patience, staleness)
+    assert waiting_s > 4 * clean_s
+    assert closing_s < clean_s / 0.8, (clean_s, closing_s)
+    withheld = [t for group in worker.played for t in group.trajectories if t.status is Status.WITHHELD]
+    assert 0.03 < len(withheld) / (160 * 16) < 0.07
+    assert sum(row["group/withheld"] for row in observer.steps) == len(withheld)
+    assert all(row["failures/rate"] == 0 for row in observer.steps)
+    assert all(len(group.trajectories) == 16 for group in worker.played)
