@@ -89,9 +89,11 @@ def test_the_state_is_the_same_and_training_goes_on_alike(
 
 
 def test_a_run_goes_on_with_more_learners_and_another_stage(tmp_path: Path) -> None:
-    once = succeeded(train_run(tmp_path / "once", "--save-every", "2", "--num-steps", "4", *SMALL))
-    succeeded(train_run(tmp_path / "run", "--save-every", "2", "--num-steps", "2", "--zero-stage", "2", *SMALL))
-    resumed = start("train", "--resume", str(tmp_path / "run"), "--num-steps", "4", "--zero-stage", "3", "--num-learners", "2")
+    local = ("--runtime", "local", "--zero-stage", "2", *SMALL)
+    once = succeeded(train_run(tmp_path / "once", "--num-steps", "4", *local))
+    succeeded(train_run(tmp_path / "run", "--save-every", "2", "--num-steps", "2", *local))
+    other = ("--runtime", "ray", "--zero-stage", "3", "--num-learners", "2")
+    resumed = start("train", "--resume", str(tmp_path / "run"), "--num-steps", "4", *other)
     output, _ = resumed.communicate(timeout=300)
     run = succeeded(Run(resumed.returncode, output, tmp_path / "run"))
     assert [row["step"] for row in run.metrics] == [1, 2, 3, 4]

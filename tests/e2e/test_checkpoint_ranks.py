@@ -35,6 +35,7 @@ def go(rank: int, port: int, model: str, folder: Path, resume: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_two_ranks_continue_with_the_same_bits(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
