@@ -13,6 +13,8 @@ from agentrl.env.check.rules import by_severity, count, rule
 
 COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 WIDTH = 110
+MAX_SHOWN = 1000.0
+"""More episodes in a second than any worker generates."""
 
 
 def print_report(report: Report, *, fix_hints: bool = False, console: Console | None = None) -> None:
@@ -69,10 +71,10 @@ def _lines(report: Report) -> list[str]:
     speed, prompts, constant = report.speed, report.prompts, report.constant
     if speed:
         threads = f", {speed['threads_needed']} of {speed['env_threads']} threads busy" if speed["threads_needed"] else ""
-        bound = speed["episodes_per_s"]
+        bound = min(speed["episodes_per_s"], MAX_SHOWN)
         lines.append(
             f"Speed: {speed['concurrency']} episodes at once, turns of {speed['turn_s']:g} s{threads}; "
-            f"the environment allows at most {bound:,.0f} episodes/s per worker"
+            f"the environment allows {'more than' if bound == MAX_SHOWN else 'at most'} {bound:,.0f} episodes/s"
         )
     if prompts:
         lines.append(

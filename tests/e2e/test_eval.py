@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +108,53 @@ def test_the_same_model_twice_does_not_differ_and_failures_are_told(tmp_path: Pa
     replay = start("replay", str(output), "--all")
     shown, _ = replay.communicate(timeout=100)
     assert (replay.returncode, "16 of 16" in shown) == (0, True), shown
+
+
+HALF_SLOW = HALF_BROKEN.replace('raise OSError("the grader is gone")', "time.sleep(60)").replace("\n", "\nimport time\n", 1)
+
+
+def wait_for(done: Callable[[], bool], timeout_s: float = 200) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_evaluation_keeps_what_it_has(tmp_path: Path, number: int) -> None:
+    file, output = tmp_path / "half_slow.py", tmp_path / "out"
+    file.write_text(HALF_SLOW)
+    process = start("eval", "--agent", str(file), "--eval-samples", "2", "--max-new-tokens", "8", "--output", str(output))
+    records = output / "trajectories.jsonl"
+    wait_for(lambda: records.exists() and records.read_text().count("\n") == 14)
+    process.send_signal(number)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, shown
+    assert "interrupted after 7 of 8 tasks" in shown
+    assert "Traceback" not in shown
+    result = result_in(output)
+    assert (result["partial"], result["tasks"], result["model"]["tasks"], "3" in result["model"]["by_task"]) == (True, 8, 7, False)
+
+
+@pytest.mark.faults
+def test_an_evaluation_outlives_its_engine(tmp_path: Path) -> None:
+    file, output = tmp_path / "dies.py", tmp_path / "out"
+    mark = tmp_path / "died"
+    file.write_text(
+        HALF_BROKEN.replace(
+            'raise OSError("the grader is gone")',
+            f"with contextlib.suppress(FileExistsError):\n                os.close(os.open({str(mark)!r}, os.O_CREAT | os.O_EXCL))\n"
+            "                os.kill(os.getpid(), signal.SIGKILL)",
+        ).replace("\n", "\nimport contextlib\nimport os\nimport signal\n", 1)
+    )
+    code, shown = evaluate(
+        *("--agent", str(file), "--eval-samples", "2", "--max-new-tokens", "8", "--runtime", "ray", "--output", str(output))
+    )
+    assert code == 0, shown
+    assert mark.exists()
+    result = result_in(output)
+    assert (result["partial"], result["model"]["tasks"], result["model"]["failed_episodes"]) == (False, 8, 0)
 
 
 @pytest.mark.slow

@@ -127,6 +127,21 @@ def test_rewards_data_and_gymnasium_can_be_played(piped: Callable[..., Done]) ->
     assert "truncated after 2 turns" in done.out, done.err
 
 
+def test_agents_and_executors_of_openrlhf_are_played_by_hand(piped: Callable[..., Done]) -> None:
+    files = ROOT / "tests" / "openrlhf_files"
+    prompts = ("--prompts", str(files / "prompts.jsonl"), "--task", "0")
+    done = piped(str(files / "feedback.py"), *prompts, text="5\n2\n")
+    assert done.out.count("you>") == 2, done.err
+    assert "<|user|>Wrong. Again.<|end|><|assistant|>" in done.out
+    assert "finished after 2 turns" in done.out
+    assert "reward 1, score 1" in done.out
+    done = piped(str(files / "executor.py"), *prompts, text="5\n2\n")
+    assert done.out.count("you>") == 2, done.err
+    assert "<|user|>Again.<|end|><|assistant|>" in done.out
+    assert "finished after 2 turns" in done.out
+    assert "reward 1, score 1" in done.out
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

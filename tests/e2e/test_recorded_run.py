@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl.cli.main import main
-from tests.e2e.runs import ENVS, ROOT, Run, command, succeeded, train
+from tests.e2e.runs import ENVS, ROOT, SMALL, Run, command, succeeded, train
 from tests.e2e.test_demo import demo_command
 
 pytestmark = pytest.mark.timeout(300)
@@ -60,6 +60,20 @@ def test_every_recorded_episode_replays(recorded: Run) -> None:
     turns = sum(len(record["turns"]) for record in records(recorded))
     assert done.stdout.startswith(f"100% of the episodes replay: {EPISODES} of {EPISODES}, {turns} turns, in ")
     assert turns > EPISODES
+
+
+@pytest.mark.slow
+def test_a_run_of_two_agents_in_processes_of_their_own_replays(agentrl: Command, tmp_path: Path) -> None:
+    words = ("--runtime", "local", "--env-isolation", "process", "--record", "all", "--num-steps", "2", *SMALL, "--no-tensorboard")
+    run = succeeded(train(tmp_path / "run", *words, agent="envs/negotiation.py"))
+    code, shown = agentrl("replay", str(run.directory), "--all")
+    assert code == 0, shown
+    assert shown.startswith("100% of the episodes replay: 32 of 32, ")
+    assert {record["agent"] for record in records(run)} == {"ann", "bob"}
+    agent = tmp_path / "negotiation.py"
+    agent.write_text((ENVS / "negotiation.py").read_text().replace("StepResult(NO_DEMAND", "StepResult(NO_DEMAND / 2"))
+    code, shown = agentrl("replay", str(run.directory), "--all", "--agent", str(agent))
+    assert code == 1, shown
 
 
 def test_one_episode_and_one_group_replay(recorded: Run, agentrl: Command) -> None:
