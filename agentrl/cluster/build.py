@@ -5,6 +5,7 @@ What is heavy is imported inside the functions, because the driver imports this 
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,8 +40,12 @@ def transport(config: TrainConfig) -> Transport:
 
 
 def worker_environment(config: TrainConfig) -> dict[str, str]:
-    """Environment variables that worker processes start with; libraries read some of them only once."""
-    return {**engine_environment(device(), transport(config)), "DS_ACCELERATOR": device(), "PYTHONWARNINGS": "ignore"}
+    """Environment variables that worker processes start with; libraries read some of them only once.
+
+    The number of threads of a process is the user's ``OMP_NUM_THREADS``, if it is set.
+    """
+    own = {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
+    return {**engine_environment(device(), transport(config)), "DS_ACCELERATOR": device(), "PYTHONWARNINGS": "ignore", **own}
 
 
 def engine_settings(config: TrainConfig, index: int) -> EngineSettings:

@@ -42,6 +42,9 @@ def test_engine_settings_follow_the_configuration() -> None:
     assert build.engine_settings(named, 0).model == "org/name"
 
 
-def test_processes_start_with_one_thread_and_the_right_accelerator() -> None:
+def test_processes_start_with_one_thread_and_the_right_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     environment = build.worker_environment(CONFIG)
     assert (environment["OMP_NUM_THREADS"], environment["DS_ACCELERATOR"]) == ("1", "cpu")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert build.worker_environment(CONFIG)["OMP_NUM_THREADS"] == "2"
