@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from agentrl.core.types import Message
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepReturn, StepState
 from agentrl.env.boundary import Threads
+from agentrl.env.results import said
 from agentrl.env.tool_calls import BadCall, Parsed, ToolCall, parse_tool_calls
 
 Judged: TypeAlias = StepReturn | float
@@ -54,10 +55,14 @@ class Tool:
         function: With a type hint for every parameter; a ``def`` runs on a thread, an ``async def`` on the loop.
 
     Raises:
-        TypeError: If a parameter has no type hint, or cannot be given by name.
+        TypeError: If it is no function with a name, is a generator, or a parameter has no type hint or cannot be given by name.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        if not callable(function) or not hasattr(function, "__name__"):
+            raise TypeError(f"tool {function!r:.80}: must be a function; write a def around it")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"tool {function.__name__}: is a generator; return the result as a whole")
         self.function, self.name = function, function.__name__
         self._parameters = inspect.signature(function).parameters
         hints = typing.get_type_hints(function, include_extras=True)
@@ -72,11 +77,27 @@ class Tool:
         """JSON schema in the form that chat templates take, from type hints and the Google-style docstring.
 
         Raises:
-            Exception: transformers' own, if the docstring or the description of a parameter is missing.
+            TypeError: If the docstring or the description of a parameter is missing, or a type has no schema.
         """
-        from transformers.utils import get_json_schema
+        from transformers.utils import DocstringParsingException, TypeHintParsingException, get_json_schema
 
-        return dict(get_json_schema(self.function))
+        try:
+            return dict(get_json_schema(self.function))
+        except (DocstringParsingException, TypeHintParsingException) as error:
+            raise TypeError(f"tool {self.name}: {error}") from error
+
+    def check(self) -> None:
+        """Make sure that arguments can be checked against the type hints.
+
+        Raises:
+            TypeError: If they cannot.
+        """
+        from pydantic import PydanticUserError
+
+        try:
+            self._adapter  # noqa: B018
+        except PydanticUserError as error:
+            raise TypeError(f"tool {self.name}: its arguments cannot be checked: {str(error).splitlines()[0]}") from error
 
     def bind(self, arguments: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
         """Arguments by name, checked against the type hints and converted where nothing is lost ("7" to 7).
@@ -128,6 +149,9 @@ class Toolbox:
         on_failure: Literal["tell", "raise"] = "tell",
     ) -> None:
         self.tools = {tool.name: tool for tool in map(Tool, functions)}
+        if len(self.tools) < len(functions):
+            names = [function.__name__ for function in functions]
+            raise TypeError(f"several tools are called {max(names, key=names.count)}; a model cannot tell them apart")
         self._timeout_s, self._max_output_chars, self._on_failure = timeout_s, max_output_chars, on_failure
 
     def schemas(self) -> list[dict[str, Any]]:
@@ -154,14 +178,15 @@ class Toolbox:
         except Exception as error:
             if self._on_failure == "raise":
                 raise
-            return ToolOutcome(_cut(f"Error: {type(error).__name__}: {error}", self._max_output_chars), "failed")
+            return ToolOutcome(_cut(f"Error: {said(error)}", self._max_output_chars), "failed")
         return ToolOutcome(_cut(_as_text(value), self._max_output_chars))
 
     async def _limited(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
-                return await _invoke(functools.partial(tool.function, **arguments), inspect.iscoroutinefunction(tool.function))
+                value = await _invoke(functools.partial(tool.function, **arguments), inspect.iscoroutinefunction(tool.function))
+                return await value if inspect.isawaitable(value) else value
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -193,13 +218,20 @@ class ToolEnv(AgentInstance):
     on_tool_failure: ClassVar[Literal["tell", "raise"]] = "tell"
 
     def __init_subclass__(cls) -> None:
-        for function in cls.tools:
-            Tool(function)
+        if not isinstance(cls.tools, Sequence):
+            raise TypeError(f"{cls.__name__}.tools = {cls.tools!r:.80}: must be a tuple of functions")
+        for tool in Toolbox(cls.tools).tools.values():
+            tool.check()
 
     @classmethod
     def preload(cls) -> None:
-        """Import what schemas are made with."""
-        from transformers.utils import get_json_schema  # noqa: F401
+        """Import what schemas are made with, and make them once, so that a tool without one fails before the first episode.
+
+        Raises:
+            TypeError: If a tool has none.
+        """
+        if cls.tool_prompt is None:
+            Toolbox(cls.tools).schemas()
 
     def list_tools(self) -> Sequence[Callable[..., Any]]:
         """The tools of this episode; return bound methods for tools that share the episode's state."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -50,16 +50,20 @@ def test_every_other_form_trains_unchanged(tmp_path: Path, name: str, metric: st
     assert not metric or metric in run.metrics[-1]
 
 
+def right(answer: str, label: str) -> float:
+    return float(label in answer)
+
+
 @contextmanager
-def reward_server() -> Iterator[str]:
-    """Judges answers as ``reward_func.py`` does."""
+def reward_server(judge: Callable[[str, str], float] = right) -> Iterator[str]:
+    """Judges answers with a function of answer and label."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             triples = zip(body["query"], body["prompts"], body["labels"], strict=True)
-            rewards = [float(label in query[len(prompt) :]) for query, prompt, label in triples]
-            answer = json.dumps({"rewards": rewards, "scores": rewards, "extra_logs": {"asked": 1.0}}).encode()
+            rewards = [judge(query[len(prompt) :], label) for query, prompt, label in triples]
+            answer = json.dumps({"rewards": rewards, "extra_logs": {"asked": 1.0}}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
@@ -83,3 +87,42 @@ def test_a_reward_server_judges_a_run(tmp_path: Path) -> None:
     with reward_server() as url:
         run = trained(train(tmp_path / "run", "--num-steps", "2", *TINY, *PROMPTS, "--remote-rm-url", url, agent=""), 4)
     assert run.metrics[-1]["env/asked"] == 1.0
+
+
+JUDGE = """
+def judge(answer, label):
+    return (len(answer) % 7) / 7 + float(label in answer)
+"""
+FUNCTION = """
+def reward_func(queries, prompts, labels):
+    answers = [query[len(prompt):] for query, prompt in zip(queries, prompts, strict=True)]
+    return {"rewards": [judge(answer, label) for answer, label in zip(answers, labels, strict=True)]}
+"""
+SCORER = """
+def reward(completion, label):
+    return judge(completion, label)
+"""
+
+
+def episodes(run: Run) -> dict[str, tuple[str, float, float]]:
+    """What was written, the reward and the score of each episode, by its name."""
+    records = map(json.loads, (trained(run, 4).directory / "trajectories.jsonl").read_text().splitlines())
+    return {record["trajectory_id"]: (record["turns"][0]["text"], record["reward"], record["score"]) for record in records}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(800)
+def test_reward_file_plain_scorer_and_server_judge_the_same_episodes_alike(tmp_path: Path) -> None:
+    found = {}
+    for name, text in {"function": FUNCTION, "scorer": SCORER}.items():
+        file = tmp_path / f"{name}.py"
+        file.write_text(JUDGE + text)
+        found[name] = episodes(train(tmp_path / name, "--num-steps", "2", *TINY, *PROMPTS, agent=file))
+    names: dict[str, Callable[[str, str], float]] = {}
+    exec(JUDGE, names)
+    with reward_server(names["judge"]) as url:
+        options = ("--num-steps", "2", *TINY, *PROMPTS, "--remote-rm-url", url)
+        found["server"] = episodes(train(tmp_path / "server", *options, agent=""))
+    assert found["function"] == found["scorer"] == found["server"]
+    assert len(found["function"]) >= 4  # records are a sample of the episodes
+    assert len({reward for _, reward, _ in found["function"].values()}) > 1

@@ -134,6 +134,64 @@ def test_a_function_that_cannot_be_a_tool_is_refused_with_its_class(function: An
         load_agent(str(path))
 
 
+class Caller:
+    def __call__(self, a: int) -> int:
+        return a
+
+
+def lists(a: int) -> Any:
+    yield a
+
+
+def no_docstring(a: int) -> int:
+    return a
+
+
+@pytest.mark.parametrize(
+    ("tools", "problem"),
+    [
+        (add, "must be a tuple of functions"),
+        ((5,), "tool 5: must be a function"),
+        ((Caller(),), "must be a function; write a def around it"),
+        ((lists,), "tool lists: is a generator"),
+        ((add, add), "several tools are called add"),
+    ],
+)
+def test_what_is_no_set_of_tools_is_refused_with_its_class(tools: Any, problem: str) -> None:
+    with pytest.raises(TypeError, match=problem):
+        type("Bad", (ToolEnv,), {"tools": tools})
+
+
+def test_a_tool_without_a_description_is_refused_before_the_first_episode() -> None:
+    cls = type("Bad", (ToolEnv,), {"tools": (no_docstring,)})
+    with pytest.raises(TypeError, match=r"tool no_docstring: .* no docstring"):
+        cls.preload()
+    type("Good", (ToolEnv,), {"tools": (no_docstring,), "tool_prompt": "Call no_docstring."}).preload()
+
+
+async def test_a_plain_function_may_give_a_coroutine() -> None:
+    async def later(a: int) -> int:
+        return a + 1
+
+    def soon(a: int) -> Any:
+        return later(a)
+
+    assert (await Toolbox([soon]).run(call("soon", a=1))).text == "2"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+async def test_an_exception_without_text_is_told_too() -> None:
+    def fails() -> None:
+        raise Mute
+
+    outcome = await Toolbox([fails]).run(call("fails"))
+    assert (outcome.kind, outcome.text) == ("failed", "Error: Mute: (its message cannot be shown)")
+
+
 async def test_outcomes() -> None:
     box = Toolbox([add, divide, hang], timeout_s=0.1)
     told = [await box.run(item) for item in (call("add", a=1), call("pow", a=1), call("divide", a=1, b=0), call("hang", seconds=9))]
