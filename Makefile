@@ -17,7 +17,7 @@ PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-real test-faults check bench study docs clean distclean
+.PHONY: help install demo test test-slow test-real test-faults check bench bench-trl study docs clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,8 +49,11 @@ check: $(STAMP)  ## lint, types, import contracts, sizes, generated docs
 
 bench: $(STAMP)  ## run the benchmarks and print their figures
 	@for file in tests/benchmarks/[!_]*.py; do \
-	  name=$$(basename "$$file" .py); [ $$name = staleness ] && continue; echo "== $$name"; $(PY) -m "tests.benchmarks.$$name" || exit 1; \
+	  name=$$(basename "$$file" .py); case $$name in staleness|trl_side_by_side) continue;; esac; echo "== $$name"; $(PY) -m "tests.benchmarks.$$name" || exit 1; \
 	done
+
+bench-trl: $(STAMP)  ## the same training with agentrl and with TRL, three seeds; about 5 minutes
+	$(PY) -m tests.benchmarks.trl_side_by_side
 
 study: $(STAMP)  ## compare staleness bounds and off-policy corrections; about 15 minutes
 	$(PY) -m tests.benchmarks.staleness
