@@ -26,6 +26,10 @@ class Arithmetic(AgentInstance):
         differences = [Task(f"What is {a}-{b}?", label=a - b, id=f"{a}-{b}") for a in digits for b in digits if a >= b]
         return sums + differences
 
+    def solve(self, state: StepState) -> str:
+        """What `agentrl check` takes for right."""
+        return str(state.label)
+
     def step(self, state: StepState) -> StepResult:
         """Compare the last number of the answer with the label, so that "The answer is 7." counts too."""
         numbers = re.findall(r"-?\d+", state.action_text)

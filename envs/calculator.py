@@ -41,6 +41,11 @@ class Calculator(AgentInstance):
             for b in range(10)
         ]
 
+    def solve(self, state: StepState) -> str:
+        """What `agentrl check` takes for right: the call, then its result."""
+        tool, args = state.label
+        return json.dumps({"tool": tool, "args": args}) if state.turn == 0 else str(TOOLS[tool](*args))
+
     def step(self, state: StepState) -> StepResult:
         """Run the tool after the first turn, judge the answer after the second."""
         return self._run_tool(state) if state.turn == 0 else self._judge(state)
