@@ -87,7 +87,7 @@ DEFECTS = {
     "bad_subtle:SolveRaises": "solve-raises",
     "bad_import_thread:Sums": "import-effects",
 }
-ELSEWHERE = {
+SECOND = {
     "bad_subtle:TasksFromSet": "tasks-unstable",
     "bad_subtle:PromptOrderFromSet": "hash-order",
     "bad_subtle:HintsByHash": "hash-order",
@@ -132,10 +132,16 @@ def test_exactly_this_is_found(name: str) -> None:
     assert ids(report) == {DEFECTS[name]}, [finding.seen for finding in report.findings]
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", SECOND)
 def test_a_second_process_shows_this(name: str) -> None:
     report = checked(spec(name), elsewhere=True, episodes=2)
-    assert ids(report) == {ELSEWHERE[name]}, [finding.seen for finding in report.findings]
+    assert ids(report) == {SECOND[name]}, [finding.seen for finding in report.findings]
+
+
+def test_a_file_that_can_be_loaded_only_once_at_a_time(tmp_path: Path) -> None:
+    file = tmp_path / "locks.py"
+    file.write_text("import os\n\nos.mkdir(__file__ + '.lock')\n" + (BROKEN / "sound.py").read_text().partition("annotations\n")[2])
+    assert ids(checked(f"{file}:Sums", elsewhere=True, episodes=2)) == {"loads-only-here"}
 
 
 @pytest.mark.parametrize("name", SOUND)
