@@ -1,7 +1,7 @@
 """Engines and learner ranks as Ray actors: a private cluster on loopback, or one that exists.
 
 A private cluster has no dashboard, keeps its files in a folder of its own that is removed at the end, and wants a
-random token from whoever connects, because some of Ray's own processes listen on every address. A `Reaper` ends it if the
+random token from whoever connects. All of it listens on loopback only. A `Reaper` ends it if the
 driver dies without closing it.
 """
 
@@ -28,6 +28,7 @@ from agentrl.rollout.seat import Supervision
 
 PLACEMENT_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 25.0  # ray.init takes seconds and cannot be interrupted
 RESPAWN_TIMEOUT_S = 600.0  # a large model takes minutes to load
 TOKEN = secrets.token_hex(32)  # one for all clusters of this process, because Ray reads it only once
 
@@ -39,6 +40,7 @@ class RayRuntime:
         self._config, self._on_stage = config, on_stage
         self._private = not config.run.ray_address
         self._folder: str | None = None
+        self._connecting: asyncio.Future[None] | None = None
         self._reaper: Reaper | None = None
         self._group: Any = None
         self._placement: Placement | None = None
@@ -67,7 +69,8 @@ class RayRuntime:
     async def start(self) -> None:
         """Start Ray, place the actors, load models; engines and learner load side by side."""
         self._on_stage("starting Ray" if self._private else f"joining Ray at {self._config.run.ray_address}")
-        await asyncio.to_thread(self._connect)
+        self._connecting = asyncio.ensure_future(asyncio.to_thread(self._connect))
+        await asyncio.shield(self._connecting)
         placement = plan(self._config, gpus=self._gpus())
         self._group = await self._reserve(placement)
         self._placement = placement
@@ -82,7 +85,11 @@ class RayRuntime:
         return {**{f"engine-{index}": worker.diagnose() for index, worker in enumerate(self._workers)}, **learner}
 
     async def close(self) -> None:
-        """Close the actors within a deadline, end them, and stop a private cluster."""
+        """Close the actors within a deadline, end them, and stop a private cluster, also one that is only just starting."""
+        if self._connecting is not None:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await asyncio.shield(self._connecting)
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized():
             self._remove_folder()
@@ -101,6 +108,7 @@ class RayRuntime:
         if self._private:
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = TOKEN
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # or Ray makes the machine's outer address of 127.0.0.1
         import ray
 
         debug = self._config.run.debug

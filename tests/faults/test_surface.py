@@ -45,7 +45,7 @@ def listeners(process: psutil.Process) -> list[tuple[str, int]]:
 
 
 def beyond_loopback(address: str) -> bool:
-    return not ipaddress.ip_address(address).is_loopback
+    return not ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback
 
 
 def kind(process: psutil.Process) -> str:
