@@ -140,7 +140,7 @@ def test_a_second_process_shows_this(name: str) -> None:
 
 def test_a_file_that_can_be_loaded_only_once_at_a_time(tmp_path: Path) -> None:
     file = tmp_path / "locks.py"
-    file.write_text("import os\n\nos.mkdir(__file__ + '.lock')\n" + (BROKEN / "sound.py").read_text().partition("annotations\n")[2])
+    file.write_text("import os\n\nos.mkdir(__file__ + '.lock')\n" + (BROKEN / "bad_subtle.py").read_text().partition("annotations\n")[2])
     assert ids(checked(f"{file}:Sums", elsewhere=True, episodes=2)) == {"loads-only-here"}
 
 
