@@ -20,6 +20,7 @@ from agentrl.cluster.runtime import Runtime
 from agentrl.config.load import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, LearnerDeadError
+from agentrl.core.garbage import collect_rarely
 from agentrl.core.types import GroupSummary, MemberSummary, Task
 from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
@@ -55,6 +56,7 @@ async def train(config: TrainConfig, stop: StopRequest | None = None) -> RunResu
         ConfigError: If the environment, the tasks or the model cannot be used.
         AgentRLError: If the run failed; what was measured until then is in the run directory.
     """
+    collect_rarely()
     for left in range(config.run.max_learner_restarts, 0, -1):
         try:
             return await _train_once(config, stop)
