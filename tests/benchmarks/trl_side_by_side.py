@@ -56,8 +56,8 @@ SYSTEMS = {
     "trl": System(f"TRL, {CORES} threads", None, CORES),
     "trl-1": System("TRL, 1 thread", None, 1),
     "trl-cb": System("TRL, continuous batching", None, CORES, '{"use_transformers_continuous_batching": true}'),
-    "sync": System("agentrl, synchronous", (), 1),
-    "async": System("agentrl, `--async`", ("--async",), 1),
+    "sync": System(f"agentrl, synchronous, {CORES} threads", (), CORES),
+    "async": System("agentrl, `--async`, 1 thread a process", ("--async",), 1),
 }
 
 
