@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from agentrl.core.errors import ConfigError, EnvResultError
-from agentrl.core.types import Message
+from agentrl.core.types import Message, Prompt
 from agentrl.env.tools import describe_tools, with_system
 
 _MARK = re.compile("\ue000(\\d+)\ue001")
@@ -43,6 +43,7 @@ class ChatCodec:
         self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(control))
         self._control = re.compile("|".join(map(re.escape, [*control, "\ue000", "\ue001"])))
         self.end_token_ids = tuple(sorted({*self._own_end_token_ids(), *end_token_ids}))
+        self._longest_token = max(len(token) for token in tokenizer.get_vocab())
         self._questions = lru_cache(maxsize=256)(lambda text: tuple(self.encode_chat([Message(role="user", content=text)])))
 
     @property
@@ -110,6 +111,11 @@ class ChatCodec:
     def encode_text(self, text: str) -> list[int]:
         """Token ids of text as it is; control tokens spelled in it count."""
         return self._ids(_clean(text))
+
+    def fewest_tokens(self, prompt: Prompt) -> int:
+        """A lower bound on the tokens of text or messages, found without encoding them, which takes long for a megabyte."""
+        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+        return sum(len(text) for text in texts if isinstance(text, str)) // self._longest_token
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, control tokens included."""

@@ -54,6 +54,7 @@ class Conversation:
         self.budgets: list[int] = []
         self.images: list[Any] = []
         self.parts: dict[str, float] = {}
+        self._overflows = False
         self._early = 0.0  # rewards from before the first turn
         self._score: float | None = None
 
@@ -70,7 +71,7 @@ class Conversation:
     @property
     def room(self) -> int:
         """Tokens that may still be sampled."""
-        return self.limit - len(self.context) - len(self.prompt)
+        return 0 if self._overflows else self.limit - len(self.context) - len(self.prompt)
 
     @property
     def reward(self) -> float:
@@ -98,7 +99,13 @@ class Conversation:
             self.prompt = encode_prompt(self._codec, prompt, apply_chat_template=self._settings.apply_chat_template)
 
     def read(self, observation: Prompt) -> None:
-        """Take in what is to come before the next turn: raw text as it is, messages by the chat template."""
+        """Take in what is to come before the next turn: raw text as it is, messages by the chat template.
+
+        What cannot fit is not taken in, and leaves no room.
+        """
+        self._overflows = self._codec.fewest_tokens(observation) > self.limit
+        if self._overflows:
+            return
         if isinstance(observation, RawText):
             self.prompt = self._codec.encode_text(observation)
         elif not isinstance(observation, str):

@@ -120,16 +120,21 @@ class Episode:
     def _begin(self, agent: str, observation: Prompt | None) -> None:
         """Give an agent its first prompt: its opening, and what it is told now; if there is neither, the task's prompt."""
         conversation, opening = self._agents[agent], self._openings.get(agent)
+        told = self._task.prompt if observation is None else observation
+        if (fewest := self._codec.fewest_tokens(told)) > conversation.limit:
+            raise self._first_prompt_error(agent, f"{fewest} tokens or more")
         with self._naming("reset"):
             if opening is not None and observation is None:
                 conversation.begin(opening)
             else:
-                conversation.begin(self._task.prompt if observation is None else observation, _messages(opening))
-        size, most = len(conversation.prompt), conversation.limit - 1
-        if not 1 <= size <= most:
-            whose = f" for agent {agent!r}" if agent else ""
-            flag = conversation.limit_flag
-            raise EnvError(f"the first prompt of task {self._task.id!r}{whose} has {size} tokens; it needs 1 to {most} ({flag})")
+                conversation.begin(told, _messages(opening))
+        if not 1 <= (size := len(conversation.prompt)) <= conversation.limit - 1:
+            raise self._first_prompt_error(agent, f"{size} tokens")
+
+    def _first_prompt_error(self, agent: str, size: str) -> EnvError:
+        whose, conversation = f" for agent {agent!r}" if agent else "", self._agents[agent]
+        needs = f"it needs 1 to {conversation.limit - 1} ({conversation.limit_flag})"
+        return EnvError(f"the first prompt of task {self._task.id!r}{whose} has {size}; {needs}")
 
     def _hand_over(self, agent: str, result: StepResult) -> str:
         """Give the next agent what it is told; returns its name."""

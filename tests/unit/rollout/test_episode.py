@@ -333,3 +333,12 @@ async def test_requests_are_named_apart_and_share_their_episodes_session() -> No
     assert len({request.request_id for request in requests}) == 8
     assert [request.session for request in requests] == ["3-0-0"] * 4 + ["3-0-1"] * 4
     assert all(set(CODEC.end_token_ids) <= set(request.sampling.stop_token_ids) for request in requests)
+
+
+async def test_a_megabyte_is_not_encoded_to_find_that_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    render = CODEC._encode
+    monkeypatch.setattr(CODEC, "_encode", lambda text, table: (encoded.append(len(text)), render(text, table))[1])
+    trajectory = await Scene(env_class(lambda state: StepResult(0.5, "x" * 2**20))).play()
+    assert (trajectory.status, trajectory.reward, len(trajectory.turns)) == (Status.TRUNCATED, 0.5, 1)
+    assert max([0, *encoded]) < 2**12
