@@ -43,7 +43,6 @@ class ChatCodec:
         self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(control))
         self._control = re.compile("|".join(map(re.escape, [*control, "\ue000", "\ue001"])))
         self.end_token_ids = tuple(sorted({*self._own_end_token_ids(), *end_token_ids}))
-        self._longest_token = max(len(token) for token in tokenizer.get_vocab())
         self._questions = lru_cache(maxsize=256)(lambda text: tuple(self.encode_chat([Message(role="user", content=text)])))
 
     @property
@@ -116,6 +115,10 @@ class ChatCodec:
         """A lower bound on the tokens of text or messages, found without encoding them, which takes long for a megabyte."""
         texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
         return sum(len(text) for text in texts if isinstance(text, str)) // self._longest_token
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(len(token) for token in self._tokenizer.get_vocab())
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, control tokens included."""
