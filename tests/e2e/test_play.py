@@ -134,7 +134,7 @@ def test_agents_and_executors_of_openrlhf_are_played_by_hand(piped: Callable[...
     assert done.out.count("you>") == 2, done.err
     assert "<|user|>Wrong. Again.<|end|><|assistant|>" in done.out
     assert "finished after 2 turns" in done.out
-    assert "reward 1, score 1" in done.out
+    assert "reward 0.5, score 1" in done.out
     done = piped(str(files / "executor.py"), *prompts, text="5\n2\n")
     assert done.out.count("you>") == 2, done.err
     assert "<|user|>Again.<|end|><|assistant|>" in done.out
