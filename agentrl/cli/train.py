@@ -51,6 +51,8 @@ def _run_dir(config: TrainConfig) -> Path:
     if path.exists() and not path.is_dir():
         raise ConfigError("--run-dir", str(path), "is a file", "Name a directory that is new or empty.")
     metrics = path / "metrics.jsonl"
-    if metrics.exists() and any(row["step"] for row in read_lines(metrics)):
+    if metrics.exists() and any(row.get("step", 1) for row in read_lines(metrics)):
         raise ConfigError("--run-dir", str(path), "already holds a run", "Choose another directory, or continue it with --resume.")
+    if (path / "eval.json").exists():
+        raise ConfigError("--run-dir", str(path), "already holds an evaluation", "Choose another directory.")
     return path

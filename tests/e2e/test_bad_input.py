@@ -104,6 +104,9 @@ def test_settings_that_cannot_work(capfd: pytest.CaptureFixture[str], args: list
 def test_directory_of_another_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "metrics.jsonl", "{}")
     assert "already holds a run" in refused(capfd, "--agent", str(ENVS / "arithmetic.py"), "--run-dir", str(tmp_path))
+    (tmp_path / "metrics.jsonl").unlink()
+    write(tmp_path / "eval.json", "{}")
+    assert "already holds an evaluation" in refused(capfd, "--agent", str(ENVS / "arithmetic.py"), "--run-dir", str(tmp_path))
 
 
 def test_environment_that_returns_the_wrong_thing_stops_the_run(tmp_path: Path) -> None:
