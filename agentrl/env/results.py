@@ -311,6 +311,8 @@ def clipped_score(value: Any, where: str, field: str) -> float:
 
 
 def _numbers(value: Any, where: str, field: str) -> dict[str, float]:
+    if type(value) is dict and not value:
+        return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise bad_result(where, field, value, "must be a dictionary of names and numbers")
     for key in value:

@@ -111,8 +111,9 @@ class Episode:
         agent = result.agent or self._roster.agents[0]
         self._openings = result.observations
         self._logs.append(result.info)
-        for conversation in self._agents.values():
-            conversation.sampling = replace(conversation.sampling, **(result.sampling or {}))
+        if result.sampling:
+            for conversation in self._agents.values():
+                conversation.sampling = replace(conversation.sampling, **result.sampling)
         self._agents[agent].images += [*task.images, *result.images]
         self._begin(agent, result.observation)
         return agent
@@ -140,7 +141,8 @@ class Episode:
         """Give the next agent what it is told; returns its name."""
         after = result.agent or self._roster.after(agent)
         conversation = self._agents[after]
-        conversation.sampling = replace(conversation.sampling, **(result.sampling or {}))
+        if result.sampling:
+            conversation.sampling = replace(conversation.sampling, **result.sampling)
         conversation.images += result.images
         if not conversation.turns:
             self._begin(after, result.observation)

@@ -11,6 +11,9 @@ from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.rollout.patience import Patience
 from agentrl.rollout.penalties import LengthPenalties
 
+EPISODES_PER_SEQUENCE = 4
+"""Episodes to begin with for each sequence that an engine decodes at once: the others wait for their environments."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSettings:
@@ -46,7 +49,7 @@ class EpisodeSettings:
     penalties: LengthPenalties = field(default_factory=LengthPenalties)
     patience: Patience | None = None
     max_concurrent: int = 0
-    start_concurrent: int = 256
+    start_concurrent: int = 1024
 
     def for_trial(self, trial: Trial | None) -> EpisodeSettings:
         """These settings with what `trial` changes."""
@@ -93,7 +96,7 @@ def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:
         ),
         patience=patience(config),
         max_concurrent=rollout.max_concurrent_episodes,
-        start_concurrent=config.engine.max_num_seqs,
+        start_concurrent=EPISODES_PER_SEQUENCE * config.engine.max_num_seqs,
     )
 
 
