@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from annotated_types import Ge, Gt
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.assets import tiny_model_path
 from agentrl.cli.check_report import print_report
+from agentrl.config.load import field_error
+from agentrl.config.ranges import Count, CountOrZero, Positive
 from agentrl.core.errors import ConfigError
 from agentrl.env.check.findings import Report, Severity
 from agentrl.env.check.rules import by_severity, count, rule
@@ -23,7 +24,6 @@ from agentrl.env.check.supervise import check, command
 from agentrl.rollout.preflight import context_length
 
 CPU_CONTEXT = 4096
-Count = Annotated[int, Ge(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class CheckArgs:
     """Column that holds the label."""
     model: str = ""
     """Model whose tokenizer and chat template are used; its weights are not read. Empty: the bundled tiny one."""
-    max_model_len: Annotated[int, Ge(0)] = 0
+    max_model_len: CountOrZero = 0
     """Context length in tokens; 0: the model's own."""
     max_new_tokens: Count = 128
     """Tokens that a turn may take."""
@@ -52,17 +52,17 @@ class CheckArgs:
     """Episodes that one worker is to run at once."""
     env_threads: Count = 32
     """Threads per worker for plain ``def`` methods."""
-    turn_s: Annotated[float, Gt(0)] = 1.0
+    turn_s: Positive = 1.0
     """Seconds that the model is assumed to take for a turn."""
     episodes: Count = 8
     """Episodes per policy."""
     recorded: str = ""
     """Directory of a run, or its ``trajectories.jsonl``, whose answers are given as well."""
-    timeout_s: Annotated[float, Gt(0)] = 30.0
+    timeout_s: Positive = 30.0
     """Deadline of one call of the environment."""
-    budget_s: Annotated[float, Gt(0)] = 120.0
+    budget_s: Positive = 120.0
     """Seconds for the whole check."""
-    seed: Annotated[int, Ge(0)] = 0
+    seed: CountOrZero = 0
     """Decides which tasks are played and what the random policies write."""
     json: bool = False
     """Write the report as JSON."""
@@ -113,10 +113,7 @@ def _validated(args: CheckArgs) -> CheckArgs:
     try:
         return TypeAdapter(CheckArgs).validate_python(dataclasses.asdict(args))
     except ValidationError as error:
-        first = error.errors()[0]
-        flag = "--" + str(first["loc"][0]).replace("_", "-")
-        problem = first["msg"].replace("Input should be", "must be")
-        raise ConfigError(flag, first.get("input"), problem, "See `agentrl check --help`.") from None
+        raise field_error(error, "check") from None
 
 
 def _settings(args: CheckArgs) -> CheckSettings:

@@ -31,7 +31,8 @@ from agentrl.config.evaluate import Request, load_request
 from agentrl.config.load import to_json
 from agentrl.config.schema import LearnerConfig, TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.core.types import GroupSummary, Task
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.tasks import own_tasks
 from agentrl.flow.evaluation import check_failures, evaluate, outcome_of

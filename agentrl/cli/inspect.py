@@ -12,7 +12,7 @@ from typing import Annotated
 
 import tyro
 
-from agentrl.config.schema import CountOrZero
+from agentrl.config.ranges import CountOrZero
 from agentrl.core.errors import ConfigError
 from agentrl.track.directory import METRICS, TRAJECTORIES, Record, RunDirectory
 from agentrl.track.episodes import SORTS, Choice, Row, Table, failures, make_table, row_of

@@ -11,7 +11,8 @@ import tyro
 from agentrl.config.aliases import expand_aliases
 from agentrl.config.check import check
 from agentrl.config.load import TYRO, validate
-from agentrl.config.schema import CountOrZero, DataConfig, EngineConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
+from agentrl.config.ranges import CountOrZero
+from agentrl.config.schema import DataConfig, EngineConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.track.screen import Screen
 

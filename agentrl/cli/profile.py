@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import tyro
 
 from agentrl.cli.profile_report import show
-from agentrl.config.schema import Count, CountOrZero, TrainConfig
+from agentrl.config.ranges import Count, CountOrZero
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.flow import flow_settings
 from agentrl.flow.prediction import (

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from agentrl.cli.signals import run_until_signal
-from agentrl.config.schema import Count, TrainConfig
+from agentrl.config.ranges import Count
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.track.directory import Record, RunDirectory
 from agentrl.track.screen import Screen, text_difference

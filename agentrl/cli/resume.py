@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.load import flag, to_json
+from agentrl.config.load import flag, flag_value, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.flow.checkpoint import LEARNER, latest_checkpoint, read_checkpoint
@@ -54,22 +54,13 @@ def with_saved_settings(words: list[str]) -> list[str]:
     Raises:
         ConfigError: If DIR holds no run.
     """
-    given = _value(words, "--resume")
-    if given in (None, "", AUTO) or _value(words, "--config") is not None:
+    given = flag_value(words, "--resume")
+    if given in (None, "", AUTO) or flag_value(words, "--config") is not None:
         return words
     saved = Path(str(given)).expanduser() / "config.json"
     if not saved.is_file():
         raise ConfigError("--resume", given, "holds no run", "Name a run's directory, as printed at its end.")
     return ["--config", str(saved), *words]
-
-
-def _value(words: list[str], name: str) -> str | None:
-    for word, following in zip(words, [*words, ""][1:], strict=True):
-        if word == name:
-            return following
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None
 
 
 def resumed_run_dir(config: TrainConfig) -> Path | None:

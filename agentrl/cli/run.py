@@ -21,7 +21,8 @@ from agentrl.config.load import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, LearnerDeadError
 from agentrl.core.garbage import collect_rarely
-from agentrl.core.types import GroupSummary, MemberSummary, Task
+from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.core.types import Task
 from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, flow_settings

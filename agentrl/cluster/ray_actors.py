@@ -18,7 +18,8 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError, EngineDeadError, LearnerDeadError
 from agentrl.core.protocols import EngineStats, GroupRef, TrainResult, WeightUpdate
 from agentrl.core.stacks import describe_process
-from agentrl.core.types import GroupSummary, Ticket
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Ticket
 
 T = TypeVar("T")
 

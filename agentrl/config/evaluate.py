@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import tyro
-from annotated_types import Ge, Gt
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.config.aliases import expand_aliases
 from agentrl.config.check import check
-from agentrl.config.load import TYRO, flag, from_mapping, read_file, take_config_flag, validate
+from agentrl.config.load import TYRO, field_error, flag_value, from_mapping, read_file, take_config_flag, validate
+from agentrl.config.ranges import CountOrZero, Positive
 from agentrl.config.schema import (
     AlgoConfig,
     DataConfig,
@@ -49,7 +49,7 @@ class MeasureConfig:
     without ``--run`` the bundled one."""
     output: Path | None = None
     """Directory for the results. Default: ``runs/eval-<environment>-<date>-<time>``."""
-    seed: Annotated[int, Ge(0)] = 0
+    seed: CountOrZero = 0
     """Seed of the choice of tasks, of sampling and of the intervals."""
     record: Literal["none", "sample", "all"] = "all"
     """Trajectories written to ``trajectories.jsonl``: none, one per task, or every one."""
@@ -57,7 +57,7 @@ class MeasureConfig:
     """``local`` runs the engine in this process, ``ray`` runs engines as Ray actors; ``auto`` is local for one engine."""
     ray_address: str = ""
     """Ray cluster to join (``auto`` or ``host:port``). Empty starts a private cluster on loopback."""
-    stall_timeout_s: Annotated[float, Gt(0)] = 600.0
+    stall_timeout_s: Positive = 600.0
     """Stop with a diagnosis if no task is done for this many seconds."""
     debug: bool = False
     """Show tracebacks and the output of worker processes."""
@@ -155,8 +155,7 @@ def _same_here(words: Sequence[str]) -> list[str]:
 
 
 def _run_dir(words: Sequence[str]) -> Path | None:
-    given = next((following for word, following in zip(words, [*words, ""][1:], strict=True) if word == "--run"), None)
-    given = next((word.partition("=")[2] for word in words if word.startswith("--run=")), given)
+    given = flag_value(words, "--run")
     if given is None:
         return None
     path = Path(given).expanduser()
@@ -188,9 +187,7 @@ def _check_fields(settings: EvaluateConfig) -> None:
     try:
         _adapter().validate_python(asdict(settings))
     except ValidationError as error:
-        first = error.errors()[0]
-        name, problem = str(first["loc"][1]), first["msg"].replace("Input should be", "must be")
-        raise ConfigError(flag(name), first.get("input"), problem, "See `agentrl eval --help`.") from None
+        raise field_error(error, "eval") from None
     output = settings.measure.output
     if output is not None and (output / "eval.json").exists():
         raise ConfigError("--output", str(output), "already holds results", "Choose another directory.")

@@ -52,6 +52,17 @@ _DESCRIPTION = (
 )
 
 
+def flag_value(words: Iterable[str], name: str) -> str | None:
+    """What follows the flag `name`, also after an equals sign; `None` if it is not there."""
+    words = list(words)
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
+
+
 def take_config_flag(args: list[str]) -> tuple[Path | None, list[str]]:
     """The file that ``--config`` names, if any, and the other words.
 
@@ -133,18 +144,15 @@ def _build(sections: Mapping[str, Any], source: str) -> TrainConfig:
     try:
         return _adapter().validate_python(sections)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][1]) if len(first["loc"]) > 1 else str(first["loc"][0])
-        raise ConfigError(
-            f"{source}: {name}" if source else flag(name),
-            first.get("input"),
-            _clause(first["msg"]),
-            "See `agentrl train --help`.",
-        ) from None
+        raise field_error(error, "train", source) from None
 
 
-def _clause(message: str) -> str:
-    return message.replace("Input should be", "must be").replace("valid number", "number")
+def field_error(error: ValidationError, command: str, source: str = "") -> ConfigError:
+    """The first field that is wrong, named as its flag, or as the key of the file `source`."""
+    first = error.errors()[0]
+    name = str(first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0])
+    problem = first["msg"].replace("Input should be", "must be").replace("valid number", "number")
+    return ConfigError(f"{source}: {name}" if source else flag(name), first.get("input"), problem, f"See `agentrl {command} --help`.")
 
 
 @cache

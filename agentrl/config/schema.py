@@ -13,11 +13,7 @@ from typing import Annotated, Literal
 import tyro
 from annotated_types import Ge, Gt, Le, Lt
 
-Count = Annotated[int, Ge(1)]
-CountOrZero = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-Fraction = Annotated[float, Ge(0), Le(1)]
+from agentrl.config.ranges import Count, CountOrZero, Fraction, NonNegative, Positive
 
 Estimator = Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"]
 GROUP_ESTIMATORS = frozenset({"reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"})

@@ -66,14 +66,19 @@ def replace_directory(temporary: Path, target: Path) -> None:
         _seal_all(temporary)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from error
-    old = target.with_name(f".{target.name}.old{TEMPORARY}")
     try:
-        if target.exists():
-            target.rename(old)
-        temporary.rename(target)
-        _sync_directory(target.parent)
+        swap_directory(temporary, target)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from error
+
+
+def swap_directory(temporary: Path, target: Path) -> None:
+    """Put `temporary` in the place of `target`, which may exist."""
+    old = target.with_name(f".{target.name}.old{TEMPORARY}")
+    if target.exists():
+        target.rename(old)
+    temporary.rename(target)
+    _sync_directory(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

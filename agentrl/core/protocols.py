@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from agentrl.core.types import Generation, GroupSummary, IntArray, Sampling, Ticket
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Generation, IntArray, Sampling, Ticket
 
 GroupRef: TypeAlias = Any
 """A `Group`, or the cluster's reference to one; the driver passes it on and never looks inside."""

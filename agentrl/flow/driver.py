@@ -10,7 +10,8 @@ import anyio
 
 from agentrl.core.errors import LedgerError, NothingToTrainError, TooManyFailuresError
 from agentrl.core.protocols import Learner
-from agentrl.core.types import GroupSummary, Task, Ticket
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Task, Ticket
 from agentrl.flow.checkpoint import Checkpoints
 from agentrl.flow.ledger import LedgerCounts
 from agentrl.flow.loops import admit, collect, publish, run_attempt, train_steps

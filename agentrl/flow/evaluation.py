@@ -14,7 +14,8 @@ import anyio.lowlevel
 from agentrl.algo.assessment import Assessment, EpisodeOutcome, TaskOutcome, assess
 from agentrl.core.errors import TooManyFailuresError, WeightSyncError
 from agentrl.core.seeding import derive_seed
-from agentrl.core.types import GroupSummary, MemberSummary, Status, Task, Ticket, Trial
+from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.core.types import Status, Task, Ticket, Trial
 from agentrl.flow.best import BestModel
 from agentrl.flow.driver import first_cause
 from agentrl.flow.safe_point import SafePoint

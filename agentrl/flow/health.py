@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from agentrl.core.errors import NothingToTrainError, TooManyFailuresError
-from agentrl.core.types import GroupSummary
+from agentrl.core.summaries import GroupSummary
 from agentrl.flow.settings import FlowSettings
 
 MAX_CAUSES = 3

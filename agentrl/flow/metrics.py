@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from agentrl.core.metrics import average
 from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
-from agentrl.core.types import GroupSummary, MemberSummary, Status
+from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.core.types import Status
 from agentrl.flow.ledger import LedgerCounts
 from agentrl.flow.queue import Accepted
 

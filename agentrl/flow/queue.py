@@ -12,7 +12,8 @@ import anyio
 
 from agentrl.core.errors import LedgerError, StalenessError
 from agentrl.core.protocols import GroupRef
-from agentrl.core.types import GroupSummary, Ticket
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Ticket
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 from agentrl.core.errors import EngineDeadError
 from agentrl.core.protocols import EngineStats, WeightUpdate
-from agentrl.core.types import GroupSummary, MemberSummary, Status, Ticket
+from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.core.types import Status, Ticket
 
 Answer: TypeAlias = Callable[[], None]
 Wanted: TypeAlias = Callable[[], bool]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentrl.core.protocols import TrainResult, WeightUpdate
-from agentrl.core.types import GroupSummary
+from agentrl.core.summaries import GroupSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

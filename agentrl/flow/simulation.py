@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agentrl.core.errors import ConfigError
-from agentrl.core.types import GroupSummary, Task
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Task
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.settings import FlowSettings
 from agentrl.flow.simulated_engine import DrawGroup, EngineModel, EpisodeShape, SimulatedWorker, World

@@ -10,7 +10,8 @@ from typing import Protocol, TypeAlias
 import anyio
 
 from agentrl.core.protocols import GroupRef, Learner
-from agentrl.core.types import GroupSummary, Task, Ticket
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Task, Ticket
 from agentrl.flow.checkpoint import Checkpoints
 from agentrl.flow.health import Health
 from agentrl.flow.ledger import Ledger

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from agentrl.core.errors import CheckpointError
+from agentrl.core.files import swap_directory
 from agentrl.learner.engine import whole
 from agentrl.learner.models import quiet_transformers
 from agentrl.learner.ranks import Ranks
@@ -65,7 +66,7 @@ def save_pretrained(model: Any, parameters: Iterable[tuple[str, Tensor]], tokeni
             with quiet_transformers():
                 model.save_pretrained(temporary, state_dict={**state, **_buffers(model)})
                 tokenizer.save_pretrained(temporary)
-            _replace(temporary, target)
+            swap_directory(temporary, target)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"the model cannot be written to {target}: {error}") from error
         finally:
@@ -79,12 +80,3 @@ def _buffers(model: Any) -> dict[str, Tensor]:
     """Persistent buffers, which ZeRO leaves whole."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
-
-
-def _replace(temporary: Path, target: Path) -> None:
-    """Put `temporary` in the place of `target`."""
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    if target.exists():
-        target.rename(old)
-    temporary.rename(target)
-    shutil.rmtree(old, ignore_errors=True)

@@ -10,7 +10,8 @@ import anyio
 
 from agentrl.core.errors import AgentRLError, EngineDeadError, WeightSyncError
 from agentrl.core.protocols import EngineStats, GroupRef, RolloutWorker, WeightUpdate
-from agentrl.core.types import GroupSummary, Ticket
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Ticket
 from agentrl.rollout.balance import LeastLoaded
 from agentrl.rollout.seat import Seat, Standing, Supervision
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.garbage import collect_rarely
 from agentrl.core.protocols import Engine, EngineStats, WeightUpdate
-from agentrl.core.types import Group, GroupSummary, Status, Ticket, summarize
+from agentrl.core.summaries import GroupSummary, summarize
+from agentrl.core.types import Group, Status, Ticket
 from agentrl.env.load import AgentSpec
 from agentrl.env.sessions import open_sessions
 from agentrl.rollout.chat import ChatCodec, load_tokenizer

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from agentrl.core.types import GroupSummary
+from agentrl.core.summaries import GroupSummary
 
 
 class Display(Protocol):

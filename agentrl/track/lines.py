@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO
 
-from agentrl.core.types import GroupSummary
+from agentrl.core.summaries import GroupSummary
 from agentrl.track.text import count, duration, number, percent
 from agentrl.track.view import RunView
 

@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.core.types import GroupSummary
+from agentrl.core.summaries import GroupSummary
 from agentrl.track.lines import NAN, ledger_text
 from agentrl.track.text import ASCII_BLOCKS, BLOCKS, count, duration, number, percent, sparkline
 from agentrl.track.view import RunView

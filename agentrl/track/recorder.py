@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.core.types import GroupSummary
+from agentrl.core.summaries import GroupSummary
 from agentrl.track.jsonl import JsonLines, encode
 
 MAX_LINE_BYTES = 1_000_000

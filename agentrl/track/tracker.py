@@ -16,7 +16,7 @@ from agentrl.algo.assessment import Assessment
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import StorageError
 from agentrl.core.protocols import MetricSink
-from agentrl.core.types import GroupSummary
+from agentrl.core.summaries import GroupSummary
 from agentrl.track.display import Display, make_display
 from agentrl.track.evaluations import EvaluationLog, evaluation_line
 from agentrl.track.recorder import TrajectoryRecorder

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from agentrl.core.types import GroupSummary
+from agentrl.core.summaries import GroupSummary
 from agentrl.track.summary import first_and_last
 from agentrl.track.text import mean
 from agentrl.track.visible import visible

@@ -14,7 +14,8 @@ from agentrl.cli.run import keep_rule
 from agentrl.cli.tasks import open_tasks
 from agentrl.cluster.launch import make_runtime
 from agentrl.config.load import load_config
-from agentrl.core.types import GroupSummary, Ticket
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Ticket
 from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, flow_settings, train

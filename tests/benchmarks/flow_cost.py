@@ -10,7 +10,8 @@ import random
 import time
 
 from agentrl.core.garbage import collect_rarely
-from agentrl.core.types import MemberSummary, Ticket
+from agentrl.core.summaries import MemberSummary
+from agentrl.core.types import Ticket
 from agentrl.flow import FlowSettings
 from agentrl.flow.simulated_engine import EngineModel
 from agentrl.flow.simulated_learner import LearnerModel

@@ -12,7 +12,8 @@ import pytest
 
 from agentrl.core.errors import EngineDeadError, EngineError, WeightSyncError
 from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
-from agentrl.core.types import Generation, GroupSummary, Task, Ticket
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Generation, Task, Ticket
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.usage import UsageMeter
 from agentrl.env.load import load_agent

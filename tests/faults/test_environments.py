@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from agentrl.core.errors import TooManyFailuresError
-from agentrl.core.types import Group, GroupSummary, MemberSummary, Status, Task, Ticket
+from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.core.types import Group, Status, Task, Ticket
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.limits import ProcessLimits

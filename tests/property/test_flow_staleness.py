@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.core.errors import NothingToTrainError, StalenessError, TooManyFailuresError
-from agentrl.core.types import GroupSummary, MemberSummary, Task, Ticket
+from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.core.types import Task, Ticket
 from agentrl.flow import FlowSettings
 from agentrl.flow.queue import Accepted, GroupQueue
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, run_virtual

@@ -5,35 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
-from agentrl.core.types import Task
 from agentrl.env.adapters.random_state import SEEDS, EpisodeRandom
-from agentrl.env.adapters.specs import check_known, class_name, import_suite, refused, seeded_tasks, split_spec, take_count
-from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
+from agentrl.env.adapters.specs import check_known, class_name, import_suite, refused, split_spec, take_count
+from agentrl.env.adapters.suite import SuiteEnv
+from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
 
 EXTRA = "gem"
 
 
-class GemEnv(AgentInstance):
+class GemEnv(SuiteEnv):
     """One episode of a gem environment: its observations, rewards, ``terminated`` and ``truncated`` as they are.
 
     Each observation is sent as one message, followed by the suffix that gem gives with it. gem's own wrappers, which
     repeat the history in every observation, are not used: the model's context holds the history already.
-
-    Attributes:
-        env_id: Name that `gem.make` knows.
-        env_options: Its keyword arguments.
-        num_tasks: Number of tasks, with the seeds 0, 1, ...; `None`: no end of them, with seeds derived from the run's.
     """
-
-    env_id: ClassVar[str] = ""
-    env_options: ClassVar[Mapping[str, Any]] = {}
-    num_tasks: ClassVar[int | None] = None
-
-    _env: Any = None
-    _random: EpisodeRandom
 
     @classmethod
     def make(cls) -> Any:
@@ -41,11 +29,6 @@ class GemEnv(AgentInstance):
         import gem
 
         return gem.make(cls.env_id, **cls.env_options)
-
-    @classmethod
-    def tasks(cls) -> Iterable[Task]:
-        """One task per seed; every member of a group plays the same one."""
-        return seeded_tasks(cls.env_id, cls.num_tasks)
 
     def reset(self, state: ResetState) -> ResetResult:
         """Make and seed the environment."""

@@ -5,36 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.core.types import Task
 from agentrl.env.adapters.random_state import SEEDS, EpisodeRandom
-from agentrl.env.adapters.specs import FLAG, check_known, class_name, import_suite, refused, seeded_tasks, split_spec, take_count
-from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
+from agentrl.env.adapters.specs import FLAG, check_known, class_name, import_suite, refused, split_spec, take_count
+from agentrl.env.adapters.suite import SuiteEnv
+from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
 
 EXTRA = "textarena"
 NO_NEWS = "Your turn."
 
 
-class TextArenaEnv(AgentInstance):
+class TextArenaEnv(SuiteEnv):
     """One game. A player is told what is new since its last turn; rewards come at the end of the game.
 
     Attributes:
         agents: ``player0``, ``player1``, ... if there are several, as TextArena counts them.
-        env_id: Name that `textarena.make` knows.
-        env_options: Its keyword arguments.
-        num_tasks: Number of tasks, with the seeds 0, 1, ...; `None`: no end of them, with seeds derived from the run's.
     """
 
     agents: ClassVar[Sequence[str]] = ()
-    env_id: ClassVar[str] = ""
-    env_options: ClassVar[Mapping[str, Any]] = {}
-    num_tasks: ClassVar[int | None] = None
-
-    _env: Any = None
-    _random: EpisodeRandom
 
     @classmethod
     def make(cls) -> Any:
@@ -42,11 +33,6 @@ class TextArenaEnv(AgentInstance):
         import textarena
 
         return textarena.make(cls.env_id, **cls.env_options)
-
-    @classmethod
-    def tasks(cls) -> Iterable[Task]:
-        """One task per seed; every member of a group plays the same one."""
-        return seeded_tasks(cls.env_id, cls.num_tasks)
 
     def reset(self, state: ResetState) -> ResetResult:
         """Make and seed the game."""

@@ -10,7 +10,8 @@ from typing import Any
 import anyio
 
 from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
-from agentrl.core.types import GroupSummary, MemberSummary, Status, Task, Ticket
+from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.core.types import Status, Task, Ticket
 from agentrl.flow import FlowSettings, RunResult, train
 from agentrl.flow.driver import keep_all
 from agentrl.flow.safe_point import AfterStep

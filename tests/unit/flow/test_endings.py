@@ -12,7 +12,8 @@ import pytest
 
 from agentrl.core.errors import EngineDeadError, LearnerError, LedgerError, StallError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import TrainResult, WeightUpdate
-from agentrl.core.types import GroupSummary, Task, Ticket
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Task, Ticket
 from agentrl.flow import FlowSettings
 from agentrl.flow.driver import first_cause
 from tests.unit.flow.fakes import Recorder, Scene, ScriptedLearner, ScriptedWorker, failed_member, group_summary

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from agentrl.algo.assessment import Assessment
 from agentrl.core.errors import ConfigError, TooManyFailuresError
 from agentrl.core.files import check_directory
-from agentrl.core.types import GroupSummary, MemberSummary, Task, Ticket
+from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.core.types import Task, Ticket
 from agentrl.flow import RunResult, train
 from agentrl.flow.best import Best, BestModel, read_best
 from agentrl.flow.evaluation import EvalSettings, Evaluations

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agentrl.core.errors import EngineDeadError, StallError, TooManyFailuresError, WeightSyncError
-from agentrl.core.types import GroupSummary, MemberSummary, Task, Ticket
+from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.core.types import Task, Ticket
 from agentrl.flow.evaluation import EvalSettings, Evaluations, check_failures, evaluate, kind_of, outcome_of
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.seat import Supervision

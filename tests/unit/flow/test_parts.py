@@ -10,7 +10,8 @@ import pytest
 
 from agentrl.config.schema import AlgoConfig, FlowConfig, TrackConfig, TrainConfig
 from agentrl.core.errors import LedgerError, NothingToTrainError, StalenessError, TooManyFailuresError
-from agentrl.core.types import GroupSummary, Status, Task, Ticket
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Status, Task, Ticket
 from agentrl.flow import FlowSettings, flow_settings
 from agentrl.flow.health import Health, failure_reason
 from agentrl.flow.ledger import Ledger

@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 from agentrl.core.errors import EngineDeadError, StallError
-from agentrl.core.types import GroupSummary, Task, Ticket
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Task, Ticket
 from agentrl.flow import FlowSettings
 from agentrl.flow.driver import train
 from agentrl.flow.evaluation import EvalSettings, evaluate

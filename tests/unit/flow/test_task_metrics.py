@@ -1,6 +1,7 @@
 """Metrics say how often the tasks were gone through, and how each of several data sets does."""
 
-from agentrl.core.types import GroupSummary, Task, Ticket
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Task, Ticket
 from agentrl.flow.metrics import _tasks
 from agentrl.flow.queue import Accepted
 from tests.unit.flow.fakes import member

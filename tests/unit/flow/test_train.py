@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 from agentrl.core.errors import NothingToTrainError, TooManyFailuresError
-from agentrl.core.types import MemberSummary, Status, Task, Ticket
+from agentrl.core.summaries import MemberSummary
+from agentrl.core.types import Status, Task, Ticket
 from agentrl.flow import FlowSettings
 from agentrl.flow.safe_point import SafePoint
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, member

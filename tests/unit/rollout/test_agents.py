@@ -10,7 +10,8 @@ from agentrl import AgentInstance, ResetResult, StepResult
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.seeding import derive_seed
-from agentrl.core.types import Group, Sampling, Status, Trajectory, summarize
+from agentrl.core.summaries import summarize
+from agentrl.core.types import Group, Sampling, Status, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits
 from agentrl.rollout.records import group_records

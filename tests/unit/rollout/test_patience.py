@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from agentrl import Task
-from agentrl.core.types import FinishReason, Group, GroupSummary, Status, Ticket, Trajectory, Turn, floats, ints, summarize
+from agentrl.core.summaries import GroupSummary, summarize
+from agentrl.core.types import FinishReason, Group, Status, Ticket, Trajectory, Turn, floats, ints
 from agentrl.flow import FlowSettings
 from agentrl.rollout.episode import episode_id
 from agentrl.rollout.group import Played, run_group

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from agentrl.core.types import GroupSummary, MemberSummary, Status
+from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.core.types import Status
 
 
 class Clock:

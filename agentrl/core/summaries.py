@@ -1,0 +1,96 @@
+"""What the driver learns of a group: everything but its tokens, which stay where they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.core.types import Group, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSummary:
+    """What the driver needs to know of one trajectory: everything but its tokens.
+
+    `episode_id` is that of the trajectory; "" stands for an episode of its own.
+    """
+
+    status: Status
+    reward: float | None
+    score: float | None
+    num_tokens: int
+    num_prompt_tokens: int
+    num_turns: int
+    truncated: bool
+    episode_id: str = ""
+    agent: str = ""
+    frozen: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the trajectory may reach the learner."""
+        return self.status.trainable and not self.frozen and self.num_tokens > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """What travels through the driver in place of a group.
+
+    Attributes:
+        group_id: As on the ticket.
+        members: One summary per trajectory.
+        versions: Oldest and newest policy version among the trainable tokens, `None` without any.
+        seconds: From start to end of the group on its worker.
+        records: JSON-ready renderings of the members that were asked for.
+    """
+
+    group_id: int
+    members: tuple[MemberSummary, ...]
+    versions: tuple[int, int] | None
+    seconds: float
+    records: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def trainable(self) -> tuple[MemberSummary, ...]:
+        """The members that may be trained on."""
+        return tuple(m for m in self.members if m.trainable)
+
+    @property
+    def episodes(self) -> tuple[tuple[MemberSummary, ...], ...]:
+        """The members by episode, in order; all members of an episode have its status."""
+        episodes: dict[object, list[MemberSummary]] = {}
+        for number, member in enumerate(self.members):
+            episodes.setdefault(member.episode_id or number, []).append(member)
+        return tuple(tuple(members) for members in episodes.values())
+
+    @property
+    def num_trainable(self) -> int:
+        """Episodes of which at least one trajectory may be trained on."""
+        return sum(any(m.trainable for m in episode) for episode in self.episodes)
+
+
+def summarize(group: Group, *, seconds: float, records: tuple[Mapping[str, Any], ...] = ()) -> GroupSummary:
+    """Reduce a group to what the driver needs; no token survives."""
+    members = tuple(
+        MemberSummary(
+            status=t.status,
+            reward=t.reward,
+            score=t.score,
+            num_tokens=t.num_tokens,
+            num_prompt_tokens=sum(len(turn.prompt_ids) for turn in t.turns),
+            num_turns=len(t.turns),
+            truncated=t.truncated_by_length,
+            episode_id=t.episode_id,
+            agent=t.agent,
+            frozen=t.frozen,
+            metrics=dict(t.metrics),
+            error=t.error,
+            timings=dict(t.timings),
+        )
+        for t in group.trajectories
+    )
+    return GroupSummary(group_id=group.group_id, members=members, versions=group.versions, seconds=seconds, records=records)
