@@ -13,16 +13,16 @@ from agentrl.core.errors import (
     RewardError,
 )
 from agentrl.core.types import Message, Task
-from agentrl.env import verifiers
 from agentrl.env.adapters.gymnasium import GymEnv
 from agentrl.env.adapters.gymnasium_vector import GymVectorEnv
 from agentrl.env.adapters.nemo_gym import NemoGymEnv
 from agentrl.env.adapters.openenv import OpenEnvEnv
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, SamplingParams, StepResult, StepState
 from agentrl.env.executor import Completion, Executor, Policy
-from agentrl.env.python_tool import run_python
-from agentrl.env.rewards import combine_rewards, remote_reward
-from agentrl.env.tools import ToolEnv
+from agentrl.env.rewards import verifiers
+from agentrl.env.rewards.function import combine_rewards, remote_reward
+from agentrl.env.tools.environment import ToolEnv
+from agentrl.env.tools.python import run_python
 
 __version__ = "0.1.0"
 

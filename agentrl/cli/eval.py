@@ -33,8 +33,8 @@ from agentrl.config.schema import LearnerConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
+from agentrl.env.data.source import own_tasks
 from agentrl.env.load import AgentSpec, load_agent
-from agentrl.env.tasks import own_tasks
 from agentrl.flow.evaluation import check_failures, evaluate, outcome_of
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.preflight import check_prompts, context_length

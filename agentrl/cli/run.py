@@ -23,8 +23,8 @@ from agentrl.core.errors import ConfigError, LearnerDeadError
 from agentrl.core.garbage import collect_rarely
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Task
+from agentrl.env.data.source import TaskSource
 from agentrl.env.load import load_agent
-from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, flow_settings
 from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint

@@ -21,10 +21,10 @@ from agentrl.core.errors import ConfigError, EngineError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.types import Message, Task, Ticket, Trajectory
 from agentrl.engine.human import HumanEngine
+from agentrl.env.data.source import TaskSource
 from agentrl.env.load import AgentSpec
 from agentrl.env.roster import roster_of
 from agentrl.env.sessions import open_sessions
-from agentrl.env.tasks import TaskSource
 from agentrl.rollout.chat import ChatCodec, load_tokenizer
 from agentrl.rollout.member import Member, make_member
 from agentrl.rollout.settings import episode_settings

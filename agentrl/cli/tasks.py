@@ -11,9 +11,9 @@ from agentrl.config.schema import DataConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.seeding import derive_seed
 from agentrl.core.types import Task
+from agentrl.env.data.prompts import PromptFormat, read_prompts
+from agentrl.env.data.source import PEEK, TaskSource, checked, own_tasks, unique
 from agentrl.env.load import AgentSpec
-from agentrl.env.prompts import PromptFormat, read_prompts
-from agentrl.env.tasks import PEEK, TaskSource, checked, own_tasks, unique
 
 
 def open_tasks(config: TrainConfig, agent: AgentSpec) -> TaskSource:

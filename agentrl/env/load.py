@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.env import openrlhf
 from agentrl.env.adapters.gem import load_gem
 from agentrl.env.adapters.gymnasium import load_gym
 from agentrl.env.adapters.nemo_gym import load_nemo_gym
@@ -28,9 +27,10 @@ from agentrl.env.adapters.reasoning_gym import load_reasoning_gym
 from agentrl.env.adapters.textarena import load_textarena
 from agentrl.env.agent import AgentClass, AgentInstance
 from agentrl.env.executor import Executor, check_executor
-from agentrl.env.openrlhf_executor import as_executor
-from agentrl.env.openrlhf_play import Play
-from agentrl.env.rewards import is_reward, load_reward_servers, reward_environment
+from agentrl.env.openrlhf import agents as openrlhf
+from agentrl.env.openrlhf.executor import as_executor
+from agentrl.env.openrlhf.play import Play
+from agentrl.env.rewards.function import is_reward, load_reward_servers, reward_environment
 from agentrl.env.roster import check_roster
 
 FLAG = "--agent"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.env.openrlhf import is_instance
+from agentrl.env.openrlhf.agents import is_instance
 
 RESERVED = ("mean", "std", "unfiltered_mean")
 """Names that would hide another metric of the form ``reward/<name>``."""

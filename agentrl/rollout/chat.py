@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.types import Message, Prompt
-from agentrl.env.tools import describe_tools, with_system
+from agentrl.env.tools.environment import describe_tools, with_system
 
 _MARK = re.compile("\ue000(\\d+)\ue001")
 _ASSISTANT = "\ue0000\ue001"

@@ -16,8 +16,8 @@ from agentrl.cluster.launch import make_runtime
 from agentrl.config.load import load_config
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
+from agentrl.env.data.source import TaskSource
 from agentrl.env.load import load_agent
-from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, flow_settings, train
 from agentrl.rollout.pool import RolloutPool
 

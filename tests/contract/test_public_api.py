@@ -57,7 +57,7 @@ STATES = {
 HEAVY = ["torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "pyarrow", "pandas", "gymnasium"]
 DRIVER_MODULES = [
     "agentrl",
-    "agentrl.env.tasks",
+    "agentrl.env.data.source",
     "agentrl.env.boundary",
     "agentrl.rollout.worker",
     "agentrl.rollout.preflight",

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.core.types import Task, Ticket
-from agentrl.env.tasks import TaskSource
+from agentrl.env.data.source import TaskSource
 from agentrl.flow import RunResult, train
 from agentrl.flow.progress import Progress, repeated_tasks
 from agentrl.flow.stop import StopRequest

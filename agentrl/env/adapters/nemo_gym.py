@@ -20,13 +20,13 @@ from agentrl.core.types import Message
 from agentrl.env.adapters.nemo_rows import PARAMS, Transcript, tools_of
 from agentrl.env.adapters.specs import split_spec
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
+from agentrl.env.remote.wire import check_url, encode_json, excerpt
 from agentrl.env.results import number
-from agentrl.env.tool_calls import BadCall, Parsed, ToolCall, parse_tool_calls
-from agentrl.env.tools import with_system, with_tools
-from agentrl.env.wire import check_url, encode_json, excerpt
+from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, parse_tool_calls
+from agentrl.env.tools.environment import with_system, with_tools
 
 if TYPE_CHECKING:
-    from agentrl.env.http import HttpSession, JsonClient, Reply, SharedClient
+    from agentrl.env.remote.http import HttpSession, JsonClient, Reply, SharedClient
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class NemoGymEnv(AgentInstance):
     _identity: Mapping[str, str] = {}
 
     def parse_calls(self, text: str) -> Sequence[Parsed]:
-        """The calls in a turn, as `agentrl.env.tool_calls.parse_tool_calls` finds them."""
+        """The calls in a turn, as `agentrl.env.tools.calls.parse_tool_calls` finds them."""
         return parse_tool_calls(text)
 
     async def reset(self, state: ResetState) -> ResetResult:
@@ -131,7 +131,7 @@ class NemoGymEnv(AgentInstance):
     @classmethod
     def _shared(cls) -> SharedClient:
         """The connections of all episodes of this class."""
-        from agentrl.env.http import HttpLimits, JsonClient, SharedClient
+        from agentrl.env.remote.http import HttpLimits, JsonClient, SharedClient
 
         if "_clients" not in vars(cls) or cls._clients is None:
             seconds, urls = cls.timeout_s, cls.url.split(",")
@@ -236,7 +236,7 @@ def load_nemo_gym(spec: str) -> type[NemoGymEnv]:
 
 
 def _new_session() -> HttpSession:
-    from agentrl.env.http import HttpSession
+    from agentrl.env.remote.http import HttpSession
 
     return HttpSession()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.core.types import Message
-from agentrl.env.tool_calls import BadCall, Parsed, ToolCall
+from agentrl.env.tools.calls import BadCall, Parsed, ToolCall
 
 PARAMS = "responses_create_params"
 """Key of a row that holds the request the model would get: ``input``, and perhaps ``instructions`` and ``tools``."""

@@ -19,12 +19,12 @@ from agentrl.core.types import Message, Prompt, Task
 from agentrl.env.adapters.gymnasium import last_word
 from agentrl.env.adapters.specs import import_suite, seeded_tasks, split_spec, take_count
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
+from agentrl.env.remote.wire import check_url, excerpt
 from agentrl.env.results import number
-from agentrl.env.wire import check_url, excerpt
 
 if TYPE_CHECKING:
-    from agentrl.env.http import SharedClient
-    from agentrl.env.websocket import JsonSocket
+    from agentrl.env.remote.http import SharedClient
+    from agentrl.env.remote.websocket import JsonSocket
 
 SEEDS = 2**31
 ATTEMPTS = 5
@@ -167,7 +167,7 @@ class OpenEnvEnv(AgentInstance):
     @classmethod
     def _shared(cls) -> SharedClient:
         """The connections over which episodes of this class ask for the schema."""
-        from agentrl.env.http import HttpLimits, JsonClient, SharedClient
+        from agentrl.env.remote.http import HttpLimits, JsonClient, SharedClient
 
         if "_clients" not in vars(cls) or cls._clients is None:
             address, limits = re.sub(r"^ws", "http", cls.url), HttpLimits(timeout_s=cls.timeout_s, attempt_timeout_s=cls.timeout_s)
@@ -188,7 +188,7 @@ class OpenEnvEnv(AgentInstance):
 
     async def _begin(self, data: Mapping[str, Any], attempt: int) -> tuple[Mapping[str, Any] | None, str]:
         """One attempt at a session: what it began with, or nothing and why it is worth another attempt."""
-        from agentrl.env.websocket import JsonSocket
+        from agentrl.env.remote.websocket import JsonSocket
 
         try:
             self._socket = await JsonSocket.open(f"{self.url}/ws")

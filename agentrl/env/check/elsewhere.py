@@ -28,8 +28,8 @@ from agentrl.env.check.play import Codec, Played, Player, Policy
 from agentrl.env.check.probe import Watch, probed
 from agentrl.env.check.settings import CheckSettings
 from agentrl.env.check.stable import digest
+from agentrl.env.data.source import TaskSource
 from agentrl.env.load import load_agent
-from agentrl.env.tasks import TaskSource
 
 PEEK = 512
 LIMIT_S = 60.0

@@ -13,8 +13,8 @@ from agentrl.env.check.context import Context
 from agentrl.env.check.determinism import pickled
 from agentrl.env.check.findings import Rule, Severity
 from agentrl.env.check.stable import digest
-from agentrl.env.prompts import PromptFormat, read_prompts
-from agentrl.env.tasks import TaskSource
+from agentrl.env.data.prompts import PromptFormat, read_prompts
+from agentrl.env.data.source import TaskSource
 
 PEEK = 512
 MAX_CHECKED = 64

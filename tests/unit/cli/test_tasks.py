@@ -11,8 +11,8 @@ from agentrl.cli.tasks import eval_tasks, open_tasks
 from agentrl.config.load import load_config
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, DataError
+from agentrl.env.data.source import PEEK
 from agentrl.env.load import AgentSpec, load_agent
-from agentrl.env.tasks import PEEK
 
 ENV = """import itertools
 from agentrl import AgentInstance, StepResult, Task

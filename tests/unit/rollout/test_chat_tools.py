@@ -12,8 +12,8 @@ from agentrl.assets import tiny_model_path
 from agentrl.core.types import Sampling
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits
-from agentrl.env.tool_calls import ToolCall, parse_tool_calls
-from agentrl.env.tools import describe_tools, with_tools
+from agentrl.env.tools.calls import ToolCall, parse_tool_calls
+from agentrl.env.tools.environment import describe_tools, with_tools
 from agentrl.rollout.chat import ChatCodec, load_tokenizer
 from tests.unit.rollout.scenes import SETTINGS, Scene, says
 from tests.unit.rollout.templates import tokenizer

@@ -12,9 +12,9 @@ from typing import Any
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.core.seeding import derive_seed
 from agentrl.core.types import Task
+from agentrl.env.data.order import TaskOrder, shares
+from agentrl.env.data.prompts import PromptSet
 from agentrl.env.load import AgentSpec
-from agentrl.env.order import TaskOrder, shares
-from agentrl.env.prompts import PromptSet
 
 PEEK = 4096
 

@@ -13,7 +13,7 @@ from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.types import Status, Task, Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
-from agentrl.env.rewards import reward_environment
+from agentrl.env.rewards.function import reward_environment
 from tests.servers import Request, serve
 from tests.unit.rollout.scenes import SETTINGS, Scene, says
 

@@ -18,7 +18,7 @@ from tests.unit.rollout.test_episode import dialogue
 
 pytestmark = pytest.mark.anyio
 
-FILE = Path(__file__).parents[2] / "openrlhf_files" / "executor.py"
+FILE = Path(__file__).parents[3] / "openrlhf_files" / "executor.py"
 HEAD = """
 from copy import deepcopy
 from openrlhf.utils.agent import AgentExecutorBase

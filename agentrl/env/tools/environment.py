@@ -16,7 +16,7 @@ from agentrl.core.types import Message
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepReturn, StepState
 from agentrl.env.boundary import Threads
 from agentrl.env.results import said
-from agentrl.env.tool_calls import BadCall, Parsed, ToolCall, parse_tool_calls
+from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, parse_tool_calls
 
 Judged: TypeAlias = StepReturn | float
 
@@ -238,7 +238,7 @@ class ToolEnv(AgentInstance):
         return self.tools
 
     def parse_calls(self, text: str) -> Sequence[Parsed]:
-        """The calls in a turn, as `agentrl.env.tool_calls.parse_tool_calls` finds them."""
+        """The calls in a turn, as `agentrl.env.tools.calls.parse_tool_calls` finds them."""
         return parse_tool_calls(text)
 
     def judge(self, state: StepState) -> Judged | Awaitable[Judged]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.env.tool_calls import BadCall, ToolCall, parse_tool_calls
+from agentrl.env.tools.calls import BadCall, ToolCall, parse_tool_calls
 
 ADD = ToolCall("add", {"a": 1, "b": 2})
 OBJECT = '{"name": "add", "arguments": {"a": 1, "b": 2}}'

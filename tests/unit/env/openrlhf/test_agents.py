@@ -12,13 +12,13 @@ from agentrl.core.types import Status, Task, Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env import load
 from agentrl.env.load import load_agent
-from agentrl.env.openrlhf import extract_boxed_answer, grade_answer
+from agentrl.env.openrlhf.agents import extract_boxed_answer, grade_answer
 from tests.unit.rollout.scenes import CODEC, Scene, says
 from tests.unit.rollout.test_episode import dialogue
 
 pytestmark = pytest.mark.anyio
 
-FILES = Path(__file__).parents[2] / "openrlhf_files"
+FILES = Path(__file__).parents[3] / "openrlhf_files"
 BASES = "from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor\n"
 AGENT = "class AgentInstance(AgentInstanceBase):\n    async def step(self, states): return {'rewards': 1.0, 'done': True}\n"
 

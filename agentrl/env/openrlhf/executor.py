@@ -13,7 +13,7 @@ from agentrl.core.errors import EnvLoadError, EnvResultError
 from agentrl.core.types import Task
 from agentrl.env.agent import SamplingParams, StepResult
 from agentrl.env.executor import Completion, Executor, Policy
-from agentrl.env.openrlhf_play import chosen_sampling
+from agentrl.env.openrlhf.play import chosen_sampling
 from agentrl.env.results import bad_result, clipped_score
 
 NEEDED = ("observation_tokens", "action_ranges", "reward")

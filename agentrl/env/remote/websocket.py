@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from agentrl.core.errors import RemoteError
-from agentrl.env.http import RETRIED
-from agentrl.env.wire import encode_json, excerpt, parse_json
+from agentrl.env.remote.http import RETRIED
+from agentrl.env.remote.wire import encode_json, excerpt, parse_json
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agentrl.core.errors import ConfigError, RemoteError
-from agentrl.env.http import HttpLimits, JsonClient
-from agentrl.env.wire import check_url, parse_json, retry_after_s
+from agentrl.env.remote.http import HttpLimits, JsonClient
+from agentrl.env.remote.wire import check_url, parse_json, retry_after_s
 from tests.servers import Handler, Request, serve
 
 pytestmark = pytest.mark.anyio

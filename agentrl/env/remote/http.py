@@ -15,7 +15,7 @@ import anyio
 import httpx
 
 from agentrl.core.errors import RemoteError
-from agentrl.env.wire import check_url, decoder, encode_json, excerpt, parse_json, retry_after_s
+from agentrl.env.remote.wire import check_url, decoder, encode_json, excerpt, parse_json, retry_after_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -16,9 +16,9 @@ from agentrl.core.types import Status, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.load import load_agent
-from agentrl.env.python_tool import python, run_python
-from agentrl.env.tool_calls import ToolCall
-from agentrl.env.tools import Tool, Toolbox, ToolCallError
+from agentrl.env.tools.calls import ToolCall
+from agentrl.env.tools.environment import Tool, Toolbox, ToolCallError
+from agentrl.env.tools.python import python, run_python
 from tests.unit.rollout.scenes import SETTINGS, Scene, says
 
 pytestmark = pytest.mark.anyio

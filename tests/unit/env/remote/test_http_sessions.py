@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl.core.errors import RemoteError
-from agentrl.env.http import HttpLimits, HttpSession, JsonClient, SharedClient
+from agentrl.env.remote.http import HttpLimits, HttpSession, JsonClient, SharedClient
 from tests.servers import Handler, Request, Server, serve
 
 pytestmark = pytest.mark.anyio

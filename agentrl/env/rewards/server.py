@@ -10,10 +10,10 @@ import anyio
 
 from agentrl.core.errors import EnvResultError, RemoteError, RewardError
 from agentrl.env.agent import StepResult, StepState
-from agentrl.env.answers import read_answer
-from agentrl.env.http import HttpLimits, JsonClient
-from agentrl.env.rewards import Reward
-from agentrl.env.wire import check_url, encode_json
+from agentrl.env.remote.http import HttpLimits, JsonClient
+from agentrl.env.remote.wire import check_url, encode_json
+from agentrl.env.rewards.answers import read_answer
+from agentrl.env.rewards.function import Reward
 
 JOIN_S = 0.005
 """How long a request waits for others to join it."""

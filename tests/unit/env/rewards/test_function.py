@@ -11,7 +11,7 @@ from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.types import Status, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
-from agentrl.env.rewards import reward_environment
+from agentrl.env.rewards.function import reward_environment
 from tests.unit.rollout.scenes import Scene, says
 
 pytestmark = pytest.mark.anyio

@@ -12,9 +12,9 @@ from urllib.parse import parse_qsl
 from agentrl.core.errors import ConfigError, EnvLoadError, EnvResultError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentInstance, ResetState, StepResult, StepState
-from agentrl.env.answers import read_answer
 from agentrl.env.boundary import Threads
 from agentrl.env.results import number
+from agentrl.env.rewards.answers import read_answer
 
 RewardFunction: TypeAlias = Callable[..., Any]
 """``reward(completion, label)``, or ``reward_func(queries, prompts, labels)``; plain or async."""
@@ -171,7 +171,7 @@ def remote_reward(*urls: str, timeout_s: float = 45.0, batch_size: int = 64) -> 
     Raises:
         ConfigError: If an address cannot be used.
     """
-    from agentrl.env.reward_server import RemoteReward
+    from agentrl.env.rewards.server import RemoteReward
 
     return RemoteReward(urls, timeout_s=timeout_s, batch_size=batch_size)
 

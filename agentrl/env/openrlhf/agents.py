@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.env import verifiers
 from agentrl.env.agent import AgentInstance, ResetState
+from agentrl.env.rewards import verifiers
 
 EXECUTOR_BASES = ("AgentExecutorBase", "MultiTurnAgentExecutor", "SingleTurnAgentExecutor")
 _ORIGINAL = "openrlhf.utils.agent"

@@ -1,0 +1,1 @@
+"""Where tasks come from, and the order in which they are drawn."""

@@ -1,0 +1,1 @@
+"""Agent files written for OpenRLHF, unchanged."""

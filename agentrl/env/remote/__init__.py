@@ -1,0 +1,1 @@
+"""Talking to servers that are not trusted."""

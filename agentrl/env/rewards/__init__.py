@@ -1,0 +1,1 @@
+"""Rewards without an environment: functions, servers, verifiers."""
