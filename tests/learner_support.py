@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,15 @@ def make_trajectory(rng: np.random.Generator, group: int, member: int, *, versio
 
 
 def make_groups(count: int = 4, members: int = 3, *, seed: int = 0, version: int = 0) -> tuple[Group, ...]:
+    """Groups whose members begin with the same prompt."""
     rng = np.random.default_rng(seed)
-    return tuple(
-        Group(group_id=g, task=Task("x"), trajectories=tuple(make_trajectory(rng, g, m, version=version) for m in range(members)))
-        for g in range(count)
-    )
+    groups = []
+    for g in range(count):
+        first, *others = (make_trajectory(rng, g, m, version=version) for m in range(members))
+        prompt = first.turns[0].prompt_ids
+        same = [replace(t, turns=(replace(t.turns[0], prompt_ids=prompt), *t.turns[1:])) for t in others]
+        groups.append(Group(group_id=g, task=Task("x"), trajectories=(first, *same)))
+    return tuple(groups)
 
 
 def make_settings(model: str, *, learner: dict[str, Any] | None = None, algo: dict[str, Any] | None = None) -> LearnerSettings:

@@ -238,6 +238,8 @@ class LearnerConfig:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     """Attention kernel of the learner's model."""
+    share_prompts: bool = True
+    """Compute a prompt once for all members of a group, where the model attends to everything and the kernel is ``sdpa``."""
     optimizer_offload: bool = False
     """Keep optimizer state in CPU memory (GPU training, ZeRO 1 to 3)."""
     ema_decay: Annotated[float, Ge(0), Lt(1)] | None = None

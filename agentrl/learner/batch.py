@@ -95,6 +95,11 @@ class Batch:
         last = torch.zeros(self.num_rows, dtype=torch.int64, device=self.row.device)
         return last.scatter_reduce(0, self.row, self.position, "amax") - self.offsets[:-1]
 
+    def first_actions(self) -> Tensor:
+        """Tokens of each row before its first action token. # [R] int64."""
+        first = torch.full((self.num_rows,), self.num_tokens, dtype=torch.int64, device=self.row.device)
+        return first.scatter_reduce(0, self.row, self.position, "amin") - self.offsets[:-1]
+
     def episode_length(self) -> Tensor:
         """Action tokens of each token's episode, over all its rows. # [A] int64."""
         return torch.bincount(self.episode, minlength=self.num_episodes)[self.episode]

@@ -29,6 +29,6 @@ class ValueModel(nn.Module):
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """Values of the action tokens of a micro-batch. # [a] float32."""
-        hidden: Tensor = self.model(input_ids=micro.input_ids, position_ids=micro.position_ids, use_cache=False).last_hidden_state
+        hidden: Tensor = self.model(**micro.inputs(), use_cache=False).last_hidden_state
         values: Tensor = self.head(hidden.flatten(0, 1)[micro.select])[:, 0]
         return values.to(torch.float32)

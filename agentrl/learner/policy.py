@@ -54,7 +54,7 @@ class PolicyModel(nn.Module):
         """
         wanted = {"output_router_logits": True} if self.routing else {}
         with _only_positions(self.model.get_output_embeddings(), micro.select):
-            output = self.model(input_ids=micro.input_ids, position_ids=micro.position_ids, use_cache=False, **wanted)
+            output = self.model(**micro.inputs(), use_cache=False, **wanted)
         scores = self._score(output.logits[0], micro.targets, micro.temperature)
         if not self.routing:
             return *scores, scores[0].new_zeros(2, 0)

@@ -41,9 +41,14 @@ def describe_batch(batch: Batch, step: int) -> MetricSums:
 
 
 def describe_layout(micros: Sequence[MicroBatch]) -> MetricSums:
-    """``padding``, the share of what goes through the model that is padding, and ``micro_batches`` over all ranks."""
+    """``padding``, the share of what goes through the model that is padding, and ``micro_batches`` over all ranks.
+
+    Also ``shared_prompts``, the share of the rows' tokens that need not go through it, because they are another row's prompt.
+    """
     stats = MetricSums()
     area = sum(micro.input_ids.numel() for micro in micros)
-    stats.mean("padding", float(area - sum(micro.num_tokens for micro in micros)), float(area))
+    tokens, row_tokens = sum(micro.num_tokens for micro in micros), sum(micro.num_row_tokens for micro in micros)
+    stats.mean("padding", float(area - tokens), float(area))
+    stats.mean("shared_prompts", float(row_tokens - tokens), float(row_tokens))
     stats.total("micro_batches", float(len(micros)))
     return stats

@@ -14,6 +14,7 @@ from agentrl.core.seeding import derive_seed
 from agentrl.core.types import Group
 from agentrl.learner.average import WeightAverage
 from agentrl.learner.batch import collate
+from agentrl.learner.bundles import can_share
 from agentrl.learner.critic import ValueModel
 from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, partition_frozen
 from agentrl.learner.export import checkpoint_names, save_pretrained, whole_parameters
@@ -48,7 +49,7 @@ class LearnerState:
 
     def train(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """One step, and what follows it; the metrics of all ranks."""
-        batch = collate(groups).to(self.ranks.device)
+        batch = collate(groups)
         metrics = TrainingStep(batch, step, self.models, self.settings, self.ranks, self.kl.coefficient).run().result()
         if "kl/reference" in metrics:
             self.kl = self.kl.update(metrics["kl/reference"], batch.num_episodes)
@@ -96,5 +97,10 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
         reference = partition_frozen(frozen, config, bf16=bf16)
     if algo.advantage_estimator in CRITIC_ESTIMATORS:
         critic = TrainEngine(ValueModel(load_value_backbone(settings, options)), config, ranks, bf16=bf16)
-    models = Models(policy=TrainEngine(policy, config, ranks, bf16=bf16), reference=reference, critic=critic)
+    engine = TrainEngine(policy, config, ranks, bf16=bf16)
+    # A load-balancing loss counts tokens, and shared ones would count once. Flash attention takes no mask, and "eager" another kind.
+    wanted = config.share_prompts and config.attn_implementation == "sdpa" and not algo.aux_loss_coef
+    share = wanted and can_share(lambda micro: engine(micro)[0], model.config, ranks.device)
+    width = model.config.get_text_config().hidden_size if share else None
+    models = Models(policy=engine, reference=reference, critic=critic, sharing_width=width)
     return LearnerState(settings, ranks, models, load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code))

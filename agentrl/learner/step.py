@@ -22,16 +22,17 @@ from agentrl.algo.statistics import record_means
 from agentrl.algo.value import value_loss
 from agentrl.core.metrics import MetricSums
 from agentrl.learner.batch import Batch
+from agentrl.learner.bundles import alone, share_prompts
 from agentrl.learner.clock import Clock
 from agentrl.learner.engine import TrainEngine
 from agentrl.learner.experts import balance_share
-from agentrl.learner.layout import MicroBatch, lay_out
+from agentrl.learner.layout import Layout, MicroBatch
 from agentrl.learner.policy import experts_per_token
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.report import describe_batch, describe_layout
 from agentrl.learner.schedule import learning_rate
 from agentrl.learner.settings import LearnerSettings
-from agentrl.learner.sharding import UpdatePlan, plan_updates
+from agentrl.learner.sharding import plan_updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +43,13 @@ class Models:
         policy: What is trained.
         reference: Frozen policy that the KL penalty refers to, callable like the policy; `None` without KL.
         critic: Value model with an optimizer of its own; only for estimators that need values.
+        sharing_width: Width of the models, if rows with the same prompt may go through them as one sequence; else `None`.
     """
 
     policy: TrainEngine
     reference: nn.Module | None = None
     critic: TrainEngine | None = None
+    sharing_width: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,7 +105,7 @@ class TrainingStep:
     """One step over one batch; see `run` for the order of things.
 
     Args:
-        batch: This step's groups, on this rank's device.
+        batch: This step's groups, on the CPU.
         step: Number of the step, which is also the version of the weights it starts from.
         models: What to run and train.
         settings: The learner's settings.
@@ -111,11 +114,12 @@ class TrainingStep:
     """
 
     def __init__(self, batch: Batch, step: int, models: Models, settings: LearnerSettings, ranks: Ranks, kl_coefficient: float) -> None:
-        self.batch, self.step, self.models, self.settings, self.ranks = batch, step, models, settings, ranks
+        self.host, self.batch = batch, batch.to(ranks.device)
+        self.step, self.models, self.settings, self.ranks = step, models, settings, ranks
         self.algo, self.kl_coefficient = settings.algo, kl_coefficient
         self.off_policy = correction_options(settings)
-        self.episode_length = batch.episode_length().to(torch.float32)
-        self.same_version = batch.versions == step
+        self.episode_length = self.batch.episode_length().to(torch.float32)
+        self.same_version = self.batch.versions == step
         self.warmup = settings.learner.critic_warmup_steps if models.critic is not None else 0
         self.frozen = step < self.warmup
         self.stats, self.clock = MetricSums(), Clock(ranks.device)
@@ -143,25 +147,32 @@ class TrainingStep:
         return self.ranks.merge(self.stats)
 
     def _lay_out(self) -> tuple[Update, ...]:
-        packed = self.settings.learner.attn_implementation == "flash_attention_2"
+        config = self.settings.learner
+        packed = config.attn_implementation == "flash_attention_2"
+        width = self.models.sharing_width
+        bundles = alone(self.host) if width is None else share_prompts(self.host, budget=config.micro_batch_tokens, hidden_size=width)
         plans = plan_updates(
-            self.batch.input_lengths().tolist(),
-            self.batch.row_group().tolist(),
+            [bundle.length for bundle in bundles],
+            [bundle.group for bundle in bundles],
             updates=self.algo.mini_batches,
             ranks=self.ranks.world_size,
-            budget=self.settings.learner.micro_batch_tokens,
+            budget=config.micro_batch_tokens,
             packed=packed,
         )
+        layout = Layout(self.host)
         updates = []
         for number, plan in enumerate(plans):
-            micros = tuple(lay_out(self.batch, rows, packed=packed) for rows in plan.micros[self.ranks.rank])
+            mine = ([bundles[place] for place in places] for places in plan.micros[self.ranks.rank])
+            micros = tuple(layout.micro_batch(chosen, packed=packed) for chosen in mine)
             self.stats.merge(describe_layout(micros))
-            updates.append(Update(number=number, micros=micros, sizes=self._sizes(plan)))
+            rows = [row for place in plan.rows for row in bundles[place].rows]
+            on_device = tuple(micro.to(self.ranks.device) for micro in micros)
+            updates.append(Update(number=number, micros=on_device, sizes=self._sizes(rows)))
         return tuple(updates)
 
-    def _sizes(self, plan: UpdatePlan) -> Denominators:
-        inside = torch.isin(self.batch.row, torch.tensor(plan.rows, device=self.batch.row.device))
-        episodes = len(torch.unique(self.batch.episode[inside]))
+    def _sizes(self, rows: Sequence[int]) -> Denominators:
+        inside = torch.isin(self.host.row, torch.tensor(rows))
+        episodes = len(torch.unique(self.host.episode[inside]))
         return Denominators(tokens=float(inside.sum()), episodes=float(episodes), constant=float(self.settings.max_new_tokens))
 
     def _prepare(self, updates: Sequence[Update]) -> Signals:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.core.types import Group, Status, Task
 from agentrl.learner.batch import collate
-from agentrl.learner.layout import lay_out
+from agentrl.learner.bundles import alone, share_prompts
+from agentrl.learner.layout import Layout
 from agentrl.learner.sharding import plan_updates
-from tests.learner_support import make_trajectory
+from tests.learner_support import make_groups, make_trajectory
 
 
 @st.composite
@@ -66,8 +68,29 @@ def test_a_plan_covers_every_row_once_and_keeps_groups_together(
 @settings(max_examples=60, deadline=None)
 def test_a_layout_puts_every_action_behind_its_context(given_groups: tuple[Group, ...], packed: bool) -> None:
     batch = collate(given_groups)
-    micro = lay_out(batch, range(batch.num_rows), packed=packed)
+    micro = Layout(batch).micro_batch(alone(batch), packed=packed)
     before = batch.tokens[batch.position[micro.actions] - 1]
     assert micro.input_ids.flatten()[micro.select].tolist() == before.tolist()
     assert micro.targets.tolist() == batch.tokens[batch.position[micro.actions]].tolist()
     assert sorted(micro.actions.tolist()) == list(range(batch.num_actions))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 5), st.integers(1, 200), st.sampled_from([1, 64, 4096]))
+@settings(max_examples=60, deadline=None)
+def test_rows_that_share_a_prompt_see_what_they_see_alone(seed: int, count: int, members: int, budget: int, hidden_size: int) -> None:
+    batch = collate(make_groups(count, members, seed=seed))
+    bundles = share_prompts(batch, budget=budget, hidden_size=hidden_size)
+    assert sorted(row for bundle in bundles for row in bundle.rows) == list(range(batch.num_rows))
+    assert all(len(bundle.rows) == 1 or bundle.length <= budget for bundle in bundles)
+    micro = Layout(batch).micro_batch(bundles, packed=False)
+    assert micro.num_row_tokens == int(batch.input_lengths().sum())
+    assert micro.num_tokens == sum(bundle.length for bundle in bundles) <= micro.num_row_tokens
+    assert sorted(micro.actions.tolist()) == list(range(batch.num_actions))
+    width = micro.input_ids.shape[1]
+    for at, action in zip(micro.select.tolist(), micro.actions.tolist(), strict=True):
+        start, position = int(batch.offsets[batch.row[action]]), int(batch.position[action])
+        line, place = divmod(at, width)
+        seen = torch.arange(width) <= place if micro.attention_mask is None else micro.attention_mask[line, 0, place]
+        assert micro.input_ids[line, seen].tolist() == batch.tokens[start:position].tolist()
+        if micro.position_ids is not None:
+            assert micro.position_ids[line, seen].tolist() == list(range(position - start))

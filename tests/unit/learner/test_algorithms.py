@@ -156,6 +156,7 @@ def test_updates_equal_those_written_out(tiny_model: str) -> None:
     """Two epochs of two mini-batches, against a plain loop with torch's AdamW."""
     from transformers import AutoModelForCausalLM
 
+    from agentrl.learner.bundles import share_prompts
     from agentrl.learner.sharding import plan_updates
 
     algo = {"ppo_epochs": 2, "mini_batches": 2, "off_policy": "none", "advantage_estimator": "rloo"}
@@ -165,7 +166,8 @@ def test_updates_equal_those_written_out(tiny_model: str) -> None:
     learner.close()
 
     batch = collate(GROUPS)
-    plans = plan_updates(batch.input_lengths().tolist(), batch.row_group().tolist(), updates=2, ranks=1, budget=10**6, packed=False)
+    bundles = share_prompts(batch, budget=10**6, hidden_size=32)
+    plans = plan_updates([b.length for b in bundles], [b.group for b in bundles], updates=2, ranks=1, budget=10**6, packed=False)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
     n = 3.0
@@ -183,7 +185,7 @@ def test_updates_equal_those_written_out(tiny_model: str) -> None:
         old = torch.cat([score(row)[1] for row in range(batch.num_rows)])
     for _ in range(2):
         for plan in plans:
-            parts = [score(row) for row in plan.rows]
+            parts = [score(row) for place in plan.rows for row in bundles[place].rows]
             at, new = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
             ratio = (new - old[at]).exp()
             loss = torch.maximum(-ratio * advantages[at], -ratio.clamp(0.8, 1.2) * advantages[at]).mean()
@@ -360,9 +362,10 @@ def test_a_model_that_scales_its_logits_is_scored_with_the_scale(tiny_model: str
     learner = started(str(tmp_path), algo={"mini_batches": 2})
     batch = collate(GROUPS)
     state = learner._started
-    from agentrl.learner.layout import lay_out
+    from agentrl.learner.bundles import alone
+    from agentrl.learner.layout import Layout
 
-    micro = lay_out(batch, range(batch.num_rows), packed=False)
+    micro = Layout(batch).micro_batch(alone(batch), packed=False)
     with torch.no_grad():
         found = state.models.policy(micro)[0]
         expected = logprobs(str(tmp_path))[1].gather(-1, batch.tokens[batch.position][:, None])[:, 0]

@@ -67,11 +67,13 @@ def test_no_correction_depends_on_micro_batches(tiny_model: str, preset: str) ->
 
 
 def test_packed_rows_give_the_gradient_of_padded_ones(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentrl.learner import layout, step
+    from agentrl.learner.layout import Layout
 
-    padded = gradients(make_settings(tiny_model), GROUPS)
-    monkeypatch.setattr(step, "lay_out", lambda batch, rows, packed: layout.lay_out(batch, rows, packed=True))
-    assert largest_difference(padded, gradients(make_settings(tiny_model), GROUPS)) < 1e-5
+    settings = make_settings(tiny_model, learner={"share_prompts": False})
+    padded = gradients(settings, GROUPS)
+    lay_out = Layout.micro_batch
+    monkeypatch.setattr(Layout, "micro_batch", lambda self, bundles, packed: lay_out(self, bundles, packed=True))
+    assert largest_difference(padded, gradients(settings, GROUPS)) < 1e-5
 
 
 def test_order_of_groups_does_not_matter(tiny_model: str) -> None:
