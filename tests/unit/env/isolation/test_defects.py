@@ -82,7 +82,8 @@ async def test_a_defect_ends_its_own_episode_and_no_other(kind: str, tmp_path: P
     ],
 )
 async def test_what_grows_without_end_meets_a_limit(action: str, message: str) -> None:
-    async with pool(step_s=20.0) as processes:
+    limits = SMALL if action == "spin" else replace(SMALL, cpu_s=20.0)  # the limit that is meant must be the one that is met first
+    async with pool(step_s=20.0, limits=limits) as processes:
         sibling, bad = processes.session(), processes.session()
         await sibling.reset(task(), 7)
         await bad.reset(task(), 7)
