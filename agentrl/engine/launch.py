@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import AutoConfig
 from vllm import ModelRegistry
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from agentrl.core.types import Sampling
 from agentrl.engine.core_stats import with_core_stats
 from agentrl.engine.inprocess import in_process_llm
 from agentrl.engine.settings import CPU_CONTEXT_LIMIT, EngineSettings
@@ -31,6 +34,32 @@ def build(settings: EngineSettings) -> AsyncLLM:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # vLLM reads every attribute of every module, deprecated ones too
         return in_process_llm(lambda: AsyncLLM.from_engine_args(arguments))
+
+
+def sampling_params(sampling: Sampling, *, max_tokens: int, end_ids: Sequence[int], seed: int | None) -> SamplingParams:
+    """One request's settings in vLLM's form.
+
+    Args:
+        sampling: What the caller asked for.
+        max_tokens: Most tokens to sample.
+        end_ids: Tokens that end a turn, beside those in `sampling`.
+        seed: Of the request; `None`: not reproducible.
+    """
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=max_tokens,
+        stop=list(sampling.stop),
+        include_stop_str_in_output=True,
+        stop_token_ids=[*end_ids, *sampling.stop_token_ids],
+        seed=seed,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,  # made for this request alone; a deep copy takes longer than everything else here
+    )
 
 
 def _inspect_here(config: Any) -> None:

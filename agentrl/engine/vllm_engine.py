@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,7 @@ class VllmEngine:
         self._settings = settings
         self._meter = UsageMeter()
         self._llm: Any = None
+        self._make_params: Callable[..., Any]
         self._dead: str | None = None
         self._publishing = asyncio.Lock()
         self._connection: Any = None
@@ -149,6 +150,7 @@ class VllmEngine:
     def _load(self) -> None:
         with without_gc():
             from agentrl.engine import launch
+        self._make_params = launch.sampling_params
         self._llm = launch.build(self._settings)  # not returned: something in vLLM's start keeps the caller's future alive
 
     def _running(self) -> Any:
@@ -181,23 +183,8 @@ class VllmEngine:
         return final
 
     def _params(self, sampling: Sampling, room: int) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        return SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=min(sampling.max_tokens, room),
-            stop=list(sampling.stop),
-            include_stop_str_in_output=True,
-            stop_token_ids=[*self._end_ids, *sampling.stop_token_ids],
-            seed=self._settings.seed if sampling.seed is None else sampling.seed,
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=bool(sampling.stop),
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        seed = self._settings.seed if sampling.seed is None else sampling.seed
+        return self._make_params(sampling, max_tokens=min(sampling.max_tokens, room), end_ids=self._end_ids, seed=seed)
 
     @contextlib.contextmanager
     def _vllm_errors(self, request_id: str) -> Iterator[None]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agentrl.core.errors import EnvLoadError
@@ -55,7 +55,7 @@ def roster_of(cls: type[Any], source: str = "") -> Roster:
         cls: A class that passed `check_roster`.
         source: The file it is defined in, for messages.
     """
-    env = f"{Path(source).name}: {cls.__name__}"
+    env = f"{os.path.basename(source)}: {cls.__name__}"
     agents = named_agents(cls)
     if not agents:
         return Roster(env=env, rendered=is_instance(cls))
