@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
+from agentrl.env.check import findings
 from agentrl.env.check.findings import Severity
 from agentrl.env.check.reference import DOCS, with_table
 from agentrl.env.check.rules import RULES, rule
@@ -18,6 +20,20 @@ ELSEWHERE = {"slow-calls", "flat-groups", "reward-unseen", "score-clipped", "tem
 
 def test_the_table_is_the_one_of_the_rules() -> None:
     assert with_table(PAGE) == PAGE, "run python -m agentrl.env.check.reference"
+
+
+def named_in_code() -> set[str]:
+    """Rules that the checks name where they report something."""
+    nodes = [node for path in Path(findings.__file__).parent.glob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) == 3]
+    reports = [call.args[0] for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in ("found", "add")]
+    return {str(name.value) for name in reports if isinstance(name, ast.Constant)}
+
+
+def test_whatever_can_be_found_is_on_the_page() -> None:
+    named = named_in_code()
+    assert len(named) > 40
+    assert named <= set(re.findall(r"^\| `([a-z-]+)` \|", PAGE, re.MULTILINE))
 
 
 def test_the_example_finds_what_the_page_shows(tmp_path: Path) -> None:
