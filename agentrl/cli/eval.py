@@ -112,9 +112,8 @@ def _keep_partial(output: Path, request: Request, tasks: Sequence[Task], console
         comparison = compare(model.outcomes, baseline.outcomes, solved_at=config.eval.eval_pass_score, seed=config.run.seed)
     _write(output, request, tasks, model, baseline, comparison, partial=True)
     counts = " and ".join(f"{len(part.outcomes)} of {len(tasks)} tasks" for part in measured)
-    console.print(
-        Text(f"\ninterrupted after {counts}; those that take long are missing, so these figures are not those of all", style="bold")
-    )
+    words = f"\ninterrupted after {counts}; those that take long are missing, so these figures are not those of all"
+    console.print(Text(words, style="bold"), soft_wrap=True)
     _show(console, output, model, baseline, comparison)
 
 
