@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import re
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,21 +12,20 @@ from typing import Any
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.env.adapters.gem import load_gem
-from agentrl.env.adapters.gymnasium import load_gym
+from agentrl.env.adapters.gym_spec import load_gym
 from agentrl.env.adapters.nemo_gym import load_nemo_gym
 from agentrl.env.adapters.openenv import load_openenv
 from agentrl.env.adapters.reasoning_gym import load_reasoning_gym
 from agentrl.env.adapters.textarena import load_textarena
 from agentrl.env.agent import AgentClass, AgentInstance
 from agentrl.env.executor import Executor, check_executor
+from agentrl.env.modules import FLAG, FORMS, import_file, import_module, suggest
 from agentrl.env.openrlhf import agents as openrlhf
 from agentrl.env.openrlhf.executor import as_executor
 from agentrl.env.openrlhf.play import Play
 from agentrl.env.rewards.function import is_reward, load_reward_servers, reward_environment
 from agentrl.env.roster import check_roster
 
-FLAG = "--agent"
-FORMS = "Give file.py, file.py:Name, package.module:Name or SUITE:ID with gym, reasoning-gym, textarena, gem, nemo-gym or openenv."
 REWARDS = ("reward_func", "reward")
 """Names that a file gives to its reward, if it has no environment."""
 
@@ -96,19 +87,6 @@ def load_agent(spec: str) -> AgentSpec:
     return AgentSpec(spec=full, root=root, name=cls.__name__, source=_source(cls))
 
 
-def load_value(spec: str, name: str) -> Any:
-    """What ``file.py:name`` stands for, which is part of the specification `spec`.
-
-    Raises:
-        EnvLoadError: If there is no such file or name.
-    """
-    path, _, attribute = name.rpartition(":")
-    module = _import_file(spec, Path(path).expanduser())
-    if not hasattr(module, attribute):
-        raise EnvLoadError(FLAG, spec, f"there is no {attribute!r} in {path}", _suggest(attribute, vars(module)) or "Write file.py:name.")
-    return getattr(module, attribute)
-
-
 @lru_cache
 def _load(spec: str, root: str) -> tuple[str, AgentClass]:
     """The name that was chosen and the class that it stands for."""
@@ -116,7 +94,7 @@ def _load(spec: str, root: str) -> tuple[str, AgentClass]:
     if scheme in SCHEMES:
         return "", SCHEMES[scheme](spec)
     file, name = _split_file(spec)
-    module = _import_file(spec, file) if file is not None else _import_module(spec, root)
+    module = import_file(spec, file) if file is not None else import_module(spec, root)
     name = name or (spec.partition(":")[2] if file is None else "")
     name = name or _only(spec, module)
     return name, _named(spec, module, name)
@@ -134,81 +112,11 @@ def _split_file(spec: str) -> tuple[Path | None, str]:
     return None, name
 
 
-def _import_file(spec: str, file: Path) -> ModuleType:
-    if not file.is_file():
-        what = "is a folder" if file.is_dir() else "there is no such file"
-        names = [path.name for path in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        raise EnvLoadError(FLAG, spec, what, _suggest(file.name, names) or FORMS)
-    digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()
-    stem = re.sub(r"\W", "_", file.stem)
-    name = f"agentrl_user_{stem}_{digest}"
-    found = importlib.util.spec_from_file_location(name, file.resolve())
-    if found is None or found.loader is None:
-        raise EnvLoadError(FLAG, spec, "is not a Python file", FORMS)
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
-    try:
-        with _search_first(str(file.resolve().parent)), _user_import(spec), openrlhf.importable():
-            found.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _import_module(spec: str, root: str) -> ModuleType:
-    name, colon, _ = spec.partition(":")
-    if not colon or not all(part.isidentifier() for part in name.split(".")):
-        raise EnvLoadError(FLAG, spec, "is neither a file nor package.module:Name", FORMS)
-    with _search_first(root), _user_import(spec), openrlhf.importable():
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not (name + ".").startswith(error.name + "."):
-                raise
-            raise EnvLoadError(FLAG, spec, f"there is no module {error.name!r} here or in {root}", FORMS) from None
-
-
-@contextmanager
-def _search_first(folder: str) -> Iterator[None]:
-    """Import from `folder` first, and afterwards last, so that imports inside functions still find neighbours."""
-    sys.path.insert(0, folder)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-        if folder not in sys.path:
-            sys.path.append(folder)
-
-
-@contextmanager
-def _user_import(spec: str) -> Iterator[None]:
-    try:
-        yield
-    except EnvLoadError:
-        raise
-    except SyntaxError as error:
-        raise EnvLoadError(FLAG, spec, f"{error.msg} ({error.filename}, line {error.lineno})", "Correct the file.") from error
-    except (Exception, SystemExit) as error:
-        where = _last_user_frame(error)
-        problem = f"importing it raised {type(error).__name__}: {error} ({where})"
-        remedy = f"Install the package that provides {error.name!r}." if isinstance(error, ModuleNotFoundError) else "Correct the file."
-        raise EnvLoadError(FLAG, spec, problem, remedy) from error
-
-
-def _last_user_frame(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
-    frame = (own or list(frames))[-1]
-    return f"{frame.filename}, line {frame.lineno}"
-
-
 def _named(spec: str, module: ModuleType, name: str) -> AgentClass:
     value = getattr(module, name, None)
     if value is None:
         classes = [cls.__name__ for cls in _classes(module) if _has_step(cls)] + _rewards(module)
-        remedy = _suggest(name, classes) or (f"There is {', '.join(classes)}." if classes else FORMS)
+        remedy = suggest(name, classes) or (f"There is {', '.join(classes)}." if classes else FORMS)
         raise EnvLoadError(FLAG, spec, f"there is no {name!r} in it", remedy)
     if openrlhf.is_executor(value):
         return _executed(spec, module, value)
@@ -305,12 +213,7 @@ def _has_step(cls: AgentClass) -> bool:
 
 def _similar_method(cls: AgentClass, method: str) -> str:
     methods = [name for name, value in vars(cls).items() if callable(value) and not name.startswith("__")]
-    return _suggest(method, methods) or f"Add a method {method}(self, state)."
-
-
-def _suggest(name: str, candidates: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(candidates), n=1)
-    return f"Did you mean {close[0]}?" if close else ""
+    return suggest(method, methods) or f"Add a method {method}(self, state)."
 
 
 def _source(cls: AgentClass) -> str:

@@ -19,6 +19,7 @@ from agentrl.core.types import Message, Prompt, Task
 from agentrl.env.adapters.gymnasium import last_word
 from agentrl.env.adapters.specs import import_suite, seeded_tasks, split_spec, take_count
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
+from agentrl.env.modules import load_value
 from agentrl.env.remote.wire import check_url, excerpt
 from agentrl.env.results import number
 
@@ -276,8 +277,6 @@ def load_openenv(spec: str) -> type[OpenEnvEnv]:
 
 def _formatter(spec: str, name: str) -> Formatter:
     """The function that ``file.py:function`` names."""
-    from agentrl.env.load import load_value
-
     function = load_value(spec, name)
     if not callable(function):
         raise EnvLoadError("--agent", spec, f"{name} is a {type(function).__name__}, not a function", "Name a function of the observation.")

@@ -15,6 +15,7 @@ from agentrl.env.agent import AgentInstance, ResetState, StepResult, StepState
 from agentrl.env.boundary import Threads
 from agentrl.env.results import number
 from agentrl.env.rewards.answers import read_answer
+from agentrl.env.rewards.reward import Reward
 
 RewardFunction: TypeAlias = Callable[..., Any]
 """``reward(completion, label)``, or ``reward_func(queries, prompts, labels)``; plain or async."""
@@ -22,22 +23,6 @@ RewardFunction: TypeAlias = Callable[..., Any]
 FORMS = "Write reward(completion, label) -> float, or reward_func(queries, prompts, labels) -> {'rewards': [...]}."
 BATCH_PARAMETERS = ("queries", "prompts", "labels")
 MIXED_THREADS = 16
-
-
-class Reward:
-    """Judges the answer to a task. Whoever uses it calls `open` before and `close` after, any number of times."""
-
-    is_async = False
-
-    def open(self) -> None:
-        """Another user."""
-
-    async def close(self) -> None:
-        """One user fewer; after the last, what is shared between them is released."""
-
-    def judge(self, state: StepState) -> Any:
-        """A `StepResult` that ends the episode, or an awaitable of one if `is_async`."""
-        raise NotImplementedError
 
 
 class FunctionReward(Reward):
@@ -171,7 +156,7 @@ def remote_reward(*urls: str, timeout_s: float = 45.0, batch_size: int = 64) -> 
     Raises:
         ConfigError: If an address cannot be used.
     """
-    from agentrl.env.rewards.server import RemoteReward
+    from agentrl.env.rewards.server import RemoteReward  # only now: it takes httpx, as long to import as half of agentrl
 
     return RemoteReward(urls, timeout_s=timeout_s, batch_size=batch_size)
 
