@@ -13,8 +13,9 @@ import gc
 import json
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,10 @@ from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.worker import EpisodeWorker
 from agentrl.track.tracker import RunTracker, open_tracker
 from tests.unit.rollout.templates import tokenizer
+
+ENGINES, ENV_THREADS, LOOP_THREADS = 2, 4, 2
+POOLS = {"agentrl-env": ENGINES * ENV_THREADS, "asyncio": LOOP_THREADS}
+"""The pools of threads by name, with all the threads they may have: a pool starts one when it finds the others busy, however late."""
 
 ENV = """
 from agentrl import AgentInstance, StepResult, Task
@@ -73,15 +78,24 @@ class Watch:
         self.on_stage, self.on_group = tracker.on_stage, tracker.on_group
         self._tracker, self._process = tracker, psutil.Process()
         self.rows: list[tuple[int, int, int, int]] = []
+        self.pools: Counter[str] = Counter()
 
     def on_step(self, metrics: Mapping[str, float]) -> None:
         self._tracker.on_step(metrics)
-        if int(metrics["step"]) % 10 == 0:
-            tasks = len(asyncio.all_tasks())
-            self.rows.append((self._process.memory_info().rss, self._process.num_fds(), tasks, threading.active_count()))
+        tasks, pools = len(asyncio.all_tasks()), pooled()
+        self.pools |= pools
+        threads = self._process.num_threads() - pools.total()  # also those that Python knows nothing of
+        self.rows.append((self._process.memory_info().rss, self._process.num_fds(), tasks, threads))
+
+
+def pooled() -> Counter[str]:
+    """How many threads each of the pools has."""
+    names = (thread.name.partition("_")[0] for thread in threading.enumerate())
+    return Counter(name for name in names if name in POOLS)
 
 
 async def main(folder: Path, steps: int) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(LOOP_THREADS, thread_name_prefix="asyncio"))
     tokenizer("chatml").save_pretrained(folder / "model")
     (folder / "model" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 512}')
     (folder / "env.py").write_text(ENV)
@@ -99,6 +113,8 @@ async def main(folder: Path, steps: int) -> None:
         "all",
         "--save-every",
         "20",
+        "--env-threads",
+        str(ENV_THREADS),
     ]
     config = load_config([*words, *sizes, "--model", str(folder / "model")])
     agent = load_agent(config.run.agent)
@@ -115,7 +131,7 @@ async def main(folder: Path, steps: int) -> None:
     learner = Learner()
     tracker = open_tracker(config, folder / "run", title="long")
     watch = Watch(tracker)
-    pool = RolloutPool({f"engine-{i}": await worker() for i in range(2)}, Supervision(respawn=respawn, check_every_s=0.2))
+    pool = RolloutPool({f"engine-{i}": await worker() for i in range(ENGINES)}, Supervision(respawn=respawn, check_every_s=0.2))
     result = await train(
         settings=flow_settings(config),
         pool=pool,
@@ -128,7 +144,8 @@ async def main(folder: Path, steps: int) -> None:
     await pool.close()
     tracker.finish(ledger=result.counts.metrics())
     gc.collect()
-    print(json.dumps({"steps": result.steps, "seconds": result.seconds, "ledger": result.counts.metrics(), "rows": watch.rows}))
+    seen = {"rows": watch.rows, "pools": {name: (watch.pools[name], most) for name, most in POOLS.items()}}
+    print(json.dumps({"steps": result.steps, "seconds": result.seconds, "ledger": result.counts.metrics(), **seen}))
 
 
 if __name__ == "__main__":
