@@ -1,8 +1,9 @@
 """agentrl and TRL's GRPOTrainer on the same task, on the CPU: episodes per second, and time to a reward.
 
-    python -m tests.benchmarks.trl_side_by_side [--seeds 1 2 3] [--steps N] [--systems NAME ...]
+    python -m tests.benchmarks.trl_side_by_side [--task rules|bare] [--seeds 1 2 3] [--steps N] [--systems NAME ...]
 
-Both train the bundled model in float32 on ``envs/arithmetic.py``: the same questions as chat messages, the same reward, 16
+Both train the bundled model in float32 on the questions of ``envs/arithmetic.py``, as chat messages, alone (``bare``, 11 tokens) or
+after a system prompt (``rules``, 176 tokens in all; `tests.benchmarks._rules`): the same reward, 16
 questions with 8 answers each a step, one update a step, at most 8 tokens an answer, group-normalised advantages, the clipped loss as
 a mean over tokens, the same AdamW. Every run is a process of its own; they take turns. Start-up is measured apart.
 """
@@ -23,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.assets import tiny_model_path
-from agentrl.core.types import Task
+from agentrl.core.types import Prompt, Task
 from agentrl.env.agent import StepState
 from agentrl.env.load import load_agent
 from tests.e2e.runs import ENVS, ROOT, command
 
-AGENT = str(ENVS / "arithmetic.py")
+AGENTS = {"rules": f"{Path(__file__).with_name('_rules.py')}:WithRules", "bare": str(ENVS / "arithmetic.py")}
 GROUPS, SAMPLES, NEW_TOKENS, LEARNING_RATE = 16, 8, 8, 5e-4
 THRESHOLD, WINDOW = 0.9, 5
 DEADLINE_S = 900
@@ -55,6 +56,9 @@ class System:
 SYSTEMS = {
     "trl": System(f"TRL, {CORES} threads", None, CORES),
     "trl-1": System("TRL, 1 thread", None, 1),
+    "trl-micro": System(
+        f"TRL, {CORES} threads, micro-batches of 16", None, CORES, '{"per_device_train_batch_size": 16, "gradient_accumulation_steps": 8}'
+    ),
     "trl-cb": System("TRL, continuous batching", None, CORES, '{"use_transformers_continuous_batching": true}'),
     "sync": System(f"agentrl, synchronous, {CORES} threads", (), CORES),
     "async": System("agentrl, `--async`, 1 thread a process", ("--async",), 1),
@@ -90,16 +94,26 @@ class Result:
         return statistics.fmean(self.rewards[step - WINDOW + 1 : step + 1])
 
 
-def run(system: System, seed: int, steps: int) -> Result:
+def run(system: System, task: str, seed: int, steps: int) -> Result:
     """One run in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         if system.flags is None:
-            words = [sys.executable, "-m", "tests.benchmarks.trl_side_by_side", "--child", folder, "--options", system.options]
+            words = [
+                sys.executable,
+                "-m",
+                "tests.benchmarks.trl_side_by_side",
+                "--child",
+                folder,
+                "--task",
+                task,
+                "--options",
+                system.options,
+            ]
             words += ["--seeds", str(seed), "--steps", str(steps)]
         else:
             sizes = ("--groups-per-step", GROUPS, "--n-samples-per-prompt", SAMPLES, "--max-new-tokens", NEW_TOKENS)
             rest = ("--learning-rate", LEARNING_RATE, "--seed", seed, "--num-steps", steps, "--record", "none", "--no-save-model")
-            words = command("train", "--agent", AGENT, "--run-dir", f"{folder}/run", *map(str, (*sizes, *rest)), *system.flags)
+            words = command("train", "--agent", AGENTS[task], "--run-dir", f"{folder}/run", *map(str, (*sizes, *rest)), *system.flags)
         begin = time.perf_counter()
         # Nothing is looked up on the network: everything is local.
         env = {**os.environ, "OMP_NUM_THREADS": str(system.threads), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
@@ -118,7 +132,7 @@ def read(folder: Path, seconds: float) -> Result:
     return Result([float(row["reward/mean"]) for row in rows], times, seconds - times[-1])
 
 
-def train_with_trl(folder: Path, seed: int, steps: int, options: dict[str, Any]) -> None:
+def train_with_trl(folder: Path, task: str, seed: int, steps: int, options: dict[str, Any]) -> None:
     """GRPOTrainer with the settings above; metrics go to `folder`."""
     import torch
     from datasets import Dataset
@@ -126,7 +140,7 @@ def train_with_trl(folder: Path, seed: int, steps: int, options: dict[str, Any])
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    env = load_agent(AGENT).load()
+    env = load_agent(AGENTS[task]).load()
     tasks: list[Task] = list(env.tasks())
     rewards: list[float] = []
 
@@ -152,8 +166,6 @@ def train_with_trl(folder: Path, seed: int, steps: int, options: dict[str, Any])
         output_dir=str(folder),
         seed=seed,
         max_steps=steps,
-        per_device_train_batch_size=GROUPS * SAMPLES,
-        gradient_accumulation_steps=1,
         num_generations=SAMPLES,
         max_completion_length=NEW_TOKENS,
         learning_rate=LEARNING_RATE,
@@ -178,9 +190,9 @@ def train_with_trl(folder: Path, seed: int, steps: int, options: dict[str, Any])
         logging_strategy="no",
         disable_tqdm=True,
         dataloader_pin_memory=False,
-        **options,
+        **{"per_device_train_batch_size": GROUPS * SAMPLES, "gradient_accumulation_steps": 1, **options},
     )
-    data = Dataset.from_list([{"prompt": [{"role": "user", "content": task.prompt}], "label": task.label} for task in tasks])
+    data = Dataset.from_list([{"prompt": _messages(task.prompt), "label": task.label} for task in tasks])
     tokenizer = AutoTokenizer.from_pretrained(str(tiny_model_path()))
     trainer = GRPOTrainer(
         model=str(tiny_model_path()), reward_funcs=reward, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[Clock()]
@@ -188,27 +200,35 @@ def train_with_trl(folder: Path, seed: int, steps: int, options: dict[str, Any])
     trainer.train()
 
 
+def _messages(prompt: Prompt) -> list[Any]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+
+
 def table(results: dict[str, list[Result]]) -> str:
-    """Markdown; ratios are medians over the seeds of runs next to each other."""
+    """Markdown; ratios are to the best of TRL's runs with the same seed, medians over the seeds."""
     lines = [
         f"| | episodes/s | ratio | seconds to a reward of {THRESHOLD} | ratio | reward, last {WINDOW} steps | start-up and end, s |",
         "|---|---|---|---|---|---|---|",
     ]
-    base = next(iter(results.values()))
+    theirs = list(zip(*(runs for name, runs in results.items() if SYSTEMS[name].flags is None), strict=True))
     for name, runs in results.items():
-        speed = [a.episodes_per_s / b.episodes_per_s for a, b in zip(runs, base, strict=False)]
-        waits = [(a.to_threshold_s, b.to_threshold_s) for a, b in zip(runs, base, strict=False)]
-        ratios = [theirs / own for own, theirs in waits if own and theirs]
+        speed = [run.episodes_per_s / max(r.episodes_per_s for r in trl) for run, trl in zip(runs, theirs, strict=False)]
+        best = [min(filter(None, (r.to_threshold_s for r in trl)), default=None) for trl in theirs]
+        ratios = [b / run.to_threshold_s for run, b in zip(runs, best, strict=False) if run.to_threshold_s and b]
         cells = (
             _each([r.episodes_per_s for r in runs], 0),
-            f"{statistics.median(speed):.1f}",
+            _ratio(speed),
             _each([r.to_threshold_s for r in runs], 1),
-            f"{statistics.median(ratios):.1f}" if ratios else "",
+            _ratio(ratios),
             _each([r.recent(len(r.rewards) - 1) for r in runs], 2),
             _each([r.start_s for r in runs], 0),
         )
         lines.append(f"| {SYSTEMS[name].name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _ratio(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.1f}" if values else ""
 
 
 def _each(values: Sequence[float | None], digits: int) -> str:
@@ -218,20 +238,21 @@ def _each(values: Sequence[float | None], digits: int) -> str:
 def main() -> None:
     """Compare, or be one of TRL's runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=list(AGENTS), default="rules", help="with a system prompt, or without")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=["trl", "sync", "async"], help="ratios are to the first")
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=["trl", "trl-micro", "sync", "async"])
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--options", type=json.loads, default={}, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        train_with_trl(options.child, options.seeds[0], options.steps, options.options)
+        train_with_trl(options.child, options.task, options.seeds[0], options.steps, options.options)
         return
-    print(f"{CORES} cores, load {os.getloadavg()[0]:.1f}; {options.steps} steps of {GROUPS} x {SAMPLES} episodes, seeds {options.seeds}")
+    print(f"task {options.task}, {options.steps} steps of {GROUPS} x {SAMPLES} episodes, seeds {options.seeds}, {CORES} cores")
     results: dict[str, list[Result]] = {name: [] for name in options.systems}
     for seed in options.seeds:
         for name in options.systems:
-            result = run(SYSTEMS[name], seed, options.steps)
+            result = run(SYSTEMS[name], options.task, seed, options.steps)
             results[name].append(result)
             print(f"  {name}, seed {seed}: {result.episodes_per_s:.0f} episodes/s, load {os.getloadavg()[0]:.1f}", flush=True)
     print(table(results))
