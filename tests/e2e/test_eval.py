@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.runs import ENVS, SMALL, Run, start, succeeded, train
 from tests.e2e.test_demo import demo_command
-from tests.e2e.test_resume import kill_after, weights
+from tests.e2e.test_resume import kill_in_each_part, weights
 from tests.e2e.test_train import untimed
 
 pytestmark = pytest.mark.timeout(900)
@@ -200,8 +200,7 @@ def test_two_engines_on_ray(tmp_path: Path) -> None:
 def test_the_best_model_survives_kills(tmp_path: Path) -> None:
     arguments = (*LOCAL, *EVALUATED, "--num-steps", "12")
     once = succeeded(train(tmp_path / "once", *arguments))
-    killed = [kill_after(tmp_path / "killed", 0.4 * number, *arguments) for number in range(3)]
-    assert sum(killed) >= 2
+    kill_in_each_part(tmp_path / "killed", 3, once, *arguments)
     again = succeeded(train(tmp_path / "killed", "--resume", "auto", *arguments))
     assert training_only(again) == training_only(once)
     assert [row.get("eval/score") for row in again.metrics] == [row.get("eval/score") for row in once.metrics]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
@@ -13,45 +12,45 @@ import pytest
 from tests.e2e.runs import ENVS, SMALL, Run, start, succeeded, train
 from tests.e2e.test_train import untimed
 from tests.faults.report import Saw
+from tests.faults.support import disturbed, kill, lines, until
 
 pytestmark = pytest.mark.timeout(900)
 
 LOCAL = ("--runtime", "local", "--save-every", "2", *SMALL)
 
 
-def kill_after(directory: Path, seconds: float, *args: str) -> bool:
-    """Start or continue the run, and kill it this long after its metrics begin to grow; whether it was still running."""
-    process = start("train", "--resume", "auto", "--run-dir", str(directory), "--agent", str(ENVS / "arithmetic.py"), *args)
-    metrics, deadline = directory / "metrics.jsonl", time.monotonic() + 200
-    while not (directory / "config.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    before = metrics.stat().st_size if metrics.exists() else 0
-    while process.poll() is None and time.monotonic() < deadline:
-        if metrics.exists() and metrics.stat().st_size > before:
-            break
-        time.sleep(0.02)
-    time.sleep(seconds)
-    running = process.poll() is None
-    if running:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    return running
+def kill_at(directory: Path, step: int, moment: float, *args: str) -> int:
+    """Start or continue the run, and kill it a moment after it has told of this step; the steps that it has told of by then."""
+    metrics = directory / "metrics.jsonl"
+    step = max(step, len(lines(metrics)) + 1)  # what the life before has told is there until this one has rewound it
+    with disturbed("--resume", "auto", "--run-dir", str(directory), "--agent", str(ENVS / "arithmetic.py"), *args) as process:
+        until(process, lambda: len(lines(metrics)) >= step)
+        time.sleep(moment)
+        kill(process)
+    return len(lines(metrics))
 
 
 def weights(run: Run) -> bytes:
     return (run.directory / "model" / "model.safetensors").read_bytes()
 
 
-def same_after_kills(folder: Path, kills: int, num_steps: int) -> None:
+def kill_in_each_part(directory: Path, kills: int, once: Run, *args: str) -> list[int]:
+    """Kill a run like `once` at a random moment of each of so many equal parts, and leave it alone in one more; the steps it was at."""
+    part, step_s = once.summary["steps"] // (kills + 1), once.summary["time"]["loop_s"] / once.summary["steps"]
+    steps = [kill * part + random.randint(1, part) for kill in range(kills)]
+    return [kill_at(directory, step, random.uniform(0.0, step_s), *args) for step in steps]
+
+
+def same_after_kills(folder: Path, kills: int, num_steps: int) -> list[int]:
     arguments = (*LOCAL, "--num-steps", str(num_steps))
     once = succeeded(train(folder / "once", *arguments))
-    killed = [kill_after(folder / "killed", random.uniform(0.0, 1.5), *arguments) for _ in range(kills)]
-    assert sum(killed) > kills / 2  # the last ones may come too late
+    killed = kill_in_each_part(folder / "killed", kills, once, *arguments)
     again = succeeded(train(folder / "killed", "--resume", "auto", *arguments))
     assert weights(again) == weights(once)
     assert untimed(again) == untimed(once)
     assert again.summary["steps"] == num_steps
     assert not list((folder / "killed" / "checkpoints").glob(".*"))
+    return killed
 
 
 def test_one_kill_changes_nothing(tmp_path: Path) -> None:
@@ -84,5 +83,6 @@ def test_a_signal_saves_and_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.faults
 @pytest.mark.row(12, "10 times SIGKILL at random points of a synchronous run (real vLLM and DeepSpeed), resumed each time")
 def test_ten_kills_change_nothing(tmp_path: Path, saw: Saw) -> None:
-    same_after_kills(tmp_path, 10, 30)
-    saw("weights and metrics of all 30 steps equal those of the uninterrupted run, byte for byte")
+    killed = same_after_kills(tmp_path, 10, 50)
+    saw(f"{len(killed)} of 10 kills hit the running process, after steps {', '.join(map(str, killed))} of 50")
+    saw("weights and metrics of all 50 steps equal those of the uninterrupted run, byte for byte")

@@ -47,6 +47,13 @@ def until(process: subprocess.Popen[str], what: Callable[[], bool], seconds: flo
     return time.monotonic() - begin
 
 
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL to the run, which must not have ended before."""
+    os.killpg(process.pid, signal.SIGKILL)
+    output, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL, output
+
+
 def ended(process: subprocess.Popen[str], seconds: float) -> str:
     """What the run wrote, once it has ended in time."""
     try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +17,7 @@ from tests.e2e.runs import ENVS, SMALL, succeeded, train
 from tests.e2e.test_resume import weights
 from tests.e2e.test_train import untimed
 from tests.faults.report import Saw
-from tests.faults.support import checkpoints, disturbed, lines, until
+from tests.faults.support import checkpoints, disturbed, kill, lines, until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -71,16 +69,16 @@ def test_ten_kills_with_a_full_queue_skip_and_repeat_nothing(tmp_path: Path, saw
     agent.write_text(EPOCH)
     words = ("--agent", str(agent), "--run-dir", str(run_dir), "--resume", "auto", "--runtime", "local", "--async", *SIZES)
     words += ("--num-steps", str(STEPS), "--save-every", "1", "--record", "all", "--dynamic-filtering", "--max-failure-rate", "0.9")
-    depths = []
+    depths, steps = [], []
     for _ in range(KILLS):
         with disturbed(*words, faults="slow_train=1", folder=tmp_path) as process:
-            before = len(lines(tmp_path / "training.jsonl"))
-            until(process, lambda before=before: len(lines(tmp_path / "training.jsonl")) > before + 1)  # type: ignore[misc]
-            until(process, lambda: waiting(run_dir, tmp_path) >= FULL)
-            time.sleep(random.uniform(0.0, 0.3))
-            depths.append(waiting(run_dir, tmp_path))
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            begun = len(lines(tmp_path / "training.jsonl")) + random.randint(2, 3)  # the first of them is the one that was killed
+            until(process, lambda begun=begun: len(lines(tmp_path / "training.jsonl")) >= begun)  # type: ignore[misc]
+            moment = time.monotonic() + random.uniform(0.0, 1.0)
+            until(process, lambda moment=moment: time.monotonic() >= moment and waiting(run_dir, tmp_path) >= FULL)  # type: ignore[misc]
+            kill(process)
+        depths.append(waiting(run_dir, tmp_path))
+        steps.append(lines(tmp_path / "training.jsonl")[-1]["step"] + 1)
     run = succeeded(train(run_dir, *words[4:], agent=agent))
     records = lines(run_dir / "trajectories.jsonl")
     fates, done = kinds(run_dir), steps_trained(records, tmp_path)
@@ -91,7 +89,7 @@ def test_ten_kills_with_a_full_queue_skip_and_repeat_nothing(tmp_path: Path, saw
     assert (ledger["submitted"], ledger["in_flight"]) == (len(fates), 0)
     assert [row["step"] for row in run.metrics] == list(range(1, STEPS + 1))
     assert max(row["staleness/max"] for row in run.metrics) <= STALENESS
-    saw(f"queue at the kills: {', '.join(map(str, depths))} (full: {FULL})")
+    saw(f"killed in steps {', '.join(map(str, steps))} of {STEPS}; queue at the kills: {', '.join(map(str, depths))} (full: {FULL})")
     saw(f"{len(fates)} groups: {ledger['trained']} trained, {ledger['filtered']} filtered, {ledger['dropped']} dropped, 0 skipped, 0 twice")
 
 
@@ -130,8 +128,7 @@ def test_a_kill_during_a_save_leaves_the_checkpoints_before(tmp_path: Path, saw:
             until(process, lambda known=known: len(list((run_dir / "checkpoints").glob("step-*"))) > known)  # type: ignore[misc]
             until(process, lambda: bool(hidden(run_dir, "*" if moment == "random" else moment)))  # noqa: B023
             time.sleep(random.uniform(0.0, 1.0) if moment == "random" else 0.0)
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            kill(process)
         left.append(len(hidden(run_dir, "*")))
         complete = checkpoints(run_dir)  # each is what its manifest says
         latest = latest_checkpoint(run_dir)
