@@ -48,20 +48,3 @@ class SlowTalk(Talk):
     async def wait(self) -> None:
         """Wait that long."""
         await asyncio.sleep(MEDIAN_S * self._random.lognormvariate(0.0, SIGMA))
-
-
-class Words(AgentInstance):
-    """Asks for a number of words; the nearer the answer is to that number, the better. Answers are short and long ones."""
-
-    most: ClassVar[int] = 16
-
-    @classmethod
-    def tasks(cls) -> list[Task]:
-        """Every number up to the largest, asked for in several ways."""
-        ways = ("Write {} words.", "Say {} words.", "Give me {} words.", "{} words, please.")
-        return [Task(way.format(number), label=number, id=way.format(number)) for way in ways for number in range(1, cls.most + 1)]
-
-    def step(self, state: StepState) -> StepResult:
-        """1 for the right number of words, less by its share for each one missing or too many."""
-        off = abs(len(state.action_text.split()) - int(state.label)) / int(state.label)
-        return StepResult(max(0.0, 1.0 - off), terminated=True)
