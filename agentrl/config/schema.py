@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import tyro
 from annotated_types import Ge, Gt, Le, Lt
 
-from agentrl.config.ranges import Count, CountOrZero, Fraction, NonNegative, Positive
+from agentrl.config.ranges import Count, CountOrZero, Fraction, NonNegative, Positive, Temperature, TemperatureOrZero
 
 Estimator = Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"]
 GROUP_ESTIMATORS = frozenset({"reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"})
@@ -131,8 +131,8 @@ class RolloutConfig:
     """Tokens sampled in one turn at most."""
     max_episode_tokens: CountOrZero = 0
     """Tokens of a whole episode at most, prompt and observations included; 0: the context length."""
-    temperature: Positive = 1.0
-    """Sampling temperature; log-probabilities are those of the tempered distribution."""
+    temperature: Temperature = 1.0
+    """Sampling temperature, from 0.01 to 2; log-probabilities are those of the tempered distribution."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Nucleus sampling mass; below 1 the importance ratio is biased and a correction is refused."""
     top_k: CountOrZero = 0
@@ -362,8 +362,8 @@ class EvalConfig:
     """Evaluate once before the first step as well."""
     eval_samples: Count = 4
     """Episodes per task; pass@k is estimated for k up to this."""
-    eval_temperature: NonNegative | None = None
-    """Sampling temperature of evaluations; 0 takes the most likely token each time. Unset: ``--temperature``."""
+    eval_temperature: TemperatureOrZero | None = None
+    """Sampling temperature of evaluations, at most 2; 0 takes the most likely token each time. Unset: ``--temperature``."""
     eval_by: str = ""
     """Key of the tasks' metadata by which figures are given apart. Empty: ``kind``, else ``source``, where tasks have them."""
     eval_pass_score: Fraction = 1.0

@@ -25,6 +25,9 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2
+"""vLLM raises colder ones to the first without telling the learner, and refuses a request with a hotter one."""
+
 
 class Message(TypedDict, total=False):
     """One chat message, in the form that chat templates take.

@@ -12,12 +12,11 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from agentrl.core.errors import EnvResultError
-from agentrl.core.types import Message, Prompt
+from agentrl.core.types import MAX_TEMPERATURE, MIN_TEMPERATURE, Message, Prompt
 from agentrl.env.agent import ResetResult, StepResult
 
 MAX_TEXT = 2**20
 MAX_NAME = 200  # characters of a metric's name
-MIN_TEMPERATURE = 0.01  # vLLM raises colder ones to this, and the learner has to use the same
 MAX_MESSAGE = 2000  # characters of a user's exception that are shown
 MAX_NUMBER = 1e30  # sums of such numbers are still finite in float32
 SCORE_SLACK = 1e-6  # a float32 mean of ones may exceed 1 by this much
@@ -205,8 +204,8 @@ def _sampling_value(key: str, value: Any, where: str) -> Any:
 
 def _sampling_number(key: str, checked: float, value: Any, where: str) -> int | float:
     field = f"sampling[{key!r}]"
-    if key == "temperature" and not checked >= MIN_TEMPERATURE:
-        raise bad_result(where, field, value, f"must be at least {MIN_TEMPERATURE}, the coldest that engines sample at")
+    if key == "temperature" and not MIN_TEMPERATURE <= checked <= MAX_TEMPERATURE:
+        raise bad_result(where, field, value, f"must be from {MIN_TEMPERATURE} to {MAX_TEMPERATURE}, where engines sample")
     if key == "top_p" and not 0 < checked <= 1:
         raise bad_result(where, field, value, "must be above 0 and at most 1")
     if key in ("temperature", "top_p"):

@@ -112,6 +112,7 @@ def test_a_file_brings_settings(tmp_path: Path) -> None:
         ([*AGENT, "--output", "{}/done"], "--output", "already holds"),
         ([*AGENT, "--eval-samples", "0"], "--eval-samples", "greater than"),
         ([*AGENT, "--temperature", "-1"], "--eval-temperature", "greater than"),
+        ([*AGENT, "--temperature", "3"], "--eval-temperature", "less than"),
         ([*AGENT, "--seed", "-1"], "--seed", "greater than"),
         ([*AGENT, "--model", "{}/none/"], "--model", "no such directory"),
         ([*AGENT, "--prompts", "none.jsonl"], "--prompts", "no such file"),

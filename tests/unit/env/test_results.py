@@ -108,6 +108,7 @@ def test_a_misspelt_key_is_answered_with_the_nearest_one() -> None:
         ({"environment_images": "a.png"}, "images"),
         ({"sampling_params": {"temperature": 0}}, "sampling['temperature']"),
         ({"sampling_params": {"temperature": 0.001}}, "sampling['temperature']"),
+        ({"sampling_params": {"temperature": 2.1}}, "sampling['temperature']"),
         ({"sampling_params": {"seed": 2**63}}, "sampling['seed']"),
         ({"sampling_params": {"top_k": 2**31}}, "sampling['top_k']"),
         ({"sampling_params": {"top_p": 1.5}}, "sampling['top_p']"),
