@@ -38,6 +38,8 @@ from agentrl.track.tracker import RunTracker, open_tracker
 from tests.unit.rollout.templates import tokenizer
 
 ENGINES, ENV_THREADS, LOOP_THREADS = 2, 4, 2
+SIZES = ("--groups-per-step", "2", "--n-samples-per-prompt", "2", "--max-turns", "2", "--max-new-tokens", "12")
+SIZES += ("--record", "all", "--save-every", "20", "--env-threads", str(ENV_THREADS))
 POOLS = {"agentrl-env": ENGINES * ENV_THREADS, "asyncio": LOOP_THREADS}
 """The pools of threads by name, with all the threads they may have: a pool starts one when it finds the others busy, however late."""
 
@@ -100,23 +102,7 @@ async def main(folder: Path, steps: int) -> None:
     (folder / "model" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 512}')
     (folder / "env.py").write_text(ENV)
     words = ["--agent", str(folder / "env.py"), "--run-dir", str(folder / "run"), "--num-steps", str(steps), "--async"]
-    sizes = [
-        "--groups-per-step",
-        "2",
-        "--n-samples-per-prompt",
-        "2",
-        "--max-turns",
-        "2",
-        "--max-new-tokens",
-        "12",
-        "--record",
-        "all",
-        "--save-every",
-        "20",
-        "--env-threads",
-        str(ENV_THREADS),
-    ]
-    config = load_config([*words, *sizes, "--model", str(folder / "model")])
+    config = load_config([*words, *SIZES, "--model", str(folder / "model")])
     agent = load_agent(config.run.agent)
 
     async def worker() -> EpisodeWorker:
