@@ -123,10 +123,10 @@ def gradients(
     found: dict[str, torch.Tensor] = {}
     update = TrainEngine.update
 
-    def collect(engine: TrainEngine, learning_rate: float) -> Any:
+    def collect(engine: TrainEngine, learning_rate: float, **options: Any) -> Any:
         if not found:
             found.update({n: safe_get_full_grad(p).detach().clone().float() for n, p in engine.module.named_parameters()})
-        return update(engine, learning_rate)
+        return update(engine, learning_rate, **options)
 
     TrainEngine.update = collect  # type: ignore[method-assign]
     try:

@@ -92,6 +92,11 @@ class LearnerActor:
         result: TrainResult = self._rank.train(step, *groups)
         return result
 
+    def train_part(self, step: int, first: bool, last: bool, *groups: Any) -> TrainResult:
+        """A part of an optimizer step on every rank."""
+        result: TrainResult = self._rank.train_part(step, first, last, *groups)
+        return result
+
     def export_weights(self, version: int) -> WeightUpdate | None:
         """Make the weights available; rank 0 says how."""
         update: WeightUpdate | None = self._rank.export_weights(version)
@@ -168,6 +173,11 @@ class RayLearner:
     async def train(self, step: int, groups: Sequence[GroupRef]) -> TrainResult:
         """As `Learner.train`; references are resolved by the ranks, not here."""
         results: list[TrainResult] = await self._all("train", lambda rank: (step, *groups))
+        return results[0]
+
+    async def train_part(self, step: int, groups: Sequence[GroupRef], *, first: bool, last: bool) -> TrainResult:
+        """As `Learner.train_part`; references are resolved by the ranks, not here."""
+        results: list[TrainResult] = await self._all("train_part", lambda rank: (step, first, last, *groups))
         return results[0]
 
     async def export_weights(self, version: int) -> WeightUpdate:

@@ -10,6 +10,7 @@ from pathlib import Path
 from agentrl.config.check_data import DATA_RULES
 from agentrl.config.check_eval import EVAL_RULES
 from agentrl.config.check_isolation import ISOLATION_RULES
+from agentrl.config.check_parts import PART_RULES
 from agentrl.config.schema import CRITIC_ESTIMATORS, GROUP_ESTIMATORS, AlgoConfig, FlowConfig, TrainConfig
 from agentrl.core.devices import cuda_device_count
 from agentrl.core.errors import ConfigError
@@ -330,4 +331,5 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _colocated_pairs_match,
     *EVAL_RULES,
     *ISOLATION_RULES,
+    *PART_RULES,
 )

@@ -5,6 +5,7 @@ Order of arrival would break the staleness bound: slow groups would be overtaken
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -125,6 +126,32 @@ class GroupQueue:
         """Let nothing be taken any more; what is in the line stays there."""
         self._stopped = True
         self._wake()
+
+    async def oldest(self, count: int, step: int) -> list[Accepted]:
+        """Wait until the oldest `count` groups of the line are accepted; they stay in the line, and no other can come before them.
+
+        Args:
+            count: At most as many as a step takes.
+            step: The step that will take them.
+
+        Returns:
+            They; fewer, perhaps none, only when the queue is closed and nothing is left behind them; none after `stop`.
+
+        Raises:
+            StalenessError: As `take`.
+        """
+        while not self._stopped:
+            found = list(itertools.islice(self._window.values(), count))
+            if all(found) and (len(found) == count or self._closed):
+                break
+            self._changed = anyio.Event()
+            await self._changed.wait()
+        if self._stopped:
+            return []
+        groups = [group for group in found if group is not None]
+        for group in groups:
+            self._check_lag(group, step)
+        return groups
 
     async def take(self, step: int) -> Taken:
         """Wait until enough of the oldest groups are accepted, and remove all of these from the line.

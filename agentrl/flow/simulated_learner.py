@@ -46,6 +46,7 @@ class SimulatedLearner:
 
     def __init__(self, model: LearnerModel, seed: int = 0) -> None:
         self._model, self._rng = model, random.Random(f"{seed} learner")
+        self._noise = 1.0  # of the step under way
 
     async def start(self) -> None:
         """Nothing is to be loaded."""
@@ -55,6 +56,14 @@ class SimulatedLearner:
         tokens = sum(member.num_tokens for group in groups for member in group.trainable)
         seconds = self._model.train_s(tokens) * self._model.noise(self._rng)
         await asyncio.sleep(seconds + self._model.overhead_s)
+        return TrainResult(metrics={}, seconds=seconds)
+
+    async def train_part(self, step: int, groups: Sequence[GroupSummary], *, first: bool, last: bool) -> TrainResult:
+        """Take the time of the part's tokens, and with the last one that of what a step needs besides."""
+        tokens = sum(member.num_tokens for group in groups for member in group.trainable)
+        self._noise = self._model.noise(self._rng) if first else self._noise
+        seconds = (self._model.train_s(tokens) - (0.0 if last else self._model.step_s)) * self._noise
+        await asyncio.sleep(seconds + (self._model.overhead_s if last else 0.0))
         return TrainResult(metrics={}, seconds=seconds)
 
     async def export_weights(self, version: int) -> WeightUpdate:

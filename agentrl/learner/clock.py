@@ -20,8 +20,8 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._start = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        self._whole = 0.0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -34,8 +34,17 @@ class Clock:
                 torch.cuda.synchronize(self._device)
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begin
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time the block as part of the whole."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._whole += time.perf_counter() - begin
+
     def record(self, stats: MetricSums) -> None:
-        """Report ``time/<phase>_s`` and ``time/train_s``; of several ranks, the slowest counts."""
+        """Report ``time/<phase>_s`` and, of the whole, ``time/train_s``; of several ranks, the slowest counts."""
         for name, seconds in self._seconds.items():
             stats.high(f"time/{name}_s", seconds)
-        stats.high("time/train_s", time.perf_counter() - self._start)
+        stats.high("time/train_s", self._whole)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -10,6 +10,8 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from torch import Tensor, nn
 
 from agentrl.config.schema import LearnerConfig
@@ -112,11 +114,12 @@ class TrainEngine:
         # DeepSpeed averages gradients over ranks; the loss is a sum over them.
         self.engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
 
-    def update(self, learning_rate: float) -> UpdateResult:
+    def update(self, learning_rate: float, *, divisor: float = 1.0) -> UpdateResult:
         """Clip and apply the accumulated gradient, unless it is not finite.
 
         Args:
             learning_rate: For this update.
+            divisor: What the gradient is divided by before that, where it was not known yet when the losses were accumulated.
 
         Returns:
             The norm of the gradient, or that the update was skipped.
@@ -126,7 +129,7 @@ class TrainEngine:
         """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = self._update_plain() if self._plain else self._update_wrapped()
+        norm = self._update_plain(divisor) if self._plain else self._update_wrapped(divisor)
         self.skipped_in_a_row = 0 if norm is not None else self.skipped_in_a_row + 1
         if self.skipped_in_a_row >= self.config.max_nonfinite_steps:
             raise NonFiniteError(
@@ -140,8 +143,9 @@ class TrainEngine:
         """Whether DeepSpeed left the optimizer alone, and with it clipping's norm and the check for overflow."""
         return isinstance(self.engine.optimizer, torch.optim.Optimizer)
 
-    def _update_plain(self) -> float | None:
+    def _update_plain(self, divisor: float) -> float | None:
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
+        _divide(gradients, divisor)
         norm = float(torch.nn.utils.get_total_norm(gradients))
         if not _finite(norm):
             self.engine.zero_grad()
@@ -149,9 +153,21 @@ class TrainEngine:
         self.engine.step()
         return norm
 
-    def _update_wrapped(self) -> float | None:
-        self.engine.step()
-        return float(self.engine.get_global_grad_norm()) if self.engine.was_step_applied() else None
+    def _update_wrapped(self, divisor: float) -> float | None:
+        optimizer = self.engine.optimizer
+        if isinstance(optimizer, BF16_Optimizer):  # knows no loss scale, but has all gradients in flat float32 buffers
+            _divide(optimizer.fp32_groups_gradients_flat, divisor)
+            self.engine.step()
+        else:  # in a step, DeepSpeed divides gradients by the loss scale; in the backward passes it was 1
+            optimizer.loss_scale = divisor
+            try:
+                self.engine.step()
+            finally:
+                optimizer.loss_scale = 1.0
+        if not self.engine.was_step_applied():
+            return None
+        norm = float(self.engine.get_global_grad_norm())
+        return norm / divisor if isinstance(optimizer, FP16_UnfusedOptimizer) else norm  # this one reports it undivided
 
     def close(self) -> None:
         """Release DeepSpeed's hooks and buffers."""
@@ -208,6 +224,11 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
     for mine, theirs in zip(source.parameters(), target.parameters(), strict=True):
         with whole(mine) as tensor, whole(theirs, modify=True) as copy:
             copy.copy_(tensor)
+
+
+def _divide(gradients: Sequence[Tensor], divisor: float) -> None:
+    if divisor != 1.0 and gradients:
+        torch._foreach_div_(list(gradients), divisor)
 
 
 def _finite(value: float) -> bool:

@@ -11,11 +11,11 @@ from agentrl.learner.batch import Batch
 from agentrl.learner.layout import MicroBatch
 
 
-def describe_batch(batch: Batch, step: int) -> MetricSums:
-    """Sizes and ages of a whole batch.
+def describe_batch(batches: Sequence[Batch], step: int) -> MetricSums:
+    """Sizes and ages of a step's whole batch.
 
     Args:
-        batch: The batch.
+        batches: The batch, or its parts.
         step: Version of the weights it is trained on.
 
     Returns:
@@ -25,18 +25,18 @@ def describe_batch(batch: Batch, step: int) -> MetricSums:
     """
     stats = MetricSums()
     for name, value in {
-        "tokens/trained": batch.num_actions,
-        "tokens/rows": batch.num_tokens,
-        "rows": batch.num_rows,
-        "episodes": batch.num_episodes,
-        "groups": batch.num_groups,
+        "tokens/trained": sum(batch.num_actions for batch in batches),
+        "tokens/rows": sum(batch.num_tokens for batch in batches),
+        "rows": sum(batch.num_rows for batch in batches),
+        "episodes": sum(batch.num_episodes for batch in batches),
+        "groups": sum(batch.num_groups for batch in batches),
     }.items():
         stats.total(name, float(value))
-    age = step - batch.versions
-    stats.mean("staleness/mean", float(age.sum()), float(batch.num_actions))
+    age = step - torch.cat([batch.versions for batch in batches])
+    stats.mean("staleness/mean", float(age.sum()), float(len(age)))
     stats.high("staleness/max", float(age.max()))
     for versions, count in zip(*(part.tolist() for part in torch.unique(age, return_counts=True)), strict=True):
-        stats.mean(f"staleness/share_{versions}", float(count), float(batch.num_actions))
+        stats.mean(f"staleness/share_{versions}", float(count), float(len(age)))
     return stats
 
 

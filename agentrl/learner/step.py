@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages, compute_advantages
-from agentrl.algo.aggregation import Denominators, aggregate
+from agentrl.algo.aggregation import Denominators, aggregate, part_weight
 from agentrl.algo.kl import approximate_kl
 from agentrl.algo.losses import LossInputs, LossOptions, policy_loss
 from agentrl.algo.off_policy import OffPolicyOptions, off_policy_correction, off_policy_options
@@ -111,9 +111,19 @@ class TrainingStep:
         settings: The learner's settings.
         ranks: The data-parallel ranks.
         kl_coefficient: Weight of the KL penalty in this step.
+        clock: The step's own, where the batch is only a part of the step's; see `agentrl.learner.parts`.
     """
 
-    def __init__(self, batch: Batch, step: int, models: Models, settings: LearnerSettings, ranks: Ranks, kl_coefficient: float) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        step: int,
+        models: Models,
+        settings: LearnerSettings,
+        ranks: Ranks,
+        kl_coefficient: float,
+        clock: Clock | None = None,
+    ) -> None:
         self.host, self.batch = batch, batch.to(ranks.device)
         self.step, self.models, self.settings, self.ranks = step, models, settings, ranks
         self.algo, self.kl_coefficient = settings.algo, kl_coefficient
@@ -122,7 +132,7 @@ class TrainingStep:
         self.same_version = self.batch.versions == step
         self.warmup = settings.learner.critic_warmup_steps if models.critic is not None else 0
         self.frozen = step < self.warmup
-        self.stats, self.clock = MetricSums(), Clock(ranks.device)
+        self.stats, self.clock = MetricSums(), clock or Clock(ranks.device)
 
     def run(self) -> MetricSums:
         """Prepare what the losses need, then update critic and policy, epoch by epoch, mini-batch by mini-batch.
@@ -133,18 +143,39 @@ class TrainingStep:
         Raises:
             NonFiniteError: If too many updates in a row had a gradient that is not finite.
         """
-        with self.clock.phase("layout"):
-            updates = self._lay_out()
-        signals = self._prepare(updates)
-        for _ in range(self.algo.ppo_epochs):
-            for update in updates:
-                if self.models.critic is not None and signals.critic is not None:
-                    self._update_critic(self.models.critic, update, signals.critic)
-                if not self.frozen:
-                    self._update_policy(update, signals)
-        self._describe(signals)
+        with self.clock.running():
+            with self.clock.phase("layout"):
+                updates = self._lay_out()
+            signals = self._prepare(updates)
+            for _ in range(self.algo.ppo_epochs):
+                for update in updates:
+                    if self.models.critic is not None and signals.critic is not None:
+                        self._update_critic(self.models.critic, update, signals.critic)
+                    if not self.frozen:
+                        self._accumulate(update, signals)
+                        self.apply()
+            self._describe(signals)
+            if self.ranks.first:
+                self.stats.merge(describe_batch([self.batch], self.step))
         self.clock.record(self.stats)
         return self.ranks.merge(self.stats)
+
+    def accumulate(self, *, last: bool) -> float:
+        """Add the gradient of a batch that is a part of a step's, for `apply` to divide by the sum of what this returns.
+
+        Args:
+            last: Whether `apply` comes next.
+
+        Returns:
+            The weight of this part in the loss of the step.
+        """
+        with self.clock.phase("layout"):
+            (update,) = self._lay_out()
+        signals = self._prepare((update,))
+        weight = part_weight(self.algo.loss_aggregation, update.sizes)
+        self._accumulate(update, signals, weight=weight, last=last)
+        self._describe(signals)
+        return weight
 
     def _lay_out(self) -> tuple[Update, ...]:
         config = self.settings.learner
@@ -260,8 +291,7 @@ class TrainingStep:
             self.stats.merge(correction.stats)
         return correction.weights
 
-    def _update_policy(self, update: Update, signals: Signals) -> None:
-        rate = self._learning_rate(self.settings.learner.learning_rate, self.warmup)
+    def _accumulate(self, update: Update, signals: Signals, *, weight: float = 1.0, last: bool = True) -> None:
         with self.clock.phase("forward_backward"):
             for number, micro in enumerate(update.micros, 1):
                 new, entropy, load = self.models.policy(micro)
@@ -270,10 +300,14 @@ class TrainingStep:
                     share = balance_share(load[1], signals.chosen[update.number], experts_per_token(self.models.policy.module.model))
                     parts["loss/balance"] = self.algo.aux_loss_coef * share
                 loss = torch.stack(list(parts.values())).sum()
-                self._record_shares({**parts, "loss": loss}, update)
-                self.models.policy.accumulate(loss, last=number == len(update.micros))
+                self._record_shares({**parts, "loss": loss}, update, weight)
+                self.models.policy.accumulate(weight * loss, last=last and number == len(update.micros))
+
+    def apply(self, divisor: float = 1.0) -> None:
+        """Update the policy with the accumulated gradient, divided by `divisor`."""
+        rate = self._learning_rate(self.settings.learner.learning_rate, self.warmup)
         with self.clock.phase("optimizer"):
-            result = self.models.policy.update(rate)
+            result = self.models.policy.update(rate, divisor=divisor)
         self._record_update("", rate, result.grad_norm)
 
     def _losses(self, micro: MicroBatch, new: Tensor, entropy: Tensor, update: Update, signals: Signals) -> dict[str, Tensor]:
@@ -313,11 +347,11 @@ class TrainingStep:
     def _share(self, per_token: Tensor, at: Tensor, sizes: Denominators) -> Tensor:
         return aggregate(per_token, episode_length=self.episode_length[at], mode=self.algo.loss_aggregation, denominators=sizes)
 
-    def _record_shares(self, parts: Mapping[str, Tensor], update: Update) -> None:
-        """Record shares of losses such that they add up to the loss, and average over updates."""
-        weight = 1.0 / (len(update.micros) * self.ranks.world_size)
+    def _record_shares(self, parts: Mapping[str, Tensor], update: Update, weight: float = 1.0) -> None:
+        """Record shares of losses such that they add up to the loss, and average over updates, or parts by their `weight`."""
+        share = weight / (len(update.micros) * self.ranks.world_size)
         for name, value in zip(parts, torch.stack(list(parts.values())).tolist(), strict=True):
-            self.stats.mean(name, value, weight)
+            self.stats.mean(name, weight * value, share)
 
     def _record_mean(self, name: str, per_token: Tensor) -> None:
         record_means(self.stats, {name: (per_token.sum(), per_token.new_tensor(float(len(per_token))))})
@@ -347,7 +381,6 @@ class TrainingStep:
         """What is said once about the whole batch."""
         if not self.ranks.first:
             return
-        self.stats.merge(describe_batch(self.batch, self.step))
         self._record_mean("advantage/mean", signals.advantages)
         self._record_mean("advantage/abs", signals.advantages.abs())
         if self.models.reference is not None:

@@ -101,6 +101,7 @@ class ScriptedLearner:
     metrics: Mapping[str, float] = field(default_factory=lambda: {"loss/policy": 0.5})
     steps: list[list[str]] = field(default_factory=list)
     spans: list[tuple[float, float]] = field(default_factory=list)
+    parts: list[list[str]] = field(default_factory=list)
 
     async def start(self) -> None:
         return
@@ -112,6 +113,20 @@ class ScriptedLearner:
         self.spans.append((begin, asyncio.get_running_loop().time()))
         self.steps.append(list(groups))
         return TrainResult(metrics=self.metrics, seconds=self.spans[-1][1] - begin)
+
+    async def train_part(self, step: int, groups: Sequence[str], *, first: bool, last: bool) -> TrainResult:
+        """Of `train_s`, as much for each group as for any other of three."""
+        assert step == len(self.steps)
+        assert first != bool(self.parts)
+        assert groups or last
+        seconds = self.train_s(step) * len(groups) / 3
+        await anyio.sleep(seconds)
+        self.parts.append(list(groups))
+        if not last:
+            return TrainResult(metrics={}, seconds=seconds)
+        self.steps.append([ref for part in self.parts for ref in part])
+        self.parts = []
+        return TrainResult(metrics=self.metrics, seconds=seconds)
 
     async def export_weights(self, version: int) -> WeightUpdate:
         assert version == len(self.steps)
