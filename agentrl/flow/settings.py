@@ -53,7 +53,7 @@ class FlowSettings:
 
     @property
     def part_ends(self) -> list[int]:
-        """Groups of a step up to the end of each part; none is empty, and with spare groups, which the last arrival decides on, it is one."""
+        """Groups of a step up to the end of each part; none is empty. With spare groups it is one: who comes last decides on it."""
         parts = 1 if self.spare_groups else min(self.learner_parts, self.groups_per_step)
         return [part * self.groups_per_step // parts for part in range(1, parts + 1)]
 

@@ -53,16 +53,14 @@ class LearnerState:
 
     def train(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """One step, and what follows it; the metrics of all ranks."""
+        self._check_order(step, first=True)
         batch = collate(groups)
         stats = TrainingStep(batch, step, self.models, self.settings, self.ranks, self.kl.coefficient).run()
         return self._after_step(step, stats, batch.num_episodes)
 
     def train_part(self, step: int, groups: Sequence[Group], *, first: bool, last: bool) -> dict[str, float]:
         """A part of a step; with the last one the metrics of the step, and before nothing."""
-        under_way = None if self.begun is None else self.begun.step
-        if under_way != (None if first else step):
-            part = f"{'the first' if first else 'a later'} part of step {step}"
-            raise LearnerError(f"{part} cannot be trained on: {'no step' if under_way is None else f'step {under_way}'} is under way")
+        self._check_order(step, first=first)
         begun = self.begun or StepInParts(step, self.models, self.settings, self.ranks, self.kl.coefficient)
         self.begun = begun
         if groups:
@@ -73,6 +71,13 @@ class LearnerState:
             return {}
         self.begun = None
         return self._after_step(step, begun.finish(), begun.num_episodes)
+
+    def _check_order(self, step: int, *, first: bool) -> None:
+        """The gradients of two steps are never added up."""
+        under_way = None if self.begun is None else self.begun.step
+        if under_way != (None if first else step):
+            part = f"{'the first' if first else 'a later'} part of step {step}"
+            raise LearnerError(f"{part} cannot be trained on: {'no step' if under_way is None else f'step {under_way}'} is under way")
 
     def _after_step(self, step: int, stats: MetricSums, num_episodes: int) -> dict[str, float]:
         metrics = stats.result()

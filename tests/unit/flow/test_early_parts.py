@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import anyio
 import pytest
 
-from agentrl.core.errors import StallError
+from agentrl.core.errors import EngineDeadError, LearnerError, StallError
+from agentrl.core.protocols import TrainResult
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
 from agentrl.flow import FlowSettings, RunResult, train
@@ -16,7 +17,8 @@ from agentrl.flow.simulated_learner import LearnerModel, SimulatedLearner
 from agentrl.flow.stop import StopRequest
 from agentrl.flow.virtual_time import run_virtual
 from agentrl.rollout.pool import RolloutPool
-from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, endless_tasks, group_summary
+from agentrl.rollout.seat import Supervision
+from tests.unit.flow.fakes import Recorder, Scene, ScriptedLearner, ScriptedWorker, endless_tasks, group_summary
 
 SETTINGS = FlowSettings(num_steps=4, groups_per_step=3, num_samples=2, learner_parts=3)
 TIMED = ("time", "idle/", "wait_s", "per_s", "seconds")
@@ -45,6 +47,71 @@ def test_what_is_there_is_trained_before_the_last_group_comes() -> None:
         assert row["queue/wait_s"] == pytest.approx((0.0 + 1.0 + 0.0) / 3)
         assert row["idle/learner"] == pytest.approx(1.0 - 3.0 / row["time/step_s"])
     assert all("time/train_early_s" not in row for row in whole.observer.steps)
+
+
+class Telling(ScriptedLearner):
+    """Writes down when it begins to train on what; an observer of groups may write beside it."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__(train_s=lambda step: 3.0)
+        self.events = events
+
+    async def train_part(self, step: int, groups: Sequence[str], *, first: bool, last: bool) -> TrainResult:
+        self.events.append("train " + " ".join(ref.removeprefix("ref ") for ref in groups))
+        return await super().train_part(step, groups, first=first, last=last)
+
+
+def test_the_order_of_events() -> None:
+    events: list[str] = []
+
+    class Watching(Recorder):
+        def on_group(self, summary: GroupSummary) -> None:
+            events.append(f"group {summary.group_id} is there")
+
+    run = Scene(
+        replace(SETTINGS, num_steps=1), [ScriptedWorker(duration=lambda t: (1.0, 5.0, 9.0)[t.group_id])], Telling(events), Watching()
+    )
+    run.run()
+    assert events == ["group 0 is there", "train 0", "group 1 is there", "train 1", "group 2 is there", "train 2"]
+
+
+def test_an_engine_that_dies_after_the_first_parts_takes_nothing_from_them() -> None:
+    """The groups that it had are run again elsewhere; what is trained is in the queue."""
+
+    class Dying(ScriptedWorker):
+        async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
+            result = await super().run_group(ticket)
+            if ticket.group_id == 2:
+                raise EngineDeadError("planted")
+            return result
+
+    events: list[str] = []
+    workers = [Dying(duration=late_last), ScriptedWorker(duration=late_last)]
+
+    async def respawn(name: str) -> ScriptedWorker:
+        return ScriptedWorker(duration=late_last)
+
+    async def go() -> RunResult:
+        pool = RolloutPool({f"engine-{i}": worker for i, worker in enumerate(workers)}, Supervision(respawn=respawn))
+        return await train(settings=SETTINGS, pool=pool, learner=Telling(events), tasks=endless_tasks(), observer=Recorder())
+
+    result = run_virtual(go)
+    assert events == [f"train {number}" for number in range(12)]
+    assert (result.counts.trained, result.counts.in_flight) == (12, 0)
+    assert [ticket.group_id for worker in workers for ticket in worker.seen].count(2) == 2
+
+
+def test_a_learner_that_fails_in_a_part_ends_the_run() -> None:
+    class Broken(ScriptedLearner):
+        async def train_part(self, step: int, groups: Sequence[str], *, first: bool, last: bool) -> TrainResult:
+            if len(self.parts) == 1:
+                raise LearnerError("planted")
+            return await super().train_part(step, groups, first=first, last=last)
+
+    run = Scene(SETTINGS, [ScriptedWorker(duration=late_last)], Broken())
+    with pytest.raises(LearnerError, match="planted"):
+        run.run()
+    assert run.learner.steps == []
 
 
 def test_only_what_was_trained_before_the_last_group_is_called_early() -> None:
@@ -84,19 +151,10 @@ def test_groups_are_trained_in_order_of_admission_within_the_bound(staleness: in
 
 
 def test_parts_are_cut_by_position_whatever_comes_first() -> None:
-    cuts: list[list[list[str]]] = []
-
-    class Learner(ScriptedLearner):
-        async def train_part(self, step, groups, *, first, last):  # type: ignore[no-untyped-def]
-            cuts.append([]) if first else None
-            cuts[-1].append(list(groups))
-            return await super().train_part(step, groups, first=first, last=last)
-
-    run = scene(replace(SETTINGS, groups_per_step=5, num_steps=2), duration=lambda t: 9.0 - t.group_id % 5)
-    run.learner = Learner()
-    run.run()
-    assert cuts[0] == [["ref 0"], ["ref 1", "ref 2"], ["ref 3", "ref 4"]]
-    assert [len(part) for part in cuts[1]] == [1, 2, 2]
+    events: list[str] = []
+    worker = ScriptedWorker(duration=lambda t: 9.0 - t.group_id % 5)
+    Scene(replace(SETTINGS, groups_per_step=5, num_steps=2), [worker], Telling(events)).run()
+    assert events == ["train 0", "train 1 2", "train 3 4", "train 5", "train 6 7", "train 8 9"]
 
 
 @pytest.mark.parametrize(("tasks", "last"), [(7, 1), (8, 2), (9, 3)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,6 +166,41 @@ def test_parts_of_two_steps_are_not_mixed(tiny_model: str, first: bool, step: in
     learner.train_part(0, True, False, *GROUPS[:2])
     with pytest.raises(LearnerError, match=f"part of step {step} .* {told} under way"):
         learner.train_part(step, first, True, *GROUPS[2:])
+    with pytest.raises(LearnerError, match="step 0 is under way"):
+        learner.train(0, *GROUPS)
+    learner.close()
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_checkpoint_between_parts_is_that_of_the_step_before(tiny_model: str, tmp_path: Path, stage: int) -> None:
+    """Resumed, the step is taken from its beginning, and ends with the bits it would have ended with."""
+    settings = make_settings(tiny_model, learner={"zero_stage": stage, "ema_decay": 0.5})
+    groups = [make_groups(5, 3, seed=1 + step, version=step) for step in range(2)]
+    learner = LearnerRank(settings, CollectingSender())
+    learner.start(0, 1, 0)
+    in_parts(learner, 0, groups[0], [2, 5])
+    learner.train_part(1, True, False, *groups[1][:2])
+    learner.save_checkpoint(str(tmp_path), 1)
+    learner.train_part(1, False, True, *groups[1][2:])
+    weights = {name: tensor.clone() for name, tensor in learner._started.named_weights()}
+    learner.close()
+    again = LearnerRank(settings, CollectingSender())
+    again.start(0, 1, 0)
+    assert again.load_checkpoint(str(tmp_path)) == 1
+    in_parts(again, 1, groups[1], [2, 5])
+    assert largest_difference(weights, dict(again._started.named_weights())) == 0.0
+    again.close()
+
+
+def test_a_checkpoint_between_parts_has_the_generators_of_the_beginning(tiny_model: str, tmp_path: Path) -> None:
+    learner = LearnerRank(make_settings(tiny_model), CollectingSender())
+    learner.start(0, 1, 0)
+    states = torch.get_rng_state()
+    learner.train_part(0, True, False, *GROUPS[:2])
+    torch.rand(3)  # as dropout would
+    learner.save_checkpoint(str(tmp_path), 0)
+    learner.load_checkpoint(str(tmp_path))
+    assert torch.equal(torch.get_rng_state(), states)
     learner.close()
 
 
