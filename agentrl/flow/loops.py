@@ -20,7 +20,7 @@ from agentrl.core.types import Ticket
 from agentrl.flow.checkpoint import Checkpoints
 from agentrl.flow.health import failure_reason
 from agentrl.flow.metrics import Trained
-from agentrl.flow.parts import Handed, hand, train_early
+from agentrl.flow.parts import Early, train_early
 from agentrl.flow.progress import Progress
 from agentrl.flow.queue import Accepted, Taken
 from agentrl.flow.slots import Release
@@ -124,8 +124,7 @@ def _accept_or_filter(run: RunState, finished: Finished) -> None:
 async def train_steps(run: RunState) -> None:
     """Take a step's groups, train, make the weights available, over and over.
 
-    Consumes the oldest groups of the queue; spare ones are dropped. With several learner parts, the first are trained before the last
-    groups are there. Produces new weights for `publish`. Waits for the oldest groups
+    Consumes the oldest groups of the queue; spare ones are dropped. Produces new weights for `publish`. Waits for the oldest groups
     to be accepted, and before each export for the previous publication to be live, so that at most one exported version is under way.
     Unblocked by `collect` and `publish`. When tasks run out, the whole groups that are left make a last, smaller step. When the run
     is stopped early, the step under way is the last one, and a checkpoint is written.
@@ -133,13 +132,13 @@ async def train_steps(run: RunState) -> None:
     size, ended_s = run.settings.groups_per_step, run.clock()
     async with anyio.create_task_group() as saves:
         for step in range(run.first_step, run.settings.num_steps):
-            handed = await train_early(run, step)
+            early = await train_early(run, step)
             run.board.waiting("train", f"the {size} oldest groups to be accepted (step {step + 1})")
             taken = await run.queue.take(step)
             if not taken.groups:
                 break
             _give_up(run, taken.spare)
-            ended_s, run.latest = await _train_one(run, step, taken, handed, ended_s)
+            ended_s, run.latest = await _train_one(run, step, taken, early, ended_s)
             await _after_step(run, step + 1)
             await _checkpoint(run, saves)
         run.training_over = True
@@ -159,12 +158,19 @@ def _give_up(run: RunState, group_ids: list[int]) -> None:
             run.scopes[group_id].cancel()
 
 
-async def _train_one(run: RunState, step: int, taken: Taken, handed: Handed, previous_s: float) -> tuple[float, Progress]:
-    """Train step number `step` to its end and give its weights to `publish`; returns when training ended and where the run stood then."""
-    groups, depth = taken.groups, run.queue.depth
+async def _train_one(run: RunState, step: int, taken: Taken, early: Early, previous_s: float) -> tuple[float, Progress]:
+    """Train step number `step` and hand its weights to `publish`; returns when training ended and where the run stood then."""
+    groups = taken.groups
+    taken_s, depth = run.clock(), run.queue.depth
+    if step == run.first_step and not early.spans:
+        run.observer.on_stage("first training step")
     run.last_step_groups = len(groups)
     run.board.waiting("train", f"the learner to train step {step + 1}")
-    result = await hand(run, step, groups[len(handed.groups) :], handed, last=True)
+    rest = [group.ref for group in groups[len(early.taken_s) :]]
+    if early.spans:
+        result = await run.learner.train_part(step, rest, first=False, last=True)
+    else:
+        result = await run.learner.train(step, rest)
     trained_s = run.clock()
     run.ledger.train(group.ticket.group_id for group in groups)
     progress = run.progress(step + 1)  # now, because publication frees slots, and then the next step's groups begin to count
@@ -178,14 +184,14 @@ async def _train_one(run: RunState, step: int, taken: Taken, handed: Handed, pre
             version=step + 1,
             groups=groups,
             spare=taken.spare,
-            result=replace(result, seconds=handed.seconds),
+            result=replace(result, seconds=early.seconds + result.seconds),
             update=update,
             interval_s=trained_s - previous_s,
-            learner_s=handed.learner_s,
+            learner_s=early.learner_s + trained_s - taken_s,
             export_s=run.clock() - exports_s,
             queue_depth=depth,
-            taken_s=handed.taken_s,
-            early_s=handed.early_s() if run.settings.learner_parts > 1 else None,
+            taken_s=[*early.taken_s, *(taken_s for _ in rest)],
+            early_s=early.before_last(groups) if run.settings.learner_parts > 1 else None,
         )
     )
     return trained_s, progress
