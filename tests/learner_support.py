@@ -130,7 +130,7 @@ def gradients(
     found: dict[str, torch.Tensor] = {}
     update = TrainEngine.update
 
-    def collect(engine: TrainEngine, learning_rate: float, *, divisor: float) -> Any:
+    def collect(engine: TrainEngine, learning_rate: float, *, divisor: float = 1.0) -> Any:
         if not found:
             found.update({n: safe_get_full_grad(p).detach().clone().float() / divisor for n, p in engine.module.named_parameters()})
         return update(engine, learning_rate, divisor=divisor)
