@@ -13,7 +13,7 @@ from agentrl.config.ranges import Count, CountOrZero
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.flow import flow_settings
-from agentrl.flow.prediction import (
+from agentrl.flow.profile.prediction import (
     Prediction,
     bound_of,
     causes_of,
@@ -23,8 +23,8 @@ from agentrl.flow.prediction import (
     recommended,
     splits_of,
 )
-from agentrl.flow.recorded import Recorded, read_recorded
-from agentrl.flow.spent import spent
+from agentrl.flow.profile.recorded import Recorded, read_recorded
+from agentrl.flow.profile.spent import spent
 from agentrl.track.directory import TRAJECTORIES, RunDirectory
 from agentrl.track.jsonl import encode
 from agentrl.track.screen import Screen

@@ -10,8 +10,8 @@ import pytest
 from agentrl.cli.main import main
 from agentrl.config.load import to_json
 from agentrl.config.schema import AlgoConfig, EngineConfig, FlowConfig, RolloutConfig, RunConfig, TrainConfig
-from agentrl.flow.simulation import constant, episodes_of, simulate
-from tests.unit.flow.recordings import plan, records_of
+from agentrl.flow.simulation.run import constant, episodes_of, simulate
+from tests.unit.flow.profile.recordings import plan, records_of
 
 STEADY = episodes_of(tokens=constant(40), env_s=constant(0.3), turns=2)
 

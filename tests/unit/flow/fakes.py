@@ -15,8 +15,8 @@ from agentrl.core.types import Status, Task, Ticket
 from agentrl.flow import FlowSettings, RunResult, train
 from agentrl.flow.driver import keep_all
 from agentrl.flow.safe_point import AfterStep
+from agentrl.flow.simulation.virtual_time import run_virtual
 from agentrl.flow.state import Keep
-from agentrl.flow.virtual_time import run_virtual
 from agentrl.rollout.pool import RolloutPool
 
 

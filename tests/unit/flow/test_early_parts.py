@@ -13,9 +13,9 @@ from agentrl.core.protocols import TrainResult
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
 from agentrl.flow import FlowSettings, RunResult, train
-from agentrl.flow.simulated_learner import LearnerModel, SimulatedLearner
+from agentrl.flow.simulation.learner import LearnerModel, SimulatedLearner
+from agentrl.flow.simulation.virtual_time import run_virtual
 from agentrl.flow.stop import StopRequest
-from agentrl.flow.virtual_time import run_virtual
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.seat import Supervision
 from tests.unit.flow.fakes import Recorder, Scene, ScriptedLearner, ScriptedWorker, endless_tasks, group_summary

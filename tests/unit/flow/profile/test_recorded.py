@@ -8,11 +8,11 @@ import statistics
 import pytest
 
 from agentrl.core.errors import ConfigError
-from agentrl.flow.recorded import Played, draw_like, read_episodes, read_recorded, sequences_and_pace
-from agentrl.flow.simulated_engine import EpisodeShape
-from agentrl.flow.simulation import constant, episodes_of, simulate
-from agentrl.flow.spent import spent
-from tests.unit.flow.recordings import plan, recorded, recorded_run, records_of
+from agentrl.flow.profile.recorded import Played, draw_like, read_episodes, read_recorded, sequences_and_pace
+from agentrl.flow.profile.spent import spent
+from agentrl.flow.simulation.engine import EpisodeShape
+from agentrl.flow.simulation.run import constant, episodes_of, simulate
+from tests.unit.flow.profile.recordings import plan, recorded, recorded_run, records_of
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.flow.recorded import Recorded
+from agentrl.flow.profile.recorded import Recorded
 
 
 def spent(recorded: Recorded) -> Mapping[str, Mapping[str, float]]:

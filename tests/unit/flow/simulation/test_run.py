@@ -11,10 +11,10 @@ import pytest
 
 from agentrl.core.errors import ConfigError
 from agentrl.flow import FlowSettings
-from agentrl.flow.simulated_engine import Decoder, EngineModel
-from agentrl.flow.simulated_learner import LearnerModel
-from agentrl.flow.simulation import Plan, constant, episodes_of, lognormal, samples, simulate
-from agentrl.flow.virtual_time import run_virtual
+from agentrl.flow.simulation.engine import Decoder, EngineModel
+from agentrl.flow.simulation.learner import LearnerModel
+from agentrl.flow.simulation.run import Plan, constant, episodes_of, lognormal, samples, simulate
+from agentrl.flow.simulation.virtual_time import run_virtual
 from tests.benchmarks.flow_cost import cost
 
 ENGINE = EngineModel(token_s=0.010, token_s_per_sequence=0.001, pause_s=constant(0.2), load_s=constant(0.1))

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agentrl.flow.recorded import Recorded
-from agentrl.flow.simulated_engine import DrawGroup, EpisodeShape
-from agentrl.flow.simulated_learner import LearnerModel
-from agentrl.flow.simulation import Plan, Simulated, none, simulate
+from agentrl.flow.profile.recorded import Recorded
+from agentrl.flow.simulation.engine import DrawGroup, EpisodeShape
+from agentrl.flow.simulation.learner import LearnerModel
+from agentrl.flow.simulation.run import Plan, Simulated, none, simulate
 
 STALENESS = (0, 1, 2, 4, 8)
 MIN_GAIN = 0.1

@@ -19,9 +19,9 @@ from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.settings import FlowSettings
-from agentrl.flow.simulated_engine import DrawGroup, EngineModel, EpisodeShape, SimulatedWorker, World
-from agentrl.flow.simulated_learner import LearnerModel, SimulatedLearner
-from agentrl.flow.virtual_time import run_virtual
+from agentrl.flow.simulation.engine import DrawGroup, EngineModel, EpisodeShape, SimulatedWorker, World
+from agentrl.flow.simulation.learner import LearnerModel, SimulatedLearner
+from agentrl.flow.simulation.virtual_time import run_virtual
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.seat import Supervision
 

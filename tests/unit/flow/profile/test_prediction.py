@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.flow.prediction import Prediction, bound_of, causes_of, depths_of, predict, recommended, splits_of
-from agentrl.flow.simulated_engine import EngineModel
-from agentrl.flow.simulated_learner import LearnerModel
-from agentrl.flow.simulation import constant, episodes_of, simulate
-from tests.unit.flow.recordings import plan, recorded_run
+from agentrl.flow.profile.prediction import Prediction, bound_of, causes_of, depths_of, predict, recommended, splits_of
+from agentrl.flow.simulation.engine import EngineModel
+from agentrl.flow.simulation.learner import LearnerModel
+from agentrl.flow.simulation.run import constant, episodes_of, simulate
+from tests.unit.flow.profile.recordings import plan, recorded_run
 
 STEADY = episodes_of(tokens=constant(40), env_s=constant(0.3), turns=2)
 

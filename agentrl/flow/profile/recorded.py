@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Status
 from agentrl.flow.settings import FlowSettings
-from agentrl.flow.simulated_engine import DrawGroup, EngineModel, EpisodeShape
-from agentrl.flow.simulated_learner import LearnerModel
-from agentrl.flow.simulation import Plan, samples, simulate
+from agentrl.flow.simulation.engine import DrawGroup, EngineModel, EpisodeShape
+from agentrl.flow.simulation.learner import LearnerModel
+from agentrl.flow.simulation.run import Plan, samples, simulate
 
 Row: TypeAlias = Mapping[str, Any]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from agentrl.core.types import Task, Ticket
 from agentrl.flow import FlowSettings
-from agentrl.flow.recorded import Recorded, read_recorded
-from agentrl.flow.simulated_engine import EngineModel, World
-from agentrl.flow.simulated_learner import LearnerModel
-from agentrl.flow.simulation import Plan, Simulated, constant, episodes_of, lognormal, simulate
+from agentrl.flow.profile.recorded import Recorded, read_recorded
+from agentrl.flow.simulation.engine import EngineModel, World
+from agentrl.flow.simulation.learner import LearnerModel
+from agentrl.flow.simulation.run import Plan, Simulated, constant, episodes_of, lognormal, simulate
 
 ENGINE = EngineModel(token_s=0.010, token_s_per_sequence=0.0005, pause_s=constant(0.1), load_s=constant(0.05))
 LEARNER = LearnerModel(step_s=0.5, token_s=0.0001, overhead_s=0.05, export_s=constant(0.02))
