@@ -16,6 +16,9 @@ _MARK = re.compile("\ue000(\\d+)\ue001")
 _ASSISTANT = "\ue0000\ue001"
 _CALL_FORM = re.compile(r'<tool_call>\s*\{|\{\s*"name":(?!\s*")')  # JSON in tags, or bare with a placeholder for the name
 
+SHORT = 1000
+"""Characters up to which an environment's answer is looked up among earlier ones."""
+
 
 class ChatCodec:
     """Turns messages into token ids with a tokenizer's chat template, and never text that was sampled.
@@ -42,8 +45,11 @@ class ChatCodec:
         control = sorted({*added, *map(str, tokenizer.all_special_tokens)}, key=len, reverse=True)
         self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(control))
         self._control = re.compile("|".join(map(re.escape, [*control, "\ue000", "\ue001"])))
-        self.end_token_ids = tuple(sorted({*self._own_end_token_ids(), *end_token_ids}))
         self._questions = lru_cache(maxsize=256)(lambda text: tuple(self.encode_chat([Message(role="user", content=text)])))
+        self._answers = lru_cache(maxsize=1024)(
+            lambda role, text, last_id: tuple(self._encode_next([Message(role=role, content=text)], last_id))
+        )
+        self.end_token_ids = tuple(sorted({*self._own_end_token_ids(), *end_token_ids}))
 
     @property
     def tokenizer(self) -> Any:
@@ -90,6 +96,8 @@ class ChatCodec:
     def encode_next(self, messages: Sequence[Message], last_id: int) -> list[int]:
         """Token ids to append after a sampled turn: the end of that turn, the messages, the head of the next turn.
 
+        Short answers are kept, because environments repeat themselves.
+
         Args:
             messages: What the environment answered.
             last_id: The last sampled token; if the template's end token is not it, the end token is appended first.
@@ -97,6 +105,12 @@ class ChatCodec:
         Raises:
             EnvResultError: If the template refuses the messages.
         """
+        text = messages[0]["content"]
+        if len(messages) == 1 and messages[0].keys() == {"role", "content"} and isinstance(text, str) and len(text) <= SHORT:
+            return list(self._answers(messages[0]["role"], text, last_id))
+        return self._encode_next(messages, last_id)
+
+    def _encode_next(self, messages: Sequence[Message], last_id: int) -> list[int]:
         table = [""]
         answer = [self._protect(message, table) for message in messages]
         rendered = self._render([{"role": "user", "content": "?"}, {"role": "assistant", "content": _ASSISTANT}, *answer])

@@ -49,6 +49,20 @@ def test_several_tool_messages_are_rendered_together() -> None:
     assert text == expected
 
 
+def test_a_kept_answer_is_a_list_of_ones_own_and_depends_on_role_text_and_last_token() -> None:
+    codec = ChatCodec(tokenizer("qwen"))
+    end = codec.end_token_ids[-1]
+    first = codec.encode_next([USER], end)
+    expected = list(first)
+    first.append(0)
+    assert codec.encode_next([USER], end) == expected
+    others = [
+        codec.encode_next([Message(role="tool", content=USER["content"])], end),
+        codec.encode_next([Message(role="user", content="!")], end),
+    ]
+    assert all(other != expected for other in [*others, codec.encode_next([USER], 9)])
+
+
 def test_another_end_token_than_the_templates_gets_the_templates_appended() -> None:
     codec = ChatCodec(tokenizer("qwen"))
     (other,) = ids_of("qwen", "<|endoftext|>")

@@ -148,7 +148,7 @@ async def test_settings_that_no_step_may_choose_can_be_handed_back() -> None:
     trajectory = await Scene(env_class(step), settings=settings).play()
     assert (trajectory.error, [turn.temperature for turn in trajectory.turns]) == (None, [0.0] * 4)
     chosen = await Scene(env_class(lambda state: StepResult(0.0, "go", sampling={"temperature": 0.0}))).play()
-    assert "sampling['temperature'] = 0.0: must be at least 0.01" in str(chosen.error)
+    assert "sampling['temperature'] = 0.0: must be from 0.01 to 2" in str(chosen.error)
 
 
 async def test_seeds_depend_on_run_task_epoch_member_turn_and_attempt() -> None:
