@@ -52,7 +52,7 @@ bench: $(STAMP)  ## run the benchmarks and print their figures
 	  name=$$(basename "$$file" .py); case $$name in staleness|trl_side_by_side) continue;; esac; echo "== $$name"; $(PY) -m "tests.benchmarks.$$name" || exit 1; \
 	done
 
-bench-trl: $(STAMP)  ## the same training with agentrl and with TRL, three seeds; about 5 minutes
+bench-trl: $(STAMP)  ## the same training with agentrl and with TRL, three seeds; about 12 minutes
 	$(PY) -m tests.benchmarks.trl_side_by_side
 
 study: $(STAMP)  ## compare staleness bounds and off-policy corrections; about 15 minutes

@@ -189,10 +189,7 @@ async def measure(flags: Sequence[str], *, pairs: int, sync_steps: int, async_st
 
 COMMON = ("--learning-rate", "1e-6", "--max-new-tokens", "16", "--n-samples-per-prompt", "8")
 """The learning rate is so small that answers keep their length: what is measured is time, not learning."""
-REAL = (
-    *("--agent", f"{ENVIRONMENTS}:Talk", *COMMON, "--groups-per-step", "16", "--async"),
-    *("--ppo-epochs", "2"),
-)
+REAL = ("--agent", f"{ENVIRONMENTS}:Talk", *COMMON, "--groups-per-step", "16", "--async")
 LATENCY = ("--agent", f"{ENVIRONMENTS}:SlowTalk", *COMMON, "--groups-per-step", "8", "--max-staleness", "4")
 
 
@@ -306,11 +303,11 @@ def scripted(steps: int = 20) -> None:
 def main() -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["real", "scripted", "latency", []], default=["scripted", "real", "latency"])
+    parser.add_argument("what", nargs="*", choices=["real", "scripted", "latency", []], default=[], help="all of them if none is named")
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores")
-    for what in options.what:
+    for what in options.what or ("scripted", "real", "latency"):
         {"real": lambda: real(options.pairs), "latency": lambda: latency(options.pairs), "scripted": scripted}[what]()
     print(f"load {os.getloadavg()[0]:.1f}")
 
