@@ -193,10 +193,10 @@ REAL = ("--agent", f"{ENVIRONMENTS}:Talk", *COMMON, "--groups-per-step", "16", "
 LATENCY = ("--agent", f"{ENVIRONMENTS}:SlowTalk", *COMMON, "--groups-per-step", "8", "--max-staleness", "4")
 
 
-def real(pairs: int) -> None:
+def real(pairs: int, passes: int) -> None:
     """Print the share of the bound on the real stack."""
-    print("real stack, engine and learner on one core each:")
-    found = asyncio.run(measure(REAL, pairs=pairs, sync_steps=10, async_steps=10))
+    print(f"real stack, engine and learner on one core each, {passes} pass(es) over a batch:")
+    found = asyncio.run(measure((*REAL, "--ppo-epochs", str(passes)), pairs=pairs, sync_steps=10, async_steps=10))
     report(found, target=0.85)
 
 
@@ -305,10 +305,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", choices=["real", "scripted", "latency", []], default=[], help="all of them if none is named")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument(
+        "--passes", type=int, default=1, help="of the learner over a batch, on the real stack: 1 takes as long as generation"
+    )
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores")
     for what in options.what or ("scripted", "real", "latency"):
-        {"real": lambda: real(options.pairs), "latency": lambda: latency(options.pairs), "scripted": scripted}[what]()
+        {"real": lambda: real(options.pairs, options.passes), "latency": lambda: latency(options.pairs), "scripted": scripted}[what]()
     print(f"load {os.getloadavg()[0]:.1f}")
 
 
