@@ -305,9 +305,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", choices=["real", "scripted", "latency", []], default=[], help="all of them if none is named")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument(
-        "--passes", type=int, default=1, help="of the learner over a batch; 1 takes as long as generation"
-    )
+    parser.add_argument("--passes", type=int, default=1, help="of the learner over a batch; 1 takes as long as generation")
     options = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores")
     for what in options.what or ("scripted", "real", "latency"):
