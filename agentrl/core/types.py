@@ -47,6 +47,11 @@ class Message(TypedDict, total=False):
 Prompt: TypeAlias = str | Sequence[Message]
 
 
+def as_messages(prompt: Prompt) -> list[Message]:
+    """A prompt as chat messages: text is one message of the user."""
+    return [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One problem to attempt: what the environment is reset with.

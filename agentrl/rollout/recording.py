@@ -11,7 +11,7 @@ import numpy as np
 
 from agentrl.core.errors import ContextLengthError, EngineError
 from agentrl.core.protocols import Engine, GenerationRequest
-from agentrl.core.types import Generation, Message, Prompt, Sampling, Turn, ints
+from agentrl.core.types import Generation, Prompt, Sampling, Turn, as_messages, ints
 from agentrl.env.agent import SamplingParams
 from agentrl.env.executor import Completion, Policy
 from agentrl.env.results import bad_result, check_sampling
@@ -135,8 +135,7 @@ class RecordingPolicy(Policy):
 
     def encode_next(self, messages: Prompt, after: Completion) -> list[int]:
         """As `Policy.encode_next`."""
-        chat = [Message(role="user", content=messages)] if isinstance(messages, str) else messages
-        return self._codec.encode_next(chat, after.token_ids[-1])
+        return self._codec.encode_next(as_messages(messages), after.token_ids[-1])
 
     def decode(self, ids: Sequence[int]) -> str:
         """As `Policy.decode`."""

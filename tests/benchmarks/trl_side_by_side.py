@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.assets import tiny_model_path
-from agentrl.core.types import Prompt, Task
+from agentrl.core.types import Task, as_messages
 from agentrl.env.agent import StepState
 from agentrl.env.load import load_agent
 from tests.e2e.runs import ENVS, ROOT, command
@@ -192,16 +192,12 @@ def train_with_trl(folder: Path, task: str, seed: int, steps: int, options: dict
         dataloader_pin_memory=False,
         **{"per_device_train_batch_size": GROUPS * SAMPLES, "gradient_accumulation_steps": 1, **options},
     )
-    data = Dataset.from_list([{"prompt": _messages(task.prompt), "label": task.label} for task in tasks])
+    data = Dataset.from_list([{"prompt": as_messages(task.prompt), "label": task.label} for task in tasks])
     tokenizer = AutoTokenizer.from_pretrained(str(tiny_model_path()))
     trainer = GRPOTrainer(
         model=str(tiny_model_path()), reward_funcs=reward, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[Clock()]
     )
     trainer.train()
-
-
-def _messages(prompt: Prompt) -> list[Any]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
 def table(results: dict[str, list[Result]]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, RewardError
-from agentrl.core.types import Message, Prompt, Task
+from agentrl.core.types import Prompt, Task, as_messages
 from agentrl.env.adapters.gymnasium import last_word
 from agentrl.env.adapters.specs import import_suite, seeded_tasks, split_spec, take_count
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
@@ -329,11 +329,7 @@ def _after(task: Task, observation: Prompt) -> Prompt:
         return observation
     if isinstance(task.prompt, str) and isinstance(observation, str):
         return f"{task.prompt}\n{observation}"
-    return [*_messages(task.prompt), *_messages(observation)]
-
-
-def _messages(prompt: Prompt) -> list[Message]:
-    return [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
+    return [*as_messages(task.prompt), *as_messages(observation)]
 
 
 def _numbers(metadata: Any) -> dict[str, float]:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from agentrl.core.types import Message
+from agentrl.core.types import Message, as_messages
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepReturn, StepState
 from agentrl.env.boundary import Threads
 from agentrl.env.results import said
@@ -336,7 +336,7 @@ def with_tools(prompt: Any, schemas: Sequence[Mapping[str, Any]]) -> list[Messag
         prompt: Text or chat messages.
         schemas: JSON schemas as `Toolbox.schemas` gives them.
     """
-    first, *rest = _chat(prompt)
+    first, *rest = as_messages(prompt)
     return [{**first, "tools": [*first.get("tools", ()), *schemas]}, *rest]
 
 
@@ -347,11 +347,7 @@ def describe_tools(schemas: Sequence[Mapping[str, Any]]) -> str:
 
 def with_system(prompt: Any, text: str) -> list[Message]:
     """Chat messages of a prompt, with `text` at the end of the system message."""
-    messages = _chat(prompt)
+    messages = as_messages(prompt)
     if messages[0]["role"] != "system" or not isinstance(messages[0]["content"], str):
         return [Message(role="system", content=text), *messages]
     return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
-
-
-def _chat(prompt: Any) -> list[Message]:
-    return [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
