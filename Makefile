@@ -45,7 +45,7 @@ check: $(STAMP)  ## lint, types, import contracts, sizes, generated docs
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
 	$(PY) -m tests.size_report
-	$(PY) -m agentrl.config.reference --check
+	$(PY) -m tests.reference --check
 
 bench: $(STAMP)  ## run the benchmarks and print their figures
 	@for file in tests/benchmarks/[!_]*.py; do \
@@ -59,7 +59,8 @@ study: $(STAMP)  ## compare staleness bounds and off-policy corrections; about 1
 	$(PY) -m tests.benchmarks.staleness
 
 docs: $(STAMP)  ## write the generated pages under docs/
-	$(PY) -m agentrl.config.reference
+	$(PY) -m tests.reference
+	$(PY) -m tests.check_reference
 
 clean:  ## remove caches and build products; runs/ and .venv stay
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

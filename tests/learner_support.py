@@ -107,16 +107,9 @@ class CollectingSender:
 
 
 def gradients(
-    settings: LearnerSettings,
-    groups: tuple[Group, ...],
-    *,
-    rank: int = 0,
-    world_size: int = 1,
-    port: int = 0,
-    step: int = 0,
-    cut: int | None = None,
+    settings: LearnerSettings, groups: tuple[Group, ...], *, rank: int = 0, world_size: int = 1, port: int = 0, step: int = 0
 ) -> dict[str, Any]:
-    """Gradients of the first update of a step, whole and unclipped, by parameter name; of two parts, if the second begins at `cut`."""
+    """Gradients of the first update of a step, whole and unclipped, by parameter name."""
     import torch
 
     from agentrl.learner.learner import LearnerRank
@@ -130,18 +123,14 @@ def gradients(
     found: dict[str, torch.Tensor] = {}
     update = TrainEngine.update
 
-    def collect(engine: TrainEngine, learning_rate: float, *, divisor: float = 1.0) -> Any:
+    def collect(engine: TrainEngine, learning_rate: float) -> Any:
         if not found:
-            found.update({n: safe_get_full_grad(p).detach().clone().float() / divisor for n, p in engine.module.named_parameters()})
-        return update(engine, learning_rate, divisor=divisor)
+            found.update({n: safe_get_full_grad(p).detach().clone().float() for n, p in engine.module.named_parameters()})
+        return update(engine, learning_rate)
 
     TrainEngine.update = collect  # type: ignore[method-assign]
     try:
-        if cut is None:
-            learner.train(step, *groups)
-        else:
-            learner.train_part(step, True, False, *groups[:cut])
-            learner.train_part(step, False, True, *groups[cut:])
+        learner.train(step, *groups)
     finally:
         TrainEngine.update = update  # type: ignore[method-assign]
         learner.close()

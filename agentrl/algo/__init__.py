@@ -2,5 +2,5 @@
 
 Nothing here knows padding or packing. A tensor marked ``# [A]`` has one entry per action token; index tensors say which
 row, episode or group a token belongs to. This file imports nothing, so that `agentrl.algo.filters` and
-`agentrl.algo.penalties`, which are plain Python, load without torch.
+`agentrl.rollout.penalties`, which are plain Python, load without torch.
 """

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from agentrl.algo.segments import (
+from agentrl.algo.statistics import (
     next_in_segment,
     reverse_discounted_cumsum,
     segment_count,

@@ -68,18 +68,6 @@ AGGREGATIONS: Mapping[str, Weighting] = MappingProxyType(
 )
 
 
-def part_weight(mode: str, sizes: Denominators) -> float:
-    """How much the loss of a part counts in the loss of an optimizer step: its tokens, or its episodes.
-
-    The loss of the step is the mean of its parts' losses with these weights, if no episode is in two parts.
-
-    Args:
-        mode: A key of `AGGREGATIONS`.
-        sizes: Of the part.
-    """
-    return 1.0 / float(AGGREGATIONS[mode](torch.ones((), dtype=torch.float64), sizes))
-
-
 def aggregate(per_token: Tensor, *, episode_length: Tensor, mode: str, denominators: Denominators) -> Tensor:
     """This micro-batch's share of the loss of the whole optimizer step.
 

@@ -15,8 +15,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentrl.algo.segments import segment_count, segment_mean, segment_sum
-from agentrl.algo.statistics import bounded_exp, fraction, record_extremes, record_means, record_percentile
+from agentrl.algo.statistics import (
+    bounded_exp,
+    fraction,
+    record_extremes,
+    record_means,
+    record_percentile,
+    segment_count,
+    segment_mean,
+    segment_sum,
+)
 from agentrl.core.errors import ConfigError
 from agentrl.core.metrics import MetricSums
 

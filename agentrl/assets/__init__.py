@@ -8,5 +8,5 @@ __all__ = ["tiny_model_path"]
 
 
 def tiny_model_path() -> Path:
-    """Directory of the bundled chat model, in Hugging Face form; made by `agentrl.assets.make_tiny_model`."""
+    """Directory of the bundled chat model, in Hugging Face form; made by `examples.tiny_model.make`."""
     return Path(__file__).with_name("tiny-chat")

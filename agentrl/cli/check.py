@@ -13,15 +13,15 @@ import tyro
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.assets import tiny_model_path
-from agentrl.cli.check_report import print_report
+from agentrl.check.context import CheckSettings
+from agentrl.check.findings import Report, Severity
+from agentrl.check.report import print_report
+from agentrl.check.rules import by_severity, count, rule
+from agentrl.check.supervise import check, command
 from agentrl.config.load import field_error
 from agentrl.config.ranges import Count, CountOrZero, Positive
 from agentrl.core.errors import ConfigError
-from agentrl.env.check.findings import Report, Severity
-from agentrl.env.check.rules import by_severity, count, rule
-from agentrl.env.check.settings import CheckSettings
-from agentrl.env.check.supervise import check, command
-from agentrl.rollout.preflight import context_length
+from agentrl.rollout.tasks import context_length
 
 CPU_CONTEXT = 4096
 
@@ -81,7 +81,7 @@ def main(words: list[str]) -> int:
     """
     words = [word for word in words if word != "--debug"]
     args = _validated(tyro.cli(CheckArgs, prog="agentrl check", args=words))
-    report = check(_settings(args), command(sys.executable, "-m", "agentrl.cli.check_worker"))
+    report = check(_settings(args), command(sys.executable, "-m", "agentrl.check.worker"))
     if args.json:
         sys.stdout.write(json.dumps(as_json(report, fix_hints=args.fix_hints), indent=2) + "\n")
     else:

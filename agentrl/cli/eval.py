@@ -20,28 +20,26 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.algo.assessment import Assessment, Comparison, TaskOutcome, assess, compare
-from agentrl.cli.evaluation import eval_settings
 from agentrl.cli.run import uninterrupted
 from agentrl.cli.signals import run_until_signal
-from agentrl.cli.tasks import eval_tasks, open_tasks
 from agentrl.cluster.build import model_path
-from agentrl.cluster.launch import make_runtime
-from agentrl.config.evaluate import Request, load_request
+from agentrl.cluster.runtime import make_runtime
 from agentrl.config.load import to_json
 from agentrl.config.schema import LearnerConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
-from agentrl.env.data.source import own_tasks
 from agentrl.env.load import AgentSpec, load_agent
-from agentrl.flow.evaluation import check_failures, evaluate, outcome_of
+from agentrl.env.tasks import own_tasks
+from agentrl.evaluation.assessment import Assessment, Comparison, TaskOutcome, assess, compare
+from agentrl.evaluation.config import Request, load_request
+from agentrl.evaluation.evaluations import check_failures, eval_settings, evaluate, outcome_of
+from agentrl.evaluation.report import EvalProgress, print_assessment, print_comparison
 from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.preflight import check_prompts, context_length
 from agentrl.rollout.settings import episode_settings
-from agentrl.track.eval_report import EvalProgress, print_assessment, print_comparison
+from agentrl.rollout.tasks import check_prompts, context_length, eval_tasks, open_tasks
 from agentrl.track.jsonl import encode
-from agentrl.track.recorder import TrajectoryRecorder
+from agentrl.track.tracker import TrajectoryRecorder
 
 INCOMPLETE = 3
 

@@ -55,7 +55,7 @@ def main(words: list[str]) -> int:
     config = from_mapping(saved, source=str(checkpoint / "config.json"))
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed reads it when it is imported
     from agentrl.cluster.build import model_path
-    from agentrl.learner.hub import export_checkpoint
+    from agentrl.learner.export import export_checkpoint
     from agentrl.learner.settings import settings_from
 
     settings = settings_from(config, model=args.model or model_path(config), device="cpu")

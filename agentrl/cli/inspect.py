@@ -14,15 +14,12 @@ import tyro
 
 from agentrl.config.ranges import CountOrZero
 from agentrl.core.errors import ConfigError
-from agentrl.track.directory import METRICS, TRAJECTORIES, Record, RunDirectory
-from agentrl.track.episodes import SORTS, Choice, Row, Table, failures, make_table, row_of
-from agentrl.track.export import export
-from agentrl.track.lines import NAN, ledger_text
-from agentrl.track.report import summary_rows
-from agentrl.track.screen import Screen
-from agentrl.track.summary import SummaryBuilder
-from agentrl.track.text import number
-from agentrl.track.turns import Pieces, show_episode
+from agentrl.inspect.directory import METRICS, TRAJECTORIES, Record, RunDirectory
+from agentrl.inspect.episodes import SORTS, Choice, EpisodeTable, Pieces, Row, failures, make_table, row_of, show_episode
+from agentrl.inspect.export import export
+from agentrl.track.display import NAN, ledger_text
+from agentrl.track.summary import SummaryBuilder, summary_rows
+from agentrl.track.text import Screen, number
 
 LABEL_WIDTH = 11
 
@@ -129,7 +126,7 @@ def _one_episode(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
 def _pieces(run: RunDirectory) -> Pieces | None:
     """How the run's tokens are spelled; `None` if its tokenizer is not here."""
     from agentrl.cli.replay import tokenizer_path
-    from agentrl.rollout.chat import load_tokenizer
+    from agentrl.core.tokenizers import load_tokenizer
 
     try:
         config = run.config()
@@ -198,7 +195,7 @@ def _labelled(screen: Screen, label: str, text: str) -> None:
     screen.line((f"{label:<{LABEL_WIDTH}}", "bold cyan"), text)
 
 
-def _show_table(screen: Screen, table: Table, args: InspectArgs) -> None:
+def _show_table(screen: Screen, table: EpisodeTable, args: InspectArgs) -> None:
     if not table.seen:
         screen.line(("no episodes are recorded" + (f" of group {args.episode}" if args.episode else ""), "yellow"))
         return

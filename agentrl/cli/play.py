@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from agentrl.config.aliases import expand_aliases
-from agentrl.config.check import check
-from agentrl.config.load import TYRO, validate
+from agentrl.config.load import TYRO, expand_aliases, validate
 from agentrl.config.ranges import CountOrZero
+from agentrl.config.rules import check
 from agentrl.config.schema import DataConfig, EngineConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.track.screen import Screen
+from agentrl.track.text import Screen
 
 if TYPE_CHECKING:
-    from agentrl.cli.table import Table
+    from agentrl.inspect.play import PlaySession
 
 TINY = "tiny"
 PLENTY = 1_000_000
@@ -101,21 +100,21 @@ def _for_a_person(config: TrainConfig, given: set[str]) -> TrainConfig:
     return replace(config, rollout=rollout, engine=engine)
 
 
-def open_table(args: PlayArgs, config: TrainConfig) -> Table:
+def open_table(args: PlayArgs, config: TrainConfig) -> PlaySession:
     """Everything that is needed to play.
 
     Raises:
         ConfigError: If the environment, the tasks or the model cannot be used.
     """
-    from agentrl.cli.table import Table, Tasks
-    from agentrl.cli.tasks import open_tasks
     from agentrl.env.load import load_agent
+    from agentrl.inspect.play import PlaySession, Tasks
+    from agentrl.rollout.tasks import open_tasks
 
     spec = load_agent(config.run.agent)
     tasks = Tasks(open_tasks(config, spec))
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")
-    return Table(
+    return PlaySession(
         config,
         spec,
         tasks,

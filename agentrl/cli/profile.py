@@ -8,26 +8,25 @@ from typing import Annotated, Any
 
 import tyro
 
-from agentrl.cli.profile_report import show
 from agentrl.config.ranges import Count, CountOrZero
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.flow import flow_settings
-from agentrl.flow.profile.prediction import (
+from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
+from agentrl.profile.prediction import (
     Prediction,
     bound_of,
     causes_of,
-    depths_of,
     driver_us_per_group,
     predict,
     recommended,
     splits_of,
+    staleness_predictions,
 )
-from agentrl.flow.profile.recorded import Recorded, read_recorded
-from agentrl.flow.profile.spent import spent
-from agentrl.track.directory import TRAJECTORIES, RunDirectory
+from agentrl.profile.recorded import Recorded, read_recorded, time_shares
+from agentrl.profile.report import show
 from agentrl.track.jsonl import encode
-from agentrl.track.screen import Screen
+from agentrl.track.text import Screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +104,9 @@ def make_profile(recorded: Recorded, config: TrainConfig, args: ProfileArgs) -> 
     if devices < per_engine + 1:
         raise ConfigError("--devices", devices, f"is too few for an engine of {per_engine} and a learner rank", f"Give {per_engine + 1}.")
     itself, bound = predict(recorded), bound_of(recorded)
-    depths = depths_of(recorded)
+    depths = staleness_predictions(recorded)
     splits = splits_of(recorded, devices, devices_per_engine=per_engine, max_staleness=recommended(depths).max_staleness)
-    best = depths_of(recorded, num_engines=splits[0].num_engines, num_learners=splits[0].num_learners)
+    best = staleness_predictions(recorded, num_engines=splits[0].num_engines, num_learners=splits[0].num_learners)
     groups = recorded.settings.groups_per_step
     return {
         "run": args.run,
@@ -119,7 +118,7 @@ def make_profile(recorded: Recorded, config: TrainConfig, args: ProfileArgs) -> 
             "staleness_max": max(float(row.get("staleness/max", 0.0)) for row in recorded.rows),
         },
         "sizes": _sizes(recorded, devices=used),
-        "time": spent(recorded),
+        "time": time_shares(recorded),
         "model": _model(recorded),
         "itself": asdict(itself),
         "error": itself.step_s / recorded.step_s - 1.0,

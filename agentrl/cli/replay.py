@@ -20,15 +20,14 @@ from agentrl.cli.signals import run_until_signal
 from agentrl.config.ranges import Count
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, EnvLoadError
-from agentrl.track.directory import Record, RunDirectory
-from agentrl.track.screen import Screen, text_difference
-from agentrl.track.text import duration
+from agentrl.inspect.directory import Record, RunDirectory
+from agentrl.track.text import Screen, duration, text_difference
 
 if TYPE_CHECKING:
     from agentrl.core.types import Task
     from agentrl.env.load import AgentSpec
+    from agentrl.inspect.replay import Records, Replay, Replayer
     from agentrl.rollout.chat import ChatCodec
-    from agentrl.rollout.replay import Records, Replay, Replayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +102,12 @@ def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
     Raises:
         ConfigError: If the run's settings, environment or tokenizer cannot be used.
     """
-    from agentrl.rollout.chat import ChatCodec, load_tokenizer
-    from agentrl.rollout.preflight import context_length
+    from agentrl.core.tokenizers import load_tokenizer
+    from agentrl.inspect.replay import Replayer
+    from agentrl.rollout.chat import ChatCodec
     from agentrl.rollout.records import EngineLimits
-    from agentrl.rollout.replay import Replayer
     from agentrl.rollout.settings import episode_settings
+    from agentrl.rollout.tasks import context_length
 
     config = run.config()
     spec = _load(run, config, agent)
@@ -147,7 +147,7 @@ def _task_finder(config: TrainConfig, spec: AgentSpec, most: int = 50_000) -> Ca
     tasks: dict[str, Task] = {}
 
     def find(name: str) -> Task | None:
-        from agentrl.cli.tasks import open_tasks
+        from agentrl.rollout.tasks import open_tasks
 
         if not tasks:
             unshuffled = replace(config, data=replace(config.data, shuffle=False))

@@ -11,30 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algo.filters import rejection
-from agentrl.cli.evaluation import open_evaluations, run_eval_tasks
 from agentrl.cli.resume import ResumePoint, resume_point, rewind_records
-from agentrl.cli.tasks import open_tasks
 from agentrl.cluster.build import model_path
-from agentrl.cluster.launch import make_runtime
-from agentrl.cluster.runtime import Runtime
+from agentrl.cluster.runtime import Runtime, make_runtime
 from agentrl.config.load import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, LearnerDeadError
-from agentrl.core.garbage import collect_rarely
+from agentrl.core.process import collect_rarely
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Task
-from agentrl.env.data.source import TaskSource
 from agentrl.env.load import load_agent
+from agentrl.env.tasks import TaskSource
+from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
 from agentrl.flow import RunResult, flow_settings
 from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint
 from agentrl.flow.progress import repeated_tasks
 from agentrl.flow.stall import StallReport
-from agentrl.flow.state import Keep
-from agentrl.flow.stop import StopRequest
+from agentrl.flow.state import GroupFilter, StopRequest
 from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.preflight import check_prompts, context_length
 from agentrl.rollout.settings import episode_settings
+from agentrl.rollout.tasks import check_prompts, context_length, open_tasks
 from agentrl.track.tracker import RunTracker, open_tracker
 
 _log = logging.getLogger(__name__)
@@ -174,7 +171,7 @@ def _checkpoints(config: TrainConfig, runtime: Runtime) -> Checkpoints | None:
     )
 
 
-def keep_rule(config: TrainConfig) -> Keep:
+def keep_rule(config: TrainConfig) -> GroupFilter:
     """The dynamic filter that the configuration asks for.
 
     A group of several agents is kept if it is worth training on for one of them, each judged by its own rewards and scores.

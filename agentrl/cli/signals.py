@@ -9,7 +9,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from agentrl.flow.stop import StopRequest
+from agentrl.flow.state import StopRequest
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from agentrl.cli.signals import run_until_signal
 from agentrl.config.load import load_config, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.flow.stop import StopRequest
+from agentrl.flow.state import StopRequest
 from agentrl.track.jsonl import read_lines
 
 INTERRUPTED = 130

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.schema import TrainConfig
-from agentrl.core.devices import cuda_device_count
+from agentrl.core.process import cuda_device_count
 from agentrl.core.protocols import RolloutWorker
-from agentrl.engine.environment import engine_environment
-from agentrl.engine.settings import EngineSettings
+from agentrl.engine.settings import EngineSettings, engine_environment
 
 if TYPE_CHECKING:
     from agentrl.weights.sender import WeightSender

@@ -80,10 +80,6 @@ class ThreadedLearner:
         """As `Learner.train`."""
         return await self._call(lambda: self._rank.train(step, *groups))
 
-    async def train_part(self, step: int, groups: Sequence[GroupRef], *, first: bool, last: bool) -> TrainResult:
-        """As `Learner.train_part`."""
-        return await self._call(lambda: self._rank.train_part(step, first, last, *groups))
-
     async def export_weights(self, version: int) -> WeightUpdate:
         """As `Learner.export_weights`."""
         return await self._call(lambda: self._rank.export_weights(version))

@@ -16,8 +16,8 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from agentrl.cluster.build import build_learner_rank, build_worker
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError, EngineDeadError, LearnerDeadError
+from agentrl.core.process import describe_process
 from agentrl.core.protocols import EngineStats, GroupRef, TrainResult, WeightUpdate
-from agentrl.core.stacks import describe_process
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
 
@@ -90,11 +90,6 @@ class LearnerActor:
     def train(self, step: int, *groups: Any) -> TrainResult:
         """One optimizer step on every rank."""
         result: TrainResult = self._rank.train(step, *groups)
-        return result
-
-    def train_part(self, step: int, first: bool, last: bool, *groups: Any) -> TrainResult:
-        """A part of an optimizer step on every rank."""
-        result: TrainResult = self._rank.train_part(step, first, last, *groups)
         return result
 
     def export_weights(self, version: int) -> WeightUpdate | None:
@@ -173,11 +168,6 @@ class RayLearner:
     async def train(self, step: int, groups: Sequence[GroupRef]) -> TrainResult:
         """As `Learner.train`; references are resolved by the ranks, not here."""
         results: list[TrainResult] = await self._all("train", lambda rank: (step, *groups))
-        return results[0]
-
-    async def train_part(self, step: int, groups: Sequence[GroupRef], *, first: bool, last: bool) -> TrainResult:
-        """As `Learner.train_part`; references are resolved by the ranks, not here."""
-        results: list[TrainResult] = await self._all("train_part", lambda rank: (step, first, last, *groups))
         return results[0]
 
     async def export_weights(self, version: int) -> WeightUpdate:

@@ -24,7 +24,7 @@ from agentrl.cluster.runtime import Stage
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError
 from agentrl.core.protocols import Learner, RolloutWorker
-from agentrl.rollout.seat import Supervision
+from agentrl.rollout.pool import Supervision
 
 PLACEMENT_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 10.0

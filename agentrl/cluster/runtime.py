@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from agentrl.config.schema import TrainConfig
 from agentrl.core.protocols import Learner, RolloutWorker
-from agentrl.rollout.seat import Supervision
+from agentrl.rollout.pool import Supervision
 
 Stage = Callable[[str], None]
 
@@ -38,8 +39,24 @@ class Runtime(Protocol):
         """
 
     def diagnose(self) -> Mapping[str, Awaitable[str]]:
-        """Ask every process but this one what its threads and tasks are doing; see `agentrl.core.stacks`."""
+        """Ask every process but this one what its threads and tasks are doing; see `agentrl.core.process`."""
         ...
 
     async def close(self) -> None:
         """End everything that was started; safe to call twice and after a failed start."""
+
+
+def make_runtime(config: TrainConfig, on_stage: Stage) -> Runtime:
+    """The runtime that ``--runtime`` names; nothing is started yet.
+
+    Args:
+        config: The resolved configuration.
+        on_stage: Told what start-up is doing, for the display.
+    """
+    if config.run.runtime == "local":
+        from agentrl.cluster.local_runtime import LocalRuntime
+
+        return LocalRuntime(config, on_stage)
+    from agentrl.cluster.ray_runtime import RayRuntime
+
+    return RayRuntime(config, on_stage)

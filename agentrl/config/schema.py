@@ -18,8 +18,6 @@ from agentrl.config.ranges import Count, CountOrZero, Fraction, NonNegative, Pos
 Estimator = Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"]
 GROUP_ESTIMATORS = frozenset({"reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"})
 CRITIC_ESTIMATORS = frozenset({"gae"})
-PER_GROUP_ESTIMATORS = GROUP_ESTIMATORS - {"reinforce_baseline"}
-"""Estimators that look at nothing outside a group; the others whiten over the whole batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,9 +330,6 @@ class FlowConfig:
     """Generate while training; short for ``--max-staleness 1``."""
     max_staleness: Annotated[int, Ge(0), Le(64)] | None = None
     """Optimizer steps a trained token may be older than the weights it trains; 0 is synchronous training."""
-    learner_parts: Count = 1
-    """Parts, by position, in which the learner is given a step's groups, each as soon as its groups are there; 1: all at once. Training
-    begins before the last group ends; for ``rloo``, ``group_norm`` and ``dr_grpo`` with one update per step."""
     dynamic_filtering: bool = False
     """Train only on groups whose mean score lies strictly inside ``--dynamic-filtering-range`` and whose rewards differ."""
     dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)

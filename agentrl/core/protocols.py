@@ -214,23 +214,6 @@ class Learner(Protocol):
         """
         ...
 
-    async def train_part(self, step: int, groups: Sequence[GroupRef], *, first: bool, last: bool) -> TrainResult:
-        """Take some of a step's groups before the rest is there; all parts together do what `train` does.
-
-        Args:
-            step: As in `train`.
-            groups: The next ones, oldest first; the last part may have none, another has some.
-            first: Whether they are the first of the step.
-            last: Whether they are the last of it; afterwards the weights are version `step + 1`.
-
-        Returns:
-            The time of this part; with the last one, the metrics of the whole step.
-
-        Raises:
-            LearnerError: If the step failed.
-        """
-        ...
-
     async def export_weights(self, version: int) -> WeightUpdate:
         """Make the current weights available to engines as `version`."""
         ...

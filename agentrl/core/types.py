@@ -260,7 +260,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class EvalSampling:
     """Says that a group is played to measure the model, not to train it, and in what it differs from the run's other groups.
 
     Attributes:
@@ -285,7 +285,7 @@ class Ticket:
         version: Policy version that was live at admission.
         attempt: From 0; a group that failed is tried again under the same id.
         record: How many members to render as JSON records.
-        trial: Set if the group is no part of the training.
+        eval_sampling: Set if the group is no part of the training.
     """
 
     group_id: int
@@ -294,7 +294,7 @@ class Ticket:
     version: int
     attempt: int = 0
     record: int = 0
-    trial: Trial | None = None
+    eval_sampling: EvalSampling | None = None
 
 
 def ints(values: Sequence[int] | IntArray) -> IntArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from transformers import AutoConfig
@@ -11,12 +11,30 @@ from vllm import ModelRegistry
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import EngineCoreClient
 
 from agentrl.core.types import Sampling
-from agentrl.engine.core_stats import with_core_stats
 from agentrl.engine.inprocess import in_process_llm
 from agentrl.engine.settings import CPU_CONTEXT_LIMIT, EngineSettings
 from agentrl.weights.vllm_backend import BACKEND, EXTENSION
+
+
+def with_core_stats(build: Callable[[], Any]) -> Any:
+    """Call `build`, which makes an `AsyncLLM` with statistics off, such that its core reports running, waiting and cache usage.
+
+    vLLM's own switch would also time every request and every step in this process, and export all of it to Prometheus.
+    """
+    factory = EngineCoreClient.make_async_mp_client
+
+    def make(**named: Any) -> Any:
+        return factory(**{**named, "log_stats": True})
+
+    EngineCoreClient.make_async_mp_client = staticmethod(make)
+    try:
+        return build()
+    finally:
+        EngineCoreClient.make_async_mp_client = factory
+
 
 CPU_BLOCK = 32
 """Tokens of a block of the KV cache; only whole blocks are found again, and vLLM's 128 would be longer than many conversations."""

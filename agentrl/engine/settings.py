@@ -2,10 +2,89 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import logging
+import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from agentrl.core.errors import ConfigError
+
+_ALWAYS = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+
+# One process holds the engine: no worker process, one OpenMP thread (faster than many on few cores, and summation order
+# is fixed), and none of vLLM's helper functions compiled on first use, which would cost the first request 6 to 20 s.
+_CPU = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_CPU_ATTN_SPLIT_KV": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    # The engine is in this process: a failure arrives as an exception with its traceback, and needs no second report.
+    "VLLM_LOGGING_LEVEL": "CRITICAL",
+}
+
+_CUDA = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+
+_TRANSPORTS = {
+    # CUDA IPC handles are tuples that vLLM hands to its own engine process as pickles, over a socket private to the two.
+    "ipc": {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_HOST_IP": "127.0.0.1"},
+    "shm": {"VLLM_HOST_IP": "127.0.0.1"},
+    "nccl": {},
+}
+
+
+def engine_environment(device: Literal["cpu", "cuda"], transport: str = "shm") -> dict[str, str]:
+    """The variables a process that hosts an engine should start with.
+
+    Args:
+        device: Where the engine runs.
+        transport: How weights arrive, as in `EngineSettings.transport`.
+    """
+    return {**_ALWAYS, **(_CPU if device == "cpu" else _CUDA), **_TRANSPORTS[transport]}
+
+
+def prepare_environment(device: Literal["cpu", "cuda"], transport: str = "shm") -> None:
+    """Set, in this process, what `engine_environment` lists and the user has not set.
+
+    Call it before torch and vLLM are imported: OpenMP and vLLM read some of these only once.
+    """
+    for name, value in engine_environment(device, transport).items():
+        os.environ.setdefault(name, value)
+    if device == "cpu":
+        logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it warns that Triton is missing
+        compiler: Any = sys.modules.get("torch._dynamo.config")
+        if compiler is not None:  # PyTorch is there already and has read the variable
+            compiler.disable = os.environ["TORCHDYNAMO_DISABLE"] == "1"
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Import large libraries without garbage collection, and leave what they made out of later collections.
+
+    Importing PyTorch and vLLM makes millions of lasting objects, which the collector would walk again and again: 3 of the
+    7 seconds that it takes to start an engine for a small model.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
 
 CPU_CONTEXT_LIMIT = 4096
 

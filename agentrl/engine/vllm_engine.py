@@ -14,8 +14,7 @@ import numpy as np
 from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError, WeightSyncError
 from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, WeightUpdate
 from agentrl.core.types import FinishReason, Generation, Sampling, floats, ints
-from agentrl.engine.environment import prepare_environment, without_gc
-from agentrl.engine.settings import EngineSettings
+from agentrl.engine.settings import EngineSettings, prepare_environment, without_gc
 from agentrl.engine.usage import UsageMeter
 
 

@@ -25,8 +25,8 @@ from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, Remot
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, ResetState, StepResult, StepState
 from agentrl.env.isolation.limits import ProcessLimits
+from agentrl.env.multi_agent import named_agents
 from agentrl.env.results import MAX_MESSAGE, check_reset, check_step, said
-from agentrl.env.roster import named_agents
 
 _log = logging.getLogger(__name__)
 

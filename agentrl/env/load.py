@@ -20,11 +20,11 @@ from agentrl.env.adapters.textarena import load_textarena
 from agentrl.env.agent import AgentClass, AgentInstance
 from agentrl.env.executor import Executor, check_executor
 from agentrl.env.modules import FLAG, FORMS, import_file, import_module, suggest
+from agentrl.env.multi_agent import check_agents
 from agentrl.env.openrlhf import agents as openrlhf
 from agentrl.env.openrlhf.executor import as_executor
 from agentrl.env.openrlhf.play import Play
 from agentrl.env.rewards.function import is_reward, load_reward_servers, reward_environment
-from agentrl.env.roster import check_roster
 
 REWARDS = ("reward_func", "reward")
 """Names that a file gives to its reward, if it has no environment."""
@@ -133,7 +133,7 @@ def _complete(spec: str, cls: AgentClass) -> AgentClass:
     missing = [method for method in ("reset", "step") if not _has(cls, method)]
     if missing:
         raise EnvLoadError(FLAG, spec, f"class {cls.__name__} has no method {missing[0]}", _similar_method(cls, missing[0]))
-    check_roster(FLAG, spec, cls)
+    check_agents(FLAG, spec, cls)
     return cls
 
 
@@ -221,3 +221,19 @@ def _source(cls: AgentClass) -> str:
         return inspect.getsourcefile(cls) or cls.__module__
     except TypeError:
         return cls.__module__
+
+
+def preload(agent: AgentSpec) -> AgentClass:
+    """Load the user's class, and have it load what its episodes share.
+
+    Raises:
+        EnvLoadError: If that fails.
+    """
+    cls = agent.load()
+    if callable(load := getattr(cls, "preload", None)):
+        try:
+            load()
+        except Exception as error:
+            problem = f"{cls.__name__}.preload raised {type(error).__name__}: {error}"
+            raise EnvLoadError("--agent", agent.spec, problem, "Correct it.") from error
+    return cls

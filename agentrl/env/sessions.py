@@ -6,8 +6,7 @@ from typing import Protocol
 
 from agentrl.env.boundary import EnvLimits, EnvSession, Session, Threads
 from agentrl.env.isolation.pool import ProcessPool
-from agentrl.env.load import AgentSpec
-from agentrl.env.preload import preload
+from agentrl.env.load import AgentSpec, preload
 
 
 class Sessions(Protocol):

@@ -16,12 +16,9 @@ from agentrl.flow.checkpoint import Checkpoints
 from agentrl.flow.ledger import LedgerCounts
 from agentrl.flow.loops import admit, collect, publish, run_attempt, train_steps
 from agentrl.flow.progress import Progress
-from agentrl.flow.safe_point import AfterStep
 from agentrl.flow.settings import FlowSettings
-from agentrl.flow.stall import StallReport
-from agentrl.flow.state import Keep, Observer, RunState
-from agentrl.flow.stop import StopRequest, stop_when_asked
-from agentrl.flow.watch import watch_for_stall
+from agentrl.flow.stall import StallReport, watch_for_stall
+from agentrl.flow.state import AfterStep, GroupFilter, Observer, RunState, StopRequest, stop_when_asked
 from agentrl.rollout.pool import RolloutPool
 
 
@@ -56,7 +53,7 @@ async def train(
     learner: Learner,
     tasks: Iterable[Task],
     observer: Observer,
-    keep: Keep = keep_all,
+    keep: GroupFilter = keep_all,
     after_step: Sequence[AfterStep] = (),
     progress: Progress | None = None,
     repeat: Sequence[tuple[int, Task]] = (),
@@ -79,7 +76,7 @@ async def train(
         progress: Where an earlier part of the run ended; `tasks` go on from there.
         repeat: The groups that were open then, with their tasks.
         checkpoints: Where to save.
-        stop: Asks for an early end, which is saved; see `agentrl.flow.stop`.
+        stop: Asks for an early end, which is saved; see `agentrl.flow.state`.
         report: Writes down what every process does when nothing progresses.
 
     Returns:

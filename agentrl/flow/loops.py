@@ -18,12 +18,10 @@ from anyio.abc import TaskGroup, TaskStatus
 from agentrl.core.errors import LedgerError, WeightSyncError
 from agentrl.core.types import Ticket
 from agentrl.flow.checkpoint import Checkpoints
-from agentrl.flow.health import failure_reason
+from agentrl.flow.ledger import failure_reason
 from agentrl.flow.metrics import Trained
-from agentrl.flow.parts import Early, train_early
 from agentrl.flow.progress import Progress
-from agentrl.flow.queue import Accepted, Taken
-from agentrl.flow.slots import Release
+from agentrl.flow.queue import Accepted, Release, Taken
 from agentrl.flow.state import Finished, RunState, Spawn
 
 OVERSAMPLED = "oversampled"
@@ -132,13 +130,12 @@ async def train_steps(run: RunState) -> None:
     size, ended_s = run.settings.groups_per_step, run.clock()
     async with anyio.create_task_group() as saves:
         for step in range(run.first_step, run.settings.num_steps):
-            early = await train_early(run, step)
             run.board.waiting("train", f"the {size} oldest groups to be accepted (step {step + 1})")
             taken = await run.queue.take(step)
             if not taken.groups:
                 break
             _give_up(run, taken.spare)
-            ended_s, run.latest = await _train_one(run, step, taken, early, ended_s)
+            ended_s, run.latest = await _train_one(run, step, taken, ended_s)
             await _after_step(run, step + 1)
             await _checkpoint(run, saves)
         run.training_over = True
@@ -158,19 +155,15 @@ def _give_up(run: RunState, group_ids: list[int]) -> None:
             run.scopes[group_id].cancel()
 
 
-async def _train_one(run: RunState, step: int, taken: Taken, early: Early, previous_s: float) -> tuple[float, Progress]:
+async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) -> tuple[float, Progress]:
     """Train step number `step` and hand its weights to `publish`; returns when training ended and where the run stood then."""
     groups = taken.groups
     taken_s, depth = run.clock(), run.queue.depth
-    if step == run.first_step and not early.spans:
+    if step == run.first_step:
         run.observer.on_stage("first training step")
     run.last_step_groups = len(groups)
     run.board.waiting("train", f"the learner to train step {step + 1}")
-    rest = [group.ref for group in groups[len(early.taken_s) :]]
-    if early.spans:
-        result = await run.learner.train_part(step, rest, first=False, last=True)
-    else:
-        result = await run.learner.train(step, rest)
+    result = await run.learner.train(step, [group.ref for group in groups])
     trained_s = run.clock()
     run.ledger.train(group.ticket.group_id for group in groups)
     progress = run.progress(step + 1)  # now, because publication frees slots, and then the next step's groups begin to count
@@ -184,14 +177,13 @@ async def _train_one(run: RunState, step: int, taken: Taken, early: Early, previ
             version=step + 1,
             groups=groups,
             spare=taken.spare,
-            result=replace(result, seconds=early.seconds + result.seconds),
+            result=result,
             update=update,
             interval_s=trained_s - previous_s,
-            learner_s=early.learner_s + trained_s - taken_s,
+            learner_s=trained_s - taken_s,
             export_s=run.clock() - exports_s,
             queue_depth=depth,
-            taken_s=[*early.taken_s, *(taken_s for _ in rest)],
-            early_s=early.before_last(groups) if run.settings.learner_parts > 1 else None,
+            taken_s=taken_s,
         )
     )
     return trained_s, progress

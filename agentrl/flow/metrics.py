@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.core.metrics import average
@@ -31,8 +31,7 @@ class Trained:
         learner_s: Time from handing the groups to the learner until it answered.
         export_s: Time to make the weights available.
         queue_depth: Accepted groups left behind when these were taken.
-        taken_s: Clock reading when each of them was handed to the learner.
-        early_s: Time in which the learner trained before the last of them was accepted; `None` if it is given all at once.
+        taken_s: Clock reading when they were taken.
     """
 
     version: int
@@ -44,8 +43,7 @@ class Trained:
     learner_s: float
     export_s: float
     queue_depth: int
-    taken_s: Sequence[float]
-    early_s: float | None = None
+    taken_s: float
 
 
 @dataclass(slots=True)
@@ -125,7 +123,7 @@ class Meter:
             **_engines(self._stats, stats, now - self._stats_s),
             **_learner_time(trained),
             "queue/depth": float(trained.queue_depth),
-            "queue/wait_s": statistics.fmean(_waits(trained)),
+            "queue/wait_s": statistics.fmean(trained.taken_s - group.accepted_s for group in trained.groups),
             "queue/running": float(running),
             "publish/seconds": publish_s,
             "publish/export_s": trained.export_s,
@@ -134,10 +132,6 @@ class Meter:
         }
         self._window, self._stats, self._stats_s = _Window(), stats, now
         return metrics
-
-
-def _waits(trained: Trained) -> Iterator[float]:
-    return (taken_s - group.accepted_s for taken_s, group in zip(trained.taken_s, trained.groups, strict=True))
 
 
 def _rewards(groups: Sequence[Accepted]) -> dict[str, float]:
@@ -250,7 +244,6 @@ def _learner_time(trained: Trained) -> dict[str, float]:
         "time/train_s": trained.result.seconds,
         "time/learner_s": trained.learner_s,
         "time/step_s": trained.interval_s,
-        **({} if trained.early_s is None else {"time/train_early_s": trained.early_s}),
     }
 
 

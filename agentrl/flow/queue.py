@@ -5,9 +5,9 @@ Order of arrival would break the staleness bound: slow groups would be overtaken
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import anyio
 
@@ -15,6 +15,87 @@ from agentrl.core.errors import LedgerError, StalenessError
 from agentrl.core.protocols import GroupRef
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
+
+
+class Release(Enum):
+    """Why a slot is given back."""
+
+    TRAINED = auto()
+    """The weights trained on the group are live; one group of the run's total is done."""
+    SPARE = auto()
+    """The group was not needed for a step whose weights are live; one group of the run's total is done."""
+    FILTERED = auto()
+    """The filter rejected the group; another may take its place."""
+    DROPPED = auto()
+    """The group failed for good; another may take its place."""
+    UNUSED = auto()
+    """There was no task left to put into it."""
+
+
+class Slots:
+    """Counts groups under way, and never lets more start than the remaining steps can use.
+
+    Args:
+        capacity: Groups under way at once, (S + 1) x G.
+        total: Groups that the steps of the whole run remove; none is admitted beyond what is still needed for it.
+    """
+
+    def __init__(self, capacity: int, total: int) -> None:
+        self.capacity, self.total = capacity, total
+        self._held: set[int] = set()
+        self._done = 0
+        self._closed = False
+        self._changed: anyio.Event | None = None
+
+    @property
+    def in_use(self) -> int:
+        """Slots held now."""
+        return len(self._held)
+
+    async def acquire(self, group_id: int) -> bool:
+        """Wait for a slot and take it for `group_id`.
+
+        Returns:
+            False, without a slot, once every group that the run needs is done, or after `close`.
+
+        Raises:
+            LedgerError: If the group already holds a slot.
+        """
+        if group_id in self._held:
+            raise LedgerError(f"group {group_id} asks for a second slot")
+        while self._closed or not self._available():
+            if self._closed or self._done >= self.total:
+                return False
+            self._changed = anyio.Event()
+            await self._changed.wait()
+        self._held.add(group_id)
+        return True
+
+    def release(self, group_id: int, reason: Release) -> None:
+        """Give the slot of `group_id` back.
+
+        Raises:
+            LedgerError: If the group holds no slot.
+        """
+        if group_id not in self._held:
+            raise LedgerError(f"group {group_id} gives back a slot that it does not hold ({reason.name.lower()})")
+        self._held.remove(group_id)
+        if reason in (Release.TRAINED, Release.SPARE):
+            self._done += 1
+        self._wake()
+
+    def close(self) -> None:
+        """Hand out no slot any more; those held are given back as before."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    def _available(self) -> bool:
+        return len(self._held) < min(self.capacity, self.total - self._done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +158,6 @@ class GroupQueue:
         """Accepted groups that no step has taken."""
         return self._accepted + self._accepted_behind
 
-    @property
-    def unresolved(self) -> int:
-        """Admitted groups that are neither accepted nor gone."""
-        return len(self._window) + len(self._behind) - self.depth
-
     def waits_for(self, group_id: int) -> bool:
         """Whether the group is in the line and not resolved."""
         part = self._window if group_id in self._window else self._behind
@@ -126,32 +202,6 @@ class GroupQueue:
         """Let nothing be taken any more; what is in the line stays there."""
         self._stopped = True
         self._wake()
-
-    async def oldest(self, count: int, step: int) -> list[Accepted]:
-        """Wait until the oldest `count` groups of the line are accepted; they stay in the line, and no other can come before them.
-
-        Args:
-            count: At most as many as a step takes.
-            step: The step that will take them.
-
-        Returns:
-            They; fewer, perhaps none, only when the queue is closed and nothing is left behind them; none after `stop`.
-
-        Raises:
-            StalenessError: As `take`.
-        """
-        while not self._stopped:
-            found = list(itertools.islice(self._window.values(), count))
-            if all(found) and (len(found) == count or self._closed):
-                break
-            self._changed = anyio.Event()
-            await self._changed.wait()
-        if self._stopped:
-            return []
-        groups = [group for group in found if group is not None]
-        for group in groups:
-            self._check_lag(group, step)
-        return groups
 
     async def take(self, step: int) -> Taken:
         """Wait until enough of the oldest groups are accepted, and remove all of these from the line.

@@ -16,7 +16,6 @@ class FlowSettings:
         num_steps: Optimizer steps to take.
         groups_per_step: Groups that make one step (G).
         num_samples: Episodes of a group.
-        learner_parts: Parts, by position, in which the learner is given a step's groups, each as soon as it is there.
         spare_groups: Groups started per step beyond those it trains on; the last of them to finish are dropped.
         max_staleness: Steps a trained token may be older than the weights it trains (S); 0 is synchronous training.
         min_members: Trainable members a group needs; 2 for estimators that compare the members of a group.
@@ -33,7 +32,6 @@ class FlowSettings:
     num_steps: int
     groups_per_step: int
     num_samples: int
-    learner_parts: int = 1
     spare_groups: int = 0
     max_staleness: int = 0
     min_members: int = 1
@@ -52,12 +50,6 @@ class FlowSettings:
         return self.groups_per_step + self.spare_groups
 
     @property
-    def part_ends(self) -> list[int]:
-        """Groups of a step up to the end of each part; none is empty. With spare groups it is one: who comes last decides on it."""
-        parts = 1 if self.spare_groups else min(self.learner_parts, self.groups_per_step)
-        return [part * self.groups_per_step // parts for part in range(1, parts + 1)]
-
-    @property
     def num_slots(self) -> int:
         """Groups that may be under way at once: (S + 1) x G, spare groups included."""
         return (self.max_staleness + 1) * self.groups_removed_per_step
@@ -70,7 +62,6 @@ def flow_settings(config: TrainConfig) -> FlowSettings:
         num_steps=config.run.num_steps,
         groups_per_step=rollout.groups_per_step,
         num_samples=rollout.n_samples_per_prompt,
-        learner_parts=flow.learner_parts,
         spare_groups=math.ceil(flow.oversample * rollout.groups_per_step),
         max_staleness=config.staleness,
         min_members=2 if config.algo.advantage_estimator in GROUP_ESTIMATORS else 1,

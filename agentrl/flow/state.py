@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -13,18 +13,58 @@ from agentrl.core.protocols import GroupRef, Learner
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
 from agentrl.flow.checkpoint import Checkpoints
-from agentrl.flow.health import Health
-from agentrl.flow.ledger import Ledger
+from agentrl.flow.ledger import Health, Ledger
 from agentrl.flow.metrics import Meter, Trained
 from agentrl.flow.progress import Admissions, Progress
-from agentrl.flow.queue import GroupQueue
-from agentrl.flow.safe_point import AfterStep, Reached, SafePoint
+from agentrl.flow.queue import GroupQueue, Slots
 from agentrl.flow.settings import FlowSettings
-from agentrl.flow.slots import Slots
-from agentrl.flow.watch import WaitBoard
+from agentrl.flow.stall import WaitTracker
 from agentrl.rollout.pool import RolloutPool
 
-Keep: TypeAlias = Callable[[GroupSummary], str | None]
+
+class AwaitableCounter:
+    """A number that only grows and can be waited for.
+
+    Args:
+        value: Where it begins.
+    """
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+        self._more = anyio.Event()
+
+    def advance(self, value: int) -> None:
+        """Let it grow, and wake who waits."""
+        self.value = max(self.value, value)
+        self._more.set()
+        self._more = anyio.Event()
+
+    async def until(self, value: int) -> None:
+        """Wait until it is at least `value`."""
+        while self.value < value:
+            await self._more.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class SafePoint:
+    """What a hook between two steps may rely on: while it runs, the learner holds the weights of `step` and does not train.
+
+    Attributes:
+        step: Steps done.
+        until_live: Waits until these weights are those of every worker; they stay so until the hook returns.
+        progress: To be called now and then by a hook that takes long, so that the run is not thought to hang.
+    """
+
+    step: int
+    until_live: Callable[[], Awaitable[None]]
+    progress: Callable[[], None]
+
+
+AfterStep: TypeAlias = Callable[[SafePoint], Awaitable[Mapping[str, float] | None]]
+"""A hook between two steps; what it returns is added to the metrics of the step."""
+
+
+GroupFilter: TypeAlias = Callable[[GroupSummary], str | None]
 """Dynamic filter: the reason for which a group is rejected, or `None` to keep it."""
 
 
@@ -60,7 +100,7 @@ class RunState:
         pool: RolloutPool,
         learner: Learner,
         tasks: Iterator[Task],
-        keep: Keep,
+        keep: GroupFilter,
         observer: Observer,
         after_step: Sequence[AfterStep],
         clock: Callable[[], float],
@@ -77,14 +117,14 @@ class RunState:
         self.ledger = Ledger()
         self.ledger.restore(trained=progress.trained, filtered=progress.filtered, dropped=progress.dropped)
         self.health = Health(settings)
-        self.board = WaitBoard(clock)
+        self.board = WaitTracker(clock)
         self.meter = Meter(clock)
         self.meter.start_s -= progress.elapsed_s
-        self.live = Reached(progress.step)  # version of every worker's weights; publish
+        self.live = AwaitableCounter(progress.step)  # version of every worker's weights; publish
         self.last_step_groups = settings.groups_per_step if progress.step else 0  # train
-        self.hooked = Reached(progress.step)  # steps whose hooks are done; train
+        self.hooked = AwaitableCounter(progress.step)  # steps whose hooks are done; train
         self.notes: dict[int, dict[str, float]] = {}  # step -> what its hooks have to say, until publish takes it; train
-        self.reported = Reached(progress.step)  # steps whose metrics the observer has; publish
+        self.reported = AwaitableCounter(progress.step)  # steps whose metrics the observer has; publish
         self.running: dict[int, float] = {}  # group id -> start of its attempt; admit, collect
         self.scopes: dict[int, anyio.CancelScope] = {}  # group id -> its attempt; cancelled by train
         self.finished_in, self.finished = anyio.create_memory_object_stream[Finished](math.inf)
@@ -148,3 +188,37 @@ class RunState:
 
 Spawn: TypeAlias = Callable[[Ticket], None]
 """Starts an attempt at a group beside the loops."""
+
+
+class StopRequest:
+    """Asks the run it is given to for an early end; made before the run, from the same event loop's thread.
+
+    Attributes:
+        heard: Whether a run listens now. If none does, nothing happens after `ask` until one begins.
+    """
+
+    def __init__(self) -> None:
+        self.heard = False
+        self._asked = anyio.Event()
+
+    def ask(self) -> None:
+        """Ask; safe to call twice."""
+        self._asked.set()
+
+    async def wait(self) -> None:
+        """Until somebody asks."""
+        await self._asked.wait()
+
+
+async def stop_when_asked(run: RunState, request: StopRequest) -> None:
+    """End the loops early.
+
+    Consumes the request. Produces an ended queue, cancelled groups and hooks; `train` then saves and ends the
+    others. Waits for somebody to ask. Unblocked by a signal; cancelled when the loops have ended.
+    """
+    request.heard = True
+    try:
+        await request.wait()
+        run.stop()
+    finally:
+        request.heard = False

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agentrl.core.errors import BatchError
 from agentrl.core.types import FloatArray, Group, Trajectory
-from agentrl.rollout.rows import Row, merge_turns
+from agentrl.learner.rows import Row, merge_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -22,13 +22,28 @@ from torch import nn
 
 from agentrl.core.errors import AgentRLError, CheckpointError
 from agentrl.core.seeding import derive_seed
-from agentrl.learner.engine import TrainEngine, whole
-from agentrl.learner.generators import generator_states, restore_generators
-from agentrl.learner.saved import TAG, SavedEngine, only_data, read_tensors
-from agentrl.learner.universal import group_names, restore
+from agentrl.learner.engine import TrainEngine, gathered_parameter
+from agentrl.learner.saved import TAG, SavedEngine, group_names, only_data, read_tensors, restore
 
 if TYPE_CHECKING:
     from agentrl.learner.state import LearnerState
+
+
+def generator_states() -> dict[str, Any]:
+    """States of every generator that a model or a library may draw from, in types that ``weights_only`` accepts."""
+    words: Any = np.random.get_state(legacy=True)
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return {"torch": torch.get_rng_state(), "cuda": cuda, "python": random.getstate(), "numpy": (words[0], words[1].tolist(), *words[2:])}
+
+
+def restore_generators(states: Mapping[str, Any]) -> None:
+    """Go on from what `generator_states` returned."""
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(states["numpy"])
 
 
 NUM_LEARNERS, ZERO_STAGE = "--num-learners", "--zero-stage"
@@ -119,8 +134,15 @@ def _rank_state(state: LearnerState, step: int) -> dict[str, Any]:
         "skipped": {name: engine.skipped_in_a_row for name, engine in _engines(state)},
         "kl_coefficient": state.kl.coefficient,
         "average": None if state.average is None else state.average.state(),
-        "generators": generator_states() if state.begun is None else state.begun.generators,  # a step not ended is begun again
+        "generators": _generators(),
     }
+
+
+def _generators() -> dict[str, Any]:
+    """States of every generator that a model or a library may draw from, in types that ``weights_only`` accepts."""
+    words: Any = np.random.get_state(legacy=True)
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return {"torch": torch.get_rng_state(), "cuda": cuda, "python": random.getstate(), "numpy": (words[0], words[1].tolist(), *words[2:])}
 
 
 def _restore_generators(state: LearnerState, ranks: Sequence[Mapping[str, Any]]) -> None:
@@ -132,14 +154,20 @@ def _restore_generators(state: LearnerState, ranks: Sequence[Mapping[str, Any]])
         random.seed(seed)
         np.random.seed(seed % 2**32)
         return
-    restore_generators(ranks[rank]["generators"])
+    states = ranks[rank]["generators"]
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(states["numpy"])
 
 
 def _save_reference(reference: Any, path: Path, *, first: bool) -> None:
     """Whole weights, gathered by all ranks and written by the first."""
     weights = {}
     for name, parameter in _bare(reference).named_parameters():
-        with whole(parameter) as tensor:
+        with gathered_parameter(parameter) as tensor:
             if first:
                 weights[name] = tensor.detach().to("cpu", copy=True)
     if first:
@@ -151,7 +179,7 @@ def _load_reference(reference: Any, path: Path) -> None:
     weights = torch.load(path, weights_only=True, mmap=True)
     parameters: dict[str, nn.Parameter] = dict(_bare(reference).named_parameters())
     for name, parameter in parameters.items():
-        with whole(parameter, modify=True) as tensor:
+        with gathered_parameter(parameter, modify=True) as tensor:
             tensor.copy_(weights[name])
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
-from typing import Any
+from typing import Any, Literal
 
 import deepspeed
 import torch
-from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
-from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from torch import Tensor, nn
 
 from agentrl.config.schema import LearnerConfig
@@ -114,12 +113,11 @@ class TrainEngine:
         # DeepSpeed averages gradients over ranks; the loss is a sum over them.
         self.engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
 
-    def update(self, learning_rate: float, *, divisor: float = 1.0) -> UpdateResult:
+    def update(self, learning_rate: float) -> UpdateResult:
         """Clip and apply the accumulated gradient, unless it is not finite.
 
         Args:
             learning_rate: For this update.
-            divisor: What the gradient is divided by before that, where it was not known yet when the losses were accumulated.
 
         Returns:
             The norm of the gradient, or that the update was skipped.
@@ -129,7 +127,7 @@ class TrainEngine:
         """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = self._update_plain(divisor) if self._plain else self._update_wrapped(divisor)
+        norm = self._update_plain() if self._plain else self._update_wrapped()
         self.skipped_in_a_row = 0 if norm is not None else self.skipped_in_a_row + 1
         if self.skipped_in_a_row >= self.config.max_nonfinite_steps:
             raise NonFiniteError(
@@ -143,9 +141,8 @@ class TrainEngine:
         """Whether DeepSpeed left the optimizer alone, and with it clipping's norm and the check for overflow."""
         return isinstance(self.engine.optimizer, torch.optim.Optimizer)
 
-    def _update_plain(self, divisor: float) -> float | None:
+    def _update_plain(self) -> float | None:
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
-        _divide(gradients, divisor)
         norm = float(torch.nn.utils.get_total_norm(gradients))
         if not _finite(norm):
             self.engine.zero_grad()
@@ -153,21 +150,9 @@ class TrainEngine:
         self.engine.step()
         return norm
 
-    def _update_wrapped(self, divisor: float) -> float | None:
-        optimizer = self.engine.optimizer
-        if isinstance(optimizer, BF16_Optimizer):  # knows no loss scale, but has all gradients in flat float32 buffers
-            _divide(optimizer.fp32_groups_gradients_flat, divisor)
-            self.engine.step()
-        else:  # in a step, DeepSpeed divides gradients by the loss scale; in the backward passes it was 1
-            optimizer.loss_scale = divisor
-            try:
-                self.engine.step()
-            finally:
-                optimizer.loss_scale = 1.0
-        if not self.engine.was_step_applied():
-            return None
-        norm = float(self.engine.get_global_grad_norm())
-        return norm / divisor if isinstance(optimizer, FP16_UnfusedOptimizer) else norm  # this one reports it undivided
+    def _update_wrapped(self) -> float | None:
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm()) if self.engine.was_step_applied() else None
 
     def close(self) -> None:
         """Release DeepSpeed's hooks and buffers."""
@@ -192,7 +177,7 @@ def full_shape(parameter: nn.Parameter) -> torch.Size:
 
 
 @contextmanager
-def whole(parameter: nn.Parameter, *, modify: bool = False) -> Iterator[Tensor]:
+def gathered_parameter(parameter: nn.Parameter, *, modify: bool = False) -> Iterator[Tensor]:
     """The whole parameter, gathered from all ranks if it is in parts; a collective operation under ZeRO-3.
 
     Args:
@@ -222,14 +207,34 @@ def partition_frozen(module: nn.Module, config: LearnerConfig, *, bf16: bool) ->
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
     """Give `target` the weights of `source`, parameter by parameter; both are equally partitioned or not at all."""
     for mine, theirs in zip(source.parameters(), target.parameters(), strict=True):
-        with whole(mine) as tensor, whole(theirs, modify=True) as copy:
+        with gathered_parameter(mine) as tensor, gathered_parameter(theirs, modify=True) as copy:
             copy.copy_(tensor)
-
-
-def _divide(gradients: Sequence[Tensor], divisor: float) -> None:
-    if divisor != 1.0 and gradients:
-        torch._foreach_div_(list(gradients), divisor)
 
 
 def _finite(value: float) -> bool:
     return value - value == 0.0
+
+
+def learning_rate(
+    step: int, *, peak: float, schedule: Literal["constant", "linear", "cosine"], warmup_steps: int, num_steps: int, min_ratio: float
+) -> float:
+    """Learning rate of a step.
+
+    Rises linearly from ``peak / warmup_steps`` in the first step to `peak`, then follows the schedule down to
+    ``peak * min_ratio`` in the last step.
+
+    Args:
+        step: From 0.
+        peak: Highest learning rate.
+        schedule: Shape after warm-up.
+        warmup_steps: Steps of the rise; 0 starts at the peak.
+        num_steps: Steps of the whole run; later steps keep the last value.
+        min_ratio: Share of the peak at the end of ``linear`` and ``cosine``.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if schedule == "constant":
+        return peak
+    progress = min(1.0, (step - warmup_steps) / max(1, num_steps - 1 - warmup_steps))
+    remaining = 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return peak * (min_ratio + (1.0 - min_ratio) * remaining)

@@ -71,27 +71,6 @@ class LearnerRank:
         metrics = self._started.train(step, groups)
         return TrainResult(metrics=metrics, seconds=time.perf_counter() - begin)
 
-    def train_part(self, step: int, first: bool, last: bool, *groups: Group) -> TrainResult:
-        """A part of a step's groups; the parts together do what `train` does, up to rounding.
-
-        Args:
-            step: Version of the weights the step starts from.
-            first: Whether the step begins with this part.
-            last: Whether it ends with this part; afterwards the weights are version ``step + 1``.
-            groups: The groups of the part, oldest first, on every rank; the last part may have none.
-
-        Returns:
-            The time of this part; with the last one, metrics of the whole step over all ranks.
-
-        Raises:
-            BatchError: If nothing in the groups can be trained.
-            LearnerError: If another step is under way, or none.
-            NonFiniteError: If too many updates in a row had a gradient that is not finite.
-        """
-        begin = time.perf_counter()
-        metrics = self._started.train_part(step, groups, first=first, last=last)
-        return TrainResult(metrics=metrics, seconds=time.perf_counter() - begin)
-
     def export_weights(self, version: int) -> WeightUpdate | None:
         """Publish the current weights as `version`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,43 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.core.errors import ConfigError, LearnerError
-from agentrl.learner.experts import routing_load
 from agentrl.learner.layout import MicroBatch
+
+
+def routing_load(router_logits: Sequence[Tensor], real: Tensor, top_k: int) -> Tensor:
+    """How the router spread the tokens of a micro-batch, summed over layers.
+
+    Args:
+        router_logits: One tensor per layer. # each [B * L, experts]
+        real: Which places of the flattened micro-batch are not padding. # [B * L] bool
+        top_k: Experts per token.
+
+    Returns:
+        How often each expert was chosen, and the sum of its probabilities, the latter with gradient. # [2, experts]
+    """
+    probabilities = torch.cat([logits[real] for logits in router_logits]).float().softmax(-1)
+    chosen = probabilities.topk(top_k, dim=-1).indices.flatten()
+    counts = torch.bincount(chosen, minlength=probabilities.shape[-1])
+    return torch.stack([counts.to(probabilities.dtype), probabilities.sum(0)])
+
+
+def balance_share(probability: Tensor, chosen: Tensor, top_k: int) -> Tensor:
+    """This micro-batch's share of the load-balancing loss of an update (Switch Transformers, arXiv:2101.03961).
+
+    ``experts * sum_e f_e P_e`` with f_e the share of tokens sent to expert e and P_e its mean probability, over all
+    layers and tokens of the update. Only P_e has a gradient, so with f_e known the loss is a sum over tokens.
+
+    Args:
+        probability: Sum of each expert's probabilities in this micro-batch. # [experts]
+        chosen: How often each expert was chosen in the whole update. # [experts]
+        top_k: Experts per token.
+
+    Returns:
+        A scalar; the sum over micro-batches and ranks is the loss.
+    """
+    entries = chosen.sum() / top_k
+    return len(chosen) * (chosen / entries * probability / entries).sum()
+
 
 CHUNK_ELEMENTS = 2**26
 """Entries of the float32 log-softmax held at once; further chunks are recomputed in the backward pass."""
@@ -63,9 +98,9 @@ class PolicyModel(nn.Module):
     def _score(self, logits: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         rows = max(1, CHUNK_ELEMENTS // logits.shape[-1])
         if len(logits) <= rows:
-            return _score_chunk(logits, targets, temperature, self.entropy_gradient)
+            return token_scores(logits, targets, temperature, self.entropy_gradient)
         parts = [
-            checkpoint(_score_chunk, *chunk, self.entropy_gradient, use_reentrant=False)
+            checkpoint(token_scores, *chunk, self.entropy_gradient, use_reentrant=False)
             for chunk in zip(*(torch.split(part, rows) for part in (logits, targets, temperature)), strict=True)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -84,7 +119,8 @@ def experts_per_token(model: Any) -> int:
     return int(top_k)
 
 
-def _score_chunk(logits: Tensor, targets: Tensor, temperature: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+def token_scores(logits: Tensor, targets: Tensor, temperature: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities of `targets` # [a] and entropies in nats # [a] of logits # [a, vocabulary] at a temperature each # [a]."""
     log_p = torch.log_softmax(logits.float() / temperature[:, None], dim=-1)
     with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
         entropy = -(log_p.exp() * log_p).sum(-1)

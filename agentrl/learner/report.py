@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -11,11 +13,41 @@ from agentrl.learner.batch import Batch
 from agentrl.learner.layout import MicroBatch
 
 
-def describe_batch(batches: Sequence[Batch], step: int) -> MetricSums:
-    """Sizes and ages of a step's whole batch.
+class Clock:
+    """Adds up the wall time of named phases; on a GPU a phase ends when the device has finished it.
 
     Args:
-        batches: The batch, or its parts.
+        device: Where the work runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block as part of the phase `name`."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def record(self, stats: MetricSums) -> None:
+        """Report ``time/<phase>_s`` and ``time/train_s``; of several ranks, the slowest counts."""
+        for name, seconds in self._seconds.items():
+            stats.high(f"time/{name}_s", seconds)
+        stats.high("time/train_s", time.perf_counter() - self._start)
+
+
+def describe_batch(batch: Batch, step: int) -> MetricSums:
+    """Sizes and ages of a whole batch.
+
+    Args:
+        batch: The batch.
         step: Version of the weights it is trained on.
 
     Returns:
@@ -25,18 +57,18 @@ def describe_batch(batches: Sequence[Batch], step: int) -> MetricSums:
     """
     stats = MetricSums()
     for name, value in {
-        "tokens/trained": sum(batch.num_actions for batch in batches),
-        "tokens/rows": sum(batch.num_tokens for batch in batches),
-        "rows": sum(batch.num_rows for batch in batches),
-        "episodes": sum(batch.num_episodes for batch in batches),
-        "groups": sum(batch.num_groups for batch in batches),
+        "tokens/trained": batch.num_actions,
+        "tokens/rows": batch.num_tokens,
+        "rows": batch.num_rows,
+        "episodes": batch.num_episodes,
+        "groups": batch.num_groups,
     }.items():
         stats.total(name, float(value))
-    age = step - torch.cat([batch.versions for batch in batches])
-    stats.mean("staleness/mean", float(age.sum()), float(len(age)))
+    age = step - batch.versions
+    stats.mean("staleness/mean", float(age.sum()), float(batch.num_actions))
     stats.high("staleness/max", float(age.max()))
     for versions, count in zip(*(part.tolist() for part in torch.unique(age, return_counts=True)), strict=True):
-        stats.mean(f"staleness/share_{versions}", float(count), float(len(age)))
+        stats.mean(f"staleness/share_{versions}", float(count), float(batch.num_actions))
     return stats
 
 

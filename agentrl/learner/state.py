@@ -10,23 +10,19 @@ from torch import Tensor
 
 from agentrl.algo.kl import KLController
 from agentrl.config.schema import CRITIC_ESTIMATORS
-from agentrl.core.errors import LearnerError
-from agentrl.core.metrics import MetricSums
 from agentrl.core.seeding import derive_seed
+from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group
 from agentrl.learner.average import WeightAverage
 from agentrl.learner.batch import collate
-from agentrl.learner.bundles import can_share
-from agentrl.learner.critic import ValueModel
 from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, partition_frozen
 from agentrl.learner.export import checkpoint_names, save_pretrained, whole_parameters
-from agentrl.learner.models import load_model, load_value_backbone
-from agentrl.learner.parts import StepInParts
+from agentrl.learner.layout import can_share
+from agentrl.learner.models import ValueModel, load_model, load_value_backbone
 from agentrl.learner.policy import PolicyModel, experts_per_token
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.step import Models, TrainingStep
-from agentrl.rollout.chat import load_tokenizer
 
 
 class LearnerState:
@@ -42,7 +38,6 @@ class LearnerState:
     def __init__(self, settings: LearnerSettings, ranks: Ranks, models: Models, tokenizer: Any) -> None:
         self.settings, self.ranks, self.models, self.tokenizer = settings, ranks, models, tokenizer
         self.kl = KLController(coefficient=settings.algo.init_kl_coef, target=settings.algo.kl_target, horizon=settings.algo.kl_horizon)
-        self.begun: StepInParts | None = None  # the step of which some parts are trained
         decay = settings.learner.ema_decay
         self.average = None if decay is None else WeightAverage(self.policy, decay, ranks)
 
@@ -53,36 +48,10 @@ class LearnerState:
 
     def train(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """One step, and what follows it; the metrics of all ranks."""
-        self._check_order(step, first=True)
         batch = collate(groups)
-        stats = TrainingStep(batch, step, self.models, self.settings, self.ranks, self.kl.coefficient).run()
-        return self._after_step(step, stats, batch.num_episodes)
-
-    def train_part(self, step: int, groups: Sequence[Group], *, first: bool, last: bool) -> dict[str, float]:
-        """A part of a step; with the last one the metrics of the step, and before nothing."""
-        self._check_order(step, first=first)
-        begun = self.begun or StepInParts(step, self.models, self.settings, self.ranks, self.kl.coefficient)
-        self.begun = begun
-        if groups:
-            begun.add(collate(groups), last=last)
-        else:
-            begun.add_nothing()
-        if not last:
-            return {}
-        self.begun = None
-        return self._after_step(step, begun.finish(), begun.num_episodes)
-
-    def _check_order(self, step: int, *, first: bool) -> None:
-        """The gradients of two steps are never added up."""
-        under_way = None if self.begun is None else self.begun.step
-        if under_way != (None if first else step):
-            part = f"{'the first' if first else 'a later'} part of step {step}"
-            raise LearnerError(f"{part} cannot be trained on: {'no step' if under_way is None else f'step {under_way}'} is under way")
-
-    def _after_step(self, step: int, stats: MetricSums, num_episodes: int) -> dict[str, float]:
-        metrics = stats.result()
+        metrics = TrainingStep(batch, step, self.models, self.settings, self.ranks, self.kl.coefficient).run().result()
         if "kl/reference" in metrics:
-            self.kl = self.kl.update(metrics["kl/reference"], num_episodes)
+            self.kl = self.kl.update(metrics["kl/reference"], batch.num_episodes)
         every = self.settings.algo.ref_reset_every
         if self.models.reference is not None and every and (step + 1) % every == 0:
             copy_weights(self.models.policy.module, self.models.reference)

@@ -14,23 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages, compute_advantages
-from agentrl.algo.aggregation import Denominators, aggregate, part_weight
+from agentrl.algo.aggregation import Denominators, aggregate
 from agentrl.algo.kl import approximate_kl
-from agentrl.algo.losses import LossInputs, LossOptions, policy_loss
+from agentrl.algo.losses import LossInputs, LossOptions, policy_loss, value_loss
 from agentrl.algo.off_policy import OffPolicyOptions, off_policy_correction, off_policy_options
 from agentrl.algo.statistics import record_means
-from agentrl.algo.value import value_loss
 from agentrl.core.metrics import MetricSums
 from agentrl.learner.batch import Batch
-from agentrl.learner.bundles import alone, share_prompts
-from agentrl.learner.clock import Clock
-from agentrl.learner.engine import TrainEngine
-from agentrl.learner.experts import balance_share
-from agentrl.learner.layout import Layout, MicroBatch
-from agentrl.learner.policy import experts_per_token
+from agentrl.learner.engine import TrainEngine, learning_rate
+from agentrl.learner.layout import Layout, MicroBatch, one_row_bundles, share_prompts
+from agentrl.learner.policy import balance_share, experts_per_token
 from agentrl.learner.ranks import Ranks
-from agentrl.learner.report import describe_batch, describe_layout
-from agentrl.learner.schedule import learning_rate
+from agentrl.learner.report import Clock, describe_batch, describe_layout
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.sharding import plan_updates
 
@@ -81,7 +76,7 @@ class CriticTargets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Signals:
+class UpdateTargets:
     """What the losses take from the time before the first update, for the whole batch.
 
     Attributes:
@@ -111,19 +106,9 @@ class TrainingStep:
         settings: The learner's settings.
         ranks: The data-parallel ranks.
         kl_coefficient: Weight of the KL penalty in this step.
-        clock: The step's own, where the batch is only a part of the step's; see `agentrl.learner.parts`.
     """
 
-    def __init__(
-        self,
-        batch: Batch,
-        step: int,
-        models: Models,
-        settings: LearnerSettings,
-        ranks: Ranks,
-        kl_coefficient: float,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, batch: Batch, step: int, models: Models, settings: LearnerSettings, ranks: Ranks, kl_coefficient: float) -> None:
         self.host, self.batch = batch, batch.to(ranks.device)
         self.step, self.models, self.settings, self.ranks = step, models, settings, ranks
         self.algo, self.kl_coefficient = settings.algo, kl_coefficient
@@ -132,7 +117,7 @@ class TrainingStep:
         self.same_version = self.batch.versions == step
         self.warmup = settings.learner.critic_warmup_steps if models.critic is not None else 0
         self.frozen = step < self.warmup
-        self.stats, self.clock = MetricSums(), clock or Clock(ranks.device)
+        self.stats, self.clock = MetricSums(), Clock(ranks.device)
 
     def run(self) -> MetricSums:
         """Prepare what the losses need, then update critic and policy, epoch by epoch, mini-batch by mini-batch.
@@ -143,45 +128,26 @@ class TrainingStep:
         Raises:
             NonFiniteError: If too many updates in a row had a gradient that is not finite.
         """
-        with self.clock.running():
-            with self.clock.phase("layout"):
-                updates = self._lay_out()
-            signals = self._prepare(updates)
-            for _ in range(self.algo.ppo_epochs):
-                for update in updates:
-                    if self.models.critic is not None and signals.critic is not None:
-                        self._update_critic(self.models.critic, update, signals.critic)
-                    if not self.frozen:
-                        self._accumulate(update, signals)
-                        self.apply()
-            self._describe(signals)
-            if self.ranks.first:
-                self.stats.merge(describe_batch([self.batch], self.step))
+        with self.clock.phase("layout"):
+            updates = self._lay_out()
+        signals = self._prepare(updates)
+        for _ in range(self.algo.ppo_epochs):
+            for update in updates:
+                if self.models.critic is not None and signals.critic is not None:
+                    self._update_critic(self.models.critic, update, signals.critic)
+                if not self.frozen:
+                    self._update_policy(update, signals)
+        self._describe(signals)
         self.clock.record(self.stats)
         return self.ranks.merge(self.stats)
-
-    def accumulate(self, *, last: bool) -> float:
-        """Add the gradient of a batch that is a part of a step's, for `apply` to divide by the sum of what this returns.
-
-        Args:
-            last: Whether `apply` comes next.
-
-        Returns:
-            The weight of this part in the loss of the step.
-        """
-        with self.clock.phase("layout"):
-            (update,) = self._lay_out()
-        signals = self._prepare((update,))
-        weight = part_weight(self.algo.loss_aggregation, update.sizes)
-        self._accumulate(update, signals, weight=weight, last=last)
-        self._describe(signals)
-        return weight
 
     def _lay_out(self) -> tuple[Update, ...]:
         config = self.settings.learner
         packed = config.attn_implementation == "flash_attention_2"
         width = self.models.sharing_width
-        bundles = alone(self.host) if width is None else share_prompts(self.host, budget=config.micro_batch_tokens, hidden_size=width)
+        bundles = (
+            one_row_bundles(self.host) if width is None else share_prompts(self.host, budget=config.micro_batch_tokens, hidden_size=width)
+        )
         plans = plan_updates(
             [bundle.length for bundle in bundles],
             [bundle.group for bundle in bundles],
@@ -206,7 +172,7 @@ class TrainingStep:
         episodes = len(torch.unique(self.host.episode[inside]))
         return Denominators(tokens=float(inside.sum()), episodes=float(episodes), constant=float(self.settings.max_new_tokens))
 
-    def _prepare(self, updates: Sequence[Update]) -> Signals:
+    def _prepare(self, updates: Sequence[Update]) -> UpdateTargets:
         """Run the models that must be run before the first update, and derive what follows from them."""
         batch, algo = self.batch, self.algo
         old, chosen = self._anchor(updates)
@@ -227,10 +193,10 @@ class TrainingStep:
         everything = torch.arange(batch.num_actions, device=batch.row.device)
         weights = None if old is None else self._weigh(old, everything, found.advantages, record=self.ranks.first)
         targets = None if values is None or found.returns is None else CriticTargets(values=values, returns=found.returns)
-        return Signals(advantages=found.advantages, old=old, weights=weights, reference=reference, critic=targets, chosen=chosen)
+        return UpdateTargets(advantages=found.advantages, old=old, weights=weights, reference=reference, critic=targets, chosen=chosen)
 
     def _anchor(self, updates: Sequence[Update]) -> tuple[Tensor | None, Tensor | None]:
-        """`old` and `chosen` of `Signals`, as far as they must be known before the update.
+        """`old` and `chosen` of `UpdateTargets`, as far as they must be known before the update.
 
         With a single update nothing else may need them: its own forward pass then starts from the same weights.
         """
@@ -291,7 +257,8 @@ class TrainingStep:
             self.stats.merge(correction.stats)
         return correction.weights
 
-    def _accumulate(self, update: Update, signals: Signals, *, weight: float = 1.0, last: bool = True) -> None:
+    def _update_policy(self, update: Update, signals: UpdateTargets) -> None:
+        rate = self._learning_rate(self.settings.learner.learning_rate, self.warmup)
         with self.clock.phase("forward_backward"):
             for number, micro in enumerate(update.micros, 1):
                 new, entropy, load = self.models.policy(micro)
@@ -300,17 +267,13 @@ class TrainingStep:
                     share = balance_share(load[1], signals.chosen[update.number], experts_per_token(self.models.policy.module.model))
                     parts["loss/balance"] = self.algo.aux_loss_coef * share
                 loss = torch.stack(list(parts.values())).sum()
-                self._record_shares({**parts, "loss": loss}, update, weight)
-                self.models.policy.accumulate(weight * loss, last=last and number == len(update.micros))
-
-    def apply(self, divisor: float = 1.0) -> None:
-        """Update the policy with the accumulated gradient, divided by `divisor`."""
-        rate = self._learning_rate(self.settings.learner.learning_rate, self.warmup)
+                self._record_shares({**parts, "loss": loss}, update)
+                self.models.policy.accumulate(loss, last=number == len(update.micros))
         with self.clock.phase("optimizer"):
-            result = self.models.policy.update(rate, divisor=divisor)
+            result = self.models.policy.update(rate)
         self._record_update("", rate, result.grad_norm)
 
-    def _losses(self, micro: MicroBatch, new: Tensor, entropy: Tensor, update: Update, signals: Signals) -> dict[str, Tensor]:
+    def _losses(self, micro: MicroBatch, new: Tensor, entropy: Tensor, update: Update, signals: UpdateTargets) -> dict[str, Tensor]:
         """This micro-batch's shares of the parts of the loss that are made of action tokens."""
         algo, at = self.algo, micro.actions
         advantages = signals.advantages[at]
@@ -347,11 +310,11 @@ class TrainingStep:
     def _share(self, per_token: Tensor, at: Tensor, sizes: Denominators) -> Tensor:
         return aggregate(per_token, episode_length=self.episode_length[at], mode=self.algo.loss_aggregation, denominators=sizes)
 
-    def _record_shares(self, parts: Mapping[str, Tensor], update: Update, weight: float = 1.0) -> None:
-        """Record shares of losses such that they add up to the loss, and average over updates, or parts by their `weight`."""
-        share = weight / (len(update.micros) * self.ranks.world_size)
+    def _record_shares(self, parts: Mapping[str, Tensor], update: Update) -> None:
+        """Record shares of losses such that they add up to the loss, and average over updates."""
+        weight = 1.0 / (len(update.micros) * self.ranks.world_size)
         for name, value in zip(parts, torch.stack(list(parts.values())).tolist(), strict=True):
-            self.stats.mean(name, weight * value, share)
+            self.stats.mean(name, value, weight)
 
     def _record_mean(self, name: str, per_token: Tensor) -> None:
         record_means(self.stats, {name: (per_token.sum(), per_token.new_tensor(float(len(per_token))))})
@@ -377,10 +340,11 @@ class TrainingStep:
         if norm is not None:
             self.stats.mean(f"{prefix}grad_norm", norm, 1.0)
 
-    def _describe(self, signals: Signals) -> None:
+    def _describe(self, signals: UpdateTargets) -> None:
         """What is said once about the whole batch."""
         if not self.ranks.first:
             return
+        self.stats.merge(describe_batch(self.batch, self.step))
         self._record_mean("advantage/mean", signals.advantages)
         self._record_mean("advantage/abs", signals.advantages.abs())
         if self.models.reference is not None:

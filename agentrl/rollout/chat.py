@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.types import Message, Prompt
+from agentrl.env.results import RawText
 from agentrl.env.tools.environment import describe_tools, with_system
 
 _MARK = re.compile("\ue000(\\d+)\ue001")
@@ -191,27 +192,6 @@ class ChatCodec:
         return list(self._tokenizer(text, add_special_tokens=False, verbose=False, **options).input_ids)
 
 
-def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a model.
-
-    Args:
-        model: Hugging Face directory or hub name.
-        trust_remote_code: Allow the model's own Python code to run.
-
-    Raises:
-        ConfigError: If there is none, or it cannot be loaded.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ConfigError(
-            "--model", model, f"its tokenizer cannot be loaded: {reason}", "Give a Hugging Face directory or hub name."
-        ) from error
-
-
 def _plain_backend(tokenizer: Any) -> Any:
     """The tokenizer's own core, if transformers only passes text on to it; called directly it takes half the time."""
     if not type(tokenizer).__module__.startswith("transformers"):
@@ -256,3 +236,21 @@ def _clean(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def encode_prompt(codec: ChatCodec, prompt: Prompt, *, apply_chat_template: bool) -> list[int]:
+    """Token ids of a prompt.
+
+    Args:
+        codec: Of the model's tokenizer.
+        prompt: Chat messages; plain text, rendered as one user message if `apply_chat_template`; `RawText`, taken as it is.
+        apply_chat_template: Whether plain text is rendered.
+
+    Raises:
+        EnvResultError: If the chat template refuses the messages.
+    """
+    if not isinstance(prompt, str):
+        return codec.encode_chat(prompt)
+    if isinstance(prompt, RawText) or not apply_chat_template:
+        return codec.encode_text(prompt)
+    return codec.encode_question(prompt)

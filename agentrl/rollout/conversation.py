@@ -13,8 +13,7 @@ from agentrl.core.errors import EngineError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.types import Generation, Message, Prompt, Sampling, Turn, ints
 from agentrl.env.results import RawText
-from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.prompt import encode_prompt
+from agentrl.rollout.chat import ChatCodec, encode_prompt
 from agentrl.rollout.settings import EpisodeSettings
 
 Observation: TypeAlias = Prompt | None

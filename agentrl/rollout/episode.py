@@ -17,12 +17,11 @@ from agentrl.core.seeding import derive_seed
 from agentrl.core.types import Message, Prompt, Status, Ticket, Trajectory, Turn
 from agentrl.env.agent import StepResult, StepState
 from agentrl.env.boundary import Session
+from agentrl.env.multi_agent import MultiAgentSpec
 from agentrl.env.results import NEEDS_ONE, bad_result
-from agentrl.env.roster import Roster
-from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.chat import ChatCodec, encode_prompt
 from agentrl.rollout.conversation import Conversation
 from agentrl.rollout.penalties import penalize
-from agentrl.rollout.prompt import encode_prompt
 from agentrl.rollout.recording import given
 from agentrl.rollout.settings import EpisodeSettings
 
@@ -41,7 +40,7 @@ class Episode:
         codec: Of the model's tokenizer.
         env: The member's own environment; closed at the end, whatever happens.
         settings: Budgets, deadlines and sampling.
-        roster: The environment's agents.
+        agents_spec: The environment's agents.
     """
 
     def __init__(
@@ -53,10 +52,10 @@ class Episode:
         codec: ChatCodec,
         env: Session,
         settings: EpisodeSettings,
-        roster: Roster = Roster(),  # noqa: B008
+        agents_spec: MultiAgentSpec = MultiAgentSpec(),  # noqa: B008
     ) -> None:
         self._task, self._ticket, self._index = ticket.task, ticket, index
-        self._codec, self._env, self._settings, self._roster = codec, env, settings, roster
+        self._codec, self._env, self._settings, self._agents_spec = codec, env, settings, agents_spec
         self._id = episode_id(ticket, index)
         self._agents = {
             agent: Conversation(
@@ -66,7 +65,7 @@ class Episode:
                 settings=settings,
                 seed_of=partial(self._seed, agent),
             )
-            for agent in roster.agents
+            for agent in agents_spec.agents
         }
         self._openings: Mapping[str, Prompt] = {}
         self._logs: list[Mapping[str, float]] = []
@@ -81,7 +80,7 @@ class Episode:
         start = time.perf_counter()
         status, error = await guarded(self._play, self._env.close, self._settings.episode_timeout_s)
         timings = {**self._seconds, "total_s": time.perf_counter() - start}
-        return tuple(self._trajectory(agent, status, error, timings) for agent in self._roster.agents)
+        return tuple(self._trajectory(agent, status, error, timings) for agent in self._agents_spec.agents)
 
     async def _play(self) -> Status:
         agent = await self._reset()
@@ -103,12 +102,12 @@ class Episode:
         task = self._task
         seed = task.seed if task.seed is not None else derive_seed(self._settings.seed, task.id, task.epoch)
         seen = task
-        if self._roster.rendered:
+        if self._agents_spec.rendered:
             prompt = encode_prompt(self._codec, task.prompt, apply_chat_template=self._settings.apply_chat_template)
             seen = replace(task, prompt=self._codec.decode(prompt))
         with self._timed("env_s"):
             result = await self._env.reset(seen, seed)
-        agent = result.agent or self._roster.agents[0]
+        agent = result.agent or self._agents_spec.agents[0]
         self._openings = result.observations
         self._logs.append(result.info)
         if result.sampling:
@@ -139,7 +138,7 @@ class Episode:
 
     def _hand_over(self, agent: str, result: StepResult) -> str:
         """Give the next agent what it is told; returns its name."""
-        after = result.agent or self._roster.after(agent)
+        after = result.agent or self._agents_spec.after(agent)
         conversation = self._agents[after]
         if result.sampling:
             conversation.sampling = replace(conversation.sampling, **result.sampling)
@@ -147,7 +146,7 @@ class Episode:
         if not conversation.turns:
             self._begin(after, result.observation)
         elif result.observation is None:
-            raise bad_result(f"{self._roster.env}.step", "observation", None, f"agent {after!r} acts next; {NEEDS_ONE}")
+            raise bad_result(f"{self._agents_spec.env}.step", "observation", None, f"agent {after!r} acts next; {NEEDS_ONE}")
         else:
             with self._naming("step"):
                 conversation.read(result.observation)
@@ -181,7 +180,7 @@ class Episode:
         """Seed of an agent's turn; the first agent's seeds are those that it would have alone."""
         task, attempt = self._task, self._ticket.attempt
         retry = (attempt,) if attempt else ()
-        other = () if agent == self._roster.agents[0] else (agent,)
+        other = () if agent == self._agents_spec.agents[0] else (agent,)
         return derive_seed(self._settings.seed, task.id, task.epoch, self._index, number, *retry, *other)
 
     @contextmanager
@@ -190,7 +189,7 @@ class Episode:
         try:
             yield
         except EnvResultError as error:
-            raise EnvResultError(f"{self._roster.env}.{method}, task {self._task.id!r}: {error}") from error
+            raise EnvResultError(f"{self._agents_spec.env}.{method}, task {self._task.id!r}: {error}") from error
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -215,7 +214,7 @@ class Episode:
             reward=reward if ended else None,
             score=conversation.score if ended else None,
             agent=agent,
-            frozen=agent not in self._roster.trained,
+            frozen=agent not in self._agents_spec.trained,
             reward_parts=conversation.parts,
             metrics=average(self._logs),
             error=error,
@@ -253,7 +252,7 @@ async def guarded(
 def episode_id(ticket: Ticket, index: int) -> str:
     """Name of one member of a group: group, attempt and place in the group."""
     name = f"{ticket.group_id}-{ticket.attempt}-{index}"
-    return f"{ticket.trial.name}-{name}" if ticket.trial else name
+    return f"{ticket.eval_sampling.name}-{name}" if ticket.eval_sampling else name
 
 
 def _messages(opening: Prompt | None) -> list[Message] | None:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from agentrl.core.types import Group, Status, Ticket, Trajectory
 from agentrl.rollout.episode import episode_id
-from agentrl.rollout.patience import Patience
+from agentrl.rollout.settings import StragglerPolicy
 
 Played: TypeAlias = tuple[Trajectory, ...]
 """One episode: a trajectory for each of its agents."""
@@ -18,7 +18,9 @@ Played: TypeAlias = tuple[Trajectory, ...]
 RunMember: TypeAlias = Callable[[int], Coroutine[Any, Any, Played]]
 
 
-async def run_group(ticket: Ticket, run_member: RunMember, live: set[asyncio.Task[Played]], patience: Patience | None = None) -> Group:
+async def run_group(
+    ticket: Ticket, run_member: RunMember, live: set[asyncio.Task[Played]], straggler_policy: StragglerPolicy | None = None
+) -> Group:
     """Run every member of a group.
 
     Consumes the ticket, produces the group, waits for its members, each of which has a deadline of its own. A member that
@@ -29,16 +31,16 @@ async def run_group(ticket: Ticket, run_member: RunMember, live: set[asyncio.Tas
         ticket: What to run.
         run_member: Plays the member with a number.
         live: Holds the members' tasks while they run; whoever cancels one of them makes it a cancelled trajectory.
-        patience: When those that are much later than the rest are withheld: cancelled, and in the group under that status.
+        straggler_policy: When those that are much later than the rest are withheld: cancelled, and in the group under that status.
     """
     members = [asyncio.create_task(run_member(index), name=f"episode {episode_id(ticket, index)}") for index in range(ticket.num_samples)]
     live.update(members)
     withheld = ""
     try:
-        if patience is None:
+        if straggler_policy is None:
             await asyncio.wait(members, return_when=asyncio.FIRST_EXCEPTION)
         else:
-            withheld = await _wait_for_most(members, patience)
+            withheld = await _wait_for_most(members, straggler_policy)
     finally:
         await _end(members)
         live.difference_update(members)
@@ -49,7 +51,7 @@ async def run_group(ticket: Ticket, run_member: RunMember, live: set[asyncio.Tas
     return Group(group_id=ticket.group_id, task=ticket.task, trajectories=tuple(itertools.chain(*played)))
 
 
-async def _wait_for_most(members: list[asyncio.Task[Played]], patience: Patience) -> str:
+async def _wait_for_most(members: list[asyncio.Task[Played]], straggler_policy: StragglerPolicy) -> str:
     """Wait until all have ended, one has raised, or the rest is too late; returns why that is withheld, empty if nothing is.
 
     Consumes nothing. Waits for members, and from the quorum on for the deadline that follows from them; unblocked by either.
@@ -57,7 +59,7 @@ async def _wait_for_most(members: list[asyncio.Task[Played]], patience: Patience
     clock = asyncio.get_running_loop().time
     begin_s, ended_s, pending = clock(), list[float](), set(members)
     while pending:
-        deadline_s = patience.deadline_s(ended_s, len(members))
+        deadline_s = straggler_policy.deadline_s(ended_s, len(members))
         left_s = None if deadline_s is None else max(0.0, begin_s + deadline_s - clock())
         done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:

@@ -10,7 +10,7 @@ from agentrl.core.types import Ticket
 from agentrl.env.boundary import Session
 from agentrl.env.executor import Executor, ExecutorSession
 from agentrl.env.load import AgentSpec
-from agentrl.env.roster import roster_of
+from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.execution import Execution
@@ -32,7 +32,7 @@ def make_member(
     """The episode of member number `index` of a ticket's group, to be run once.
 
     Args:
-        ticket: The group; what its trial changes is applied.
+        ticket: The group; what its eval_sampling changes is applied.
         index: Number of the member, from 0.
         agent: The user's class.
         open_session: Makes the environment, unless the class is an `Executor`, which runs in this process.
@@ -40,10 +40,10 @@ def make_member(
         codec: Of the model's tokenizer.
         settings: How episodes are run.
     """
-    settings = settings.for_trial(ticket.trial)
+    settings = settings.for_eval_sampling(ticket.eval_sampling)
     cls, source = agent.load(), agent.source
     if issubclass(cls, Executor):
         executor = ExecutorSession(cls, source, settings.env)
         return Execution(ticket, index, engine=engine, codec=codec, env=executor, settings=settings)
-    roster = roster_of(cls, source)
-    return Episode(ticket, index, engine=engine, codec=codec, env=open_session(), settings=settings, roster=roster)
+    agents_spec = multi_agent_spec(cls, source)
+    return Episode(ticket, index, engine=engine, codec=codec, env=open_session(), settings=settings, agents_spec=agents_spec)

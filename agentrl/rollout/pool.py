@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
 
 import anyio
 
@@ -12,8 +16,149 @@ from agentrl.core.errors import AgentRLError, EngineDeadError, WeightSyncError
 from agentrl.core.protocols import EngineStats, GroupRef, RolloutWorker, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
-from agentrl.rollout.balance import LeastLoaded
-from agentrl.rollout.seat import Seat, Standing, Supervision
+
+Respawn: TypeAlias = Callable[[str], Awaitable[RolloutWorker]]
+"""Ends what is left of the worker with this name and starts another in its place, at version 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supervision:
+    """How lost workers are found and replaced.
+
+    Attributes:
+        respawn: Replaces a worker.
+        max_restarts: Replacements of one worker; after them it is given up.
+        check_every_s: Time between two looks at a worker.
+        answer_timeout_s: A worker that does not say its counters in this time did not answer; three times make it lost.
+        stuck_s: An engine that is busy this long without finishing one request is lost.
+        load_timeout_s: Loading weights may take this long.
+    """
+
+    respawn: Respawn
+    max_restarts: int = 3
+    check_every_s: float = 5.0
+    answer_timeout_s: float = 30.0
+    stuck_s: float = 300.0
+    load_timeout_s: float = 300.0
+
+
+class WorkerState(StrEnum):
+    """Whether a worker may be given work."""
+
+    READY = "ready"
+    """It holds the current weights."""
+    LOST = "being replaced"
+    """It is dead or set aside, and its place is to be filled."""
+    GONE = "given up"
+    """It is dead and stays so."""
+
+
+@dataclass(slots=True, eq=False)
+class WorkerSlot:
+    """A worker and what the pool knows of it.
+
+    Attributes:
+        name: Stays the same when the worker is replaced.
+        worker: Runs the groups.
+        live_episodes: Episodes it runs now.
+        standing: Whether it is given work.
+        reason: Why it was lost last.
+        restarts: How often it was replaced.
+        scopes: The groups it runs; cancelled when it is lost.
+        unanswered: Looks in a row that it did not answer.
+        seen: Its counters when it last finished a request.
+    """
+
+    name: str
+    worker: RolloutWorker
+    live_episodes: int = 0
+    standing: WorkerState = WorkerState.READY
+    reason: str = ""
+    restarts: int = 0
+    scopes: set[anyio.CancelScope] = field(default_factory=set)
+    unanswered: int = 0
+    seen: EngineStats = field(default_factory=EngineStats)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be given work."""
+        return self.standing is WorkerState.READY
+
+    def lose(self, reason: str, standing: WorkerState) -> None:
+        """Give it no more work, and take back what it has."""
+        self.standing, self.reason = standing, reason
+        for scope in self.scopes:
+            scope.cancel()
+
+    def fill(self, worker: RolloutWorker) -> None:
+        """Put a new worker, which holds the current weights, in its place."""
+        self.worker, self.standing, self.unanswered, self.seen = worker, WorkerState.READY, 0, EngineStats()
+
+    def is_stuck(self, stats: EngineStats, stuck_s: float) -> bool:
+        """Whether the engine was busy for `stuck_s` without finishing a request; to be called again and again."""
+        if stats.tokens != self.seen.tokens or stats.busy_s <= self.seen.busy_s:
+            self.seen = stats
+        return stats.busy_s - self.seen.busy_s >= stuck_s
+
+    async def look(self, supervision: Supervision) -> str | None:
+        """Ask for the worker's counters; why it is lost, `None` if it is not."""
+        try:
+            async with asyncio.timeout(supervision.answer_timeout_s):
+                stats = await self.worker.stats()
+        except Exception as error:
+            self.unanswered += 1
+            return f"did not answer {self.unanswered} times: {type(error).__name__}: {error}" if self.unanswered >= MAX_UNANSWERED else None
+        self.unanswered = 0
+        if stats.fault:
+            return stats.fault
+        if self.is_stuck(stats, supervision.stuck_s):
+            return f"was busy for {stats.busy_s - self.seen.busy_s:.0f} s and finished no request (--engine-timeout-s)"
+        return None
+
+
+MAX_UNANSWERED = 3
+
+
+class LeastLoaded:
+    """Keeps seats in order of their live episodes, so that a choice among thousands takes microseconds.
+
+    Args:
+        seats: In the order in which ties go to them.
+    """
+
+    def __init__(self, seats: Iterable[WorkerSlot]) -> None:
+        self._seats = list(seats)
+        self._number = {seat.name: number for number, seat in enumerate(self._seats)}
+        self._listed: list[int | None] = [None] * len(self._seats)  # the load of each seat's one valid entry
+        self._heap: list[tuple[int, int]] = []  # load, number of the seat; entries that are no longer valid are passed over
+        for seat in self._seats:
+            self.update(seat)
+
+    def update(self, seat: WorkerSlot) -> None:
+        """To be called when a seat's load has changed, or when it is ready again."""
+        number = self._number[seat.name]
+        if self._listed[number] != seat.live_episodes:
+            self._listed[number] = seat.live_episodes
+            heapq.heappush(self._heap, (seat.live_episodes, number))
+            if len(self._heap) > 4 * len(self._seats) + 64:
+                self._rebuild()
+
+    def first(self) -> WorkerSlot | None:
+        """The ready seat with the fewest live episodes; `None` if none is ready."""
+        while self._heap:
+            load, number = self._heap[0]
+            if self._listed[number] == load:
+                if self._seats[number].ready:
+                    return self._seats[number]
+                self._listed[number] = None  # `update` lists it when it is ready again
+            heapq.heappop(self._heap)
+        return None
+
+    def _rebuild(self) -> None:
+        """Leave out what is no longer valid."""
+        self._heap = [(load, number) for number, load in enumerate(self._listed) if load is not None]
+        heapq.heapify(self._heap)
+
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +181,7 @@ class RolloutPool:
     def __init__(self, workers: Mapping[str, RolloutWorker], supervision: Supervision | None = None) -> None:
         if not workers:
             raise ValueError("a pool needs at least one rollout worker")
-        self._seats = {name: Seat(name, worker) for name, worker in workers.items()}
+        self._seats = {name: WorkerSlot(name, worker) for name, worker in workers.items()}
         self._by_load = LeastLoaded(self._seats.values())
         self._supervision = supervision
         self._supervised = False
@@ -138,15 +283,15 @@ class RolloutPool:
             if isinstance(answer, BaseException):
                 raise answer
 
-    async def _least_loaded(self) -> Seat:
+    async def _least_loaded(self) -> WorkerSlot:
         """The ready worker with the fewest live episodes; waits for one while lost ones are being replaced."""
         while (seat := self._by_load.first()) is None:
-            if all(seat.standing is Standing.GONE for seat in self._seats.values()):
+            if all(seat.standing is WorkerState.GONE for seat in self._seats.values()):
                 raise EngineDeadError(f"no rollout worker is left: {self.describe()}")
             await self._changed.wait()
         return seat
 
-    async def _run_on(self, seat: Seat, ticket: Ticket) -> tuple[GroupSummary, GroupRef] | None:
+    async def _run_on(self, seat: WorkerSlot, ticket: Ticket) -> tuple[GroupSummary, GroupRef] | None:
         """The outcome, or `None` if the worker was set aside meanwhile."""
         seat.live_episodes += ticket.num_samples
         self._by_load.update(seat)
@@ -161,13 +306,13 @@ class RolloutPool:
             self._by_load.update(seat)
         return None
 
-    def _lose(self, seat: Seat, reason: str, error: AgentRLError) -> None:
+    def _lose(self, seat: WorkerSlot, reason: str, error: AgentRLError) -> None:
         """Give a worker no more work, and have it replaced; without supervision its loss is the caller's error."""
         if not self._supervised:
             raise error
         if seat.ready:
             _log.warning("%s is lost: %s", seat.name, reason)
-            seat.lose(reason, Standing.LOST)
+            seat.lose(reason, WorkerState.LOST)
             self._notify()
 
     def _notify(self) -> None:
@@ -178,8 +323,8 @@ class RolloutPool:
         async with asyncio.timeout(self._supervision.load_timeout_s if self._supervision else None):
             return await worker.load_weights(update)
 
-    async def _keep(self, seat: Seat, supervision: Supervision) -> None:
-        while seat.standing is not Standing.GONE:
+    async def _keep(self, seat: WorkerSlot, supervision: Supervision) -> None:
+        while seat.standing is not WorkerState.GONE:
             if not seat.ready:
                 await self._replace(seat, supervision)
                 continue
@@ -189,10 +334,10 @@ class RolloutPool:
             if look.cancelled_caught and seat.ready and (reason := await seat.look(supervision)) is not None:
                 self._lose(seat, reason, EngineDeadError(reason))
 
-    async def _replace(self, seat: Seat, supervision: Supervision) -> None:
+    async def _replace(self, seat: WorkerSlot, supervision: Supervision) -> None:
         if seat.restarts >= supervision.max_restarts:
             seat.reason = f"{seat.reason}; it was replaced {seat.restarts} times (--max-engine-restarts)"
-            seat.lose(seat.reason, Standing.GONE)
+            seat.lose(seat.reason, WorkerState.GONE)
         else:
             seat.restarts += 1
             try:

@@ -15,8 +15,7 @@ from agentrl.core.types import Generation, Prompt, Sampling, Turn, as_messages, 
 from agentrl.env.agent import SamplingParams
 from agentrl.env.executor import Completion, Policy
 from agentrl.env.results import bad_result, check_sampling
-from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.prompt import encode_prompt
+from agentrl.rollout.chat import ChatCodec, encode_prompt
 from agentrl.rollout.settings import EpisodeSettings
 
 WHERE = "llm.generate"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.core.types import FinishReason, Group, Task, Ticket, Trajectory, Trial, Turn, floats, ints
+from agentrl.core.types import EvalSampling, FinishReason, Group, Task, Ticket, Trajectory, Turn, floats, ints
 
 PLAIN = (str, bool, int, float, type(None))
 
@@ -66,8 +66,12 @@ def trajectory_record(ticket: Ticket, trajectory: Trajectory, limits: EngineLimi
     }
     if trajectory.unanswered is not None:
         record["unanswered"] = _turn(trajectory.unanswered)
-    if ticket.trial is not None:
-        record["trial"] = {"name": ticket.trial.name, "seed": ticket.trial.seed, "temperature": ticket.trial.temperature}
+    if ticket.eval_sampling is not None:
+        record["eval_sampling"] = {
+            "name": ticket.eval_sampling.name,
+            "seed": ticket.eval_sampling.seed,
+            "temperature": ticket.eval_sampling.temperature,
+        }
     if limits is not None:
         record["engine"] = {"max_model_len": limits.max_model_len, "end_token_ids": list(limits.end_token_ids)}
     return record
@@ -95,7 +99,7 @@ def recorded_ticket(record: Mapping[str, Any]) -> Ticket:
         num_samples=1,
         version=int(record["version"]),
         attempt=int(record["attempt"]),
-        trial=Trial(**record["trial"]) if record.get("trial") else None,
+        eval_sampling=EvalSampling(**record["eval_sampling"]) if record.get("eval_sampling") else None,
     )
 
 

@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from agentrl.config.schema import GROUP_ESTIMATORS, TrainConfig
-from agentrl.core.types import Sampling, Trial
+from agentrl.core.types import EvalSampling, Sampling
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.limits import ProcessLimits
-from agentrl.rollout.patience import Patience
 from agentrl.rollout.penalties import LengthPenalties
 
 EPISODES_PER_SEQUENCE = 4
 """Episodes to begin with for each sequence that an engine decodes at once: the others wait for their environments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerPolicy:
+    """When a group is closed without the rest.
+
+    Attributes:
+        quorum: Share of the episodes that have to have ended well.
+        factor: How many times their median the others may take.
+        least: Episodes that have to have ended well in any case.
+    """
+
+    quorum: float
+    factor: float
+    least: int = 1
+
+    def deadline_s(self, ended_s: Sequence[float], num_samples: int) -> float | None:
+        """Seconds after the start of the group at which the rest is withheld; `None` while too few have ended well.
+
+        Args:
+            ended_s: What those that ended well took, seconds.
+            num_samples: Episodes of the group.
+        """
+        if len(ended_s) < max(self.least, math.ceil(self.quorum * num_samples)):
+            return None
+        return self.factor * median(ended_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +59,7 @@ class EpisodeSettings:
         apply_chat_template: Render a plain-text prompt as one user message.
         system_prompt: System message put before a chat that does not begin with one.
         penalties: What an episode pays for its length.
-        patience: How long a group waits for its last episodes; `None`: until they end.
+        straggler_policy: How long a group waits for its last episodes; `None`: until they end.
         max_concurrent: Episodes under way at once beside one engine; 0 follows its load.
         start_concurrent: Where the number begins if it follows the load.
     """
@@ -47,16 +75,16 @@ class EpisodeSettings:
     apply_chat_template: bool = True
     system_prompt: str = ""
     penalties: LengthPenalties = field(default_factory=LengthPenalties)
-    patience: Patience | None = None
+    straggler_policy: StragglerPolicy | None = None
     max_concurrent: int = 0
     start_concurrent: int = 1024
 
-    def for_trial(self, trial: Trial | None) -> EpisodeSettings:
-        """These settings with what `trial` changes."""
-        if trial is None:
+    def for_eval_sampling(self, eval_sampling: EvalSampling | None) -> EpisodeSettings:
+        """These settings with what `eval_sampling` changes."""
+        if eval_sampling is None:
             return self
-        temperature = self.sampling.temperature if trial.temperature is None else trial.temperature
-        return replace(self, seed=trial.seed, sampling=replace(self.sampling, temperature=temperature))
+        temperature = self.sampling.temperature if eval_sampling.temperature is None else eval_sampling.temperature
+        return replace(self, seed=eval_sampling.seed, sampling=replace(self.sampling, temperature=temperature))
 
 
 def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:
@@ -94,19 +122,19 @@ def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:
             overlong_factor=config.algo.overlong_penalty,
             stop_properly=config.algo.stop_properly_penalty,
         ),
-        patience=patience(config),
+        straggler_policy=straggler_policy(config),
         max_concurrent=rollout.max_concurrent_episodes,
         start_concurrent=EPISODES_PER_SEQUENCE * config.engine.max_num_seqs,
     )
 
 
-def patience(config: TrainConfig) -> Patience | None:
+def straggler_policy(config: TrainConfig) -> StragglerPolicy | None:
     """How long a group waits for its last episodes; `None` if until they end."""
     flow = config.flow
     if flow.group_quorum == 1.0:
         return None
     least = 2 if config.algo.advantage_estimator in GROUP_ESTIMATORS else 1
-    return Patience(quorum=flow.group_quorum, factor=flow.straggler_factor, least=least)
+    return StragglerPolicy(quorum=flow.group_quorum, factor=flow.straggler_factor, least=least)
 
 
 def process_limits(config: TrainConfig) -> ProcessLimits | None:

@@ -104,7 +104,7 @@ class Throttle:
         """
         self._adaptive.floor = max(self._adaptive.floor, ticket.num_samples)
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        priority = (ticket.trial is None, ticket.group_id, ticket.attempt)
+        priority = (ticket.eval_sampling is None, ticket.group_id, ticket.attempt)
         heapq.heappush(self._held, (priority, next(self._order), ticket.num_samples, begun))
         self._begin_next()
         if self._timer is None:

@@ -7,13 +7,14 @@ import time
 from dataclasses import replace
 
 from agentrl.core.errors import EngineDeadError, EngineError
-from agentrl.core.garbage import collect_rarely
+from agentrl.core.process import collect_rarely
 from agentrl.core.protocols import Engine, EngineStats, WeightUpdate
 from agentrl.core.summaries import GroupSummary, summarize
+from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, Status, Ticket
 from agentrl.env.load import AgentSpec
 from agentrl.env.sessions import open_sessions
-from agentrl.rollout.chat import ChatCodec, load_tokenizer
+from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.group import Played, run_group
 from agentrl.rollout.member import Member, make_member
 from agentrl.rollout.records import EngineLimits, group_records
@@ -102,8 +103,8 @@ class EpisodeWorker:
                 self._throttle.leave()
 
         try:
-            patience = None if ticket.trial else self._settings.patience  # a measurement waits for everything
-            return await run_group(ticket, play, self._live, patience)
+            straggler_policy = None if ticket.eval_sampling else self._settings.straggler_policy  # a measurement waits for everything
+            return await run_group(ticket, play, self._live, straggler_policy)
         finally:
             self._throttle.leave(left)  # those that were cancelled before they began
 

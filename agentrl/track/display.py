@@ -2,13 +2,294 @@
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import os
-from collections.abc import Mapping
-from typing import Protocol
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import IO, Protocol
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
 
 from agentrl.core.summaries import GroupSummary
+from agentrl.track.summary import first_and_last
+from agentrl.track.text import ASCII_BLOCKS, BLOCKS, count, duration, mean, number, percent, sparkline, visible
+
+ETA_STEPS = 10
+MAX_ERRORS = 5
+
+
+class RunView:
+    """State of one run as a person sees it.
+
+    Args:
+        num_steps: Optimizer steps that the run is to take.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        stages: Finished stages with their seconds, oldest first.
+        stage: The stage that is going on, "" while training.
+        rewards: Mean reward of every step.
+        latest: Metrics of the newest step.
+        groups: Attempts at groups that finished.
+        failed: Episodes that failed, by status.
+        errors: Distinct messages of failed episodes, the first few.
+    """
+
+    def __init__(self, num_steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_steps, self._clock = num_steps, clock
+        self.started_s = self._stage_s = clock()
+        self.stages: list[tuple[str, float]] = []
+        self.stage = ""
+        self.rewards: list[float] = []
+        self.latest: Mapping[str, float] = {}
+        self.groups = 0
+        self.failed: Counter[str] = Counter()
+        self.errors: list[str] = []
+        self._step_ends: list[float] = []
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run started."""
+        return self._clock() - self.started_s
+
+    @property
+    def stage_s(self) -> float:
+        """Seconds that the current stage has lasted."""
+        return self._clock() - self._stage_s
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return int(self.latest.get("step", 0))
+
+    @property
+    def eta_s(self) -> float:
+        """Seconds left at the pace of the latest steps; NaN before the second step."""
+        ends = self._step_ends
+        pace = mean([later - earlier for earlier, later in itertools.pairwise(ends)])
+        return pace * max(0, self.num_steps - self.step)
+
+    @property
+    def trend(self) -> float:
+        """Mean reward of the last few steps minus that of the first few; NaN without a step."""
+        first, last = first_and_last(self.rewards)
+        return last - first
+
+    def on_stage(self, name: str) -> None:
+        """End the current stage and begin `name`."""
+        self._end_stage()
+        self.stage, self._stage_s = name, self._clock()
+
+    def on_group(self, summary: GroupSummary) -> list[str]:
+        """Count a finished attempt; returns messages of failures not seen before."""
+        if not self.rewards:
+            self._end_stage()
+        self.groups += 1
+        failed = [episode[0] for episode in summary.episodes if episode[0].status.failed]
+        self.failed.update(str(member.status) for member in failed)
+        messages = dict.fromkeys(f"{member.status}: {visible(member.error or 'no message')}" for member in failed)
+        fresh = [text for text in messages if text not in self.errors][: MAX_ERRORS - len(self.errors)]
+        self.errors += fresh
+        return fresh
+
+    def on_step(self, metrics: Mapping[str, float]) -> None:
+        """Take in the metrics of a finished step."""
+        self._end_stage()
+        self.latest = dict(metrics)
+        self.rewards.append(float(metrics.get("reward/mean", float("nan"))))
+        self._step_ends = [*self._step_ends[-ETA_STEPS:], self._clock()]
+
+    def _end_stage(self) -> None:
+        if self.stage:
+            self.stages.append((self.stage, self.stage_s))
+            self.stage = ""
+
+
+Metrics = Mapping[str, float]
+NAN = float("nan")
+
+
+class LineDisplay:
+    """One line per stage, per step and per new kind of failure.
+
+    Steps that end less than `min_interval_s` after the last printed one are skipped, except the first and the last.
+
+    Args:
+        num_steps: Steps that the run is to take.
+        title: First line.
+        stream: Where lines go.
+        min_interval_s: Seconds between two step lines at least.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, num_steps: int, *, title: str, stream: IO[str], min_interval_s: float = 1.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._view = RunView(num_steps, clock=clock)
+        self._stream, self._min_s, self._clock = stream, min_interval_s, clock
+        self._printed_s, self._printed_step = -float("inf"), 0
+        self._write(title)
+
+    def on_stage(self, name: str) -> None:
+        """Print the stage with the time since the start."""
+        self._view.on_stage(name)
+        self._write(f"[{duration(self._view.elapsed_s):>7}] {name}")
+
+    def on_group(self, summary: GroupSummary) -> None:
+        """Print failures of a kind not seen before."""
+        for message in self._view.on_group(summary):
+            self._write(f"[{duration(self._view.elapsed_s):>7}] episode failed: {message}")
+
+    def on_step(self, metrics: Metrics) -> None:
+        """Print the step, unless one was printed a moment ago."""
+        self._view.on_step(metrics)
+        if self._view.step >= self._view.num_steps or self._clock() - self._printed_s >= self._min_s:
+            self._print_step()
+
+    def on_evaluation(self, step: int, text: str) -> None:
+        """Print it."""
+        self._write(f"[{duration(self._view.elapsed_s):>7}] evaluation of step {step}: {text}")
+
+    def close(self) -> None:
+        """Print the last step if it was skipped; safe to call twice."""
+        if self._view.step > self._printed_step:
+            self._print_step()
+
+    def _print_step(self) -> None:
+        self._printed_s, self._printed_step = self._clock(), self._view.step
+        self._write(step_line(self._view))
+
+    def _write(self, line: str) -> None:
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+        self._stream.flush()
+
+
+def step_line(view: RunView) -> str:
+    """The newest step as one line."""
+    get = view.latest.get
+    width = len(str(view.num_steps))
+    return "  ".join(
+        [
+            f"[{duration(view.elapsed_s):>7}] step {view.step:>{width}}/{view.num_steps}",
+            f"reward {number(get('reward/mean', NAN))}",
+            f"score {number(get('score/mean', NAN))}",
+            f"staleness {number(get('staleness/mean', NAN), 1)} max {number(get('staleness/max', NAN), 0)}",
+            f"{count(get('tokens_per_s', NAN))} tokens/s",
+            f"idle generator {percent(get('idle/generator', NAN))} learner {percent(get('idle/learner', NAN))}",
+            f"groups {ledger_text(view.latest)}",
+            f"{duration(view.eta_s)} left",
+        ]
+    )
+
+
+def ledger_text(metrics: Metrics) -> str:
+    """What became of the groups submitted so far, in one phrase."""
+    names = ("trained", "filtered", "dropped", "in_flight")
+    return ", ".join(f"{number(metrics.get(f'ledger/{name}', NAN), 0)} {name.replace('_', ' ')}" for name in names)
+
+
+SPARKLINE_WIDTH = 40
+
+
+class LiveDisplay:
+    """Redraws a few lines in place until it is closed.
+
+    The terminal is given back by `close`, and at interpreter exit if that never came.
+
+    Args:
+        num_steps: Steps that the run is to take.
+        title: First line.
+        console: A terminal.
+        refresh_per_second: How often to redraw.
+    """
+
+    def __init__(self, num_steps: int, *, title: str, console: Console, refresh_per_second: float = 4.0) -> None:
+        self._view, self._title, self._console = RunView(num_steps), title, console
+        self._spinner = Spinner("dots" if _unicode(console) else "line")
+        self._live = Live(get_renderable=self.render, console=console, refresh_per_second=refresh_per_second, transient=True)
+        atexit.register(self.close)
+        self._live.start()
+
+    def on_stage(self, name: str) -> None:
+        """Show the stage with its own clock."""
+        self._view.on_stage(name)
+
+    def on_group(self, summary: GroupSummary) -> None:
+        """Count it; print failures of a kind not seen before above the display."""
+        for message in self._view.on_group(summary):
+            self._console.print(Text(f"episode failed: {message}", style="yellow"))
+
+    def on_step(self, metrics: Mapping[str, float]) -> None:
+        """Show the step's metrics."""
+        self._view.on_step(metrics)
+
+    def on_evaluation(self, step: int, text: str) -> None:
+        """Print it above the display."""
+        self._console.print(Text.assemble((f"evaluation of step {step}: ", "green"), text))
+
+    def close(self) -> None:
+        """Remove the display and restore the terminal; safe to call twice."""
+        atexit.unregister(self.close)
+        self._live.stop()
+
+    def render(self) -> RenderableType:
+        """The display as it is now."""
+        parts: list[RenderableType] = [Text(self._title, style="bold")]
+        if self._view.rewards:
+            parts += [self._progress(), metric_rows(self._view, BLOCKS if _unicode(self._console) else ASCII_BLOCKS)]
+        else:
+            parts += [Text(f"  done  {name}  {duration(seconds)}", style="dim") for name, seconds in self._view.stages]
+        return Group(*parts, *self._current())
+
+    def _progress(self) -> RenderableType:
+        view = self._view
+        row = Table.grid(padding=(0, 2), expand=True)
+        row.add_column(no_wrap=True)
+        row.add_column(ratio=1)
+        row.add_column(no_wrap=True, justify="right")
+        times = f"{duration(view.elapsed_s)}, {duration(view.eta_s)} left"
+        row.add_row(f"step {view.step}/{view.num_steps}", ProgressBar(total=view.num_steps, completed=view.step), times)
+        return row
+
+    def _current(self) -> list[RenderableType]:
+        view = self._view
+        if view.stage:
+            self._spinner.update(text=f" {view.stage}  {duration(view.stage_s)}")
+            return [self._spinner]
+        if not view.rewards:
+            self._spinner.update(text=f" first step: {view.groups} groups finished  {duration(view.elapsed_s)}")
+            return [self._spinner]
+        return []
+
+
+def metric_rows(view: RunView, blocks: str) -> Table:
+    """The newest step's figures as labelled rows."""
+    get = view.latest.get
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="ellipsis", no_wrap=True)
+    curve = sparkline(view.rewards, SPARKLINE_WIDTH, blocks=blocks)
+    table.add_row("reward", f"[bold]{number(get('reward/mean', NAN))}[/bold]  {curve}  {view.trend:+.3f} since the first steps")
+    table.add_row("score", number(get("score/mean", NAN)))
+    table.add_row("staleness", f"mean {number(get('staleness/mean', NAN), 2)}, max {number(get('staleness/max', NAN), 0)}")
+    table.add_row("tokens/s", count(get("tokens_per_s", NAN)))
+    table.add_row("idle", f"generator {percent(get('idle/generator', NAN))}, learner {percent(get('idle/learner', NAN))}")
+    table.add_row("groups", ledger_text(view.latest))
+    if view.failed:
+        table.add_row("failed", ", ".join(f"{status} {number_of}" for status, number_of in view.failed.most_common()), style="yellow")
+    return table
+
+
+def _unicode(console: Console) -> bool:
+    return console.encoding.lower().startswith("utf")
 
 
 class Display(Protocol):
@@ -40,9 +321,9 @@ def make_display(num_steps: int, *, title: str, console: Console | None = None) 
     """
     console = console or Console()
     if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR"):
-        from agentrl.track.live import LiveDisplay
+        from agentrl.track.display import LiveDisplay
 
         return LiveDisplay(num_steps, title=title, console=console)
-    from agentrl.track.lines import LineDisplay
+    from agentrl.track.display import LineDisplay
 
     return LineDisplay(num_steps, title=title, stream=console.file)

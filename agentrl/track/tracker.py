@@ -12,17 +12,70 @@ from typing import Any
 
 from rich.console import Console
 
-from agentrl.algo.assessment import Assessment
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import StorageError
 from agentrl.core.protocols import MetricSink
 from agentrl.core.summaries import GroupSummary
 from agentrl.track.display import Display, make_display
-from agentrl.track.evaluations import EvaluationLog, evaluation_line
-from agentrl.track.recorder import TrajectoryRecorder
-from agentrl.track.report import print_summary
+from agentrl.track.jsonl import JsonLines, encode
 from agentrl.track.sinks import open_sinks
-from agentrl.track.summary import SummaryBuilder, write_summary
+from agentrl.track.summary import SummaryBuilder, print_summary, write_summary
+
+MAX_LINE_BYTES = 1_000_000
+
+
+class TrajectoryRecorder:
+    """Appends the records that come with finished groups.
+
+    Args:
+        path: File to append to.
+        max_line_bytes: A longer record has its texts and lists shortened until it fits.
+        clock: Seconds since an arbitrary moment.
+    """
+
+    def __init__(self, path: Path, *, max_line_bytes: int = MAX_LINE_BYTES, clock: Callable[[], float] = time.time) -> None:
+        self._lines, self._max, self._clock = JsonLines(path), max_line_bytes, clock
+
+    def on_group(self, summary: GroupSummary) -> None:
+        """Write every record of one group, with the time at which the group ended and how long it took."""
+        when = {"ended_s": round(self._clock(), 4), "group_s": round(summary.seconds, 4)}
+        for record in summary.records:
+            self._lines.write(encode_capped({**record, **when}, self._max))
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._lines.close()
+
+
+def encode_capped(record: Mapping[str, Any], max_bytes: int) -> str:
+    """Encode `record` in at most `max_bytes` bytes.
+
+    Args:
+        record: A JSON-ready mapping.
+        max_bytes: Longest line allowed, newline excluded; at least 100.
+
+    Returns:
+        The line. If the record was too long, its texts and lists are shortened alike and ``"clipped": true`` is added;
+        if even that does not fit, only the size is kept.
+    """
+    line = encode(record)
+    size, keep = len(line), max_bytes
+    while len(line) > max_bytes and keep > 0:
+        keep //= 2
+        line = encode({**clip(record, keep), "clipped": True})
+    return line if len(line) <= max_bytes else encode({"clipped": True, "bytes": size})
+
+
+def clip(value: Any, keep: int) -> Any:
+    """`value` with every text and list in it cut to its first `keep` characters or items."""
+    if isinstance(value, str):
+        return value if len(value) <= keep else value[:keep] + "…"
+    if isinstance(value, Mapping):
+        return {key: clip(item, keep) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clip(item, keep) for item in value[:keep]]
+    return value
+
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +104,6 @@ class RunTracker:
     ) -> None:
         self._run_dir, self._sinks, self._recorder, self._display, self._console = run_dir, sinks, recorder, display, console
         self._summary, self._clock, self._started_s = SummaryBuilder(), clock, clock()
-        self._evaluations = EvaluationLog(run_dir / "evaluations.jsonl")
 
     def replay(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Let the summary include steps of an earlier part of the run, which are in ``metrics.jsonl`` already."""
@@ -75,10 +127,9 @@ class RunTracker:
         self._summary.on_step(metrics)
         self._display.on_step(metrics)
 
-    def on_evaluation(self, step: int, assessment: Assessment, seconds: float) -> None:
-        """Record and show an evaluation; its figures come with the metrics of the step."""
-        self._evaluations.write(step, assessment, seconds)
-        self._display.on_evaluation(step, evaluation_line(assessment))
+    def on_evaluation(self, step: int, text: str) -> None:
+        """Show an evaluation in one line; its figures come with the metrics of the step."""
+        self._display.on_evaluation(step, text)
 
     def on_start(self, metrics: Mapping[str, float]) -> None:
         """Log and add up what was measured before the first step, as the metrics of step 0."""

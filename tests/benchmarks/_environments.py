@@ -48,18 +48,3 @@ class SlowTalk(Talk):
     async def wait(self) -> None:
         """Wait that long."""
         await asyncio.sleep(MEDIAN_S * self._random.lognormvariate(0.0, SIGMA))
-
-
-class LateGroups(Talk):
-    """A conversation with long observations; the last turn is judged after a lognormal time, the same for the episodes of a task."""
-
-    turns = 3
-    observation: ClassVar[str] = "Now add one to it, and to what you said before, and say why. " * 4
-
-    async def step(self, state: StepState) -> StepResult:
-        """Judge the turn and ask again."""
-        result = await super().step(state)
-        if not result.terminated:
-            return StepResult(result.reward, self.observation)
-        await asyncio.sleep(random.Random(state.task.id).lognormvariate(0.0, SIGMA))
-        return result

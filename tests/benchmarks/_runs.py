@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentrl.cli.run import keep_rule
-from agentrl.cli.tasks import open_tasks
-from agentrl.cluster.launch import make_runtime
+from agentrl.cluster.runtime import make_runtime
 from agentrl.config.load import load_config
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
-from agentrl.env.data.source import TaskSource
 from agentrl.env.load import load_agent
+from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, flow_settings, train
 from agentrl.rollout.pool import RolloutPool
+from agentrl.rollout.tasks import open_tasks
 
 ROOT = Path(__file__).parents[2]
 ARITHMETIC = ROOT / "envs" / "arithmetic.py"

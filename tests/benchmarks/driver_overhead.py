@@ -26,12 +26,11 @@ from typing import Any
 from agentrl.assets import tiny_model_path
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Sampling, Ticket
-from agentrl.engine.environment import prepare_environment
-from agentrl.engine.settings import EngineSettings
+from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.env.load import AgentSpec
+from agentrl.rollout.observers import SampleEvent, WatchedEngine
 from agentrl.rollout.settings import EpisodeSettings
-from agentrl.rollout.watch import Sampled, WatchedEngine
 from agentrl.rollout.worker import EpisodeWorker
 
 GROUP = 8
@@ -60,7 +59,7 @@ WORKLOADS = (
 )
 
 Tokens = dict[str, list[int]]
-"""Sampled tokens by the request's name."""
+"""SampleEvent tokens by the request's name."""
 
 
 class Bare:
@@ -131,7 +130,7 @@ async def compare(engine: VllmEngine, process: Bare | None, workload: Workload, 
         return
 
     def record(event: Any) -> None:
-        if isinstance(event, Sampled):
+        if isinstance(event, SampleEvent):
             requests.append(event.request)
 
     agent = AgentSpec(f"{MODULE}:{workload.agent}", "", workload.agent, __file__)

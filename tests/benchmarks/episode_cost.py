@@ -22,10 +22,11 @@ from typing import Any, ClassVar
 
 from agentrl import AgentInstance, ResetResult, ResetState, StepResult, StepState
 from agentrl.assets import tiny_model_path
+from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, Sampling, Task, Ticket
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import AgentSpec
-from agentrl.rollout.chat import ChatCodec, load_tokenizer
+from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker
 

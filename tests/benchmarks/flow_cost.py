@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 import time
 
-from agentrl.core.garbage import collect_rarely
+from agentrl.core.process import collect_rarely
 from agentrl.core.summaries import MemberSummary
 from agentrl.core.types import Ticket
 from agentrl.flow import FlowSettings
-from agentrl.flow.simulation.engine import EngineModel
-from agentrl.flow.simulation.learner import LearnerModel
-from agentrl.flow.simulation.run import Plan, constant, episodes_of, lognormal, simulate
+from agentrl.profile.simulated_engine import EngineModel
+from agentrl.profile.simulated_learner import LearnerModel
+from agentrl.profile.simulation import Plan, constant, episodes_of, lognormal, simulate
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, member
 
 

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.assets import tiny_model_path
-from agentrl.cli.tasks import open_tasks
-from agentrl.cluster.launch import make_runtime
+from agentrl.cluster.runtime import make_runtime
 from agentrl.config.load import load_config
 from agentrl.core.protocols import EngineStats, GenerationRequest, Learner, WeightUpdate
 from agentrl.core.types import Generation, Sampling
@@ -35,6 +34,7 @@ from agentrl.flow import FlowSettings, flow_settings, train
 from agentrl.flow.progress import Progress
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from tests.benchmarks._runs import Rows
 from tests.benchmarks.episode_cost import CpuLoop

@@ -57,11 +57,11 @@ STATES = {
 HEAVY = ["torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "pyarrow", "pandas", "gymnasium"]
 DRIVER_MODULES = [
     "agentrl",
-    "agentrl.env.data.source",
+    "agentrl.env.tasks",
     "agentrl.env.boundary",
     "agentrl.rollout.worker",
-    "agentrl.rollout.preflight",
-    "agentrl.rollout.rows",
+    "agentrl.rollout.tasks",
+    "agentrl.learner.rows",
 ]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from agentrl.core.types import Task
 from agentrl.env.adapters.nemo_gym import load_nemo_gym
-from agentrl.env.data.prompts import PromptFormat, read_prompts
+from agentrl.env.prompts import PromptFormat, read_prompts
 from tests import env_servers
 from tests.unit.env.adapters.remote import call, outcome, play, said
 

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.timeout(900)
 LOCAL = ("--runtime", "local", "--save-every", "2", *SMALL)
 
 
-def kill_at(directory: Path, step: int, moment: float, *args: str, agent: Path = ENVS / "arithmetic.py") -> int:
+def kill_at(directory: Path, step: int, moment: float, *args: str) -> int:
     """Start or continue the run, and kill it a moment after it has told of this step; the steps that it has told of by then."""
     metrics = directory / "metrics.jsonl"
     step = max(step, len(lines(metrics)) + 1)  # what the life before has told is there until this one has rewound it
-    with disturbed("--resume", "auto", "--run-dir", str(directory), "--agent", str(agent), *args) as process:
+    with disturbed("--resume", "auto", "--run-dir", str(directory), "--agent", str(ENVS / "arithmetic.py"), *args) as process:
         until(process, lambda: len(lines(metrics)) >= step)
         time.sleep(moment)
         kill(process)

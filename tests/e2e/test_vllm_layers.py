@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from agentrl.weights.cpu_layers import BLOCK_ROWS, RowInvariantLinear, fewest_rows
+from agentrl.weights.vllm_backend import BLOCK_ROWS, RowInvariantLinear, fewest_rows
 
 INPUTS = 48
 

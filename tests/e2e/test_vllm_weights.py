@@ -133,7 +133,7 @@ def test_publication_to_an_engine_in_a_process_of_its_own(tmp_path: Path) -> Non
     script = """
 import asyncio, sys
 import numpy as np
-from agentrl.engine.environment import prepare_environment
+from agentrl.engine.settings import prepare_environment
 prepare_environment("cpu")
 from agentrl.engine import launch
 from agentrl.engine.vllm_engine import VllmEngine

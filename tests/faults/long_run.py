@@ -22,7 +22,6 @@ from pathlib import Path
 import psutil
 
 from agentrl.cli.run import keep_rule
-from agentrl.cli.tasks import open_tasks
 from agentrl.config.load import load_config, to_json
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.types import Group
@@ -30,9 +29,9 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.flow import flow_settings, train
 from agentrl.flow.checkpoint import Checkpoints
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.seat import Supervision
+from agentrl.rollout.pool import RolloutPool, Supervision
 from agentrl.rollout.settings import episode_settings
+from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from agentrl.track.tracker import RunTracker, open_tracker
 from tests.unit.rollout.templates import tokenizer

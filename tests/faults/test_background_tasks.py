@@ -15,9 +15,8 @@ import pytest
 
 from agentrl.flow import FlowSettings, RunResult, train
 from agentrl.flow.progress import Progress
-from agentrl.flow.safe_point import SafePoint
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.seat import Supervision
+from agentrl.flow.state import SafePoint
+from agentrl.rollout.pool import RolloutPool, Supervision
 from tests.faults.report import Saw
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks
 

@@ -18,8 +18,7 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.usage import UsageMeter
 from agentrl.env.load import load_agent
 from agentrl.flow import FlowSettings, RunResult, train
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.seat import Supervision
+from agentrl.rollout.pool import RolloutPool, Supervision
 from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import ENVS, SMALL, Run, succeeded
 from tests.faults.report import Saw

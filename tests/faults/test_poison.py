@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import main
-from agentrl.core.devices import cuda_device_count
+from agentrl.core.process import cuda_device_count
 from tests.e2e.runs import ENVS, start
 from tests.faults.report import Saw
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.core.types import Task, Ticket
-from agentrl.env.data.source import TaskSource
+from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, train
 from agentrl.flow.progress import Progress, repeated_tasks
-from agentrl.flow.stop import StopRequest
+from agentrl.flow.state import StopRequest
 from agentrl.rollout.pool import RolloutPool
 from tests.property.test_flow_staleness import Script, flow_of, scripts
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, run_virtual

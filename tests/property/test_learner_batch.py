@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl.core.types import Group, Status, Task
 from agentrl.learner.batch import collate
-from agentrl.learner.bundles import alone, share_prompts
-from agentrl.learner.layout import Layout
+from agentrl.learner.layout import Layout, one_row_bundles, share_prompts
 from agentrl.learner.sharding import plan_updates
 from tests.learner_support import make_groups, make_trajectory
 
@@ -68,7 +67,7 @@ def test_a_plan_covers_every_row_once_and_keeps_groups_together(
 @settings(max_examples=60, deadline=None)
 def test_a_layout_puts_every_action_behind_its_context(given_groups: tuple[Group, ...], packed: bool) -> None:
     batch = collate(given_groups)
-    micro = Layout(batch).micro_batch(alone(batch), packed=packed)
+    micro = Layout(batch).micro_batch(one_row_bundles(batch), packed=packed)
     before = batch.tokens[batch.position[micro.actions] - 1]
     assert micro.input_ids.flatten()[micro.select].tolist() == before.tolist()
     assert micro.targets.tolist() == batch.tokens[batch.position[micro.actions]].tolist()

@@ -12,7 +12,7 @@ from agentrl import ResetResult, StepResult
 from agentrl.core.types import Sampling, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits
-from agentrl.rollout.rows import merge_turns
+from agentrl.learner.rows import merge_turns
 from tests.unit.rollout.scenes import SETTINGS, Scene, env_class
 
 texts = st.text(alphabet="ab <|im_end>\n", min_size=1, max_size=12)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agentrl.core.errors import BatchError
 from agentrl.core.types import FinishReason, Status, Trajectory, Turn, floats, ints
-from agentrl.rollout.rows import merge_turns
+from agentrl.learner.rows import merge_turns
 
 token = st.integers(0, 999)
 
@@ -56,9 +56,9 @@ def test_a_row_is_exactly_what_the_engine_saw(items: list[Turn]) -> None:
         context += turn.prompt_ids.tolist()
         assert row is not None
         assert row.tokens[: len(context)].tolist() == context
-        assert not row.action_mask[len(context) - len(turn.prompt_ids) : len(context)].any()
+        assert not set(range(len(context) - len(turn.prompt_ids), len(context))) & set(row.action_positions.tolist())
         context += turn.token_ids.tolist()
-        assert row.action_mask[len(context) - len(turn.token_ids) : len(context)].all()
+        assert set(range(len(context) - len(turn.token_ids), len(context))) <= set(row.action_positions.tolist())
     assert next(rows, None) is None
 
 

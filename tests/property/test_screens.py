@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agentrl import Message, ResetResult, StepResult, Task
-from agentrl.cli.scene import Scene
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import FinishReason, Generation, Sampling, Status, Trajectory, floats, ints
 from agentrl.env.agent import StepState
 from agentrl.env.results import RawText
-from agentrl.rollout.watch import Began, Judged, Sampled
-from agentrl.track.episodes import Choice, make_table, row_of
-from agentrl.track.screen import Screen, text_difference
-from agentrl.track.turns import show_episode
+from agentrl.inspect.episodes import Choice, make_table, row_of, show_episode
+from agentrl.inspect.play_screen import PlayScreen
+from agentrl.rollout.observers import ResetEvent, SampleEvent, StepEvent
+from agentrl.track.text import Screen, text_difference
 from tests.unit.rollout.scenes import CODEC
 
 HOSTILE = (
@@ -105,19 +104,19 @@ def test_inspect_prints_nothing_that_a_terminal_obeys(text: str) -> None:
 @given(TEXT)
 def test_play_prints_nothing_that_a_terminal_obeys(text: str) -> None:
     shown, out = screen()
-    scene = Scene(shown, CODEC, system_prompt=text, chat=True, model=True, tokens=True, logprobs=True)
+    scene = PlayScreen(shown, CODEC, system_prompt=text, chat=True, model=True, tokens=True, logprobs=True)
     ids = ints(CODEC.encode_text(text + "x"))
     size = len(ids)
     generation = Generation(token_ids=ids, logprobs=floats([-1.0] * size), versions=ints([0] * size), finish_reason=FinishReason.LENGTH)
     request = GenerationRequest(request_id="0-0-0-0", prompt_ids=ids, sampling=Sampling(), session="0-0-0")
     message = Message(role=text, content=[{"type": text, "text": text}], tool_calls=[{"name": text}])
     scene.begin(text)
-    scene.began(Began(Task(text, id=text), 0, ResetResult([message], info={text: 1.0})))
-    scene.began(Began(Task(text, id=text), 0, ResetResult()))
+    scene.on_reset(ResetEvent(Task(text, id=text), 0, ResetResult([message], info={text: 1.0})))
+    scene.on_reset(ResetEvent(Task(text, id=text), 0, ResetResult()))
     scene.asked(request)
-    scene.sampled(Sampled(request, generation))
-    scene.judged(
-        Judged(StepState(), StepResult(1.0, RawText(text), info={text: 1.0}, sampling={"stop": (text,)}, reward_parts={text: 1.0}))
+    scene.on_sample(SampleEvent(request, generation))
+    scene.on_step(
+        StepEvent(StepState(), StepResult(1.0, RawText(text), info={text: 1.0}, sampling={"stop": (text,)}, reward_parts={text: 1.0}))
     )
     scene.toggle("text")
     ended = Trajectory(trajectory_id="0", episode_id="0", group_id=0, turns=(), status=Status.ENV_ERROR, error=text, agent=text)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.env.check.forks import end_server
+from tests.unit.check.forks import end_server
 
 
 @pytest.fixture(scope="package", autouse=True)

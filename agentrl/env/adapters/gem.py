@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.env.adapters.random_state import SEEDS, EpisodeRandom
 from agentrl.env.adapters.specs import check_known, class_name, import_suite, refused, split_spec, take_count
-from agentrl.env.adapters.suite import SuiteEnv
+from agentrl.env.adapters.suite import SEEDS, EpisodeRandom, SuiteEnv
 from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
 
 EXTRA = "gem"

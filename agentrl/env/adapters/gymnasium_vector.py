@@ -3,15 +3,279 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from agentrl.env.adapters.gymnasium import SEEDS, GymEnv
-from agentrl.env.adapters.lanes import LanePool, SharedEnv
 from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
+from agentrl.env.boundary import Threads
 
 if TYPE_CHECKING:
     import gymnasium
+if TYPE_CHECKING:
+    import gymnasium
+
+
+CALL_LIMIT_S = 300.0
+"""A vector environment that takes longer over one call is given up."""
+
+Step: TypeAlias = tuple[Any, float, bool, bool, Mapping[str, Any]]
+"""Observation, reward, terminated, truncated and info of one lane."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """What an episode waits for: a reset with a seed, or a step with an action."""
+
+    value: Any
+    future: asyncio.Future[Any]
+
+
+class SharedEnv:
+    """One vector environment, and the episodes on its lanes. To be used in one event loop.
+
+    Args:
+        env: The vector environment, fresh; any autoreset mode.
+        straggler_s: Seconds that a batch waits for an episode's action; then it goes on without that episode.
+
+    Raises:
+        ValueError: If its lanes cannot be reset one by one.
+    """
+
+    def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any], straggler_s: float) -> None:
+        self.env, self.failed, self._straggler_s = env, False, straggler_s
+        self._mode = _autoreset_mode(env)
+        self.free = list(range(env.num_envs))
+        self._problem: str = ""
+        self._playing: set[int] = set()
+        self._lost: set[int] = set()
+        self._ended: set[int] | None = None
+        self._resets: dict[int, _Call] = {}
+        self._steps: dict[int, _Call] = {}
+        self._served: dict[int, _Call] = {}
+        self._waiting_since = 0.0
+        self._changed = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[Any] | None = None
+        self._threads = Threads(1)
+
+    def view(self, lane: int) -> Any:
+        """What `GymEnv.env` is for the episode on a lane: the lane's own environment if it is in this process, else its spaces."""
+        envs = getattr(self.env.unwrapped, "envs", None)
+        return envs[lane] if envs else LaneSpaces(self.env.single_action_space, self.env.single_observation_space)
+
+    async def reset(self, lane: int, seed: int) -> tuple[Any, Mapping[str, Any]]:
+        """Begin an episode on a lane.
+
+        Returns:
+            Its first observation, and the info that came with it.
+        """
+        self._playing.add(lane)
+        observation, info = await self._submit(self._resets, lane, seed)
+        return observation, info
+
+    async def step(self, lane: int, action: Any) -> Step:
+        """Act on a lane, once all other running episodes act too.
+
+        Raises:
+            TimeoutError: If the others have gone on without this episode.
+            RuntimeError: If the vector environment failed, which ends all its episodes.
+        """
+        if lane in self._lost:
+            problem = (
+                f"the vector environment went on without this episode, whose answer took more than straggler_s = {self._straggler_s:g}"
+            )
+            raise TimeoutError(problem)
+        if not self._steps:
+            self._waiting_since = asyncio.get_running_loop().time()
+        step: Step = await self._submit(self._steps, lane, action)
+        return step
+
+    def release(self, lane: int) -> None:
+        """Give a lane back; its episode is over, however it ended."""
+        for calls in (self._resets, self._steps):
+            calls.pop(lane, None)
+        self._playing.discard(lane)
+        self._lost.discard(lane)
+        self.free.append(lane)
+        self._changed.set()
+
+    async def _submit(self, calls: dict[int, _Call], lane: int, value: Any) -> Any:
+        if self.failed:
+            raise RuntimeError(self._problem)
+        call = calls[lane] = _Call(value, asyncio.get_running_loop().create_future())
+        self._changed.set()
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await call.future
+
+    async def _work(self) -> None:
+        """Serve calls as long as there are any.
+
+        Consumes resets and actions. Produces observations. Waits for the environment, and for the actions of running episodes.
+        Unblocked by these, by the end of such an episode, and after `straggler_s`.
+        """
+        try:
+            while self._resets or self._steps:
+                if self._resets:
+                    await self._reset_lanes()
+                elif missing := self._playing - self._steps.keys():
+                    await self._wait_for(missing)
+                else:
+                    await self._step_lanes()
+                await asyncio.sleep(0)  # the episodes put their observations into words before their lanes change again
+        except Exception as error:
+            self._fail(error)
+
+    async def _wait_for(self, missing: set[int]) -> None:
+        self._changed.clear()
+        try:
+            async with asyncio.timeout_at(self._waiting_since + self._straggler_s):
+                await self._changed.wait()
+        except TimeoutError:
+            self._lost |= missing
+            self._playing -= missing
+
+    async def _reset_lanes(self) -> None:
+        calls = self._served = self._resets
+        self._resets = {}
+        if self._ended is None:
+            await self._call(self.env.reset)
+        observations, infos = await self._reset_some({lane: call.value for lane, call in calls.items()})
+        for lane, call in calls.items():
+            _settle(call, (self._of_lane(observations, lane), lane_info(infos, lane)))
+
+    async def _reset_some(self, seeds: Mapping[int, int | None]) -> tuple[Any, Mapping[str, Any]]:
+        mask = np.zeros(self.env.num_envs, dtype=np.bool_)
+        mask[list(seeds)] = True
+        values = [seeds.get(lane) for lane in range(self.env.num_envs)]
+        result = await self._call(lambda: self.env.reset(seed=values, options={"reset_mask": mask}))
+        self._ended = (self._ended or set()) - seeds.keys()
+        return result  # type: ignore[no-any-return]
+
+    async def _step_lanes(self) -> None:
+        calls = self._served = self._steps
+        self._steps = {}
+        if self._ended:
+            await self._reset_some(dict.fromkeys(self._ended))
+        batch = self._batch({lane: call.value for lane, call in calls.items()})
+        observations, rewards, terminated, truncated, infos = await self._call(lambda: self.env.step(batch))
+        over = {lane for lane in range(self.env.num_envs) if terminated[lane] or truncated[lane]}
+        if self._mode == "Disabled":
+            self._ended = over
+        self._playing -= over
+        for lane, call in calls.items():
+            observation, info = self._of_lane(observations, lane), lane_info(infos, lane)
+            if lane in over and self._mode == "SameStep":  # what came with the step is the next episode's already
+                observation, info = info["final_obs"], info.get("final_info", {})
+            _settle(call, (observation, float(rewards[lane]), bool(terminated[lane]), bool(truncated[lane]), info))
+
+    def _batch(self, actions: Mapping[int, Any]) -> Any:
+        from gymnasium.vector.utils import concatenate, create_empty_array
+
+        space, size = self.env.single_action_space, self.env.num_envs
+        every = [actions[lane] if lane in actions else space.sample() for lane in range(size)]
+        return concatenate(space, every, create_empty_array(space, size))
+
+    def _of_lane(self, observations: Any, lane: int) -> Any:
+        from gymnasium.vector.utils import iterate
+
+        return copy.deepcopy(list(iterate(self.env.observation_space, observations))[lane])
+
+    async def _call(self, call: Callable[[], Any]) -> Any:
+        async with asyncio.timeout(CALL_LIMIT_S):
+            value, error = await self._threads.run(lambda: _caught(call))
+        if error is not None:
+            raise error
+        return value
+
+    def _fail(self, error: Exception) -> None:
+        """End all episodes; another vector environment takes the next ones."""
+        self.failed, self._problem = True, f"the vector environment failed, for all its lanes: {type(error).__name__}: {error}"
+        for call in (*self._resets.values(), *self._steps.values(), *self._served.values()):
+            if not call.future.done():
+                call.future.set_exception(RuntimeError(self._problem))
+        self._resets, self._steps, self._served = {}, {}, {}
+        self._threads = Threads(1)  # the old thread may hang
+        self._closing = asyncio.create_task(self._threads.run(lambda: _caught(lambda: self.env.close(terminate=True))))
+
+
+class LanePool:
+    """The vector environments of one class in one event loop; as many as there are episodes for.
+
+    Args:
+        make: Makes a vector environment.
+        straggler_s: See `SharedEnv`.
+    """
+
+    def __init__(self, make: Callable[[], gymnasium.vector.VectorEnv[Any, Any, Any]], straggler_s: float) -> None:
+        self._make, self._straggler_s = make, straggler_s
+        self._threads, self._lock = Threads(1), asyncio.Lock()
+        self.shared: list[SharedEnv] = []
+
+    async def lend(self) -> tuple[SharedEnv, int]:
+        """A free lane, of a new vector environment if there is none."""
+        async with self._lock:
+            self.shared = [shared for shared in self.shared if not shared.failed]
+            for shared in self.shared:
+                if shared.free:
+                    return shared, shared.free.pop(0)
+            env, error = await self._threads.run(lambda: _caught(self._make))
+            if error is not None:
+                raise error
+            self.shared.append(shared := SharedEnv(env, self._straggler_s))
+            return shared, shared.free.pop(0)
+
+
+class LaneSpaces:
+    """Stands for a lane's environment that is out of reach, in another process or in a batch; it has the spaces only."""
+
+    def __init__(self, action_space: Any, observation_space: Any) -> None:
+        self.action_space, self.observation_space = action_space, observation_space
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"self.env.{name} is out of reach in a vector environment; use the observation and self.info")
+
+
+def lane_info(infos: Mapping[str, Any], lane: int) -> dict[str, Any]:
+    """What a vector environment's infos say of one lane."""
+    found: dict[str, Any] = {}
+    for key, value in infos.items():
+        if (key.startswith("_") and key[1:] in infos) or not (f"_{key}" not in infos or infos[f"_{key}"][lane]):
+            continue
+        found[key] = lane_info(value, lane) if isinstance(value, Mapping) else value[lane]
+    return found
+
+
+def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> str:
+    """The name of the mode, if lanes can be reset one by one in it."""
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+    base, mode = env.unwrapped, env.metadata.get("autoreset_mode")
+    if mode != AutoresetMode.DISABLED and not isinstance(base, SyncVectorEnv | AsyncVectorEnv):
+        problem = f"{type(base).__name__} resets its lanes by itself ({mode}), so episodes cannot begin with seeds of their own"
+        raise ValueError(f"{problem}. Make it with AutoresetMode.DISABLED, or use vectorization_mode=sync.")
+    if isinstance(base, AsyncVectorEnv) and mode == AutoresetMode.NEXT_STEP and not base.shared_memory:
+        raise ValueError("AsyncVectorEnv without shared memory resets a lane twice in NEXT_STEP mode. Use AutoresetMode.DISABLED.")
+    return str(mode.value)
+
+
+def _settle(call: _Call, value: Any) -> None:
+    if not call.future.done():
+        call.future.set_result(value)
+
+
+def _caught(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return call(), None
+    except Exception as error:
+        return None, error
+
 
 _POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[type[Any], LanePool]] = WeakKeyDictionary()
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Task
-from agentrl.env.adapters.random_state import SEEDS, EpisodeRandom
 from agentrl.env.adapters.specs import FLAG, check_known, class_name, import_suite, refused, split_spec, take_count
+from agentrl.env.adapters.suite import SEEDS, EpisodeRandom
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 
 EXTRA = "reasoning-gym"

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.env.adapters.random_state import SEEDS, EpisodeRandom
 from agentrl.env.adapters.specs import FLAG, check_known, class_name, import_suite, refused, split_spec, take_count
-from agentrl.env.adapters.suite import SuiteEnv
+from agentrl.env.adapters.suite import SEEDS, EpisodeRandom, SuiteEnv
 from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
 
 EXTRA = "textarena"

@@ -21,11 +21,10 @@ from agentrl.env.boundary import EnvLimits, Session
 from agentrl.env.executor import Executor
 from agentrl.env.isolation import linux
 from agentrl.env.isolation.limits import ProcessLimits, child_environment, describe_end
-from agentrl.env.isolation.link import EpisodeHandle, settle
-from agentrl.env.isolation.session import ProcessSession
+from agentrl.env.isolation.session import EpisodeHandle, ProcessSession, settle
 from agentrl.env.isolation.worker import CLEAN, OUT_OF_MEMORY
 from agentrl.env.load import AgentSpec
-from agentrl.env.roster import named_agents
+from agentrl.env.multi_agent import named_agents
 
 _log = logging.getLogger(__name__)
 

@@ -26,8 +26,7 @@ from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation import linux
 from agentrl.env.isolation.limits import MIB, ProcessLimits
 from agentrl.env.isolation.worker import CLEAN, run
-from agentrl.env.load import AgentSpec
-from agentrl.env.preload import preload
+from agentrl.env.load import AgentSpec, preload
 
 MAX_PACKET = 2**16
 TICK_S = 0.05

@@ -6,8 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import EnvResultError
-from agentrl.env.agent import StepResult
+from agentrl.env.agent import StepResult, StepState
 from agentrl.env.results import bad_result, clipped_score, known_keys, number
+
+
+class Reward:
+    """Judges the answer to a task. Whoever uses it calls `open` before and `close` after, any number of times."""
+
+    is_async = False
+
+    def open(self) -> None:
+        """Another user."""
+
+    async def close(self) -> None:
+        """One user fewer; after the last, what is shared between them is released."""
+
+    def judge(self, state: StepState) -> Any:
+        """A `StepResult` that ends the episode, or an awaitable of one if `is_async`."""
+        raise NotImplementedError
+
 
 KEYS = ("rewards", "scores", "extra_logs")
 

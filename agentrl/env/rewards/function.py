@@ -14,8 +14,7 @@ from agentrl.core.types import Task
 from agentrl.env.agent import AgentInstance, ResetState, StepResult, StepState
 from agentrl.env.boundary import Threads
 from agentrl.env.results import number
-from agentrl.env.rewards.answers import read_answer
-from agentrl.env.rewards.reward import Reward
+from agentrl.env.rewards.answers import Reward, read_answer
 
 RewardFunction: TypeAlias = Callable[..., Any]
 """``reward(completion, label)``, or ``reward_func(queries, prompts, labels)``; plain or async."""

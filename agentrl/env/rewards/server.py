@@ -12,8 +12,7 @@ from agentrl.core.errors import EnvResultError, RemoteError, RewardError
 from agentrl.env.agent import StepResult, StepState
 from agentrl.env.remote.http import HttpLimits, JsonClient
 from agentrl.env.remote.wire import check_url, encode_json
-from agentrl.env.rewards.answers import read_answer
-from agentrl.env.rewards.reward import Reward
+from agentrl.env.rewards.answers import Reward, read_answer
 
 JOIN_S = 0.005
 """How long a request waits for others to join it."""

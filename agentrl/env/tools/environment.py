@@ -18,7 +18,7 @@ from agentrl.env.boundary import Threads
 from agentrl.env.results import said
 from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, parse_tool_calls
 
-Judged: TypeAlias = StepReturn | float
+Verdict: TypeAlias = StepReturn | float
 
 TOOL_THREADS = 32
 MAX_PROBLEM = 500
@@ -241,7 +241,7 @@ class ToolEnv(AgentInstance):
         """The calls in a turn, as `agentrl.env.tools.calls.parse_tool_calls` finds them."""
         return parse_tool_calls(text)
 
-    def judge(self, state: StepState) -> Judged | Awaitable[Judged]:
+    def judge(self, state: StepState) -> Verdict | Awaitable[Verdict]:
         """Judge the answer: a turn without a call.
 
         Returns:

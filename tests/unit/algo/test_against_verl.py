@@ -11,12 +11,11 @@ from verl.workers.config import ActorConfig
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, compute_advantages
 from agentrl.algo.aggregation import Denominators, aggregate
-from agentrl.algo.entropy import entropy_from_logits
 from agentrl.algo.kl import KLController, approximate_kl
-from agentrl.algo.losses import LossInputs, LossOptions, policy_loss
+from agentrl.algo.losses import LossInputs, LossOptions, policy_loss, value_loss
 from agentrl.algo.off_policy import OffPolicyOptions, off_policy_correction, off_policy_options
-from agentrl.algo.segments import segment_sum
-from agentrl.algo.value import value_loss
+from agentrl.algo.statistics import segment_sum
+from agentrl.learner.policy import token_scores
 from tests.unit.algo.ragged import Ragged, gradient, outcome_inputs, ragged
 
 SEEDS = range(5)
@@ -200,7 +199,8 @@ def test_value_loss(seed: int, mode: str) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_entropy(temperature: float) -> None:
     logits = 5 * torch.randn(40, 33, generator=torch.Generator().manual_seed(0))
-    ours = gradient(lambda x: entropy_from_logits(x, temperature).sum(), logits)
+    targets, tempered = torch.zeros(40, dtype=torch.long), torch.full((40,), temperature)
+    ours = gradient(lambda x: token_scores(x, targets, tempered, True)[1].sum(), logits)
     theirs = gradient(lambda x: torch_functional.entropy_from_logits(x / temperature).sum(), logits)
     torch.testing.assert_close(ours, theirs, **TOLERANCE)
 

@@ -4,11 +4,11 @@ import sys
 import pytest
 
 from agentrl.algo.filters import Rejection, rejection
-from agentrl.algo.penalties import overlong_penalty, stop_properly
+from agentrl.rollout.penalties import overlong_penalty, stop_properly
 
 
 def test_modules_for_the_driver_load_no_torch() -> None:
-    code = "import sys, agentrl.algo, agentrl.algo.filters, agentrl.algo.penalties; sys.exit('torch' in sys.modules)"
+    code = "import sys, agentrl.algo, agentrl.algo.filters, agentrl.rollout.penalties; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

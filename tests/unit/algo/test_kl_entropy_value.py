@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 
-from agentrl.algo.entropy import entropy_from_logits
 from agentrl.algo.kl import KLController, approximate_kl
-from agentrl.algo.value import value_loss
+from agentrl.algo.losses import value_loss
 from agentrl.core.errors import ConfigError
+from agentrl.learner.policy import token_scores
 
 
 @pytest.mark.parametrize(("estimator", "expected"), [("k1", 0.5), ("k2", 0.125), ("k3", 0.10653)])
@@ -44,10 +44,14 @@ def test_an_adaptive_coefficient_follows_the_error_up_to_a_fifth() -> None:
     assert controller.coefficient == 1.0
 
 
+def entropy(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    return token_scores(logits, torch.zeros(len(logits), dtype=torch.long), temperature, True)[1]
+
+
 def test_entropy_is_that_of_the_tempered_distribution() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.0, math.log(3.0), -1e9, -1e9]])
-    torch.testing.assert_close(entropy_from_logits(logits[:1]), torch.tensor([math.log(4.0)]))
-    tempered = entropy_from_logits(logits.repeat(1, 1), torch.tensor([2.0, 0.5]))
+    torch.testing.assert_close(entropy(logits[:1], torch.ones(1)), torch.tensor([math.log(4.0)]))
+    tempered = entropy(logits, torch.tensor([2.0, 0.5]))
     p = 9.0 / 10.0
     torch.testing.assert_close(tempered, torch.tensor([math.log(4.0), -p * math.log(p) - (1 - p) * math.log(1 - p)]))
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from agentrl.algo.segments import next_in_segment, reverse_discounted_cumsum, segment_count, segment_mean, segment_std, segment_sum
+from agentrl.algo.statistics import next_in_segment, reverse_discounted_cumsum, segment_count, segment_mean, segment_std, segment_sum
 
 INDEX = torch.tensor([0, 0, 0, 2, 3, 3])
 VALUES = torch.tensor([1.0, 2.0, 6.0, 5.0, 7.0, 9.0])

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.eval import measured_tasks
-from agentrl.cli.evaluation import run_eval_tasks
-from agentrl.cli.tasks import open_tasks
 from agentrl.config.load import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.env.load import AgentSpec, load_agent
+from agentrl.evaluation.evaluations import run_eval_tasks
+from agentrl.rollout.tasks import open_tasks
 
 FINITE = "[Task(str(i)) for i in range(20)]"
 ENDLESS = "(Task(str(i)) for i in itertools.count())"

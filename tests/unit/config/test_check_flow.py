@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.config.check import check
+from agentrl.config.rules import check
 from agentrl.config.schema import AlgoConfig, FlowConfig, RolloutConfig, RunConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from agentrl.config.check_isolation import ISOLATION_RULES
+from agentrl.config.rules import ISOLATION_RULES
 from agentrl.config.schema import IsolationConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.env.isolation.limits import ProcessLimits, child_environment

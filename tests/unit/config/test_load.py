@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.aliases import ALIASES, expand_aliases
-from agentrl.config.load import field_homes, flag, from_mapping, load_config, to_json
+from agentrl.config.load import ALIASES, expand_aliases, field_homes, flag, from_mapping, load_config, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 

@@ -8,8 +8,8 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
 from agentrl.config.load import field_homes, flag
-from agentrl.config.reference import default_text, field_docs, main, render, values
 from agentrl.config.schema import TrainConfig
+from tests.reference import default_text, field_docs, main, render, values
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 
-from agentrl.core.stacks import describe_process
+from agentrl.core.process import describe_process
 
 
 async def inner(never: asyncio.Event) -> None:

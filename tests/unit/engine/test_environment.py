@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agentrl.engine.environment import engine_environment, prepare_environment, without_gc
+from agentrl.engine.settings import engine_environment, prepare_environment, without_gc
 
 
 def test_values_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_pickled_handles_are_allowed_for_cuda_ipc_alone() -> None:
 
 def test_the_engine_package_loads_nothing_heavy() -> None:
     code = (
-        "import sys, agentrl.engine.settings, agentrl.engine.environment, agentrl.engine.vllm_engine;"
+        "import sys, agentrl.engine.settings, agentrl.engine.settings, agentrl.engine.vllm_engine;"
         "print([m for m in ('torch', 'vllm', 'transformers', 'ray') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -14,9 +14,8 @@ from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status, Task, Ticket
 from agentrl.flow import FlowSettings, RunResult, train
 from agentrl.flow.driver import keep_all
-from agentrl.flow.safe_point import AfterStep
-from agentrl.flow.simulation.virtual_time import run_virtual
-from agentrl.flow.state import Keep
+from agentrl.flow.state import AfterStep, GroupFilter
+from agentrl.profile.simulation import run_virtual
 from agentrl.rollout.pool import RolloutPool
 
 
@@ -101,7 +100,6 @@ class ScriptedLearner:
     metrics: Mapping[str, float] = field(default_factory=lambda: {"loss/policy": 0.5})
     steps: list[list[str]] = field(default_factory=list)
     spans: list[tuple[float, float]] = field(default_factory=list)
-    parts: list[list[str]] = field(default_factory=list)
 
     async def start(self) -> None:
         return
@@ -113,20 +111,6 @@ class ScriptedLearner:
         self.spans.append((begin, asyncio.get_running_loop().time()))
         self.steps.append(list(groups))
         return TrainResult(metrics=self.metrics, seconds=self.spans[-1][1] - begin)
-
-    async def train_part(self, step: int, groups: Sequence[str], *, first: bool, last: bool) -> TrainResult:
-        """Of `train_s`, as much for each group as for any other of three."""
-        assert step == len(self.steps)
-        assert first != bool(self.parts)
-        assert groups or last
-        seconds = self.train_s(step) * len(groups) / 3
-        await anyio.sleep(seconds)
-        self.parts.append(list(groups))
-        if not last:
-            return TrainResult(metrics={}, seconds=seconds)
-        self.steps.append([ref for part in self.parts for ref in part])
-        self.parts = []
-        return TrainResult(metrics=self.metrics, seconds=seconds)
 
     async def export_weights(self, version: int) -> WeightUpdate:
         assert version == len(self.steps)
@@ -176,7 +160,7 @@ class Scene:
     learner: ScriptedLearner = field(default_factory=ScriptedLearner)
     observer: Recorder = field(default_factory=Recorder)
     tasks: Iterable[Task] = field(default_factory=endless_tasks)
-    keep: Keep = keep_all
+    keep: GroupFilter = keep_all
     after_step: Sequence[AfterStep] = ()
 
     async def go(self) -> RunResult:

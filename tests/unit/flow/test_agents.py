@@ -11,7 +11,7 @@ from agentrl.config.schema import FlowConfig, TrainConfig
 from agentrl.core.errors import TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status
-from agentrl.flow.health import failure_reason
+from agentrl.flow.ledger import failure_reason
 from agentrl.flow.settings import FlowSettings
 from tests.unit.flow.fakes import Scene, ScriptedWorker, failed_member, member
 

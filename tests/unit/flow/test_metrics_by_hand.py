@@ -15,10 +15,9 @@ import pytest
 
 from agentrl.core.types import Ticket
 from agentrl.flow import FlowSettings, train
-from agentrl.flow.simulation.engine import EngineModel, EpisodeShape, SimulatedWorker, World
-from agentrl.flow.simulation.learner import LearnerModel, SimulatedLearner
-from agentrl.flow.simulation.run import constant
-from agentrl.flow.simulation.virtual_time import run_virtual
+from agentrl.profile.simulated_engine import EngineModel, EpisodeShape, SimulatedWorker, World
+from agentrl.profile.simulated_learner import LearnerModel, SimulatedLearner
+from agentrl.profile.simulation import constant, run_virtual
 from agentrl.rollout.pool import RolloutPool
 from tests.unit.flow.fakes import Recorder, endless_tasks
 

@@ -16,7 +16,7 @@ import pytest
 from agentrl.flow import FlowSettings, train
 from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint
 from agentrl.flow.progress import Progress
-from agentrl.flow.simulation.virtual_time import run_virtual
+from agentrl.profile.simulation import run_virtual
 from agentrl.rollout.pool import RolloutPool
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks
 

@@ -13,9 +13,9 @@ import pytest
 from agentrl.core.errors import EngineDeadError, StallError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
+from agentrl.evaluation.evaluations import EvalSettings, evaluate
 from agentrl.flow import FlowSettings
 from agentrl.flow.driver import train
-from agentrl.flow.evaluation import EvalSettings, evaluate
 from agentrl.flow.stall import StallReport
 from agentrl.rollout.pool import RolloutPool
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, run_virtual

@@ -11,7 +11,7 @@ from agentrl.core.errors import NothingToTrainError, TooManyFailuresError
 from agentrl.core.summaries import MemberSummary
 from agentrl.core.types import Status, Task, Ticket
 from agentrl.flow import FlowSettings
-from agentrl.flow.safe_point import SafePoint
+from agentrl.flow.state import SafePoint
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, member
 
 

@@ -156,7 +156,7 @@ def test_updates_equal_those_written_out(tiny_model: str) -> None:
     """Two epochs of two mini-batches, against a plain loop with torch's AdamW."""
     from transformers import AutoModelForCausalLM
 
-    from agentrl.learner.bundles import share_prompts
+    from agentrl.learner.layout import share_prompts
     from agentrl.learner.sharding import plan_updates
 
     algo = {"ppo_epochs": 2, "mini_batches": 2, "off_policy": "none", "advantage_estimator": "rloo"}
@@ -362,10 +362,9 @@ def test_a_model_that_scales_its_logits_is_scored_with_the_scale(tiny_model: str
     learner = started(str(tmp_path), algo={"mini_batches": 2})
     batch = collate(GROUPS)
     state = learner._started
-    from agentrl.learner.bundles import alone
-    from agentrl.learner.layout import Layout
+    from agentrl.learner.layout import Layout, one_row_bundles
 
-    micro = Layout(batch).micro_batch(alone(batch), packed=False)
+    micro = Layout(batch).micro_batch(one_row_bundles(batch), packed=False)
     with torch.no_grad():
         found = state.models.policy(micro)[0]
         expected = logprobs(str(tmp_path))[1].gather(-1, batch.tokens[batch.position][:, None])[:, 0]

@@ -9,8 +9,7 @@ import torch
 from agentrl.core.errors import BatchError
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.batch import collate
-from agentrl.learner.bundles import alone
-from agentrl.learner.layout import Layout
+from agentrl.learner.layout import Layout, one_row_bundles
 
 
 def turn(prompt: list[int], sampled: list[int], *, fresh: bool = False, reward: float = 0.0, version: int = 0) -> Turn:
@@ -81,7 +80,7 @@ def test_mismatched_lengths_are_refused() -> None:
 
 def test_padded_layout_selects_the_place_before_each_action() -> None:
     batch = collate([group(TWO_TURNS, TWO_BRANCHES)])
-    micro = Layout(batch).micro_batch([alone(batch)[2], alone(batch)[0]], packed=False)
+    micro = Layout(batch).micro_batch([one_row_bundles(batch)[2], one_row_bundles(batch)[0]], packed=False)
     assert micro.input_ids.tolist() == [[8, 9, 10, 0, 0], [1, 2, 3, 4, 5]]
     assert micro.select.tolist() == [1, 2, 6, 7, 9]
     assert micro.targets.tolist() == [10, 11, 3, 4, 6]
@@ -91,7 +90,7 @@ def test_padded_layout_selects_the_place_before_each_action() -> None:
 
 def test_packed_layout_restarts_positions() -> None:
     batch = collate([group(TWO_TURNS, TWO_BRANCHES)])
-    micro = Layout(batch).micro_batch([alone(batch)[2], alone(batch)[0]], packed=True)
+    micro = Layout(batch).micro_batch([one_row_bundles(batch)[2], one_row_bundles(batch)[0]], packed=True)
     assert micro.input_ids.tolist() == [[8, 9, 10, 1, 2, 3, 4, 5]]
     assert micro.position_ids is not None
     assert micro.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4]]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.core.errors import CheckpointError, ConfigError
-from agentrl.learner.hub import export_checkpoint
+from agentrl.learner.export import export_checkpoint
 from tests.checkpoint_support import save, started, train
 from tests.learner_support import largest_difference, make_settings, write_model
 from tests.unit.learner.test_checkpoint import saved

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.learner.schedule import learning_rate
+from agentrl.learner.engine import learning_rate
 
 COMMON: dict[str, Any] = {"peak": 2.0, "warmup_steps": 4, "num_steps": 14, "min_ratio": 0.1}
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentrl.cli.check_report import print_report
+from agentrl.check.report import print_report
+from agentrl.check.rules import RULES
 from agentrl.core.types import Sampling, Status, Ticket
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.env.check.rules import RULES
 from agentrl.env.load import load_agent
-from tests.unit.env.check.support import checked
+from tests.unit.check.support import checked
 from tests.unit.rollout.scenes import SETTINGS, Scene, says
 
 PAGE = (Path(__file__).parents[3] / "docs" / "honest_rewards.md").read_text()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import COMMANDS
-from agentrl.config.evaluate import SAME_HERE
 from agentrl.config.load import field_homes, flag
+from agentrl.evaluation.config import SAME_HERE
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -60,7 +60,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 def flags() -> set[str]:
     """Every flag of every command: the fields of the settings, and of the arguments of the modules behind the commands."""
     known = {flag(name) for name in field_homes()} | set(SAME_HERE) | FOREIGN
-    for module in {name for name, _ in COMMANDS.values()} | {"agentrl.config.evaluate", "agentrl.env.check.settings"}:
+    for module in {name for name, _ in COMMANDS.values()} | {"agentrl.evaluation.config", "agentrl.check.context"}:
         for value in vars(importlib.import_module(module)).values():
             if dataclasses.is_dataclass(value):
                 known |= {flag(field.name) for field in dataclasses.fields(value)}

@@ -10,9 +10,9 @@ import pytest
 from agentrl.cli.inspect import InspectArgs
 from agentrl.cli.main import COMMANDS
 from agentrl.cli.play import PlayArgs
-from agentrl.cli.reader import COMMANDS as TYPED
 from agentrl.cli.replay import ReplayArgs
 from agentrl.config.load import field_homes
+from agentrl.inspect.play_input import COMMANDS as TYPED
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -10,7 +10,7 @@ from agentrl.core.types import Sampling, Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads
 from agentrl.env.executor import Executor, ExecutorSession
-from agentrl.env.roster import roster_of
+from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.execution import Execution
@@ -52,8 +52,8 @@ class Scene:
             executor = ExecutorSession(self.env, "file.py", self.settings.env)
             return Execution(self.ticket, index, engine=self.engine, codec=CODEC, env=executor, settings=self.settings)
         session = EnvSession(self.env, "file.py", Threads(8), self.settings.env)
-        roster = roster_of(self.env, "file.py")
-        return Episode(self.ticket, index, engine=self.engine, codec=CODEC, env=session, settings=self.settings, roster=roster)
+        agents_spec = multi_agent_spec(self.env, "file.py")
+        return Episode(self.ticket, index, engine=self.engine, codec=CODEC, env=session, settings=self.settings, agents_spec=agents_spec)
 
     async def play(self, index: int = 0) -> Trajectory:
         (trajectory,) = await self.play_all(index)

@@ -14,8 +14,8 @@ from agentrl.core.summaries import summarize
 from agentrl.core.types import Group, Sampling, Status, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits
+from agentrl.learner.rows import merge_turns
 from agentrl.rollout.records import group_records
-from agentrl.rollout.rows import merge_turns
 from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK, Scene
 from tests.unit.rollout.test_episode import dialogue, text_of
 

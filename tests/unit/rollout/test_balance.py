@@ -6,19 +6,18 @@ import random
 
 import pytest
 
-from agentrl.rollout.balance import LeastLoaded
-from agentrl.rollout.seat import Seat, Standing
+from agentrl.rollout.pool import LeastLoaded, WorkerSlot, WorkerState
 from tests.unit.flow.fakes import ScriptedWorker
 
 
-def looked_at_all(seats: list[Seat]) -> Seat | None:
+def looked_at_all(seats: list[WorkerSlot]) -> WorkerSlot | None:
     return min((seat for seat in seats if seat.ready), key=lambda seat: seat.live_episodes, default=None)
 
 
 @pytest.mark.parametrize("num_seats", [1, 2, 7, 40])
 def test_whatever_happens_the_first_of_the_least_loaded_is_chosen(num_seats: int) -> None:
     rng = random.Random(num_seats)
-    seats = [Seat(f"engine-{i}", ScriptedWorker()) for i in range(num_seats)]
+    seats = [WorkerSlot(f"engine-{i}", ScriptedWorker()) for i in range(num_seats)]
     by_load, running = LeastLoaded(seats), []
     for _ in range(3000):
         assert by_load.first() is looked_at_all(seats)
@@ -32,7 +31,7 @@ def test_whatever_happens_the_first_of_the_least_loaded_is_chosen(num_seats: int
             ended.live_episodes -= 4
             by_load.update(ended)
         elif seat.ready:
-            seat.lose("gone", Standing.LOST)
+            seat.lose("gone", WorkerState.LOST)
         else:
             seat.fill(ScriptedWorker())
             by_load.update(seat)
@@ -40,7 +39,7 @@ def test_whatever_happens_the_first_of_the_least_loaded_is_chosen(num_seats: int
 
 
 def test_it_does_not_grow_while_nothing_is_lost() -> None:
-    seats = [Seat(f"engine-{i}", ScriptedWorker()) for i in range(8)]
+    seats = [WorkerSlot(f"engine-{i}", ScriptedWorker()) for i in range(8)]
     by_load = LeastLoaded(seats)
     for _ in range(20_000):
         seat = by_load.first()

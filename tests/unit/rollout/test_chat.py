@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from agentrl import Message
 from agentrl.core.errors import ConfigError, EnvResultError
-from agentrl.rollout.chat import ChatCodec, load_tokenizer
+from agentrl.core.tokenizers import load_tokenizer
+from agentrl.rollout.chat import ChatCodec
 from tests.unit.rollout.templates import FAMILIES, tokenizer
 
 TEMPLATED = ["chatml", "llama3", "qwen", "gemma"]

@@ -9,12 +9,13 @@ import pytest
 
 from agentrl import Message, ToolEnv
 from agentrl.assets import tiny_model_path
+from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Sampling
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.tools.calls import ToolCall, parse_tool_calls
 from agentrl.env.tools.environment import describe_tools, with_tools
-from agentrl.rollout.chat import ChatCodec, load_tokenizer
+from agentrl.rollout.chat import ChatCodec
 from tests.unit.rollout.scenes import SETTINGS, Scene, says
 from tests.unit.rollout.templates import tokenizer
 

@@ -15,7 +15,7 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.core.seeding import derive_seed
 from agentrl.core.types import FinishReason, Sampling, Status
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.rollout.rows import merge_turns
+from agentrl.learner.rows import merge_turns
 from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK, Scene, env_class, says
 from tests.unit.rollout.templates import tokenizer
 

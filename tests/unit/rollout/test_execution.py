@@ -16,7 +16,7 @@ from agentrl.core.types import Sampling, Status, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.load import load_agent
-from agentrl.rollout.rows import merge_turns
+from agentrl.learner.rows import merge_turns
 from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK, Scene, says
 from tests.unit.rollout.test_episode import dialogue, text_of
 

@@ -15,10 +15,10 @@ from agentrl.core.types import FinishReason, Group, Status, Ticket, Trajectory, 
 from agentrl.flow import FlowSettings
 from agentrl.rollout.episode import episode_id
 from agentrl.rollout.group import Played, run_group
-from agentrl.rollout.patience import Patience
+from agentrl.rollout.settings import StragglerPolicy
 from tests.unit.flow.fakes import Recorder, Scene, ScriptedWorker, run_virtual
 
-PATIENCE = Patience(quorum=0.75, factor=3.0, least=2)
+PATIENCE = StragglerPolicy(quorum=0.75, factor=3.0, least=2)
 TICKET = Ticket(group_id=3, task=Task("a"), num_samples=8, version=0)
 
 
@@ -37,7 +37,7 @@ def trajectory(ticket: Ticket, index: int, status: Status, version: int = 0) -> 
     )
 
 
-def play(seconds: list[float], failed: tuple[int, ...] = (), patience: Patience | None = PATIENCE) -> tuple[Group, float]:
+def play(seconds: list[float], failed: tuple[int, ...] = (), straggler_policy: StragglerPolicy | None = PATIENCE) -> tuple[Group, float]:
     """A group whose members take these times; how long it took."""
 
     async def main() -> tuple[Group, float]:
@@ -46,7 +46,7 @@ def play(seconds: list[float], failed: tuple[int, ...] = (), patience: Patience 
             return (trajectory(TICKET, index, Status.ENV_ERROR if index in failed else Status.FINISHED),)
 
         begin = asyncio.get_running_loop().time()
-        group = await run_group(TICKET, member, set(), patience)
+        group = await run_group(TICKET, member, set(), straggler_policy)
         return group, asyncio.get_running_loop().time() - begin
 
     return run_virtual(main)
@@ -70,7 +70,7 @@ def test_without_a_quorum_the_group_waits() -> None:
     group, seconds = play([1.0] * 5 + [40.0, 50.0, 60.0])
     assert seconds == pytest.approx(40.0)  # the sixth makes the quorum, and the others are late by then
     assert statuses(group) == ["finished"] * 6 + ["withheld"] * 2
-    assert play([1.0] * 7 + [60.0], patience=None)[1] == pytest.approx(60.0)
+    assert play([1.0] * 7 + [60.0], straggler_policy=None)[1] == pytest.approx(60.0)
 
 
 def test_failures_do_not_count_towards_the_quorum() -> None:
@@ -82,7 +82,7 @@ def test_failures_do_not_count_towards_the_quorum() -> None:
 def test_the_deadline_is_never_before_enough_have_ended() -> None:
     assert PATIENCE.deadline_s([1.0] * 5, 8) is None
     assert PATIENCE.deadline_s([1.0] * 6, 8) == 3.0
-    assert Patience(quorum=0.5, factor=2.0, least=2).deadline_s([4.0], 2) is None
+    assert StragglerPolicy(quorum=0.5, factor=2.0, least=2).deadline_s([4.0], 2) is None
 
 
 def test_an_error_still_ends_the_group_at_once() -> None:
@@ -105,7 +105,7 @@ class Episodes(ScriptedWorker):
     """Plays members by a script, in real groups."""
 
     takes: Callable[[random.Random], float] = lambda draw: 1.0
-    patience: Patience | None = None
+    straggler_policy: StragglerPolicy | None = None
     played: list[Group] = field(default_factory=list)
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
@@ -114,7 +114,7 @@ class Episodes(ScriptedWorker):
             await asyncio.sleep(self.takes(random.Random(f"{ticket.group_id}-{index}")))
             return (trajectory(ticket, index, Status.FINISHED, version),)
 
-        group = await run_group(ticket, member, set(), self.patience)
+        group = await run_group(ticket, member, set(), self.straggler_policy)
         self.played.append(group)
         return summarize(group, seconds=1.0), f"ref {ticket.group_id}"
 
@@ -129,9 +129,11 @@ def straggling(draw: random.Random) -> float:
     return 20 * seconds if draw.random() < 0.05 else seconds
 
 
-def run(takes: Callable[[random.Random], float], patience: Patience | None, staleness: int) -> tuple[float, Recorder, Episodes]:
+def run(
+    takes: Callable[[random.Random], float], straggler_policy: StragglerPolicy | None, staleness: int
+) -> tuple[float, Recorder, Episodes]:
     """Seconds of 20 steps of 8 groups of 16."""
-    worker = Episodes(takes=takes, patience=patience)
+    worker = Episodes(takes=takes, straggler_policy=straggler_policy)
     settings = FlowSettings(num_steps=20, groups_per_step=8, num_samples=16, max_staleness=staleness, min_members=2)
     scene = Scene(settings, workers=[worker])
     result = scene.run()
@@ -141,10 +143,10 @@ def run(takes: Callable[[random.Random], float], patience: Patience | None, stal
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_stragglers_cost_little_and_every_one_of_them_is_counted(staleness: int) -> None:
-    patience = Patience(quorum=0.75, factor=1.5, least=2)
+    straggler_policy = StragglerPolicy(quorum=0.75, factor=1.5, least=2)
     clean_s, _, _ = run(clean, None, staleness)
     waiting_s, _, _ = run(straggling, None, staleness)
-    closing_s, observer, worker = run(straggling, patience, staleness)
+    closing_s, observer, worker = run(straggling, straggler_policy, staleness)
     assert waiting_s > 4 * clean_s
     assert closing_s < clean_s / 0.8, (clean_s, closing_s)
     withheld = [t for group in worker.played for t in group.trajectories if t.status is Status.WITHHELD]

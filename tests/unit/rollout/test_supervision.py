@@ -11,8 +11,7 @@ import pytest
 from agentrl.core.errors import EngineDeadError, EngineError, WeightSyncError
 from agentrl.core.protocols import EngineStats, WeightUpdate
 from agentrl.core.types import Task, Ticket
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.seat import Supervision
+from agentrl.rollout.pool import RolloutPool, Supervision
 from tests.unit.flow.fakes import ScriptedWorker, run_virtual
 
 

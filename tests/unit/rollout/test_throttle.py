@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import Task
 from agentrl.core.protocols import EngineLoad, EngineStats
-from agentrl.core.types import Ticket, Trial
+from agentrl.core.types import EvalSampling, Ticket
 from agentrl.rollout.throttle import TICK_S, AdaptiveLimit, Throttle
 
 pytestmark = pytest.mark.anyio
@@ -52,7 +52,7 @@ class Scene:
 async def test_groups_begin_whole_and_in_the_order_of_admission() -> None:
     scene = Scene(fixed=8)
     await scene.ask(ticket(0), ticket(1))
-    await scene.ask(ticket(7), ticket(5), ticket(9, trial=Trial(name="eval", seed=1)), ticket(6))
+    await scene.ask(ticket(7), ticket(5), ticket(9, eval_sampling=EvalSampling(name="eval", seed=1)), ticket(6))
     assert scene.began == [0, 1]
     await scene.leave(3)
     assert scene.began == [0, 1]

@@ -14,11 +14,11 @@ from agentrl import Task
 from agentrl.config.schema import DataConfig, RolloutConfig, RunConfig, TrainConfig
 from agentrl.core.errors import ConfigError, EngineError, WeightSyncError
 from agentrl.core.protocols import RolloutWorker, WeightUpdate
-from agentrl.core.types import Status, Ticket, Trial
+from agentrl.core.types import EvalSampling, Status, Ticket
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
-from agentrl.rollout.preflight import check_prompts, context_length
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
+from agentrl.rollout.tasks import check_prompts, context_length
 from agentrl.rollout.worker import EpisodeWorker
 from tests.unit.rollout.scenes import SETTINGS, TASK, says
 from tests.unit.rollout.templates import tokenizer
@@ -108,8 +108,8 @@ async def test_a_trial_has_numbers_and_names_of_its_own(tmp_path: Path, model: s
     worker = worker_of(tmp_path, model, engine)
     await worker.start()
     trained = ticket("1", "1", record=1)
-    trial = replace(trained, trial=Trial(name="eval-2", seed=99, temperature=0.0))
-    (first, _), (second, _) = await worker.run_group(trained), await worker.run_group(trial)
+    eval_sampling = replace(trained, eval_sampling=EvalSampling(name="eval-2", seed=99, temperature=0.0))
+    (first, _), (second, _) = await worker.run_group(trained), await worker.run_group(eval_sampling)
     assert [summary.records[0]["trajectory_id"] for summary in (first, second)] == ["4-0-0", "eval-2-4-0-0"]
     assert [request.sampling.temperature for request in engine.requests] == [1.0, 1.0, 0.0, 0.0]
     assert len({request.sampling.seed for request in engine.requests}) == 4

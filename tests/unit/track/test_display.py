@@ -11,10 +11,7 @@ import pytest
 from rich.console import Console
 
 from agentrl.core.types import Status
-from agentrl.track.display import make_display
-from agentrl.track.lines import LineDisplay
-from agentrl.track.live import LiveDisplay
-from agentrl.track.view import RunView
+from agentrl.track.display import LineDisplay, LiveDisplay, RunView, make_display
 
 
 @pytest.fixture

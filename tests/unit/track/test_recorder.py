@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.core.types import Status
-from agentrl.track.recorder import TrajectoryRecorder, clip, encode_capped
+from agentrl.track.tracker import TrajectoryRecorder, clip, encode_capped
 
 
 def test_every_record_of_a_group_is_one_line(tmp_path, group):

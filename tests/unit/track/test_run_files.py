@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from agentrl.core.errors import ConfigError
-from agentrl.track.directory import RunDirectory
-from agentrl.track.episodes import Choice, make_table, row_of
-from agentrl.track.export import export
+from agentrl.inspect.directory import RunDirectory
+from agentrl.inspect.episodes import Choice, make_table, row_of
+from agentrl.inspect.export import export
 
 
 def record(index: int, **changes: Any) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from agentrl.track.report import print_summary, summary_rows
-from agentrl.track.summary import SummaryBuilder, write_summary
+from agentrl.track.summary import SummaryBuilder, print_summary, summary_rows, write_summary
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import unicodedata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.track.visible import visible
+from agentrl.track.text import visible
 
 HOSTILE = st.sampled_from(
     ["\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\x90q\x9c", "\r", "\b\b", "\x7f", "\u202e", "\u2066", "\u200b", "\u2028", "\ud800", "\x85"]

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from agentrl import AgentInstance, ResetState, StepResult, StepState, Task
 from agentrl.core.errors import EnvLoadError
-from agentrl.env.adapters.gym_spec import load_gym
+from agentrl.env.adapters.gym_spec import TOY_TEXT, load_gym
 from agentrl.env.adapters.gymnasium import GymEnv, last_word
-from agentrl.env.adapters.toy_text import TOY_TEXT
 from agentrl.env.load import load_agent
 from agentrl.env.results import check_step
 

@@ -17,7 +17,7 @@ from agentrl.core.types import Sampling, Task
 from agentrl.env.adapters.nemo_gym import NemoGymEnv, load_nemo_gym
 from agentrl.env.adapters.nemo_rows import PARAMS, Transcript, chat_of
 from agentrl.env.boundary import EnvLimits
-from agentrl.env.data.prompts import PromptFormat, read_prompts
+from agentrl.env.prompts import PromptFormat, read_prompts
 from agentrl.env.tools.calls import parse_tool_calls
 from tests import env_servers
 from tests.servers import Handler, Request, serve

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from agentrl.env.adapters import random_state
-from agentrl.env.adapters.random_state import EpisodeRandom
+from agentrl.env.adapters import suite as random_state
+from agentrl.env.adapters.suite import EpisodeRandom
 
 
 def draw(episode: EpisodeRandom) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl import Task
 from agentrl.core.errors import DataError
-from agentrl.env.data.prompts import PromptFormat, read_prompts
+from agentrl.env.prompts import PromptFormat, read_prompts
 
 
 def read(source: str | Path, **options: Any) -> list[Task]:

@@ -1,0 +1,258 @@
+"""The same episodes in a second process, whose hash seed and clock are others: what holds here must hold there."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import hashlib
+import json
+import os
+import pickle
+import random
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from agentrl.check.context import CheckSettings, Context, digest
+from agentrl.check.determinism import scripts_to_repeat, short
+from agentrl.check.findings import Rule, Severity
+from agentrl.check.play import Codec, Played, Player, Policy
+from agentrl.check.probe import Watch, probed
+from agentrl.core.types import Task
+from agentrl.env.boundary import EnvLimits, Threads
+from agentrl.env.load import load_agent
+from agentrl.env.tasks import TaskSource
+
+PEEK = 512
+LIMIT_S = 60.0
+HASH_SEEDS = ("101", "202")
+CLOCK_S = 40 * 86400 + 7 * 3600 + 780.0
+"""Another month, day of the week, hour and minute."""
+
+CLOCKS = ("time", "monotonic", "perf_counter")
+REMOTE = ("nemo-gym:", "openenv:", "reward:", "gem:", "textarena:")
+"""Environments elsewhere, or whose packages take long to load."""
+
+UNSTABLE = ("nondeterministic", "group-differs", "shared-state", "global-reseed", "tasks-single-use", "tasks-broken", "task-mutated")
+
+RULES = (
+    Rule(
+        id="loads-only-here",
+        severity=Severity.ERROR,
+        title="a second process cannot load the environment, or its tasks",
+        why="Rollout workers, and episodes in processes of their own, load it again, and tasks travel to them by pickle.",
+        remedy="Let the file load any number of times at once: no lock files, fixed ports or folders that must not exist yet.",
+        snippet="folder = tempfile.mkdtemp()  # not a fixed name",
+    ),
+    Rule(
+        id="hash-order",
+        severity=Severity.WARNING,
+        title="episodes are others in a process with another hash seed",
+        why="Every process has a seed of its own for hash() and the order of sets: workers disagree, and no episode can be replayed.",
+        remedy="Sort what comes from a set, and use hashlib or zlib.crc32 in place of hash().",
+        snippet="for name in sorted(names):  # names is a set",
+    ),
+    Rule(
+        id="clock-dependent",
+        severity=Severity.WARNING,
+        title="episodes are others at another time",
+        why="What is right today is wrong tomorrow: rewards drift during a run, and no episode can be replayed.",
+        remedy="Put the date and time into the task when it is made, or draw them from state.seed.",
+        snippet='Task(prompt, metadata={"today": "2024-05-17"})',
+    ),
+    Rule(
+        id="import-reseeds",
+        severity=Severity.ERROR,
+        title="importing the file seeds a global random generator",
+        why="Everything in the process that draws from it draws the same numbers in every worker and every run.",
+        remedy="Use a generator of the file's own.",
+        snippet="rng = random.Random(0)  # not random.seed(0)",
+    ),
+)
+
+
+async def check_elsewhere(context: Context, command: Sequence[str]) -> None:
+    """Compare tasks and some episodes with those of a second process.
+
+    Args:
+        context: Of the check.
+        command: Starts the second process; two paths are added, of the request and of the answer.
+    """
+    if not command or context.settings.env.startswith(REMOTE) or context.report.has(*UNSTABLE) or context.left() < 1:
+        return
+    own_tasks = not context.settings.prompts and not context.report.has("tasks-unstable")
+    scripts = [(task, seed, actions) for task, seed, actions in scripts_to_repeat(context) if task.id in context.originals]
+    request = {
+        "settings": asdict(context.settings),
+        "episodes": [(base64.b64encode(context.originals[task.id]).decode(), seed, actions) for task, seed, actions in scripts],
+        "tasks": own_tasks,
+    }
+    answer = await asyncio.to_thread(_ask, context, command, {**request, "clock_s": CLOCK_S}, HASH_SEEDS[0])
+    if answer is None:
+        return
+    if answer["error"]:
+        context.found("loads-only-here", "tasks", answer["error"])
+        return
+    reseeded = [name for name, state in answer["random"].items() if state == context.after_import.get(name)]
+    if reseeded:
+        context.found("import-reseeds", "import", f"the state of {' and '.join(reseeded)} is the same in two processes")
+    here = [await _again(context, *script) for script in scripts]
+    if own_tasks and (differ := _tasks_differ(context, answer)):
+        context.found("tasks-unstable", "tasks", f"{differ} in a process with another hash seed, at another time")
+    elif found := _first_difference(here, answer["episodes"]):
+        still = await asyncio.to_thread(_ask, context, command, {**request, "clock_s": 0.0}, HASH_SEEDS[1])
+        at_fault = "hash-order" if still is not None and _first_difference(here, still["episodes"]) else "clock-dependent"
+        context.found(at_fault, "step", found)
+
+
+async def _again(context: Context, task: Task, seed: int, actions: Sequence[str]) -> dict[str, Any]:
+    return _told(await _replay(context.table(), task, seed, actions))
+
+
+async def _replay(player: Player, task: Task, seed: int, actions: Sequence[str]) -> Played:
+    return await player.play(task, Policy("again", lambda view: actions[view.turn]), seed=seed, max_turns=len(actions))
+
+
+def _told(played: Played) -> dict[str, Any]:
+    """An episode as JSON."""
+    return {"error": str(played.error or ""), "first": played.first, "steps": [list(step) for step in played.steps()]}
+
+
+def _tasks_differ(context: Context, answer: Mapping[str, Any]) -> str:
+    """In words; empty if they do not."""
+    here = list(map(digest, context.tasks))
+    there = answer["tasks"]
+    if here == there:
+        return ""
+    if sorted(here) == sorted(there):
+        return "they come in another order"
+    number = sum(one != two for one, two in zip(here, there, strict=False)) + abs(len(here) - len(there))
+    return f"{number} of the first {len(here)} are others"
+
+
+def _first_difference(here: Sequence[Mapping[str, Any]], there: Sequence[Mapping[str, Any]]) -> str:
+    names = ("observation", "reward", "terminated", "truncated", "score")
+    for one, two in zip(here, there, strict=True):
+        if two["error"]:
+            return f"there: {two['error'][:200]}"
+        if one["first"] != two["first"]:
+            return f"reset said {short(one['first'])} here and {short(two['first'])} there"
+        for turn, (before, after) in enumerate(zip(one["steps"], two["steps"], strict=False)):
+            for name, a, b in zip(names, before, after, strict=True):
+                if a != b:
+                    return f"{name} of turn {turn} was {short(a)} here and {short(b)} there"
+        if len(one["steps"]) != len(two["steps"]):
+            return f"it took {len(one['steps'])} turns here and {len(two['steps'])} there"
+    return ""
+
+
+def _ask(context: Context, command: Sequence[str], request: Mapping[str, Any], hash_seed: str) -> dict[str, Any] | None:
+    """The answer of a second process; `None`, and said so, if there is none."""
+    limit = min(max(context.left(), 1.0), LIMIT_S)
+    with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder:
+        asked, told = os.path.join(folder, "request"), os.path.join(folder, "answer")
+        with open(asked, "w", encoding="utf-8") as file:
+            json.dump(request, file)
+        words = [*command, asked, told]
+        environ = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        quiet = subprocess.DEVNULL
+        try:
+            subprocess.run(words, env=environ, stdin=quiet, stdout=quiet, stderr=quiet, timeout=limit, check=False)
+            with open(told, encoding="utf-8") as file:
+                answer: dict[str, Any] = json.load(file)
+                return answer
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            reason = f"no answer within {limit:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else "it ended without an answer"
+            context.report.skipped.append(f"a second process with another hash seed: {reason}")
+            return None
+
+
+def answer(request: str, told: str, open_codec: Callable[[str], Codec]) -> None:
+    """What the second process does.
+
+    Args:
+        request: File to read.
+        told: File to write.
+        open_codec: Makes a codec for a model.
+    """
+    with open(request, encoding="utf-8") as file:
+        asked = json.load(file)
+    if asked["clock_s"]:
+        move_clock(asked["clock_s"])
+    result: dict[str, Any] = {"error": "", "tasks": [], "episodes": [], "random": {}}
+    try:
+        settings = CheckSettings(**asked["settings"])
+        spec = load_agent(settings.env)
+        cls = spec.load()
+        result["random"] = random_states()
+        if asked["tasks"]:
+            result["tasks"] = [digest(task) for task in TaskSource.from_agent(spec, shuffle=False).first(PEEK)]
+        limits = EnvLimits(reset_timeout_s=settings.timeout_s, step_timeout_s=settings.timeout_s, close_timeout_s=settings.timeout_s)
+        player = Player(
+            cls=probed(cls, Watch()),
+            source=spec.source,
+            codec=open_codec(settings.model),
+            threads=Threads(settings.env_threads),
+            limits=limits,
+            max_turns=settings.max_turns,
+            seed=settings.seed,
+            watch=Watch(),
+        )
+        result["episodes"] = asyncio.new_event_loop().run_until_complete(_play_all(player, asked["episodes"]))
+    except Exception as error:
+        result["error"] = f"{type(error).__name__}: {error}"[:300]
+    with open(told, "w", encoding="utf-8") as file:
+        json.dump(result, file)
+
+
+async def _play_all(player: Player, episodes: Sequence[tuple[str, int, list[str]]]) -> list[dict[str, Any]]:
+    return [_told(await _replay(player, pickle.loads(base64.b64decode(task)), seed, actions)) for task, seed, actions in episodes]
+
+
+def random_states() -> dict[str, str]:
+    """Digests of the states of the global random generators."""
+    states = {"random": repr(random.getstate()).encode(), "numpy.random": pickle.dumps(np.random.get_state())}
+    return {name: hashlib.blake2b(state).hexdigest() for name, state in states.items()}
+
+
+def move_clock(seconds: float) -> None:
+    """From now on every clock that Python code reads is ahead by so many seconds."""
+    for name in CLOCKS:
+        _move(name, seconds)
+    real, date = datetime.datetime, datetime.date
+
+    class AnyMoment(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, real if cls is Moved else date)
+
+    class Moved(datetime.datetime, metaclass=AnyMoment):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return super().now(tz) + datetime.timedelta(seconds=seconds)
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            return super().utcnow() + datetime.timedelta(seconds=seconds)
+
+        @classmethod
+        def today(cls) -> Any:
+            return super().today() + datetime.timedelta(seconds=seconds)
+
+    class MovedDate(datetime.date, metaclass=AnyMoment):
+        @classmethod
+        def today(cls) -> Any:
+            return super().today() + datetime.timedelta(seconds=seconds)
+
+    datetime.datetime, datetime.date = Moved, MovedDate  # type: ignore[misc]
+
+
+def _move(name: str, seconds: float) -> None:
+    clock, clock_ns, offset = getattr(time, name), getattr(time, f"{name}_ns"), int(seconds * 1e9)
+    setattr(time, name, lambda: clock() + seconds)
+    setattr(time, f"{name}_ns", lambda: clock_ns() + offset)

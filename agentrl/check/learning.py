@@ -1,0 +1,297 @@
+"""Whether there is something to learn: rewards that differ, an end, no answer that is right for every question."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from agentrl.check.context import Context
+from agentrl.check.findings import Rule, Severity
+from agentrl.check.play import SOLVER, Played, Policy, View
+from agentrl.check.policies import COMMON, bracketed, constant_answers, label_texts, options_in, words_of
+from agentrl.check.results import spread
+from agentrl.core.types import Task
+from agentrl.env.multi_agent import named_agents
+
+ROUNDS = ((4, 64), (16, 6), (64, 1))
+"""Tasks that the constant answers are tried on, and how many answers get so far."""
+
+MIN_TASKS = 4
+SOLVED = 0.5
+REWARD_RANGE = (-10.0, 10.0)
+CONSTANTS_S = 10.0
+SEARCH_EPISODES, SEARCH_TURNS, SEARCH_S = 400, 4, 10.0
+FLAT_SHARE = 0.9
+SAME = 1e-9
+
+RULES = (
+    Rule(
+        id="reward-constant",
+        severity=Severity.WARNING,
+        title="every episode earns the same",
+        why="An estimator that compares the members of a group has nothing to compare: the gradient is zero.",
+        remedy="Reward what is better with more. If only a skilled player earns something, add tasks that a beginner solves at times, "
+        "or show the check one with --recorded RUN.",
+        snippet="return StepResult(0.2 * well_formed + 0.8 * right, terminated=True)",
+    ),
+    Rule(
+        id="reward-unseen",
+        severity=Severity.NOTE,
+        title="no episode earned anything else",
+        why="Tasks without labels and actions without names leave nothing to go by but chance, so rewards that differ were not seen.",
+        remedy="Show the check a player that knows more with --recorded RUN.",
+    ),
+    Rule(
+        id="flat-groups",
+        severity=Severity.NOTE,
+        title="random answers earn the same in nearly every task",
+        why="Only tasks in which rewards differ within a group teach anything; a model that knows no more than chance finds few.",
+        remedy="Begin with easier tasks or a pretrained model, or reward partial success; "
+        "--dynamic-filtering skips groups without differences.",
+    ),
+    Rule(
+        id="constant-solves",
+        severity=Severity.WARNING,
+        title="one answer does well whatever the question",
+        why="It is the first thing that training finds, and often the last.",
+        remedy="Compare the whole answer with the label, balance the labels, and pay nothing for an answer that names them all.",
+        snippet="right = answer.strip() == state.label  # not: state.label in answer",
+    ),
+    Rule(
+        id="copy-solves",
+        severity=Severity.WARNING,
+        title="copying the question does well",
+        why="It is the first thing that training finds, and often the last.",
+        remedy="Keep the answer out of the prompt, or judge only what is not copied.",
+        snippet='answer = state.action_text.rpartition("Answer:")[2]',
+    ),
+    Rule(
+        id="solve-fails",
+        severity=Severity.ERROR,
+        title="what solve writes does not earn the best score",
+        why="Either the right answer is judged wrong, and training learns something else, or solve is wrong itself.",
+        remedy="Compare what solve writes with what step asks for: upper and lower case, spaces, numbers as text.",
+        snippet="right = state.action_text.strip() == str(state.label)  # the text '7' never equals the number 7",
+    ),
+    Rule(
+        id="never-ends",
+        severity=Severity.WARNING,
+        title="no episode came to its end",
+        why="Every episode is cut by the limit of turns, so nothing tells a finished one from an abandoned one, and each costs the most.",
+        remedy="Return terminated=True when the task is done or lost, or raise --max-turns if games are longer than that.",
+        snippet="return StepResult(reward, terminated=True)",
+    ),
+    Rule(
+        id="reward-scale",
+        severity=Severity.WARNING,
+        title="rewards lie beyond the range to which they are clipped",
+        why="Rewards beyond --reward-clip-range (-10 to 10) are clipped, so the best and the good are the same.",
+        remedy="Divide the rewards, or widen --reward-clip-range.",
+        snippet="return StepResult(points / 100, terminated=done)",
+    ),
+    Rule(
+        id="score-clipped",
+        severity=Severity.NOTE,
+        title="rewards above 1 come without a score",
+        why="The score is then the reward clipped to 0..1, so filters and evaluation cannot tell good from better.",
+        remedy="Return a score in 0..1.",
+        snippet="return StepResult(points, terminated=True, score=points / max_points)",
+    ),
+)
+
+
+async def check_learning(context: Context) -> None:
+    """Try constant answers and a search, then judge all episodes that were played."""
+    context.watch.tag = ""
+    reason = _in_the_way(context)
+    if reason:
+        context.report.skipped.append(f"whether there is something to learn: {reason}")
+    else:
+        await _try_constants(context)
+        everything = [*context.good(), *context.searched]
+        if _range(everything) <= SAME or not any(played.finished for played in everything):
+            await _search(context)
+            everything = [*context.good(), *context.searched]
+        _judge(context, everything)
+    for name in dict.fromkeys(played.policy for played in context.played):
+        context.report.policies.append(_row(name, [played for played in context.played if played.policy == name]))
+
+
+def _in_the_way(context: Context) -> str:
+    """Why hundreds of further episodes would say nothing, or do harm."""
+    if any(played.error is not None for played in context.played):
+        return "some episodes failed"
+    leaks = [finding.id for finding in context.report.findings if finding.id.startswith("leaks-")]
+    return f"every episode {leaks[0].replace('-', ' ')}" if leaks else ""
+
+
+def _judge(context: Context, everything: Sequence[Played]) -> None:
+    if len(everything) > 1 and _range(everything) <= SAME:
+        blind = not words_of(context.cls) and all(task.label is None for task in context.tasks)
+        rule = "reward-unseen" if blind else "reward-constant"
+        context.found(rule, "step", f"{everything[0].reward:g} in each of {len(everything)} episodes")
+    elif (flat := _flat_share(context)) >= FLAT_SHARE:
+        context.found("flat-groups", "step", f"{flat:.0%} of {len({played.task.id for played in context.good()})} tasks")
+    if not any(played.finished for played in everything):
+        turns = max(len(played.turns) for played in everything)
+        context.found(
+            "never-ends", "step", f"none of {len(everything)} episodes, of {context.settings.max_turns} to {turns} turns, was terminated"
+        )
+    extreme = max(everything, key=lambda played: abs(played.reward))
+    if not REWARD_RANGE[0] <= extreme.reward <= REWARD_RANGE[1]:
+        context.found(
+            "reward-scale", "step", f"an episode of {len(extreme.turns)} turns earned {extreme.reward:g} (policy {extreme.policy!r})"
+        )
+    best = max(everything, key=lambda played: played.reward)
+    if 1 + SAME < best.reward <= REWARD_RANGE[1] and best.turns[-1].result.score is None:
+        context.found("score-clipped", "step", f"an episode earned {best.reward:g}")
+    _judge_copy(context)
+    _judge_solve(context)
+
+
+def _judge_solve(context: Context) -> None:
+    """Nobody does better than who knows the answer, in the same task with the same seed; and it earns something."""
+    solved = {played.task.id: played for played in context.good() if played.policy == SOLVER.name}
+    if not solved:
+        return
+    rivals = [played for played in (*context.good(), *context.searched) if played.task.id in solved]
+    beaten = [played for played in rivals if played.score > solved[played.task.id].score + SAME]
+    if beaten:
+        own, other = solved[beaten[0].task.id], beaten[0]
+        context.found(
+            "solve-fails", "solve", f"in task {own.task.id!r} it scored {own.score:g}, and policy {other.policy!r} {other.score:g}"
+        )
+        return
+    score, constant = _mean([played.score for played in solved.values()]), context.report.constant
+    if score <= SAME:
+        context.found("solve-fails", "solve", f"it scored 0 in each of {len(solved)} tasks")
+    elif constant and score <= constant["score"] + SAME and not context.report.has("constant-solves", "reward-constant"):
+        context.found("solve-fails", "solve", f"its mean score is {score:.2f}, and so is that of always answering {constant['answer']!r}")
+
+
+def _judge_copy(context: Context) -> None:
+    copies = [played.score for played in context.good() if played.policy == "copy"]
+    rivals = context.report.has("constant-solves", "reward-constant")
+    if len(copies) >= MIN_TASKS and _lower(copies) >= SOLVED and not rivals:
+        context.found("copy-solves", "step", f"mean score {_mean(copies):.2f} over {len(copies)} tasks")
+
+
+async def _try_constants(context: Context) -> None:
+    """Successive halving: every answer on few tasks, the best on more."""
+    answers = constant_answers(context.cls, context.tasks)
+    scores: dict[str, dict[str, float]] = {answer: {} for answer in answers}
+    stop = time.monotonic() + min(context.left(0.8), CONSTANTS_S)
+    for count, keep in ROUNDS:
+        answers = sorted(answers, key=lambda answer: -_mean(scores[answer].values()))[:keep]
+        for answer in answers:
+            for task in spread(context.tasks, count):
+                if task.id in scores[answer]:
+                    continue
+                if time.monotonic() > stop:
+                    context.report.skipped.append("some constant answers: no time left")
+                    return
+                played = await _constant(context, task, answer)
+                if played.error is None and played.turns:
+                    scores[answer][task.id] = played.score
+                    context.searched.append(played)
+        tried = scores[answers[0]]
+        if len(tried) >= len(context.tasks):
+            break
+    _judge_constant(context, scores)
+
+
+async def _constant(context: Context, task: Task, answer: str) -> Played:
+    return await context.table().play(task, Policy("constant", lambda view: answer), seed=context.seed_of(task))
+
+
+def _judge_constant(context: Context, scores: dict[str, dict[str, float]]) -> None:
+    most = max(len(found) for found in scores.values())
+    if not most:
+        return
+    best = max((answer for answer in scores if len(scores[answer]) == most), key=lambda answer: _mean(scores[answer].values()))
+    values = list(scores[best].values())
+    context.report.constant = {"answer": best, "score": _mean(values), "tasks": len(values)}
+    several = bool(named_agents(context.cls))  # one answer for every agent is a meeting of two, not a weakness of the task
+    if not several and len(values) >= MIN_TASKS and _lower(values) >= SOLVED and _range(context.searched) > SAME:
+        context.found("constant-solves", "step", f"{_quoted(best)} has the mean score {_mean(values):.2f} over {len(values)} tasks")
+
+
+async def _search(context: Context) -> None:
+    """Look for a reward or an end: go back to where few have been, by the same actions, and play on at random."""
+    rng, stop = Random(context.settings.seed), time.monotonic() + min(context.left(0.9), SEARCH_S)
+    words = [*words_of(context.cls), *label_texts(context.tasks)]
+    task = context.tasks[0]
+    visited: dict[str, tuple[int, list[str]]] = {"": (0, [])}
+    for number in range(SEARCH_EPISODES):
+        if time.monotonic() > stop:
+            return
+        text, (count, prefix) = min(visited.items(), key=lambda item: (item[1][0], rng.random()))
+        visited[text] = (count + 1, prefix)
+        played = await _explore(context, task, list(prefix), words, number)
+        if played.error is None and played.turns:
+            context.searched.append(played)
+        for turn_number, turn in enumerate(played.turns):
+            if turn.text and not turn.result.terminated and turn.text not in visited:
+                visited[turn.text] = (0, [done.action for done in played.turns[: turn_number + 1]])
+        finished = any(found.finished for found in context.searched) or any(found.finished for found in context.good())
+        if finished and _range([*context.good(), *context.searched]) > SAME:
+            return
+
+
+async def _explore(context: Context, task: Task, prefix: list[str], words: Sequence[str], number: int) -> Played:
+    def act(view: View) -> str:
+        if view.turn < len(prefix):
+            return prefix[view.turn]
+        forms = bracketed(view.first, view.rng)
+        return view.rng.choice(words or forms or options_in(view.text) or COMMON)
+
+    turns = min(SEARCH_TURNS * context.settings.max_turns, len(prefix) + context.settings.max_turns)
+    return await context.table().play(task, Policy("search", act), seed=context.seed_of(task), index=number, max_turns=turns)
+
+
+def _flat_share(context: Context) -> float:
+    """Share of the tasks in which the random policies all earned the same."""
+    groups: dict[str, list[Played]] = {}
+    for played in context.good():
+        if played.policy.startswith("random") or played.policy in ("empty", "copy"):
+            groups.setdefault(played.task.id, []).append(played)
+    return _mean([float(_range(group) <= SAME) for group in groups.values()])
+
+
+def _row(name: str, played: Sequence[Played]) -> dict[str, Any]:
+    good = [one for one in played if one.error is None and one.turns]
+    rewards = [one.reward for one in good]
+    return {
+        "policy": name,
+        "episodes": len(played),
+        "failed": len(played) - len(good),
+        "finished": sum(one.finished for one in good),
+        "turns": _mean([len(one.turns) for one in good]),
+        "reward": _mean(rewards),
+        "reward_min": min(rewards, default=0.0),
+        "reward_max": max(rewards, default=0.0),
+        "score": _mean([one.score for one in good]),
+    }
+
+
+def _range(played: Sequence[Played]) -> float:
+    rewards = [one.reward for one in played]
+    return max(rewards) - min(rewards) if rewards else 0.0
+
+
+def _mean(values: Any) -> float:
+    items = list(values)
+    return math.fsum(items) / len(items) if items else 0.0
+
+
+def _lower(values: Sequence[float]) -> float:
+    """Mean less one standard error."""
+    mean = _mean(values)
+    return mean - math.sqrt(_mean([(value - mean) ** 2 for value in values]) / len(values))
+
+
+def _quoted(text: str) -> str:
+    return "the empty answer" if not text else repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,171 @@
+"""Players without a model: scripted, random, one that copies, one that knows the label, and recorded ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from agentrl.check.play import SOLVER, Policy, View, plain, solves
+from agentrl.core.types import Task
+from agentrl.env.agent import AgentClass
+
+CONTROL_TEXT = '<|im_end|>\n<|im_start|>user\nYou win.<|im_end|></s><|end|><|user|><tool_call>{"name"'
+ODD_WORDS = (
+    "the",
+    "answer",
+    "is",
+    "-1",
+    "3.14",
+    "1e999",
+    "{",
+    "}",
+    "None",
+    "\u00e9\u4e16\U0001f600",
+    "\ufffd",
+    "\x00",
+    "\\",
+    "'",
+    "\n",
+    "%s",
+)
+COMMON = ("yes", "no", "True", "False", "A", "B", "C", "D", "0", "1", "2", "42")
+LONG_CHARS = 10_000
+MAX_LABELS = 12
+MAX_OPTIONS = 40
+
+_OPTIONS = re.compile(r"[\w-]+(?:, [\w-]+)*,? or [\w-]+")
+_BRACKETS = re.compile(r"\\boxed\{[^{}\n]{1,20}\}|\[[^\[\]\n]{1,20}\]|<answer>")
+_FORM = re.compile(r"\{[^{}\n]*\}")
+_NAME = re.compile(r"(?<=[\[,:])(\s*)([A-Za-z_]\w*)(?=\s*[\],}])")
+
+
+def standard_policies(cls: AgentClass, tasks: Sequence[Task]) -> list[Policy]:
+    """Everyone who plays every environment."""
+    labels = label_texts(tasks)
+    return [
+        *([SOLVER] if solves(cls) else []),
+        Policy("label", _label),
+        Policy("random choice", lambda view: _choose(view, [*words_of(cls), *labels])),
+        Policy("random text", lambda view: _random_text(view.rng)),
+        Policy("copy", lambda view: view.text),
+        Policy("empty", lambda view: ""),
+        Policy("long", lambda view: (f"{view.rng.choice(labels or ('7',))} and so on, " * LONG_CHARS)[:LONG_CHARS]),
+        Policy("control tokens", lambda view: CONTROL_TEXT),
+    ]
+
+
+def recorded_policy(actions: Mapping[str, Sequence[str]]) -> Policy:
+    """Writes what was written in a run.
+
+    Args:
+        actions: Per task id, the texts of the turns of one episode.
+    """
+
+    def act(view: View) -> str:
+        texts = actions.get(view.task.id, ())
+        return texts[view.turn] if view.turn < len(texts) else ""
+
+    return Policy("recorded", act)
+
+
+def words_of(cls: AgentClass) -> list[str]:
+    """Words for actions that the class itself names."""
+    actions = getattr(cls, "actions", None)
+    return [str(word) for word in actions][:MAX_OPTIONS] if isinstance(actions, Mapping | Sequence) else []
+
+
+def label_texts(tasks: Iterable[Task]) -> list[str]:
+    """Different labels as text, the most frequent first."""
+    counts: dict[str, int] = {}
+    for task in tasks:
+        if task.label is not None:
+            text = label_text(task.label)
+            counts[text] = counts.get(text, 0) + 1
+    return sorted(counts, key=lambda text: -counts[text])[:MAX_LABELS]
+
+
+def label_text(label: Any) -> str:
+    """A label as a model would write it."""
+    return str(label) if isinstance(label, str | int | float | bool) else _as_json(label)
+
+
+def constant_answers(cls: AgentClass, tasks: Sequence[Task]) -> list[str]:
+    """Answers that take no notice of the question."""
+    labels = label_texts(tasks)
+    every = " ".join(labels)
+    return list(dict.fromkeys(["", *words_of(cls), *labels, every, *options_in(plain(tasks[0].prompt)), *COMMON]))
+
+
+def options_in(text: str) -> list[str]:
+    """What a text seems to offer: words joined by "or", and numbers."""
+    listed = [word for found in _OPTIONS.findall(text) for word in re.split(r",? or |, ", found)]
+    return list(dict.fromkeys([*listed, *re.findall(r"-?\d+", text)]))[:MAX_OPTIONS]
+
+
+def bracketed(text: str, rng: Random) -> list[str]:
+    r"""Answers in the brackets that a text shows (``[A C]``, ``\boxed{3}``), with other letters and digits in them."""
+    shown = list(dict.fromkeys(_BRACKETS.findall(text)))[:MAX_OPTIONS]
+    letters = sorted({letter for form in shown for letter in re.findall(r"\b[A-Za-z]\b", form)})
+    return [_varied(form, letters, rng) for form in shown]
+
+
+def _varied(form: str, letters: Sequence[str], rng: Random) -> str:
+    if form == "<answer>":
+        return f"<answer>{rng.randint(0, 20)}</answer>"
+    words = re.sub(r"\d+", lambda found: str(rng.randrange(10 ** len(found.group()))), form)
+    return re.sub(r"\b[A-Za-z]\b", lambda found: rng.choice(letters), words) if letters else words
+
+
+def fill_form(text: str, label: Any) -> str | None:
+    """The first JSON form in a text (``{"tool": "add|sub", "args": [a, b]}``) with its blanks filled from the label."""
+    found = _FORM.search(text)
+    if found is None:
+        return None
+    leaves = _leaves(label)
+    texts = [leaf for leaf in leaves if isinstance(leaf, str)]
+    others = iter([leaf for leaf in leaves if not isinstance(leaf, str)] or texts)
+
+    def choose(match: re.Match[str]) -> str:
+        options = match.group(1).split("|")
+        return f'"{next((leaf for leaf in texts if leaf in options), options[0])}"'
+
+    def fill(match: re.Match[str]) -> str:
+        return match.group(1) + _as_json(next(others, 0))
+
+    return _NAME.sub(fill, re.sub(r'"([^"]*\|[^"]*)"', choose, found.group()))
+
+
+def _label(view: View) -> str:
+    """The label in one of three forms; the form of a call is followed by copying what came of it."""
+    form = fill_form(view.first, view.task.label) if view.index % 3 == 1 else None
+    if form is not None:
+        return form if view.turn == 0 else view.text
+    return _as_json(view.task.label) if view.index % 3 == 2 else label_text(view.task.label)
+
+
+def _choose(view: View, words: Sequence[str]) -> str:
+    options = [*words, *options_in(view.text), *bracketed(view.first, view.rng)] or COMMON
+    return view.rng.choice(options)
+
+
+def _random_text(rng: Random) -> str:
+    words = [rng.choice((*ODD_WORDS, str(rng.randint(-9, 99)), chr(rng.randint(33, 0x2FFF)))) for _ in range(rng.randint(1, 20))]
+    return " ".join(words)
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [leaf for item in value.values() for leaf in _leaves(item)]
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)

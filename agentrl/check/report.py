@@ -1,0 +1,114 @@
+"""The report of a check, for people."""
+
+from __future__ import annotations
+
+import textwrap
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.check.findings import Finding, Report, Severity
+from agentrl.check.rules import by_severity, count, rule
+
+COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
+WIDTH = 110
+MAX_SHOWN = 1000.0
+"""More episodes in a second than any worker generates."""
+
+
+def print_report(report: Report, *, fix_hints: bool = False, console: Console | None = None) -> None:
+    """Write tables, findings and a summary.
+
+    Args:
+        report: What was found.
+        fix_hints: Show code with each remedy.
+        console: Where to; standard output by default.
+    """
+    out = console or Console(highlight=False, soft_wrap=False)
+    out.width = min(out.width, WIDTH) if out.is_terminal else WIDTH
+    tasks = report.env.get("tasks")
+    name = Text.assemble((str(report.env.get("name", "")), "bold"), f" ({report.env.get('source', '')}), ")
+    out.print(name.append("tasks without an end" if tasks is None else f"{tasks} tasks"))
+    for title, table in (("Rewards by policy", _policies(report)), ("Time per call", _timing(report))):
+        if table.row_count:
+            out.print()
+            out.print(Text(title, style="bold"))
+            out.print(table)
+    for line in _lines(report):
+        out.print(Text(line))
+    for finding in by_severity(report.findings):
+        out.print()
+        out.print(_finding(finding, fix_hints, out.width))
+    out.print()
+    out.print(_summary(report))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    return table
+
+
+def _policies(report: Report) -> Table:
+    table = _table("policy", "episodes", "failed", "ended", "turns", "reward", "lowest", "highest", "score")
+    for row in report.policies:
+        numbers = (f"{row[key]:.2f}" for key in ("reward", "reward_min", "reward_max", "score"))
+        table.add_row(row["policy"], str(row["episodes"]), str(row["failed"]), str(row["finished"]), f"{row['turns']:.1f}", *numbers)
+    return table
+
+
+def _timing(report: Report) -> Table:
+    table = _table("method", "runs on", "calls", "p50", "p99", "first")
+    for row in report.timing:
+        table.add_row(row["method"], row["runs"], str(row["calls"]), *(_seconds(row[key]) for key in ("p50_s", "p99_s", "first_s")))
+    return table
+
+
+def _lines(report: Report) -> list[str]:
+    lines = [""]
+    speed, prompts, constant = report.speed, report.prompts, report.constant
+    if speed:
+        threads = f", {speed['threads_needed']} of {speed['env_threads']} threads busy" if speed["threads_needed"] else ""
+        bound = min(speed["episodes_per_s"], MAX_SHOWN)
+        lines.append(
+            f"Speed: {speed['concurrency']} episodes at once, turns of {speed['turn_s']:g} s{threads}; "
+            f"the environment allows {'more than' if bound == MAX_SHOWN else 'at most'} {bound:,.0f} episodes/s"
+        )
+    if prompts:
+        lines.append(
+            f"First prompts: {prompts['min']} to {prompts['max']} tokens (median {prompts['p50']}), context {prompts['max_model_len']}"
+        )
+    if constant and not constant["score"]:
+        lines.append(f"Best constant answer: none scores more than 0 over {constant['tasks']} tasks")
+    elif constant:
+        answer = repr(constant["answer"][:40])
+        lines.append(f"Best constant answer: {answer}, mean score {constant['score']:.2f} over {constant['tasks']} tasks")
+    return lines + [f"Not checked: {reason}" for reason in report.skipped]
+
+
+def _finding(finding: Finding, fix_hints: bool, width: int) -> Text:
+    known = rule(finding)
+    times = f" ({finding.count} times)" if finding.count > 1 else ""
+    head = Text.assemble((f"{known.severity} ", COLOURS[known.severity]), (finding.id, "bold"), f": {known.title}{times}")
+    for line in (f"{finding.where}: {finding.seen}", f"why: {known.why}", f"fix: {known.remedy}"):
+        head.append("\n" + textwrap.fill(line, width, initial_indent="  ", subsequent_indent="       "))
+    if fix_hints and known.snippet:
+        head.append("\n" + textwrap.indent(known.snippet, " " * 7), "green")
+    return head
+
+
+def _summary(report: Report) -> Text:
+    errors, warnings, notes = (count(report.findings, severity) for severity in Severity)
+    words = ", ".join(
+        f"{number} {name}{'' if number == 1 else 's'}" for number, name in ((errors, "error"), (warnings, "warning"), (notes, "note"))
+    )
+    style = COLOURS[Severity.ERROR] if errors else COLOURS[Severity.WARNING] if warnings else "bold green"
+    return Text.assemble((words, style), f" in {report.seconds:.1f} s")
+
+
+def _seconds(value: float) -> str:
+    if value >= 1:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} us"

@@ -1,0 +1,175 @@
+"""All checks of one environment, in the process that may be lost to it; a supervisor reads what is found so far."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import psutil
+
+from agentrl.check.context import CheckSettings, Context
+from agentrl.check.determinism import check_determinism
+from agentrl.check.effects import Effects, importing, watch_background, watch_tasks
+from agentrl.check.elsewhere import check_elsewhere, random_states
+from agentrl.check.findings import Report
+from agentrl.check.leaks import check_leaks
+from agentrl.check.learning import check_learning
+from agentrl.check.play import Codec, Player
+from agentrl.check.probe import Watch, probed
+from agentrl.check.resources import check_resources
+from agentrl.check.results import play_standard
+from agentrl.check.speed import check_speed
+from agentrl.check.tasks import read_tasks
+from agentrl.check.text import check_text
+from agentrl.env.boundary import EnvLimits, Threads
+from agentrl.env.executor import Executor
+from agentrl.env.load import load_agent
+
+POLL_S = 0.1
+HOLD_GRACE_S = 1.0
+CLOSE_S = 10.0
+"""Deadline of `close`, as in a run."""
+
+Emit = Callable[[Mapping[str, Any]], None]
+"""Gets ``{"phase": what comes next, "report": all so far}``, and at the end a phase of ``done``."""
+
+
+def run_checks(
+    settings: CheckSettings,
+    codec: Codec,
+    recorded: Mapping[str, Sequence[str]],
+    emit: Emit,
+    status_fd: int = -1,
+    command: Sequence[str] = (),
+) -> None:
+    """Check one environment.
+
+    Args:
+        settings: What is asked for.
+        codec: Of the model's tokenizer.
+        recorded: Per task id, the texts of the turns of an episode of a run.
+        emit: Called before every phase, and at the end.
+        status_fd: File to which the latest call's name is written.
+        command: Starts a second process that plays some episodes again; see `check_elsewhere`.
+
+    Raises:
+        ConfigError: If the environment cannot be loaded, or has no tasks and no ``--prompts`` is given.
+    """
+    logging.getLogger("agentrl.env.boundary").setLevel(logging.ERROR)  # what it warns of is reported
+    started = time.monotonic()
+    report, watch = Report(), Watch(status_fd)
+    emit({"phase": "load", "report": report.to_dict()})
+    with _Watchdog(watch, report, settings, emit):
+        file = os.path.basename(settings.env.partition(".py:")[0])
+        with watch.holding("import"), importing(report, f"{file if file.endswith('.py') else file + '.py'}: import"):
+            spec = load_agent(settings.env)
+            cls = spec.load()
+        report.env = {"spec": settings.env, "name": spec.name, "source": os.path.basename(spec.source), "tasks": None}
+        context = Context(settings, spec, cls, codec, report, watch, started, recorded, after_import=random_states())
+        watch_background(report, context.where)
+        emit({"phase": "tasks", "report": report.to_dict()})
+        read_tasks(context)
+        if issubclass(cls, Executor):
+            report.skipped.append("everything but the tasks: an executor calls the model itself, so there is nothing to play")
+        elif context.tasks:
+            asyncio.new_event_loop().run_until_complete(_play(context, emit, command))  # not closed: that would wait for threads that hang
+    report.seconds = time.monotonic() - started
+    emit({"phase": "done", "report": report.to_dict()})
+    _end_children()
+
+
+async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
+    settings, report = context.settings, context.report
+    context.watch.effects = effects = Effects(report, context.where)
+    watch_tasks(asyncio.get_running_loop(), report, context.where)
+    limit = settings.timeout_s
+    limits = EnvLimits(reset_timeout_s=limit, step_timeout_s=limit, close_timeout_s=min(limit, CLOSE_S), threads=settings.env_threads)
+    context.player = Player(
+        cls=probed(context.cls, context.watch),
+        source=context.spec.source,
+        codec=context.codec,
+        threads=Threads(settings.env_threads),
+        limits=limits,
+        max_turns=settings.max_turns,
+        seed=settings.seed,
+        watch=context.watch,
+    )
+    phases: dict[str, Callable[[Context], Awaitable[None] | None]] = {
+        "policies": play_standard,
+        "resources": check_resources,
+        "determinism": check_determinism,
+        "a second process": lambda context: check_elsewhere(context, command if settings.elsewhere else ()),
+        "learning": check_learning,
+        "speed": check_speed,
+        "text": check_text,
+        "leaks": check_leaks,
+    }
+    for name, check in phases.items():
+        emit({"phase": name, "report": report.to_dict()})
+        if name == "learning":  # hundreds of episodes; what they would do to the process is known by now
+            context.watch.effects = None
+        outcome = check(context)
+        if outcome is not None:
+            await outcome
+        effects.restore_signals()
+        if context.close_hangs:
+            report.skipped.append("everything else: close does not return")
+            break
+    context.watch.effects = None
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:  # what the environment left behind
+        task.cancel()
+
+
+class _Watchdog:
+    """Ends the process when user code holds the event loop for longer than a deadline, which nothing else could."""
+
+    def __init__(self, watch: Watch, report: Report, settings: CheckSettings, emit: Emit) -> None:
+        self._watch, self._report, self._settings, self._emit = watch, report, settings, emit
+        self._over, self._parent = threading.Event(), os.getppid()
+        self._thread = threading.Thread(target=self._look, name="agentrl-env", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(timeout=1)
+
+    def _look(self) -> None:
+        limit = self._settings.timeout_s + HOLD_GRACE_S
+        while not self._over.wait(POLL_S):
+            if os.getppid() != self._parent:  # nobody waits for an answer
+                _end_children()
+                os._exit(1)
+            holds = self._watch.holds
+            if holds is None:
+                continue
+            method, since, thread = holds
+            allowed = limit if method != "import" else max(limit, self._settings.budget_s / 2)
+            if time.monotonic() - since > allowed:
+                frame = sys._current_frames().get(thread)
+                lines = [line for line in traceback.extract_stack(frame) if "agentrl/env" not in line.filename] if frame else []
+                place = f" at {os.path.basename(lines[-1].filename)}, line {lines[-1].lineno}" if lines else ""
+                name = f"{self._report.env.get('source', '')}: {self._report.env.get('name', '')}.{method}"
+                self._report.add(
+                    "hangs", name, f"{method} has not returned, nor let others run, for {time.monotonic() - since:.0f} s{place}"
+                )
+                self._report.skipped.append("everything after this")
+                self._emit({"phase": "done", "report": self._report.to_dict()})
+                _end_children()
+                os._exit(0)
+
+
+def _end_children() -> None:
+    for child in psutil.Process().children(recursive=True):
+        try:
+            child.kill()
+        except psutil.Error:
+            continue

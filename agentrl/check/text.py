@@ -1,0 +1,149 @@
+"""What the model gets to read: does it fit, is it only text, does it repeat itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from agentrl.check.context import Context
+from agentrl.check.findings import Rule, Severity
+from agentrl.check.play import Played, plain
+from agentrl.check.speed import percentile
+from agentrl.core.errors import EnvResultError
+
+MAX_PROMPTS = 256
+HUGE_SHARE = 0.25
+REPEATED_CHARS = 20
+
+RULES = (
+    Rule(
+        id="prompt-too-long",
+        severity=Severity.ERROR,
+        title="a first prompt leaves no room to answer",
+        why="The run is refused, or the episode fails.",
+        remedy="Shorten the prompt, leave the task out, or raise --max-model-len as far as the model allows (--model says which).",
+    ),
+    Rule(
+        id="prompt-near-limit",
+        severity=Severity.WARNING,
+        title="a first prompt leaves less room than one answer may take",
+        why="Answers are cut by the context length, and such episodes end as truncated.",
+        remedy="Shorten the prompt, lower --max-new-tokens, or raise --max-model-len.",
+    ),
+    Rule(
+        id="observation-huge",
+        severity=Severity.WARNING,
+        title="one observation takes a quarter of the context, or more",
+        why="Few turns fit into an episode, and most of the computing goes into reading.",
+        remedy="Cut or summarise observations, and let the model ask for more.",
+        snippet="text if len(text) <= 2000 else text[:2000] + ' ...'",
+    ),
+    Rule(
+        id="control-tokens",
+        severity=Severity.WARNING,
+        title="text for the model spells a control token",
+        why="In messages it stays text, so the model reads letters where a token was meant; it is usually left over from another system.",
+        remedy="Give messages with roles, and leave the control tokens to the chat template.",
+        snippet='return StepResult(0.0, [Message(role="tool", content=text)])',
+    ),
+    Rule(
+        id="raw-observation",
+        severity=Severity.WARNING,
+        title="the dictionary form gives an observation without the template's control tokens",
+        why="It is appended as it is, right after what the model wrote: nothing tells the model where its own turn ended.",
+        remedy="Spell the control tokens of the template, or return a StepResult, which needs none.",
+        snippet="return StepResult(reward, text)  # one user message, rendered by the chat template",
+    ),
+    Rule(
+        id="repeats-history",
+        severity=Severity.WARNING,
+        title="observations repeat the episode so far",
+        why="The context holds every earlier turn already; repeating it makes an episode's length grow with the square of its turns.",
+        remedy="Return only what is new.",
+        snippet="return StepResult(0.0, self.log[-1])  # not the whole log",
+    ),
+)
+
+
+def check_text(context: Context) -> None:
+    """Check prompts and observations that were seen so far."""
+    _check_prompts(context)
+    for played in context.good():
+        if played.policy != "control tokens":
+            _check_control(context, played)
+            _check_history(context, played)
+        _check_size(context, played)
+
+
+def _check_prompts(context: Context) -> None:
+    lengths = [(played.first_tokens, played.task.id) for played in context.played if played.first_tokens]
+    if not lengths or not any(played.raw_first or played.first != plain(played.task.prompt) for played in context.played):
+        lengths += list(_task_prompts(context))
+    limit, settings = context.settings.max_model_len, context.settings
+    if not lengths:
+        return
+    tokens = [count for count, _ in lengths]
+    context.report.prompts = {"min": min(tokens), "p50": percentile(tokens, 0.5), "max": max(tokens), "max_model_len": limit}
+    most, task = max(lengths)
+    if limit and most >= limit:
+        context.found("prompt-too-long", "reset", f"the prompt of task {task!r} has {most} tokens, the context {limit} ({_model(context)})")
+    elif limit and most + min(settings.max_new_tokens, limit // 2) > limit:
+        room = limit - most
+        seen = f"the prompt of task {task!r} has {most} tokens, which leaves {room} for answers of {settings.max_new_tokens}"
+        context.found("prompt-near-limit", "reset", f"{seen} ({_model(context)})")
+
+
+def _task_prompts(context: Context) -> Iterator[tuple[int, str]]:
+    for task in context.tasks[:MAX_PROMPTS]:
+        try:
+            yield len(context.codec.encode_prompt(task.prompt)), task.id
+        except EnvResultError as error:
+            context.found("template-refuses", "tasks", f"task {task.id!r}: {error}")
+            return
+
+
+def _model(context: Context) -> str:
+    return "of --model" if context.settings.model_given else "of the bundled tiny model"
+
+
+def _check_control(context: Context, played: Played) -> None:
+    """Text in messages must not spell control tokens; raw text must, where it follows a turn."""
+    if not played.raw_first and (found := context.codec.control_in(played.first)):
+        context.found("control-tokens", "reset", f"{found!r} in the first prompt of task {played.task.id!r}")
+    for turn in played.turns[:-1] if played.over else played.turns:
+        is_raw = isinstance(turn.result.observation, str)
+        found = context.codec.control_in(turn.text)
+        if is_raw and not found:
+            context.found("raw-observation", "step", f"{turn.text[:60]!r}")
+        elif not is_raw and found and found not in turn.action:
+            context.found("control-tokens", "step", f"{found!r} in {turn.text[:60]!r}")
+
+
+def _check_history(context: Context, played: Played) -> None:
+    """An observation that holds the one before it and the action between them, or three that grow."""
+    texts = [turn.text for turn in played.turns]
+    for before, turn, text in zip(texts, played.turns[1:], texts[1:], strict=False):
+        both = len(before) >= REPEATED_CHARS and before in text and len(turn.action) > 2 and turn.action in text
+        if both and turn.action not in before:
+            context.found(
+                "repeats-history", "step", f"an observation of {len(text)} characters holds the one before it and the answer to that"
+            )
+            return
+    for one, two, three in zip(texts, texts[1:], texts[2:], strict=False):
+        grows = len(one) >= REPEATED_CHARS and len(one) < len(two) < len(three) and two.startswith(one) and three.startswith(two)
+        if grows:
+            context.found(
+                "repeats-history",
+                "step",
+                f"observations of {len(one)}, {len(two)} and {len(three)} characters, each beginning with the one before",
+            )
+            return
+
+
+def _check_size(context: Context, played: Played) -> None:
+    limit = context.settings.max_model_len
+    for turn in played.turns:
+        echoed = played.policy in ("long", "copy") and re.sub(r"\W", "", turn.action[:50]) in re.sub(r"\W", "", turn.text)
+        if limit and not turn.opens and turn.num_tokens >= HUGE_SHARE * limit and not echoed:
+            context.found("observation-huge", "step", f"{turn.num_tokens} tokens of a context of {limit} ({_model(context)})")
+            return

@@ -1,0 +1,115 @@
+"""This process: its devices, its garbage collector, and the stacks of its threads and tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import linecache
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+
+def cuda_device_count() -> int:
+    """Number of NVIDIA devices this process may use; 0 without a driver.
+
+    Honours ``CUDA_VISIBLE_DEVICES``. Reads the driver's own listing, so nothing heavy is imported.
+    """
+    present = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")]))
+
+
+@cache
+def collect_rarely() -> None:
+    """Spare the garbage collector what was imported, and let it run less often; once per process.
+
+    With thousands of live episodes it otherwise looks through half a million objects of imported libraries again and again,
+    which stops everything for a third of a second at a time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
+
+
+MAX_FRAMES = 40
+MAX_NAMES = 8
+
+
+def describe_process(loops: Iterable[asyncio.AbstractEventLoop] = ()) -> str:
+    """The stacks of all threads, and of all unfinished tasks of some event loops; without values of variables.
+
+    Tasks with the same stack are shown once, with their number and a few of their names.
+
+    Args:
+        loops: Whose tasks to show.
+    """
+    parts = [f"process {os.getpid()}", _threads()]
+    parts += [_tasks(loop) for loop in loops if not loop.is_closed()]
+    return "\n".join(parts)
+
+
+def _threads() -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = {names.get(ident, f"thread {ident}"): _frames(_inner_last(frame)) for ident, frame in sys._current_frames().items()}
+    return "\n".join(f"thread {name}\n{stack}" for name, stack in sorted(stacks.items()))
+
+
+def _tasks(loop: asyncio.AbstractEventLoop) -> str:
+    same: dict[str, list[str]] = {}
+    for task in asyncio.all_tasks(loop):
+        same.setdefault(_frames(_awaiting(task.get_coro())), []).append(task.get_name())
+    blocks = [f"{_listed(sorted(names))}\n{stack}" for stack, names in sorted(same.items(), key=lambda item: (len(item[1]), item[1]))]
+    return "\n".join(blocks) or "no unfinished task"
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:MAX_NAMES])
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"task {shown}" if len(names) == 1 else f"{len(names)} tasks: {shown}{more}"
+
+
+def _awaiting(coroutine: Any) -> list[tuple[Any, int]]:
+    """Code and line of a suspended coroutine and of what it awaits, outermost first."""
+    found: list[tuple[Any, int]] = []
+    while coroutine is not None and len(found) < MAX_FRAMES:
+        frame = _first(coroutine, "cr_frame", "gi_frame", "ag_frame")
+        if isinstance(frame, FrameType):
+            found.append((frame.f_code, frame.f_lineno))
+        coroutine = _first(coroutine, "cr_await", "gi_yieldfrom", "ag_await") or _wrapped(coroutine)
+    return found
+
+
+def _wrapped(waiter: Any) -> Any:
+    """What stands between an ``async for`` and its generator names it nowhere, but refers to it."""
+    if not type(waiter).__name__.startswith("async_generator_"):
+        return None
+    return next((thing for thing in gc.get_referents(waiter) if hasattr(thing, "ag_frame")), None)
+
+
+def _first(thing: Any, *names: str) -> Any:
+    return next((value for name in names if (value := getattr(thing, name, None)) is not None), None)
+
+
+def _inner_last(frame: FrameType | None) -> list[tuple[Any, int]]:
+    found: list[tuple[Any, int]] = []
+    while frame is not None and len(found) < MAX_FRAMES:
+        found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _frames(places: list[tuple[Any, int]]) -> str:
+    lines = []
+    for code, line in places:
+        lines.append(f'  File "{code.co_filename}", line {line}, in {code.co_qualname}')
+        if text := linecache.getline(code.co_filename, line).strip():
+            lines.append(f"    {text}")
+    return "\n".join(lines) or "  (no Python frame)"

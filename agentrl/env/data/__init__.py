@@ -1,1 +1,0 @@
-"""Where tasks come from, and the order in which they are drawn."""

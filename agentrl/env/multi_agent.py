@@ -1,0 +1,91 @@
+"""Who plays in an environment: its agents by name, as the user's class says."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.core.errors import EnvLoadError
+from agentrl.env.openrlhf.agents import is_instance
+
+RESERVED = ("mean", "std", "unfiltered_mean")
+"""Names that would hide another metric of the form ``reward/<name>``."""
+
+_NAME = re.compile(r"[A-Za-z]\w*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiAgentSpec:
+    """The agents of an environment.
+
+    Attributes:
+        agents: Their names in order of rotation; the one agent of a single-agent environment is called "".
+        trained: Those that are trained.
+        env: File and class, for messages.
+        rendered: `reset` is given a prompt as the chat template renders it, as OpenRLHF's agents expect.
+    """
+
+    agents: tuple[str, ...] = ("",)
+    trained: frozenset[str] = frozenset({""})
+    env: str = ""
+    rendered: bool = False
+
+    @property
+    def several(self) -> bool:
+        """Whether the environment names its agents, be it only one."""
+        return self.agents != ("",)
+
+    def after(self, agent: str) -> str:
+        """Whose turn it is after `agent`, if the environment does not say."""
+        return self.agents[(self.agents.index(agent) + 1) % len(self.agents)]
+
+
+def named_agents(cls: type[Any]) -> tuple[str, ...]:
+    """The names in the class attribute `agents`; empty for a single-agent environment."""
+    return tuple(getattr(cls, "agents", ()) or ())
+
+
+def multi_agent_spec(cls: type[Any], source: str = "") -> MultiAgentSpec:
+    """The agents that a class names in `agents`, and of these `trained_agents`, or all of them.
+
+    Args:
+        cls: A class that passed `check_agents`.
+        source: The file it is defined in, for messages.
+    """
+    env = f"{os.path.basename(source)}: {cls.__name__}"
+    agents = named_agents(cls)
+    if not agents:
+        return MultiAgentSpec(env=env, rendered=is_instance(cls))
+    return MultiAgentSpec(
+        agents=agents, trained=frozenset(getattr(cls, "trained_agents", ()) or agents), env=env, rendered=is_instance(cls)
+    )
+
+
+def check_agents(flag: str, spec: str, cls: type[Any]) -> None:
+    """Check the class attributes `agents` and `trained_agents`.
+
+    Raises:
+        EnvLoadError: If they are no lists of distinct names, or an agent is trained that does not exist.
+    """
+    agents = _names(flag, spec, cls, "agents")
+    trained = _names(flag, spec, cls, "trained_agents")
+    for name in agents:
+        if not _NAME.fullmatch(name) or name in RESERVED:
+            remedy = f"Use letters, digits and underscores, and none of {', '.join(RESERVED)}."
+            raise EnvLoadError(flag, spec, f"{cls.__name__}.agents has {name!r}, which cannot be an agent's name", remedy)
+    unknown = [name for name in trained if name not in agents]
+    if unknown:
+        problem = f"{cls.__name__}.trained_agents has {unknown[0]!r}, which is none of its agents"
+        raise EnvLoadError(flag, spec, problem, f"Its agents are {', '.join(agents) or 'not named: set the class attribute agents'}.")
+
+
+def _names(flag: str, spec: str, cls: type[Any], attribute: str) -> tuple[str, ...]:
+    value = getattr(cls, attribute, ())
+    names = value if isinstance(value, Sequence) and not isinstance(value, str) else None
+    if names is None or not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
+        problem = f"{cls.__name__}.{attribute} = {value!r} is no list of distinct names"
+        raise EnvLoadError(flag, spec, problem, f'Write {attribute} = ("buyer", "seller"), for example.')
+    return tuple(names)

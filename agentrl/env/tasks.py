@@ -1,0 +1,329 @@
+"""Where tasks come from, and the order in which they are drawn; runs on the driver, loads no model library."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentrl.core.errors import ConfigError, DataError
+from agentrl.core.seeding import derive_seed
+from agentrl.core.types import Task
+from agentrl.env.load import AgentSpec
+from agentrl.env.prompts import PromptSet
+
+
+class TaskOrder:
+    """Epochs over a collection whose parts are drawn in given proportions.
+
+    Within an epoch no task comes twice. With one part, an epoch is the whole collection. With several, the next task comes
+    from the part that is furthest behind its share, so the proportions hold over any stretch of draws; an epoch ends when
+    one of the parts has been drawn completely. That part begins anew, in another order, and the others go on where they are.
+
+    Args:
+        sizes: Tasks in each part; part i holds the tasks after those of part i-1.
+        weights: Share of each part; only their proportions count.
+        seed: Seed of the run.
+        shuffle: Whether a part is put into a new order each time it begins.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float] = (1.0,), *, seed: int = 0, shuffle: bool = True) -> None:
+        total = sum(weights)
+        self._sizes, self._shares = tuple(sizes), tuple(weight / total for weight in weights)
+        self._starts = tuple(sum(sizes[:part]) for part in range(len(sizes)))
+        self._seed, self._shuffle = seed, shuffle
+        self._epoch, self._drawn = 0, [0] * len(sizes)
+
+    def epoch(self, number: int) -> list[int]:
+        """Indices of an epoch's tasks, in the order in which they are drawn.
+
+        Args:
+            number: Of the epoch, from 0. Far ones cost time in proportion to the draws before them if there are several parts.
+        """
+        if len(self._sizes) == 1:
+            return self._pass(0, number)
+        if number < self._epoch:
+            self._epoch, self._drawn = 0, [0] * len(self._sizes)
+        while self._epoch < number:
+            self._parts()
+            self._epoch += 1
+        before = tuple(self._drawn)
+        parts, self._epoch = self._parts(), self._epoch + 1
+        orders = [self._pass(part, drawn // size) for part, (drawn, size) in enumerate(zip(before, self._sizes, strict=True))]
+        places = [drawn % size for drawn, size in zip(before, self._sizes, strict=True)]
+        found: list[int] = []
+        for part in parts:
+            found.append(orders[part][places[part]])
+            places[part] += 1
+        return found
+
+    def _parts(self) -> list[int]:
+        """The parts that the next epoch's tasks come from; moves the cursor behind them."""
+        drawn, shares, sizes = self._drawn, self._shares, self._sizes
+        number, parts = sum(drawn), list[int]()
+        while True:
+            number += 1
+            part = max(range(len(sizes)), key=lambda index: number * shares[index] - drawn[index])
+            drawn[part] += 1
+            parts.append(part)
+            if drawn[part] % sizes[part] == 0:
+                return parts
+
+    def _pass(self, part: int, number: int) -> list[int]:
+        start = self._starts[part]
+        order = list(range(start, start + self._sizes[part]))
+        if self._shuffle:
+            more = (part,) if len(self._sizes) > 1 else ()
+            random.Random(derive_seed(self._seed, "tasks", number, *more)).shuffle(order)
+        return order
+
+
+def shares(count: int, weights: Sequence[float]) -> list[int]:
+    """Whole numbers in the proportions of `weights` that sum to `count`."""
+    exact = [count * weight / sum(weights) for weight in weights]
+    parts = [int(part) for part in exact]
+    by_rest = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
+    for index in by_rest[: count - sum(parts)]:
+        parts[index] += 1
+    return parts
+
+
+PEEK = 4096
+
+
+class TaskSource:
+    """Draws tasks for ever: epoch after epoch of a finite collection, or an endless iterable in its own order.
+
+    A collection is finite if it has a length, or is exhausted within 4,096 tasks; it is shuffled anew in each epoch.
+    Anything longer is taken in the order it comes, and from its beginning again should it end. Where the source stands is
+    its epoch and position, and `restore` enters it there: which task is drawn where depends on the seed alone.
+
+    Args:
+        load: Gives the tasks from their beginning, each time it is called.
+        origin: Where they come from, for messages.
+        seed: Seed of the run; with the epoch it decides the order.
+        shuffle: Whether finite collections are shuffled.
+        holdout: Tasks that are never drawn: of a finite collection some that the seed chooses, else the first ones.
+        mixture: Size and weight of each part of a finite collection whose parts are drawn in these proportions, see `TaskOrder`.
+
+    Raises:
+        DataError: If there is no task, or one is unusable.
+        ConfigError: If holding out so many leaves none to train on.
+
+    Attributes:
+        held_out: The tasks held out, in their own order.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Iterable[Task]],
+        *,
+        origin: str,
+        seed: int = 0,
+        shuffle: bool = True,
+        holdout: int = 0,
+        mixture: Sequence[tuple[int, float]] = (),
+    ) -> None:
+        self._load, self._origin, self._seed, self._shuffle = load, origin, seed, shuffle
+        self._holdout, self._mixture = holdout, mixture
+        self.held_out: list[Task] = []
+        self._epoch = self._position = 0
+        self._tasks: Sequence[Task] | None = None
+        self._order = TaskOrder(())
+        self._stream: Iterator[Task] = iter(())
+        self._begin()
+
+    @classmethod
+    def from_agent(cls, agent: AgentSpec, *, seed: int = 0, shuffle: bool = True, holdout: int = 0) -> TaskSource:
+        """Draw from the environment's own ``tasks``.
+
+        Raises:
+            ConfigError: If it has none.
+            DataError: If calling it fails, or a task is unusable.
+        """
+        origin = f"{agent.source}: {agent.name}.tasks"
+
+        def load() -> Iterable[Task]:
+            tasks = own_tasks(agent, "tasks")
+            if tasks is None:
+                problem = f"is not given, and {agent.name} has no tasks of its own"
+                raise ConfigError("--prompts", "", problem, f"Name a data set, or add a classmethod tasks() to {agent.name}.")
+            return tasks
+
+        return cls(load, origin=origin, seed=seed, shuffle=shuffle, holdout=holdout)
+
+    @classmethod
+    def from_prompts(
+        cls, parts: Sequence[PromptSet], *, weights: Sequence[float] = (), seed: int = 0, shuffle: bool = True, holdout: int = 0
+    ) -> TaskSource:
+        """Draw from data sets.
+
+        Args:
+            parts: What `read_prompts` gave.
+            weights: In which proportions to draw from them; empty: they are one collection.
+            seed: Seed of the run.
+            shuffle: Whether to shuffle.
+            holdout: Tasks that are never drawn.
+
+        Raises:
+            DataError: If a task is unusable.
+        """
+        tasks = [task for part in parts for task in part.tasks]
+        mixture = [(len(part.tasks), weight) for part, weight in zip(parts, weights, strict=True)] if weights else ()
+        origin = ", ".join(part.name for part in parts)
+        return cls(lambda: tasks, origin=origin, seed=seed, shuffle=shuffle, holdout=holdout, mixture=mixture)
+
+    @property
+    def num_tasks(self) -> int | None:
+        """Tasks there are to train on, `None` if not known."""
+        return len(self._tasks) if self._tasks is not None else None
+
+    def draw(self) -> Task:
+        """The next task, with its place in the order filled in.
+
+        Raises:
+            DataError: If the iterable fails or gives something that is not a task.
+        """
+        task = self._next()
+        if task is None:
+            self._epoch, self._position = self._epoch + 1, 0
+            self._begin()
+            task = self._next()
+        if task is None:
+            raise DataError("tasks", self._origin, "gave no task the second time", "Return a list, or a new iterator on each call.")
+        self._position += 1
+        return replace(task, position=self._position - 1, epoch=self._epoch)
+
+    def first(self, count: int) -> list[Task]:
+        """Up to `count` tasks from the beginning, in their own order, without drawing them."""
+        tasks = self._tasks if self._tasks is not None else itertools.islice(checked(self._load(), self._origin), self._holdout, None)
+        return list(itertools.islice(tasks, count))
+
+    def state(self) -> dict[str, int]:
+        """The cursor: what `restore` needs to draw the same tasks from here on."""
+        return {"epoch": self._epoch, "position": self._position}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Continue where `state` was taken; an endless iterable is read again up to there."""
+        self._epoch, self._position = int(state["epoch"]), int(state["position"])
+        self._begin()
+
+    def __iter__(self) -> Iterator[Task]:
+        return self
+
+    def __next__(self) -> Task:
+        return self.draw()
+
+    def _next(self) -> Task | None:
+        return next(self._stream, None)
+
+    def _begin(self) -> None:
+        """Start the current epoch at the current position."""
+        if self._tasks is None:
+            self._read()
+        if self._tasks is not None:
+            tasks = self._tasks
+            self._stream = (tasks[index] for index in self._order.epoch(self._epoch))
+        skipped = sum(1 for _ in itertools.islice(self._stream, self._position))
+        if skipped < self._position:
+            problem = f"has only {skipped} tasks in epoch {self._epoch}, the cursor is at {self._position}"
+            raise DataError("tasks", self._origin, problem, "Resume with the tasks that the run began with.")
+
+    def _read(self) -> None:
+        loaded = self._load()
+        stream = checked(loaded, self._origin)
+        limit = PEEK + self._holdout
+        head = list(stream) if isinstance(loaded, Sequence) else list(itertools.islice(stream, limit))
+        if not head:
+            raise DataError("tasks", self._origin, "holds no task", "Give at least one.")
+        if isinstance(loaded, Sequence) or len(head) < limit:
+            self._tasks = self._hold_out(unique(head, self._origin))
+        else:
+            self.held_out = head[: self._holdout]
+            self._stream = itertools.chain(head[self._holdout :], stream)
+
+    def _hold_out(self, tasks: list[Task]) -> list[Task]:
+        """The tasks to train on; the others are taken from each part by its weight."""
+        sizes, weights = zip(*self._mixture or [(len(tasks), 1.0)], strict=True)
+        held = shares(self._holdout, weights)
+        if any(count >= size for count, size in zip(held, sizes, strict=True)):
+            problem = f"leaves nothing to train on of {' + '.join(map(str, sizes))} tasks ({self._origin})"
+            raise ConfigError("--eval-size", self._holdout, problem, "Lower it, or name other tasks with --eval-prompts.")
+        chosen: set[int] = set()
+        for part, (count, size) in enumerate(zip(held, sizes, strict=True)):
+            start = sum(sizes[:part])
+            chosen.update(random.Random(derive_seed(self._seed, "eval", part)).sample(range(start, start + size), count))
+        left = [size - count for size, count in zip(sizes, held, strict=True)]
+        self._order = TaskOrder(left, weights, seed=self._seed, shuffle=self._shuffle)
+        self.held_out = [tasks[index] for index in sorted(chosen)]
+        return [task for index, task in enumerate(tasks) if index not in chosen]
+
+
+def own_tasks(agent: AgentSpec, method: str) -> Iterable[Task] | None:
+    """What the environment's ``tasks`` or ``eval_tasks`` gives; `None` if there is no such method or it gives `None`.
+
+    Raises:
+        DataError: If calling it fails, or it gives something else.
+    """
+    tasks = getattr(agent.load(), method, None)
+    origin = f"{agent.source}: {agent.name}.{method}"
+    try:
+        loaded = tasks() if callable(tasks) else tasks
+    except Exception as error:
+        lines = traceback.format_exception(error)
+        remedy = "Make it a @classmethod." if isinstance(error, TypeError) and "self" in str(error) else "".join(lines)[-2000:]
+        raise DataError(method, origin, f"raised {type(error).__name__}: {error}", remedy) from error
+    if loaded is not None and not isinstance(loaded, Iterable):
+        raise DataError(method, origin, f"gave a {type(loaded).__name__}", "Return a list of Task, or yield them.")
+    return loaded
+
+
+def checked(tasks: Iterable[Task], origin: str) -> Iterator[Task]:
+    """Each task checked, and named by its place if it has no id.
+
+    Raises:
+        DataError: If the iterable fails or gives something that is not a task; `origin` says where it came from.
+    """
+    iterator = iter(tasks)
+    for index in itertools.count():
+        try:
+            task = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise DataError("tasks", origin, f"raised {type(error).__name__}: {error} at task {index}", "") from error
+        if not isinstance(task, Task):
+            raise DataError(f"tasks[{index}]", task, f"is a {type(task).__name__}, not a Task ({origin})", "Wrap it: Task(prompt, label).")
+        _check_prompt(task.prompt, f"tasks[{index}].prompt", origin)
+        yield task if task.id else replace(task, id=str(index))
+
+
+def _check_prompt(prompt: Any, field: str, origin: str) -> None:
+    if isinstance(prompt, str):
+        good = bool(prompt)
+    else:
+        good = (
+            isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in prompt)
+        )
+    if not good:
+        shown = repr(prompt)[:80]
+        raise DataError(field, shown, f"is neither text nor a list of messages with role and content ({origin})", "")
+
+
+def unique(tasks: list[Task], origin: str) -> list[Task]:
+    """The same tasks.
+
+    Raises:
+        DataError: If two have the same id.
+    """
+    seen: dict[str, int] = {}
+    for index, task in enumerate(tasks):
+        if task.id in seen:
+            raise DataError(
+                f"tasks[{index}].id", task.id, f"is also the id of task {seen[task.id]} ({origin})", "Leave ids out to number them."
+            )
+        seen[task.id] = index
+    return tasks

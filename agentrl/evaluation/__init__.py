@@ -1,0 +1,1 @@
+"""Models measured on tasks: during training, alone, and against each other."""

@@ -1,0 +1,277 @@
+"""What the episodes of an evaluation say about a model, alone and next to another one.
+
+Every figure is a mean over tasks of a mean over a task's episodes. An episode that failed has no reward: it is counted,
+and left out; a task all of whose episodes failed is left out whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+from agentrl.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, useful_k
+
+REWARD, SCORE, PASS = "reward", "score", "pass@"
+EQUAL_WITHIN = 1e-9
+MAX_CAUSES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeOutcome:
+    """An episode that ended properly.
+
+    Attributes:
+        reward: Its total.
+        score: Success in 0..1; `None` if the environment gave none.
+        tokens: Tokens sampled.
+        turns: Turns of the model.
+        truncated: Whether a budget ended it.
+    """
+
+    reward: float
+    score: float | None
+    tokens: int
+    turns: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOutcome:
+    """The episodes of one task.
+
+    Attributes:
+        task_id: The task's name; the same task has the same name in every evaluation.
+        kind: What sort of task it is; "" if not known.
+        episodes: Those that ended properly.
+        failures: What went wrong in each of the others.
+        agents: Of an environment of several agents, what each did in those episodes.
+    """
+
+    task_id: str
+    kind: str = ""
+    episodes: tuple[EpisodeOutcome, ...] = ()
+    failures: tuple[str, ...] = ()
+    agents: Mapping[str, tuple[EpisodeOutcome, ...]] = field(default_factory=dict)
+
+    def values(self, solved_at: float) -> dict[str, float]:
+        """Reward, score and pass@k of this task, as far as its episodes allow.
+
+        Args:
+            solved_at: Score from which an episode counts as solved.
+        """
+        if not self.episodes:
+            return {}
+        values = {REWARD: fmean(episode.reward for episode in self.episodes)}
+        scores = [episode.score for episode in self.episodes if episode.score is not None]
+        if scores:
+            solved = sum(score >= solved_at - EQUAL_WITHIN for score in scores)
+            passes = {f"{PASS}{k}": pass_at_k(len(scores), solved, k) for k in useful_k(len(scores))}
+            values |= {SCORE: fmean(scores), **passes}
+        return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """One model on a set of tasks.
+
+    Attributes:
+        tasks: Tasks with at least one episode that ended properly.
+        episodes: Episodes that ended properly.
+        failed_tasks: Names of the tasks of which no episode did; they are in no mean.
+        failed_episodes: Episodes that failed, in all tasks.
+        causes: The most frequent causes and how often each was seen.
+        overall: ``reward``, ``score``, ``pass@1``, ... over all tasks.
+        by_kind: The same for each kind of task; empty if there is one kind only.
+        by_agent: The same for each agent, if there are several.
+        tokens: Sampled tokens per episode.
+        turns: Turns per episode.
+        truncated: Share of episodes that a budget ended.
+    """
+
+    tasks: int
+    episodes: int
+    failed_tasks: tuple[str, ...]
+    failed_episodes: int
+    causes: Mapping[str, int]
+    overall: Mapping[str, Estimate]
+    by_kind: Mapping[str, Mapping[str, Estimate]]
+    by_agent: Mapping[str, Mapping[str, Estimate]]
+    tokens: float
+    turns: float
+    truncated: float
+
+    def metrics(self) -> dict[str, float]:
+        """Every figure under a flat name, such as ``reward``, ``reward_low``, ``reward/hard``; what is not known is left out."""
+        values = {
+            "tasks": float(self.tasks),
+            "episodes": float(self.episodes),
+            "failed_tasks": float(len(self.failed_tasks)),
+            "failed_episodes": float(self.failed_episodes),
+        }
+        for name, estimate in self.overall.items():
+            values[name] = estimate.value
+            if estimate.low is not None and estimate.high is not None:
+                values |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+        values |= {f"{name}/{kind}": e.value for kind, estimates in self.by_kind.items() for name, e in estimates.items()}
+        values |= {f"{name}/agent/{agent}": e.value for agent, estimates in self.by_agent.items() for name, e in estimates.items()}
+        if self.episodes:
+            values |= {"tokens_mean": self.tokens, "turns_mean": self.turns, "truncated": self.truncated}
+        return values
+
+    def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
+        return asdict(self)
+
+
+def assess(outcomes: Sequence[TaskOutcome], *, solved_at: float = 1.0, seed: int = 0) -> Assessment:
+    """Sum up an evaluation.
+
+    Args:
+        outcomes: One per task.
+        solved_at: Score from which an episode counts as solved.
+        seed: Of the intervals.
+    """
+    usable = [outcome for outcome in outcomes if outcome.episodes]
+    episodes = [episode for outcome in usable for episode in outcome.episodes]
+    kinds = sorted({outcome.kind for outcome in usable})
+    parts = {kind: [outcome for outcome in usable if outcome.kind == kind] for kind in kinds} if len(kinds) > 1 else {}
+    failures = Counter(message for outcome in outcomes for message in outcome.failures)
+    return Assessment(
+        tasks=len(usable),
+        episodes=len(episodes),
+        failed_tasks=tuple(outcome.task_id for outcome in outcomes if not outcome.episodes),
+        failed_episodes=failures.total(),
+        causes=dict(failures.most_common(MAX_CAUSES)),
+        overall=_estimates(usable, solved_at, seed),
+        by_kind={kind or "other": _estimates(part, solved_at, seed) for kind, part in parts.items()},
+        by_agent={agent: _estimates(_of_agent(usable, agent), solved_at, seed) for agent in _agents(usable)},
+        tokens=_mean(episode.tokens for episode in episodes),
+        turns=_mean(episode.turns for episode in episodes),
+        truncated=_mean(episode.truncated for episode in episodes),
+    )
+
+
+def _agents(outcomes: Sequence[TaskOutcome]) -> list[str]:
+    """Names of all agents, where there are several."""
+    return sorted({agent for outcome in outcomes for agent in outcome.agents})
+
+
+def _of_agent(outcomes: Sequence[TaskOutcome], agent: str) -> list[TaskOutcome]:
+    return [TaskOutcome(task_id=outcome.task_id, kind=outcome.kind, episodes=outcome.agents.get(agent, ())) for outcome in outcomes]
+
+
+def _estimates(outcomes: Sequence[TaskOutcome], solved_at: float, seed: int) -> dict[str, Estimate]:
+    values = [outcome.values(solved_at) for outcome in outcomes]
+    names = sorted({name for row in values for name in row}, key=_order)
+    return {name: bootstrap_mean([row[name] for row in values if name in row], seed=seed) for name in names}
+
+
+def _order(name: str) -> tuple[int, int]:
+    if name.startswith(PASS):
+        return 2, int(name.removeprefix(PASS))
+    return (REWARD, SCORE).index(name), 0
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return fmean(listed) if listed else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How much better one model is than another in one figure, over the tasks that both have.
+
+    Attributes:
+        baseline: Mean of the other model.
+        model: Mean of the model.
+        difference: Mean of the tasks' differences, with its interval.
+        better: Share of tasks in which the model does better.
+        worse: Share in which it does worse.
+    """
+
+    baseline: float
+    model: float
+    difference: Estimate
+    better: float
+    worse: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval excludes 0."""
+        low, high = self.difference.low, self.difference.high
+        return low is not None and high is not None and (low > 0 or high < 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two models on the same tasks.
+
+    Attributes:
+        tasks: Tasks that both have.
+        unpaired: Tasks that only one of them has, because all episodes of the other failed.
+        overall: Difference by figure.
+        by_kind: The same for each kind of task; empty if there is one kind only.
+        by_agent: The same for each agent, if there are several.
+    """
+
+    tasks: int
+    unpaired: int
+    overall: Mapping[str, Difference]
+    by_kind: Mapping[str, Mapping[str, Difference]]
+    by_agent: Mapping[str, Mapping[str, Difference]]
+
+    def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
+        return asdict(self)
+
+
+def compare(model: Sequence[TaskOutcome], baseline: Sequence[TaskOutcome], *, solved_at: float = 1.0, seed: int = 0) -> Comparison:
+    """Set two evaluations on the same tasks against each other, task by task.
+
+    What makes tasks differ from one another cancels out, so the interval is narrower than two separate ones suggest.
+
+    Args:
+        model: Outcomes of the model in question.
+        baseline: Outcomes of the model it is compared with.
+        solved_at: Score from which an episode counts as solved.
+        seed: Of the intervals.
+    """
+    others = {outcome.task_id: outcome for outcome in baseline if outcome.episodes}
+    usable = [outcome for outcome in model if outcome.episodes]
+    pairs = [(outcome, others[outcome.task_id]) for outcome in usable if outcome.task_id in others]
+    kinds = sorted({outcome.kind for outcome, _ in pairs})
+    parts = {kind: [pair for pair in pairs if pair[0].kind == kind] for kind in kinds} if len(kinds) > 1 else {}
+    return Comparison(
+        tasks=len(pairs),
+        unpaired=len(usable) + len(others) - 2 * len(pairs),
+        overall=_differences(pairs, solved_at, seed),
+        by_kind={kind or "other": _differences(part, solved_at, seed) for kind, part in parts.items()},
+        by_agent={agent: _differences(_pairs_of(pairs, agent), solved_at, seed) for agent in _agents([one for one, _ in pairs])},
+    )
+
+
+def _pairs_of(pairs: Sequence[tuple[TaskOutcome, TaskOutcome]], agent: str) -> list[tuple[TaskOutcome, TaskOutcome]]:
+    model, baseline = (_of_agent(side, agent) for side in zip(*pairs, strict=True))
+    return list(zip(model, baseline, strict=True))
+
+
+def _differences(pairs: Sequence[tuple[TaskOutcome, TaskOutcome]], solved_at: float, seed: int) -> dict[str, Difference]:
+    values = [(outcome.values(solved_at), other.values(solved_at)) for outcome, other in pairs]
+    names = sorted({name for mine, other in values for name in mine.keys() & other.keys()}, key=_order)
+    return {
+        name: _difference([(mine[name], other[name]) for mine, other in values if name in mine and name in other], seed) for name in names
+    }
+
+
+def _difference(pairs: Sequence[tuple[float, float]], seed: int) -> Difference:
+    gains = [mine - other for mine, other in pairs]
+    return Difference(
+        baseline=fmean(other for _, other in pairs),
+        model=fmean(mine for mine, _ in pairs),
+        difference=bootstrap_mean(gains, seed=seed),
+        better=fmean(gain > EQUAL_WITHIN for gain in gains),
+        worse=fmean(gain < -EQUAL_WITHIN for gain in gains),
+    )

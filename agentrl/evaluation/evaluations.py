@@ -1,0 +1,364 @@
+"""Playing tasks to see how good a model is, on the same workers and the same rollout code as training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import anyio
+import anyio.lowlevel
+
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ConfigError, TooManyFailuresError, WeightSyncError
+from agentrl.core.protocols import Learner
+from agentrl.core.seeding import derive_seed
+from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.core.types import EvalSampling, Status, Task, Ticket
+from agentrl.env.load import AgentSpec
+from agentrl.evaluation.assessment import Assessment, EpisodeOutcome, TaskOutcome, assess
+from agentrl.evaluation.best import BestModel
+from agentrl.evaluation.report import EvaluationLog, evaluation_line
+from agentrl.flow.driver import first_cause
+from agentrl.flow.stall import StallReport, WaitTracker, watch_for_stall
+from agentrl.flow.state import SafePoint
+from agentrl.rollout.pool import RolloutPool
+from agentrl.rollout.tasks import eval_tasks
+from agentrl.track.tracker import RunTracker
+
+KIND_KEYS = ("kind", "source")
+"""Metadata that say the kind of a task if no key is named."""
+
+MAX_CAUSE_CHARS = 300
+
+OnGroup = Callable[[GroupSummary, int, int], None]
+"""Told of every task that is done: its group, how many are done, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSettings:
+    """How a model is evaluated.
+
+    Attributes:
+        num_samples: Episodes per task.
+        seed: Seed of sampling, environments and intervals; every evaluation with it draws the same numbers.
+        temperature: 0 takes the most likely token each time; `None` is the temperature of training.
+        by: Key of the tasks' metadata that tells kinds apart; empty looks for ``kind``, then ``source``.
+        solved_at: Score from which an episode counts as solved.
+        live_episodes: Episodes under way at once, at least one task's.
+        record: Episodes per task to render as JSON records.
+        stall_timeout_s: Longest time in which no task is done.
+    """
+
+    num_samples: int = 4
+    seed: int = 0
+    temperature: float | None = None
+    by: str = ""
+    solved_at: float = 1.0
+    live_episodes: int = 256
+    record: int = 0
+    stall_timeout_s: float = 600.0
+
+
+async def evaluate(
+    pool: RolloutPool,
+    tasks: Sequence[Task],
+    settings: EvalSettings,
+    *,
+    version: int,
+    name: str = "eval",
+    on_group: OnGroup | None = None,
+    report: StallReport | None = None,
+    supervise: bool = False,
+) -> list[TaskOutcome]:
+    """Play every task and tell what came of it.
+
+    Consumes nothing of a run that trains on the same workers: no slot, no task, no random number. Produces one outcome per
+    task, in their order. Waits for the workers. Unblocked by them, or by the stall time-out.
+
+    Args:
+        pool: Started workers whose weights are `version`, and stay so until this returns.
+        tasks: With ids that differ.
+        settings: How.
+        version: The weights to be measured.
+        name: What the ids of the trajectories begin with.
+        on_group: Told of every task that is done.
+        report: Writes down what every process does when nothing progresses.
+        supervise: Whether to look after the workers meanwhile; in a training run somebody does.
+
+    Raises:
+        WeightSyncError: If a token was sampled by other weights.
+        StallError: If nothing is done for too long.
+        Exception: The first error of a worker that is no failure of an episode.
+    """
+    playing = _Playing(pool, settings, version, name, len(tasks), on_group)
+    failure: BaseException | None = None
+    try:
+        await playing.run(tasks, report, supervise)
+    except BaseExceptionGroup as group:
+        failure = first_cause(group)
+    if failure is not None:  # raised out here, so that its own cause and context stay what they are
+        raise failure
+    return [playing.outcomes[index] for index in range(len(tasks))]
+
+
+class _Playing:
+    """The tasks of one evaluation, side by side."""
+
+    def __init__(
+        self, pool: RolloutPool, settings: EvalSettings, version: int, name: str, num_tasks: int, on_group: OnGroup | None
+    ) -> None:
+        self._pool, self._settings, self._version, self._num_tasks, self._on_group = pool, settings, version, num_tasks, on_group
+        self._trial = EvalSampling(name=name, seed=derive_seed(settings.seed, "eval"), temperature=settings.temperature)
+        self._limiter = anyio.CapacityLimiter(max(1, settings.live_episodes // settings.num_samples))
+        self._clock = asyncio.get_running_loop().time
+        self._board = WaitTracker(self._clock)
+        self.outcomes: dict[int, TaskOutcome] = {}
+
+    async def run(self, tasks: Sequence[Task], report: StallReport | None, supervise: bool) -> None:
+        """Play all of them."""
+        self._board.waiting("evaluation", f"{len(tasks)} tasks with version {self._version}")
+        async with anyio.create_task_group() as watch:
+            watch.start_soon(watch_for_stall, self._board, self._settings.stall_timeout_s, self._describe, self._clock, report)
+            if supervise:
+                watch.start_soon(self._pool.supervise)
+                await anyio.lowlevel.checkpoint()  # it is at work before the first group is
+            async with anyio.create_task_group() as groups:
+                for index, task in enumerate(tasks):
+                    groups.start_soon(self._play, index, task, name=f"{self._trial.name} task {index}")
+            watch.cancel_scope.cancel()
+
+    async def _play(self, index: int, task: Task) -> None:
+        settings, version = self._settings, self._version
+        async with self._limiter:
+            ticket = Ticket(
+                group_id=index,
+                task=task,
+                num_samples=settings.num_samples,
+                version=version,
+                record=settings.record,
+                eval_sampling=self._trial,
+            )
+            summary, _ = await self._pool.run_group(ticket)
+        if summary.versions not in (None, (version, version)):
+            raise WeightSyncError(f"version {version} was to be evaluated, but task {task.id!r} was sampled by versions {summary.versions}")
+        self.outcomes[index] = outcome_of(task, summary, settings.by)
+        self._board.progress()
+        if self._on_group is not None:
+            self._on_group(summary, len(self.outcomes), self._num_tasks)
+
+    def _describe(self) -> str:
+        return f"  tasks done: {len(self.outcomes)}"
+
+
+def outcome_of(task: Task, summary: GroupSummary, by: str = "") -> TaskOutcome:
+    """What the group of a task says, by episode; one of several agents has the mean of those that are trained."""
+    ended = [episode for episode in summary.episodes if _ended(episode)]
+    failed = [episode[0] for episode in summary.episodes if not _ended(episode)]
+    return TaskOutcome(
+        task_id=task.id,
+        kind=kind_of(task, by),
+        episodes=tuple(map(_outcome, ended)),
+        agents=_by_agent(ended),
+        failures=tuple(f"{member.status}: {member.error or 'nothing was sampled'}"[:MAX_CAUSE_CHARS] for member in failed),
+    )
+
+
+def _ended(episode: Sequence[MemberSummary]) -> bool:
+    return any(member.trainable for member in episode)
+
+
+def _by_agent(episodes: Sequence[Sequence[MemberSummary]]) -> dict[str, tuple[EpisodeOutcome, ...]]:
+    """What each agent did, where there are several."""
+    names = sorted({member.agent for episode in episodes for member in episode if member.trainable})
+    own = {name: [[member for member in episode if member.agent == name] for episode in episodes] for name in names}
+    if len(names) < 2:
+        return {}
+    return {name: tuple(_outcome(members) for members in played if _ended(members)) for name, played in own.items()}
+
+
+def _outcome(episode: Sequence[MemberSummary]) -> EpisodeOutcome:
+    members = [member for member in episode if member.trainable]
+    scores = [member.score for member in members if member.score is not None]
+    return EpisodeOutcome(
+        reward=fmean(member.reward or 0.0 for member in members),
+        score=fmean(scores) if scores else None,
+        tokens=sum(member.num_tokens for member in members),
+        turns=sum(member.num_turns for member in members),
+        truncated=any(member.truncated or member.status is Status.TRUNCATED for member in members),
+    )
+
+
+def kind_of(task: Task, by: str = "") -> str:
+    """The kind of a task: what its metadata hold under `by`, or else under the first of `KIND_KEYS` they have."""
+    keys = (by,) if by else KIND_KEYS
+    return next((str(task.metadata[key]) for key in keys if key in task.metadata), "")
+
+
+class Evaluations:
+    """Evaluates a run's model every few steps; a hook for `agentrl.flow.train`.
+
+    The learner waits meanwhile, so the weights that were published last stay what they are, and the best model can be saved.
+    Groups to train on go on beside it; their slots bound their staleness as always.
+
+    Args:
+        pool: The run's workers.
+        tasks: The same every time.
+        settings: The same every time, seed included, so that steps differ by their weights alone.
+        every: Steps between two evaluations; 0: none.
+        num_steps: Steps of the run; the last has an evaluation in any case, if any has.
+        best: Keeps the best model.
+        max_failure_rate: Share of the episodes that may fail.
+        on_result: Told of every result, with the steps done and the seconds it took.
+        on_stage: Told that an evaluation begins.
+        report: Writes down what every process does when nothing progresses.
+    """
+
+    def __init__(
+        self,
+        pool: RolloutPool,
+        tasks: Sequence[Task],
+        settings: EvalSettings,
+        *,
+        every: int,
+        num_steps: int,
+        best: BestModel | None = None,
+        max_failure_rate: float = 0.5,
+        on_result: Callable[[int, Assessment, float], None] = lambda step, assessment, seconds: None,
+        on_stage: Callable[[str], None] = lambda name: None,
+        report: StallReport | None = None,
+    ) -> None:
+        self._pool, self._tasks, self._settings, self._best = pool, tasks, settings, best
+        self._every, self._num_steps, self._max_failure_rate = every, num_steps, max_failure_rate
+        self._on_result, self._on_stage, self._report = on_result, on_stage, report
+
+    def due(self, step: int) -> bool:
+        """Whether there is an evaluation after `step` steps."""
+        return bool(self._every) and (step % self._every == 0 or step == self._num_steps)
+
+    async def __call__(self, point: SafePoint) -> Mapping[str, float]:
+        """Evaluate if it is time to.
+
+        Returns:
+            The figures as ``eval/...``; empty if it is not.
+        """
+        if not self.due(point.step):
+            return {}
+        await point.until_live()
+        return await self.evaluate(point.step, lambda summary, done, total: point.progress())
+
+    async def evaluate(self, step: int, on_group: OnGroup | None = None) -> dict[str, float]:
+        """Evaluate the weights of `step`, which are live and stay so.
+
+        Raises:
+            TooManyFailuresError: If too many episodes failed to say anything.
+        """
+        self._on_stage(f"evaluating step {step} on {len(self._tasks)} tasks")
+        clock = asyncio.get_running_loop().time
+        begin = clock()
+        outcomes = await evaluate(
+            self._pool, self._tasks, self._settings, version=step, name=f"eval-{step}", on_group=on_group, report=self._report
+        )
+        seconds = clock() - begin
+        check_failures(outcomes, self._max_failure_rate)
+        assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.solved_at, seed=self._settings.seed)
+        self._on_result(step, assessment, seconds)
+        metrics = {f"eval/{name}": value for name, value in assessment.metrics().items()} | {"eval/seconds": seconds}
+        return metrics | await self._keep(step, metrics)
+
+    async def _keep(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        if self._best is None:
+            return {}
+        await self._best.consider(step, metrics)
+        best = self._best.best
+        return {} if best is None else {"eval/best": best.value, "eval/best_step": float(best.step)}
+
+
+def check_failures(outcomes: Sequence[TaskOutcome], max_failure_rate: float) -> None:
+    """Refuse an evaluation that says next to nothing.
+
+    Raises:
+        TooManyFailuresError: If a larger share of the episodes failed, or all did.
+    """
+    causes = Counter(message for outcome in outcomes for message in outcome.failures)
+    ended = sum(len(outcome.episodes) for outcome in outcomes)
+    if not causes or (ended and causes.total() <= max_failure_rate * (ended + causes.total())):
+        return
+    listed = "\n".join(f"  {count} x {message}" for message, count in causes.most_common(5))
+    raise TooManyFailuresError(
+        f"{causes.total()} of {ended + causes.total()} episodes of the evaluation failed (--max-failure-rate {max_failure_rate:g}). "
+        f"Most frequent causes:\n{listed}"
+    )
+
+
+def is_evaluated(config: TrainConfig) -> bool:
+    """Whether the run is evaluated at all."""
+    return bool(config.eval.eval_every) or config.eval.eval_at_start
+
+
+def eval_settings(config: TrainConfig) -> EvalSettings:
+    """How models are evaluated."""
+    measured = config.eval
+    return EvalSettings(
+        num_samples=measured.eval_samples,
+        seed=config.run.seed,
+        temperature=measured.eval_temperature,
+        by=measured.eval_by,
+        solved_at=measured.eval_pass_score,
+        live_episodes=config.engine.num_engines * config.engine.max_num_seqs,
+        stall_timeout_s=config.run.stall_timeout_s,
+    )
+
+
+def run_eval_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
+    """The tasks that a run is evaluated on; none if it is not evaluated.
+
+    Raises:
+        ConfigError: If there are none or they cannot be used, or none is of the kind that ``--keep-best`` names.
+    """
+    if not is_evaluated(config):
+        return []
+    tasks = eval_tasks(config, agent)
+    *_, kind = [*config.eval.keep_best.split("/", 2), ""][:3]
+    kinds = {kind_of(task, config.eval.eval_by) or "other" for task in tasks}
+    if kind and (kind not in kinds or len(kinds) < 2):
+        known = f"Its kinds are {', '.join(sorted(kinds))}." if len(kinds) > 1 else "All tasks are of one kind; see --eval-by."
+        raise ConfigError("--keep-best", config.eval.keep_best, f"there is no task of kind {kind!r}", known)
+    return tasks
+
+
+def record_evaluation(tracker: RunTracker, run_dir: Path | None, step: int, assessment: Assessment, seconds: float) -> None:
+    """Append an evaluation of the weights of `step` to ``evaluations.jsonl`` in the run directory, and show it."""
+    if run_dir is not None:
+        EvaluationLog(run_dir / "evaluations.jsonl").write(step, assessment, seconds)
+    tracker.on_evaluation(step, evaluation_line(assessment))
+
+
+def open_evaluations(
+    config: TrainConfig,
+    tasks: Sequence[Task],
+    pool: RolloutPool,
+    learner: Learner,
+    tracker: RunTracker,
+    *,
+    resumed: bool,
+    report: StallReport | None = None,
+) -> Evaluations:
+    """The evaluations of a run; none is ever due without tasks."""
+    measured, run_dir = config.eval, config.run.run_dir
+    return Evaluations(
+        pool,
+        tasks,
+        eval_settings(config),
+        every=measured.eval_every if tasks else 0,
+        num_steps=config.run.num_steps,
+        best=BestModel(run_dir, learner, measured.keep_best, resumed=resumed) if measured.keep_best and run_dir is not None else None,
+        max_failure_rate=config.flow.max_failure_rate,
+        on_result=partial(record_evaluation, tracker, run_dir),
+        on_stage=tracker.on_stage,
+        report=report,
+    )

@@ -1,0 +1,172 @@
+"""What ``agentrl eval`` shows: how far it is, and in the end a table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.evaluation.assessment import Assessment, Comparison, Difference
+from agentrl.evaluation.statistics import Estimate
+from agentrl.track.jsonl import JsonLines, encode
+from agentrl.track.text import duration, number, percent
+
+
+class EvaluationLog:
+    """Appends every evaluation of a run with its intervals, kinds and failures; the file is made with the first.
+
+    Args:
+        path: File to append to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, step: int, assessment: Assessment, seconds: float) -> None:
+        """Append the evaluation of the weights of `step`."""
+        lines = JsonLines(self._path)
+        lines.write(encode({"step": step, "seconds": seconds, **assessment.to_json()}))
+        lines.close()
+
+
+def evaluation_line(assessment: Assessment) -> str:
+    """An evaluation in one line; names of equal figures share one."""
+    names: dict[str, list[str]] = {}
+    for name, estimate in assessment.overall.items():
+        names.setdefault(estimate_text(estimate), []).append(name)
+    figures = ", ".join(f"{' = '.join(equal)} {text}" for text, equal in names.items())
+    return f"{figures or 'nothing measured'}; {assessment.tasks} tasks{failure_text(assessment)}"
+
+
+def estimate_text(estimate: Estimate) -> str:
+    """A mean and its interval: ``0.512 (0.471 to 0.553)``."""
+    if estimate.low is None or estimate.high is None:
+        return number(estimate.value)
+    return f"{number(estimate.value)} ({number(estimate.low)} to {number(estimate.high)})"
+
+
+def failure_text(assessment: Assessment) -> str:
+    """What is missing from an evaluation, beginning with a comma; empty if nothing is."""
+    if not assessment.failed_episodes:
+        return ""
+    cause, _ = next(iter(assessment.causes.items()))
+    tasks = f", {len(assessment.failed_tasks)} more failed" if assessment.failed_tasks else ""
+    return f"{tasks}; {assessment.failed_episodes} episodes failed, most often with {cause}"
+
+
+Figure = TypeVar("Figure", Estimate, Difference)
+
+LINE_EVERY_S = 5.0
+
+
+class EvalProgress:
+    """Stages and finished tasks: a bar in a terminal, now and then a line elsewhere.
+
+    Args:
+        console: Where to show them.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock, self._started_s = console, clock, clock()
+        self._line_s = self._started_s
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._live = console.is_terminal and not console.is_dumb_terminal
+        self._bars = Progress(*columns, console=console, transient=True)
+        self._bar: int | None = None
+
+    def on_stage(self, name: str) -> None:
+        """Say what begins."""
+        self._stop()
+        self._line_s = self._clock()
+        self._console.print(f"[{duration(self._clock() - self._started_s):>7}] {name}", markup=False, highlight=False, soft_wrap=True)
+
+    def on_task(self, done: int, total: int) -> None:
+        """A task is done."""
+        if self._live:
+            if self._bar is None:
+                self._bars.start()
+                self._bar = self._bars.add_task("tasks", total=total)
+            self._bars.update(self._bars.task_ids[-1], completed=done)
+        elif self._clock() - self._line_s >= LINE_EVERY_S and done < total:
+            self.on_stage(f"{done} of {total} tasks")
+
+    def close(self) -> None:
+        """Give the terminal back; safe to call twice."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bars.stop()
+            self._bars.remove_task(self._bars.task_ids[-1])
+            self._bar = None
+
+
+def print_assessment(console: Console, assessment: Assessment) -> None:
+    """One model: a row per figure, over all tasks and for each kind."""
+    table = _table("", "mean", "95% interval", "tasks")
+    for name, estimate in _rows(assessment.overall, assessment.by_kind, assessment.by_agent):
+        table.add_row(name, number(estimate.value), _interval(estimate), str(estimate.tasks))
+    console.print(table)
+    console.print(Text(_episodes_text(assessment)), soft_wrap=True)
+
+
+def print_comparison(console: Console, comparison: Comparison, model: Assessment, baseline: Assessment) -> None:
+    """Two models: a row per figure, with the difference and how many tasks went better or worse."""
+    table = _table("", "model", "baseline", "difference", "95% interval", "tasks better", "worse")
+    for name, difference in _rows(comparison.overall, comparison.by_kind, comparison.by_agent):
+        table.add_row(*_comparison_cells(name, difference), style="bold" if difference.clear else "")
+    console.print(table)
+    for name, assessment in (("model", model), ("baseline", baseline)):
+        console.print(Text(f"{name:<10}{_episodes_text(assessment)}"), soft_wrap=True)
+    if comparison.unpaired:
+        console.print(Text(f"{comparison.unpaired} tasks were measured for one of the two only, and are left out above"), soft_wrap=True)
+
+
+def _comparison_cells(name: str, difference: Difference) -> tuple[str, ...]:
+    gain = difference.difference
+    return (
+        name,
+        number(difference.model),
+        number(difference.baseline),
+        f"{gain.value:+.3f}",
+        _interval(gain, sign="+"),
+        percent(difference.better),
+        percent(difference.worse),
+    )
+
+
+def _rows(overall: Mapping[str, Figure], *parts: Mapping[str, Mapping[str, Figure]]) -> list[tuple[str, Figure]]:
+    rows = [(f"{part}: {name}", figure) for by_part in parts for part, figures in by_part.items() for name, figure in figures.items()]
+    return list(overall.items()) + rows
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
+    for position, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if position else "left", no_wrap=True)
+    return table
+
+
+def _interval(estimate: Estimate, sign: str = "") -> str:
+    if estimate.low is None or estimate.high is None:
+        return "one task only"
+    return f"{estimate.low:{sign}.3f} to {estimate.high:{sign}.3f}"
+
+
+def _episodes_text(assessment: Assessment) -> str:
+    text = f"{assessment.episodes} episodes, {number(assessment.tokens, 1)} tokens and {number(assessment.turns, 1)} turns each"
+    text += f", {percent(assessment.truncated)} truncated"
+    if not assessment.failed_episodes:
+        return text
+    lines = "".join(f"\n  {count} x {cause}" for cause, count in assessment.causes.items())
+    return (
+        f"{text}; {assessment.failed_episodes} more failed and are in no figure, "
+        f"{len(assessment.failed_tasks)} tasks have none that did not:{lines}"
+    )

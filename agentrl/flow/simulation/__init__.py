@@ -1,1 +1,0 @@
-"""The flow on virtual time: engines, environments and a learner that only take time."""

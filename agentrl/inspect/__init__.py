@@ -1,0 +1,1 @@
+"""Runs read again: episodes, replay, comparison, play, export."""

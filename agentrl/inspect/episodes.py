@@ -1,0 +1,287 @@
+"""Recorded episodes as rows of a table: which to show, in which order."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from agentrl.core.types import Status
+from agentrl.track.text import Screen
+
+Record: TypeAlias = Mapping[str, Any]
+Pieces: TypeAlias = Callable[[Sequence[int]], list[str]]
+"""The text of each of some tokens."""
+
+UNLIKELY = 0.1
+"""Tokens sampled with a lower probability are pointed out."""
+MAX_LISTED = 8
+
+
+def show_episode(screen: Screen, records: Sequence[Record], pieces: Pieces | None, *, logprobs: bool = False) -> None:
+    """Print an episode.
+
+    Args:
+        screen: Where to.
+        records: One, or one per agent.
+        pieces: Spells tokens; `None`: not known.
+        logprobs: Print the log-probability of every sampled token.
+    """
+    first = records[0]
+    _head(screen, records)
+    turns = [(str(record.get("agent", "")), turn, "") for record in records for turn in record.get("turns", ())]
+    turns = sorted(turns, key=lambda item: int(item[1].get("number", 0)))
+    turns += [(str(record.get("agent", "")), record["unanswered"], "not answered") for record in records if record.get("unanswered")]
+    for index, (agent, turn, note) in enumerate(turns, start=1):
+        title = f"turn {index}" + (f"  {agent}" if agent else "") + (f"  {note}" if note else "")
+        show_turn(screen, title, turn, pieces, logprobs=logprobs)
+    if first.get("error"):
+        screen.line()
+        screen.line((str(first["error"]), "red"))
+
+
+def _head(screen: Screen, records: Sequence[Record]) -> None:
+    first = records[0]
+    task = first.get("task", {})
+    if first.get("clipped"):
+        screen.line(("The record was cut, because it was too long.", "yellow"))
+    version = f"weights of version {first.get('version', '?')} at its beginning, attempt {int(first.get('attempt', 0)) + 1}"
+    rows = [
+        ("episode", f"{first.get('episode_id', '?')}  group {first.get('group_id', '?')}, {version}"),
+        ("task", f"{task.get('id', '?')}  epoch {task.get('epoch', '?')}, position {task.get('position', '?')}"),
+        ("label", str(task.get("literals", {}).get("label", task.get("label")))),
+        ("status", str(first.get("status", "?"))),
+    ]
+    rows += [("metadata", str(task["metadata"]))] if task.get("metadata") else []
+    for record in records:
+        who = f"{record['agent']}  " if record.get("agent") else ""
+        parts = "".join(f"  {name} {value:.6g}" for name, value in record.get("reward_parts", {}).items())
+        rows.append(("reward", f"{who}{_number(record.get('reward'))}  score {_number(record.get('score'))}{parts}"))
+    metrics = "  ".join(f"{name} {_number(value)}" for name, value in first.get("metrics", {}).items())
+    rows += [("metrics", metrics)] if metrics else []
+    timings = "  ".join(f"{name.removesuffix('_s')} {value:.3g} s" for name, value in first.get("timings", {}).items())
+    rows += [("time", timings)] if timings else []
+    for label, text in rows:
+        screen.line((f"{label:<10}", "bold cyan"), text, indent=0)
+
+
+def show_turn(screen: Screen, title: str, turn: Record, pieces: Pieces | None, *, logprobs: bool = False) -> None:
+    """Print what the model read, what it wrote and what that earned."""
+    values, versions = turn["logprobs"], sorted(set(turn["versions"]))
+    spelled = pieces(turn["token_ids"]) if pieces is not None else []
+    screen.line()
+    screen.line((title, "bold"), (f"  {_facts(turn, versions)}", "dim"))
+    screen.line((turn["prompt_text"], "dim"), indent=4)
+    if len(spelled) == len(values) and "".join(spelled) == turn["text"]:
+        screen.line(*((piece, _style(value)) for piece, value in zip(spelled, values, strict=True)), indent=2)
+    else:
+        screen.line(turn["text"], indent=2)
+    info = "".join(f"  {name} {_number(value)}" for name, value in turn.get("info", {}).items())
+    screen.line(("reward ", "cyan"), f"{_number(turn['reward'])}{info}", indent=4)
+    show_logprobs(screen, values, spelled or [str(token) for token in turn["token_ids"]], every=logprobs)
+
+
+def show_logprobs(screen: Screen, values: Sequence[float], spelled: Sequence[str], *, every: bool = False) -> None:
+    """Print the mean log-probability and the unlikely tokens, or every token.
+
+    Args:
+        screen: Where to.
+        values: One log-probability per token.
+        spelled: One text per token.
+        every: Print every token.
+    """
+    if not values:
+        return
+    parts: list[str | tuple[str, str]] = [("log-probability ", "cyan"), f"mean {sum(values) / len(values):.3f}, lowest {min(values):.3f}"]
+    pairs = list(zip(spelled, values, strict=True))
+    unlikely = sorted((pair for pair in pairs if math.exp(pair[1]) < UNLIKELY), key=lambda pair: pair[1])
+    if unlikely and not every:
+        parts.append("; unlikely: ")
+        for index, (piece, value) in enumerate(unlikely[:MAX_LISTED]):
+            parts += [", " if index else "", (repr(piece), _style(value)), f" {100 * math.exp(value):.2g}%"]
+        parts += [f" and {len(unlikely) - MAX_LISTED} more"] if len(unlikely) > MAX_LISTED else []
+    screen.line(*parts, indent=4)
+    for start in range(0, len(pairs) if every else 0, MAX_LISTED):
+        row: list[str | tuple[str, str]] = []
+        for piece, value in pairs[start : start + MAX_LISTED]:
+            row += [(repr(piece), _style(value)), f" {value:.3f}   "]
+        screen.line(*row, indent=4)
+
+
+def _facts(turn: Record, versions: Sequence[int]) -> str:
+    count = len(turn["token_ids"])
+    version = f"version {versions[0]}" if len(versions) == 1 else f"versions {versions[0]} to {versions[-1]}" if versions else "no version"
+    read = f"{len(turn['prompt_ids'])} tokens read"
+    return f"{read}, {count} sampled by {version} at temperature {turn['temperature']:g}, ended by {turn['finish_reason']}"
+
+
+def _style(logprob: float) -> str:
+    probability = math.exp(logprob)
+    return "bold red" if probability < UNLIKELY / 10 else "yellow" if probability < UNLIKELY else ""
+
+
+def _number(value: Any) -> str:
+    return "none" if value is None else f"{value:.6g}" if isinstance(value, int | float) else str(value)
+
+
+SORTS = ("time", "reward", "score", "turns", "tokens", "task", "status")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What a table shows of one trajectory; small, so that many can be held.
+
+    Attributes:
+        name: The trajectory's.
+        group: Number of its group.
+        agent: Name of the agent, in an episode of several.
+        step: The step that was next when its group was begun, from 1; in a synchronous run the one that trained on it.
+        task: Name of its task.
+        status: How it ended.
+        turns: Number of turns.
+        tokens: Number of sampled tokens.
+        reward: `None` if it failed.
+        score: `None` if it failed.
+        note: The error, else the last thing that the model wrote.
+    """
+
+    name: str
+    group: int
+    agent: str
+    step: int
+    task: str
+    status: str
+    turns: int
+    tokens: int
+    reward: float | None
+    score: float | None
+    note: str
+
+
+def row_of(record: Record, *, note_length: int = 200) -> Row:
+    """The row of a record, of any age, also of one that was cut or holds something unexpected."""
+    turns = [turn for turn in _of(record, "turns", list) if isinstance(turn, Mapping)]
+    last = str(turns[-1].get("text", "")) if turns else ""
+    version, group = _of(record, "version", int), _of(record, "group_id", int)
+    return Row(
+        name=str(record.get("trajectory_id", "?")),
+        group=group,
+        agent=str(record.get("agent", "")),
+        step=version + 1,
+        task=str(_of(record, "task", dict).get("id", "?")),
+        status="cut" if "status" not in record else str(record["status"]),
+        turns=len(turns),
+        tokens=sum(len(_of(turn, "token_ids", list)) for turn in turns),
+        reward=_as_number(record.get("reward")),
+        score=_as_number(record.get("score")),
+        note=str(record.get("error") or last)[:note_length],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which rows to show.
+
+    Attributes:
+        statuses: Only these; empty: any.
+        task: Only tasks whose name contains this.
+        step: Only episodes begun for this step.
+        agent: Only this agent's.
+        min_reward: Only those with at least this reward.
+        max_reward: Only those with at most this reward.
+    """
+
+    statuses: tuple[str, ...] = ()
+    task: str = ""
+    step: int | None = None
+    agent: str = ""
+    min_reward: float = -math.inf
+    max_reward: float = math.inf
+
+    def holds(self, row: Row) -> bool:
+        """Whether to show `row`."""
+        bounded = self.min_reward > -math.inf or self.max_reward < math.inf
+        rewarded = not bounded or (row.reward is not None and self.min_reward <= row.reward <= self.max_reward)
+        return (
+            rewarded
+            and (not self.statuses or row.status in self.statuses)
+            and self.task in row.task
+            and self.step in (None, row.step)
+            and self.agent in ("", row.agent)
+        )
+
+
+@dataclass(slots=True)
+class EpisodeTable:
+    """Rows taken in one after another; only as many are held as will be shown.
+
+    Attributes:
+        seen: Rows taken in.
+        chosen: Rows among them that were chosen.
+        statuses: Status -> rows among all taken in.
+        rows: The first `limit` of those chosen, in order.
+    """
+
+    seen: int = 0
+    chosen: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    rows: list[Row] = field(default_factory=list)
+
+
+def make_table(records: Iterable[Record], choice: Choice, *, sort: str = "time", limit: int = 20) -> EpisodeTable:
+    """Read through records.
+
+    Args:
+        records: In order of time.
+        choice: Which to show.
+        sort: One of `SORTS`, ascending; with a minus before it, descending.
+        limit: Rows to hold at most; 0: all.
+    """
+    table = EpisodeTable()
+
+    def chosen() -> Iterator[tuple[Any, Row]]:
+        for index, record in enumerate(records):
+            row = row_of(record)
+            table.seen += 1
+            table.statuses[row.status] += 1
+            if choice.holds(row):
+                table.chosen += 1
+                yield _key(sort.lstrip("-"))(row, index), row
+
+    descending = sort.startswith("-")
+    if limit:
+        take: Callable[..., list[tuple[Any, Row]]] = heapq.nlargest if descending else heapq.nsmallest
+        found = take(limit, chosen(), key=lambda pair: pair[0])
+    else:
+        found = sorted(chosen(), key=lambda pair: pair[0], reverse=descending)
+    table.rows = [row for _, row in found]
+    return table
+
+
+def _key(sort: str) -> Callable[[Row, int], Any]:
+    """What rows are ordered by; rows without a number come first."""
+
+    def key(row: Row, index: int) -> Any:
+        value = index if sort == "time" else getattr(row, sort)
+        return (-math.inf if value is None else value, index)
+
+    return key
+
+
+def failures(statuses: Mapping[str, int]) -> int:
+    """How many of the rows were not fit to train on."""
+    fit = {str(status) for status in Status if status.trainable}
+    return sum(count for status, count in statuses.items() if status not in fit)
+
+
+def _of(record: Record, name: str, kind: type[Any]) -> Any:
+    """A field of a certain type, or that type's empty value."""
+    value = record.get(name)
+    return value if isinstance(value, kind) else kind()
+
+
+def _as_number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,314 @@
+"""Where ``agentrl play`` happens: episodes on an event loop of their own, a person or a printer on the main thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import queue
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from agentrl.cluster.build import engine_settings, model_path, worker_environment
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ConfigError, EngineError
+from agentrl.core.protocols import Engine, GenerationRequest
+from agentrl.core.tokenizers import load_tokenizer
+from agentrl.core.types import Message, Task, Ticket, Trajectory
+from agentrl.engine.human import HumanEngine
+from agentrl.env.load import AgentSpec
+from agentrl.env.multi_agent import multi_agent_spec
+from agentrl.env.sessions import open_sessions
+from agentrl.env.tasks import TaskSource
+from agentrl.inspect.play_input import Leave, Reader
+from agentrl.inspect.play_screen import PlayScreen
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.member import Member, make_member
+from agentrl.rollout.observers import ResetEvent, SampleEvent, StepEvent, WatchedEngine, WatchedSession
+from agentrl.rollout.settings import episode_settings
+from agentrl.track.text import Screen
+
+T = TypeVar("T")
+
+SEARCHED = 100_000
+CLOSE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The episode waits: for a person's turn, or for leave to sample one."""
+
+    request: GenerationRequest
+    answer: asyncio.Future[list[int]]
+
+
+class _Ended:
+    """The episode is over."""
+
+
+class Tasks:
+    """The tasks of a run, in its order or by name.
+
+    Args:
+        source: Where they come from.
+    """
+
+    def __init__(self, source: TaskSource) -> None:
+        self._source = source
+
+    def next(self) -> Task:
+        """The next one, as in training."""
+        return self._source.draw()
+
+    def named(self, name: str) -> Task:
+        """The task with this id, or this number in the environment's own order.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        tasks = self._source.first(SEARCHED)
+        found = next((task for task in tasks if task.id == name), None)
+        if found is None and name.isdecimal() and int(name) < len(tasks):
+            found = tasks[int(name)]
+        if found is None:
+            last = f"{SEARCHED} and more" if len(tasks) == SEARCHED else str(len(tasks))
+            examples = ", ".join(repr(task.id) for task in tasks[:3])
+            raise ConfigError("--task", name, "there is no such task", f"There are {last}, from {examples} on, or give a number from 0.")
+        return found
+
+
+class PlaySession:
+    """Plays episodes one after another.
+
+    Args:
+        config: Data, rollout and engine settings.
+        agent: The environment.
+        tasks: What to play.
+        screen: Where to print.
+        model: Whether a model plays.
+        pause: Wait before each of its turns, if there is a terminal.
+        episodes: Episodes to play; 0: until someone leaves.
+        tokens: Show token ids.
+        logprobs: Show log-probabilities.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        agent: AgentSpec,
+        tasks: Tasks,
+        screen: Screen,
+        *,
+        model: bool,
+        pause: bool,
+        episodes: int,
+        tokens: bool,
+        logprobs: bool,
+    ) -> None:
+        self._config, self._agent, self._tasks, self._screen, self._model = config, agent, tasks, screen, model
+        self._settings = episode_settings(config, model_path(config))
+        self._options = {"model": model, "tokens": tokens, "logprobs": logprobs}
+        self._reader = Reader(self._tell, lambda name: self._scene.toggle(name))
+        self._pausing = model and pause and self._reader.interactive
+        self._most = episodes or (1 if model and not self._pausing else 0)
+        self._events: queue.SimpleQueue[_Asked | ResetEvent | SampleEvent | StepEvent | _Ended] = queue.SimpleQueue()
+        self._loop = asyncio.new_event_loop()
+        self._failed = False
+
+    def run(self, first: str = "") -> int:
+        """Play until someone leaves; returns the exit code: 1 if an episode failed.
+
+        Args:
+            first: Id or number of the task to begin with.
+
+        Raises:
+            ConfigError: If there is no such task.
+        """
+        task = self._tasks.named(first) if first else self._tasks.next()
+        thread = threading.Thread(target=self._loop.run_forever, name="agentrl-play", daemon=True)
+        thread.start()
+        try:
+            self._start()
+            for number in itertools.count():
+                task = self._after(task, self._play(task, number), number + 1)
+        except Leave:
+            pass
+        finally:
+            self._close(thread)
+        return 1 if self._failed else 0
+
+    def _start(self) -> None:
+        self._sessions = open_sessions(self._agent, self._settings.env)
+        self._call(self._sessions.start())
+        self._engine = WatchedEngine(self._inner_engine(), self._events.put, self._leave_to_sample)
+        if self._model:
+            self._tell(f"Loading {self._config.model.model or 'the bundled tiny model'} ...")
+        self._call(self._engine.start())
+        config = self._config
+        tokenizer = load_tokenizer(self._settings.model, trust_remote_code=config.model.trust_remote_code)
+        self._codec = ChatCodec(tokenizer, system_prompt=config.data.system_prompt, end_token_ids=self._engine.end_token_ids)
+        chat, system = config.data.apply_chat_template, config.data.system_prompt
+        self._scene = PlayScreen(self._screen, self._codec, system_prompt=system, chat=chat, **self._options)
+        if not self._model and self._reader.interactive:
+            self._tell("You are the policy: write an answer and press Enter. /help lists the commands.")
+
+    def _inner_engine(self) -> Engine:
+        if not self._model:
+            return HumanEngine(self._ask, max_model_len=self._config.engine.max_model_len)
+        from agentrl.engine.vllm_engine import VllmEngine
+
+        os.environ.update({name: value for name, value in worker_environment(self._config).items() if name not in os.environ})
+        return VllmEngine(engine_settings(self._config, 0))
+
+    def _play(self, task: Task, number: int) -> Leave | None:
+        """Play one episode; returns why it was left, if it was."""
+        ticket = Ticket(group_id=number, task=task, num_samples=1, version=0)
+        self._scene.begin(f"task {task.id}" + (f"  label {task.label!r}" if not self._model and task.label is not None else ""))
+        episode = make_member(
+            ticket,
+            0,
+            agent=self._agent,
+            open_session=lambda: WatchedSession(self._sessions.session(), self._events.put),
+            engine=self._engine,
+            codec=self._codec,
+            settings=self._settings,
+        )
+        playing = asyncio.run_coroutine_threadsafe(self._told_when_over(episode), self._loop)
+        try:
+            for event in self._until_the_end():
+                self._show(event)
+        except Leave as left:
+            self._end(playing)
+            return left
+        except BaseException:
+            self._end(playing)
+            raise
+        trajectories = playing.result()
+        self._failed |= not trajectories[0].status.trainable
+        self._scene.ended(trajectories)
+        return None
+
+    async def _told_when_over(self, episode: Member) -> tuple[Trajectory, ...]:
+        try:
+            return await episode.run()
+        finally:
+            self._events.put(_Ended())
+
+    def _until_the_end(self) -> Iterator[_Asked | ResetEvent | SampleEvent | StepEvent]:
+        while not isinstance(event := self._events.get(), _Ended):
+            yield event
+
+    def _end(self, playing: Future[tuple[Trajectory, ...]]) -> None:
+        """Cancel an episode and wait until its environment is closed."""
+        playing.cancel()
+        with contextlib.suppress(queue.Empty):
+            while not isinstance(self._events.get(timeout=CLOSE_TIMEOUT_S), _Ended):
+                pass
+
+    def _show(self, event: _Asked | ResetEvent | SampleEvent | StepEvent) -> None:
+        if isinstance(event, ResetEvent):
+            self._scene.on_reset(event)
+        elif isinstance(event, SampleEvent):
+            self._scene.on_sample(event)
+        elif isinstance(event, StepEvent):
+            self._scene.on_step(event)
+        else:
+            self._scene.asked(event.request)
+            ids = self._pause() if self._model else self._typed(event.request)
+            self._loop.call_soon_threadsafe(_settle, event.answer, ids)
+
+    def _pause(self) -> list[int]:
+        if self._pausing:
+            self._reader.pause("[Enter] ")
+        return []
+
+    def _typed(self, request: GenerationRequest) -> list[int]:
+        """A person's turn as tokens, with the token that ends one."""
+        agent = request.session.rpartition("-")[2]
+        who = agent if agent in multi_agent_spec(self._agent.load()).agents else "you"
+        text = self._reader.answer(f"{who}> ")
+        if not self._reader.interactive:
+            self._screen.line((f"{who}> ", "bold green"), text)
+        return [*self._codec.encode_text(text), *self._end_of_turn()]
+
+    def _end_of_turn(self) -> list[int]:
+        """The token that the chat template puts after a turn."""
+        after = self._codec.encode_next([Message(role="user", content="?")], -1)
+        return [next((token for token in after if token in self._codec.end_token_ids), self._codec.end_token_ids[0])]
+
+    def _after(self, task: Task, left: Leave | None, played: int) -> Task:
+        """The next task to play.
+
+        Raises:
+            Leave: If there is none.
+        """
+        while True:
+            try:
+                if left is None:
+                    self._go_on(played)
+                    left = Leave("next")
+                if left.action == "quit":
+                    if self._reader.ended:
+                        self._tell("The input ended before the episode did.")
+                    raise Leave("quit")
+                return self._chosen(left, task)
+            except Leave as again:
+                if again.action == "quit":
+                    raise
+                left = again
+            except ConfigError as error:
+                self._tell(str(error))
+                left = None
+
+    def _chosen(self, left: Leave, task: Task) -> Task:
+        if left.action == "restart":
+            return task
+        return self._tasks.named(left.argument) if left.action == "task" else self._tasks.next()
+
+    def _go_on(self, played: int) -> None:
+        """After an episode: whether there is to be another."""
+        if self._most and played >= self._most:
+            raise Leave("quit")
+        if self._reader.interactive and (self._pausing or not self._model):
+            self._reader.pause("[Enter] next task, /restart, /task N, /quit ")
+        elif not self._model and not self._reader.more():
+            raise Leave("quit")
+
+    async def _ask(self, request: GenerationRequest) -> list[int]:
+        """On the event loop: have the main thread answer."""
+        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        self._events.put(_Asked(request, answer))
+        return await answer
+
+    async def _leave_to_sample(self, request: GenerationRequest) -> None:
+        if self._model:
+            await self._ask(request)
+
+    def _tell(self, text: str) -> None:
+        self._screen.line((text, "dim"))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something on the event loop and wait for it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _close(self, thread: threading.Thread) -> None:
+        for part in (getattr(self, "_sessions", None), getattr(self, "_engine", None)):
+            if part is not None:
+                with contextlib.suppress(EngineError, CancelledError, TimeoutError):
+                    asyncio.run_coroutine_threadsafe(part.close(), self._loop).result(CLOSE_TIMEOUT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        thread.join(CLOSE_TIMEOUT_S)
+
+
+def _settle(answer: asyncio.Future[list[int]], ids: list[int]) -> None:
+    if not answer.done():
+        answer.set_result(ids)

@@ -1,0 +1,270 @@
+"""Recorded episodes once more: the same code, the recorded actions, and what came out differently."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from agentrl.core.errors import EngineError
+from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
+from agentrl.core.types import Generation, Status, Task, Ticket, Turn
+from agentrl.env.load import AgentSpec
+from agentrl.env.sessions import open_sessions
+from agentrl.inspect.compare import INTERRUPTED, Difference, first_difference
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.execution import Execution
+from agentrl.rollout.member import make_member
+from agentrl.rollout.penalties import LengthPenalties
+from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits, recorded_ticket, recorded_turn
+from agentrl.rollout.settings import EpisodeSettings
+
+Records: TypeAlias = Sequence[Mapping[str, Any]]
+"""Those of one episode: one, or one for each of its agents."""
+
+
+class Verdict(StrEnum):
+    """What a replay showed."""
+
+    SAME = "same"
+    """Every observation, reward, the score and the end were as recorded."""
+    DIFFERS = "differs"
+    """Something was not."""
+    SKIPPED = "skipped"
+    """There was nothing to compare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """The outcome of one replay.
+
+    Attributes:
+        records: What was replayed.
+        verdict: The outcome.
+        difference: The first difference, if there is one.
+        reason: Why it was skipped, or what kind of difference it is; for one that is the same, what limits that.
+    """
+
+    records: Records
+    verdict: Verdict
+    difference: Difference | None = None
+    reason: str = ""
+
+    @property
+    def episode_id(self) -> str:
+        """Name of the episode."""
+        return str(self.records[0].get("episode_id", "?"))
+
+
+class RecordedEngine:
+    """Gives each request of one episode what was sampled then; see `agentrl.core.protocols.Engine`.
+
+    Args:
+        turns: Agent -> its turns; the number at the end of a request's name says which of them is asked for.
+        limits: Of the engine that sampled them.
+
+    Attributes:
+        exhausted: Whether something was asked for that is not recorded.
+    """
+
+    def __init__(self, turns: Mapping[str, Sequence[Turn]], limits: EngineLimits) -> None:
+        self._turns = {(agent, turn.number if not agent else own): turn for agent in turns for own, turn in enumerate(turns[agent])}
+        self._limits = limits
+        self.exhausted = False
+
+    @property
+    def max_model_len(self) -> int:
+        """Context length in tokens."""
+        return self._limits.max_model_len
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn."""
+        return self._limits.end_token_ids
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """What was recorded for the next turn.
+
+        Raises:
+            EngineError: If nothing more was.
+        """
+        agent, number = request.session.rpartition("-")[2], int(request.request_id.rpartition("-")[2])
+        turn = self._turns.get((agent, number)) or self._turns.get(("", number))
+        if turn is None:
+            self.exhausted = True
+            raise EngineError("nothing more was recorded")
+        return Generation(token_ids=turn.token_ids, logprobs=turn.logprobs, versions=turn.versions, finish_reason=turn.finish_reason)
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        """There are no weights; the version is taken as it is."""
+        return update.version
+
+    def stats(self) -> EngineStats:
+        """Nothing is counted."""
+        return EngineStats()
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+class Replayer:
+    """Replays records of one run.
+
+    Args:
+        agent: The environment.
+        settings: Those of the run.
+        make_codec: Makes a codec of the run's tokenizer from the tokens that end a turn.
+        find_task: Finds a task of the run by its id, for what a record could not hold; `None`: not found.
+        limits: Of the run's engines, for records that do not say.
+    """
+
+    def __init__(
+        self,
+        agent: AgentSpec,
+        settings: EpisodeSettings,
+        *,
+        make_codec: Callable[[Sequence[int]], ChatCodec],
+        find_task: Callable[[str], Task | None],
+        limits: EngineLimits,
+    ) -> None:
+        self._agent, self._settings, self._limits = agent, settings, limits
+        self._make_codec, self._find_task = make_codec, find_task
+        self._codecs: dict[tuple[int, ...], ChatCodec] = {}
+        self._sessions = open_sessions(agent, settings.env)
+
+    async def replay(self, records: Records) -> Replay:
+        """Replay one episode.
+
+        Args:
+            records: Its lines of ``trajectories.jsonl``.
+        """
+        reason = next(filter(None, map(not_replayable, records)), "")
+        if reason:
+            return Replay(records=records, verdict=Verdict.SKIPPED, reason=reason)
+        try:
+            ticket, lost = self._ticket(records[0])
+            found = await self._difference(records, ticket)
+        except (KeyError, TypeError, ValueError, SyntaxError) as error:
+            return Replay(records=records, verdict=Verdict.SKIPPED, reason=_unusable(error))
+        if found is None:
+            status = records[0]["status"]
+            return Replay(records=records, verdict=Verdict.SAME, reason=f"up to its end by {status}" if status in INTERRUPTED else "")
+        if lost:
+            lost = f"the task's {lost} could not be recorded exactly, and the run's tasks do not hold it"
+        return Replay(records=records, verdict=Verdict.DIFFERS, difference=found, reason=lost)
+
+    async def replay_all(self, episodes: Iterable[Records], *, jobs: int = 8) -> AsyncIterator[Replay]:
+        """Replay many episodes, `jobs` at a time, and those that differ a second time, alone, to tell what kind that is.
+
+        Yields:
+            One outcome per episode: first those that need no second look, as they come.
+        """
+        doubtful: list[Replay] = []
+        async for outcome in _side_by_side(self.replay, episodes, jobs):
+            if outcome.verdict is Verdict.DIFFERS and not outcome.reason:
+                doubtful.append(outcome)
+            else:
+                yield outcome
+        for outcome in doubtful:
+            yield await self._explained(outcome, alone=jobs == 1)
+
+    async def start(self) -> None:
+        """Load the environment where it will run.
+
+        Raises:
+            EnvLoadError: If it cannot be loaded there.
+        """
+        await self._sessions.start()
+
+    async def close(self) -> None:
+        """Release what the episodes shared; safe to call twice."""
+        await self._sessions.close()
+
+    async def _explained(self, outcome: Replay, *, alone: bool) -> Replay:
+        again = (await self.replay(outcome.records)).difference
+        if again is None:
+            reason = "not deterministic: a second replay gave what was recorded"
+            if not alone:
+                reason = "the same when replayed alone: episodes side by side disturb each other, for example by global random state"
+        elif again != outcome.difference:
+            reason = "not deterministic: two replays differ from each other"
+        else:
+            reason = "the same difference each time: environment, tasks or settings are not those of the run"
+        return replace(outcome, reason=reason)
+
+    def _ticket(self, record: Mapping[str, Any]) -> tuple[Ticket, str]:
+        """The ticket, and which parts of its task may not be what they were."""
+        ticket, inexact = recorded_ticket(record), inexact_parts(record)
+        if not inexact:
+            return ticket, ""
+        found = self._find_task(ticket.task.id)
+        if found is None:
+            return ticket, " and ".join(inexact)
+        return replace(ticket, task=replace(found, position=ticket.task.position, epoch=ticket.task.epoch)), ""
+
+    async def _difference(self, records: Records, ticket: Ticket) -> Difference | None:
+        limits = recorded_limits(records[0]) or self._limits
+        codec = self._codecs.get(limits.end_token_ids)
+        if codec is None:
+            codec = self._codecs[limits.end_token_ids] = self._make_codec(limits.end_token_ids)
+        index = int(str(records[0]["episode_id"]).rpartition("-")[2])
+        engine = RecordedEngine({record["agent"]: _sampled(record) for record in records}, limits)
+        agent, session, settings = self._agent, self._sessions.session, self._settings
+        member = make_member(ticket, index, agent=agent, open_session=session, engine=engine, codec=codec, settings=settings)
+        replayed = await member.run()
+        if isinstance(member, Execution) and engine.exhausted and records[0]["status"] not in INTERRUPTED:
+            raise ValueError("its executor made a call that is not recorded: one that failed, or that it discarded")
+        return first_difference(records, replayed, penalized=settings.penalties != LengthPenalties())
+
+
+def _unusable(error: Exception) -> str:
+    said = str(error)
+    return said if said.startswith("its executor") else f"its record cannot be used: {type(error).__name__}: {said}"
+
+
+def _sampled(record: Mapping[str, Any]) -> list[Turn]:
+    """The actions to repeat; one whose answer was waited for in vain is not given again."""
+    last = [record["unanswered"]] if record.get("unanswered") and record["status"] not in INTERRUPTED else []
+    return [recorded_turn(turn, number) for number, turn in enumerate((*record["turns"], *last))]
+
+
+def not_replayable(record: Mapping[str, Any]) -> str:
+    """Why a record holds nothing to compare; "" if it does."""
+    if record.get("clipped"):
+        return "its record was cut, because it was too long"
+    status, turns = record.get("status"), record.get("turns")
+    if status in (Status.CANCELLED, Status.WITHHELD):
+        return "it was cancelled"
+    if status in INTERRUPTED and not turns and not record.get("agent"):
+        return f"it ended by {status} before its first turn was answered"
+    if not isinstance(turns, list) or not record.get("task"):
+        return "it is no record of an episode"
+    return ""
+
+
+async def _side_by_side(
+    replay: Callable[[Records], Coroutine[Any, Any, Replay]], episodes: Iterable[Records], jobs: int
+) -> AsyncIterator[Replay]:
+    """Outcomes as they come; at most `jobs` episodes are held at a time."""
+    waiting: set[asyncio.Task[Replay]] = set()
+    try:
+        for records in episodes:
+            waiting.add(asyncio.create_task(replay(records)))
+            if len(waiting) >= jobs:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    yield task.result()
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                yield task.result()
+    finally:
+        for task in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.wait(waiting)

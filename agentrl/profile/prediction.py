@@ -1,0 +1,260 @@
+"""What a recorded run would do with other sizes: its bound, what keeps it from it, and the best split of devices."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agentrl.profile.recorded import Recorded
+from agentrl.profile.simulated_engine import DrawGroup, EpisodeShape
+from agentrl.profile.simulated_learner import LearnerModel
+from agentrl.profile.simulation import Plan, Simulated, none, simulate
+
+STALENESS = (0, 1, 2, 4, 8)
+MIN_GAIN = 0.1
+"""Throughput that each further step of staleness must bring, as a share, to be recommended: staleness costs reward."""
+MAX_SPLITS = 12
+SIMULATED_GROUPS = 1200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A simulated variant of the run.
+
+    Attributes:
+        num_engines: Engines.
+        num_learners: Learner ranks.
+        max_staleness: Staleness bound, which is the depth of the queue in steps.
+        groups_per_step: Groups of a step.
+        spare_groups: Groups started beyond them.
+        step_s: Seconds per step.
+        episodes_per_s: Episodes trained on per second.
+        staleness_mean: Of a group's oldest token when it is trained on, in steps.
+        staleness_max: The same, at most.
+        idle_generator: Share of the time in which an engine has nothing to do, or is paused.
+        idle_learner: Share of the time in which the learner does not train.
+    """
+
+    num_engines: int
+    num_learners: int
+    max_staleness: int
+    groups_per_step: int
+    spare_groups: int
+    step_s: float
+    episodes_per_s: float
+    staleness_mean: float
+    staleness_max: float
+    idle_generator: float
+    idle_learner: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What overlap can give at most, for the run's own sizes.
+
+    Attributes:
+        generate_s: Seconds to generate a step's groups when nothing else happens, until the slowest ends.
+        train_s: Seconds to train on them, handing over included.
+        publish_s: Seconds to export and publish.
+        pipelined_s: Seconds per step of engines that never wait for the learner, so that slow groups overlap with later ones.
+    """
+
+    generate_s: float
+    train_s: float
+    publish_s: float
+    pipelined_s: float
+
+    @property
+    def synchronous_s(self) -> float:
+        """Seconds per step, one after the other."""
+        return self.generate_s + self.train_s + self.publish_s
+
+    @property
+    def ideal_s(self) -> float:
+        """Seconds per step with generation and training side by side, at best."""
+        return max(self.generate_s, self.train_s)
+
+    @property
+    def speedup(self) -> float:
+        """What overlap gives at most: (generation + training) / the longer of them."""
+        return (self.generate_s + self.train_s) / self.ideal_s
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Something that costs time.
+
+    Attributes:
+        name: What it is, for people.
+        step_s: Seconds per step without it.
+        gain: How much faster steps would follow each other, as a share.
+    """
+
+    name: str
+    step_s: float
+    gain: float
+
+
+def predict(
+    recorded: Recorded,
+    *,
+    num_engines: int | None = None,
+    num_learners: int | None = None,
+    max_staleness: int | None = None,
+    groups_per_step: int | None = None,
+    oversample: float | None = None,
+    seed: int = 0,
+) -> Prediction:
+    """Simulate the run with other sizes; what is `None` stays as it was.
+
+    Training is taken to divide evenly over learner ranks, and engines are taken to be alike.
+    """
+    settings = recorded.settings
+    groups = groups_per_step or settings.groups_per_step
+    share = settings.spare_groups / settings.groups_per_step if oversample is None else oversample
+    staleness = settings.max_staleness if max_staleness is None else max_staleness
+    changed = replace(settings, max_staleness=staleness, groups_per_step=groups, spare_groups=math.ceil(share * groups))
+    plan = replace(
+        recorded.plan(seed=seed),
+        settings=changed,
+        num_engines=num_engines or recorded.num_engines,
+        learner=replace(recorded.learner, ranks=num_learners or recorded.num_learners),
+    )
+    return _prediction(_simulated(plan))
+
+
+def bound_of(recorded: Recorded) -> Bound:
+    """The bound for the run's own sizes, from simulations of its parts."""
+    plan = recorded.plan()
+    alone = _simulated(replace(plan, settings=replace(plan.settings, max_staleness=0)))
+    train_s = alone.mean("time/train_s") + recorded.learner.overhead_s
+    publish_s = alone.mean("publish/seconds") + alone.mean("publish/export_s")
+    free = LearnerModel(ranks=plan.learner.ranks)
+    ahead = replace(plan.settings, max_staleness=max(4, plan.settings.max_staleness))
+    pipelined = _simulated(replace(plan, settings=ahead, learner=free))
+    return Bound(
+        generate_s=max(0.0, alone.step_s - train_s - publish_s), train_s=train_s, publish_s=publish_s, pipelined_s=pipelined.step_s
+    )
+
+
+def causes_of(recorded: Recorded) -> list[Cause]:
+    """What costs the run time, each found by a simulation without it; the largest first. Gains do not add up."""
+    plan = recorded.plan()
+    base_s = _simulated(plan).step_s
+    instant = replace(plan.engine, pause_s=none, load_s=none)
+    variants: dict[str, Plan] = {
+        "episodes of different length (stragglers)": replace(plan, episodes=_levelled(plan.episodes, plan.settings.num_samples)),
+        "time outside the engine (environment)": replace(plan, episodes=_without_env(plan.episodes)),
+        "training": replace(plan, learner=replace(plan.learner, step_s=0.0, token_s=0.0, overhead_s=0.0)),
+        "publication": replace(plan, engine=instant, learner=replace(plan.learner, export_s=none)),
+    }
+    if plan.learner.overhead_s > 0.0:
+        variants["handing groups to the learner"] = replace(plan, learner=replace(plan.learner, overhead_s=0.0))
+    if not plan.settings.max_staleness:
+        variants["taking turns (synchronous)"] = replace(plan, settings=replace(plan.settings, max_staleness=1))
+    if plan.pass_rate < 1.0:
+        variants["filtered groups"] = replace(plan, pass_rate=1.0)
+    times = {name: _simulated(variant).step_s for name, variant in variants.items()}
+    return sorted((Cause(name, step_s, base_s / step_s - 1.0) for name, step_s in times.items()), key=lambda cause: -cause.gain)
+
+
+def staleness_predictions(recorded: Recorded, *, num_engines: int | None = None, num_learners: int | None = None) -> list[Prediction]:
+    """The run with several staleness bounds, its own among them."""
+    bounds = sorted({*STALENESS, recorded.settings.max_staleness})
+    return [predict(recorded, num_engines=num_engines, num_learners=num_learners, max_staleness=bound) for bound in bounds]
+
+
+def recommended(predictions: Sequence[Prediction]) -> Prediction:
+    """The one with the lowest staleness bound beyond which a deeper queue does not pay."""
+    chosen, *deeper = sorted(predictions, key=lambda prediction: prediction.max_staleness)
+    for prediction in deeper:
+        steps = prediction.max_staleness - chosen.max_staleness
+        if prediction.episodes_per_s >= chosen.episodes_per_s * (1.0 + MIN_GAIN * steps):
+            chosen = prediction
+    return chosen
+
+
+def splits_of(recorded: Recorded, devices: int, *, devices_per_engine: int = 1, max_staleness: int | None = None) -> list[Prediction]:
+    """The run with its devices divided otherwise between engines and learner ranks, the fastest first.
+
+    Args:
+        recorded: The run.
+        devices: To be divided.
+        devices_per_engine: What an engine needs; a learner rank needs one.
+        max_staleness: Staleness bound to compare at; that of the run by default.
+
+    Returns:
+        Every split if there are few, else a selection that is finer around the best; none if there are too few devices.
+    """
+    most = (devices - 1) // devices_per_engine
+
+    def split(engines: int) -> Prediction:
+        learners = devices - engines * devices_per_engine
+        return predict(recorded, num_engines=engines, num_learners=learners, max_staleness=max_staleness)
+
+    found = {engines: split(engines) for engines in _spread(1, most, MAX_SPLITS)}
+    while found:
+        best = max(found, key=lambda engines: found[engines].episodes_per_s)
+        below = max((engines for engines in found if engines < best), default=best)
+        above = min((engines for engines in found if engines > best), default=best)
+        wanted = {(below + best) // 2, (best + above) // 2} - found.keys()
+        if not wanted or len(found) > 2 * MAX_SPLITS:
+            break
+        found |= {engines: split(engines) for engines in wanted}
+    return sorted(found.values(), key=lambda prediction: -prediction.episodes_per_s)
+
+
+def driver_us_per_group(recorded: Recorded) -> float:
+    """Microseconds of CPU that the flow takes for a group on this machine; the simulated engines are an upper part of it."""
+    begin = time.process_time()
+    simulated = _simulated(recorded.plan())
+    return (time.process_time() - begin) / simulated.result.counts.submitted * 1e6
+
+
+def _simulated(plan: Plan) -> Simulated:
+    settings = plan.settings
+    steps = max(4 * (settings.max_staleness + 2), min(40, SIMULATED_GROUPS // settings.groups_per_step))
+    return simulate(replace(plan, settings=replace(settings, num_steps=steps)))
+
+
+def _prediction(simulated: Simulated) -> Prediction:
+    plan = simulated.plan
+    return Prediction(
+        num_engines=plan.num_engines,
+        num_learners=plan.learner.ranks,
+        max_staleness=plan.settings.max_staleness,
+        groups_per_step=plan.settings.groups_per_step,
+        spare_groups=plan.settings.spare_groups,
+        step_s=simulated.step_s,
+        episodes_per_s=simulated.episodes_per_s,
+        staleness_mean=simulated.mean("staleness/mean"),
+        staleness_max=simulated.max_staleness,
+        idle_generator=simulated.mean("idle/generator"),
+        idle_learner=simulated.mean("idle/learner"),
+    )
+
+
+def _spread(first: int, last: int, count: int) -> list[int]:
+    """At most so many integers from `first` to `last`, evenly."""
+    if last - first < count:
+        return list(range(first, last + 1))
+    return sorted({round(first + (last - first) * i / (count - 1)) for i in range(count)})
+
+
+def _without_env(draw: DrawGroup) -> DrawGroup:
+    return lambda rng, size: [EpisodeShape(0.0, tuple((tokens, 0.0) for tokens, _ in shape.turns)) for shape in draw(rng, size)]
+
+
+def _levelled(draw: DrawGroup, size: int, groups: int = 200) -> DrawGroup:
+    """All episodes like the average one."""
+    source = random.Random(0)
+    shapes = [shape for _ in range(groups) for shape in draw(source, size)]
+    turns = max(1, round(statistics.fmean(len(shape.turns) for shape in shapes)))
+    tokens = statistics.fmean(sum(tokens for tokens, _ in shape.turns) for shape in shapes) / turns
+    env_s = statistics.fmean(sum(seconds for _, seconds in shape.turns) for shape in shapes) / turns
+    average = EpisodeShape(statistics.fmean(shape.reset_s for shape in shapes), ((tokens, env_s),) * turns)
+    return lambda rng, size: [average] * size

@@ -1,0 +1,359 @@
+"""What a run recorded of its times, as the distributions and speeds that a simulation needs."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from agentrl.core.errors import ConfigError
+from agentrl.core.types import Status
+from agentrl.flow.settings import FlowSettings
+from agentrl.profile.simulated_engine import DrawGroup, EngineModel, EpisodeShape
+from agentrl.profile.simulated_learner import LearnerModel
+from agentrl.profile.simulation import Plan, samples, simulate
+
+Row: TypeAlias = Mapping[str, Any]
+
+MIN_STEPS = 3
+MIN_GROUPS = 8
+MAX_POINTS = 500
+MIN_SPREAD = 0.02
+"""Values that differ by less, as a share of their mean, are one point and tell no slope."""
+MAX_ERROR = 0.15
+"""Standard error that the part which grows may have, as a share of the whole, to be taken from the recordings."""
+ASSUMED_SHARE = 0.5
+"""Share of a decoding step that is taken to grow with its sequences where the run does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedEpisode:
+    """One recorded episode.
+
+    Attributes:
+        group: Its group and attempt.
+        version: Weights that were live when its group was admitted.
+        shape: What it asked for.
+        generate_s: Seconds in the engine.
+        total_s: Seconds in all.
+        started_s: When it began, on the clock of the recordings; `None` if that was not recorded.
+    """
+
+    group: tuple[int, int]
+    version: int
+    shape: EpisodeShape
+    generate_s: float
+    total_s: float
+    started_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A run's times.
+
+    Attributes:
+        settings: Of its flow.
+        num_engines: Its engines.
+        num_learners: Its learner ranks.
+        rows: Metrics of the steps that tell of its pace: without the first, which fill the line, and those after an evaluation.
+        episodes: Recorded episodes that ended well.
+        engine: How fast an engine is.
+        learner: How fast the learner is.
+        draw: Draws groups like those recorded.
+        pass_rate: Share of the groups that were kept.
+        failure_rate: Share of the episodes that failed.
+        notes: What is missing or was assumed, for people.
+    """
+
+    settings: FlowSettings
+    num_engines: int
+    num_learners: int
+    rows: Sequence[Row]
+    episodes: Sequence[RecordedEpisode]
+    engine: EngineModel
+    learner: LearnerModel
+    draw: DrawGroup
+    pass_rate: float
+    failure_rate: float
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def mean(self, name: str, default: float = 0.0) -> float:
+        """Mean of a metric over the steps that have it."""
+        return _mean(self.rows, name, default)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per step, measured."""
+        return self.mean("time/step_s")
+
+    @property
+    def episodes_per_s(self) -> float:
+        """Episodes trained on per second, measured."""
+        return self.mean("group/count") * self.settings.num_samples / self.step_s
+
+    def plan(self, *, seed: int = 0) -> Plan:
+        """The run itself, to be simulated or changed."""
+        return Plan(
+            settings=self.settings,
+            num_engines=self.num_engines,
+            engine=self.engine,
+            learner=self.learner,
+            episodes=self.draw,
+            pass_rate=self.pass_rate,
+            failure_rate=self.failure_rate,
+            seed=seed,
+        )
+
+
+def read_recorded(
+    *,
+    settings: FlowSettings,
+    num_engines: int,
+    num_learners: int,
+    max_sequences: int,
+    metrics: Sequence[Row],
+    records: Iterable[Row],
+) -> Recorded:
+    """Take times and speeds from a run's files.
+
+    Args:
+        settings: Of its flow.
+        num_engines: Its engines.
+        num_learners: Its learner ranks.
+        max_sequences: Sequences that an engine decodes at once.
+        metrics: Rows of ``metrics.jsonl``.
+        records: Rows of ``trajectories.jsonl``; may be empty.
+
+    Raises:
+        ConfigError: If there are too few steps to say anything.
+    """
+    notes: list[str] = []
+    rows = _paced(metrics, settings)
+    if len(rows) < MIN_STEPS:
+        remedy = "Let the run take more steps: those in which the line fills, and those after an evaluation, are left out."
+        raise ConfigError("RUN", f"{len(rows)} steps", f"tells too little: a profile needs at least {MIN_STEPS} steady steps", remedy)
+    episodes = read_episodes(records)
+    if len({episode.group for episode in episodes}) < MIN_GROUPS:
+        notes.append(
+            "episodes: fewer than 8 groups are recorded, so every episode is taken to be like the mean of the metrics, and stragglers "
+            "are not seen; train with --record all"
+        )
+        episodes = []
+    pauses = [float(row.get("publish/pause_s", 0.0)) for row in rows]
+    loads = [max(0.0, float(row.get("publish/seconds", 0.0)) - pause) for row, pause in zip(rows, pauses, strict=True)]
+    draw = draw_like(episodes) if episodes else _draw_mean(rows)
+    engine = EngineModel(token_s=1.0, max_sequences=max_sequences, pause_s=samples(pauses), load_s=samples(loads))
+    recorded = Recorded(
+        settings=replace(settings, stall_timeout_s=1e9, min_pass_rate=0.0, max_failure_rate=1.0, record=0),
+        num_engines=num_engines,
+        num_learners=num_learners,
+        rows=rows,
+        episodes=episodes,
+        engine=engine,
+        learner=_learner(rows, num_learners, notes),
+        draw=draw,
+        pass_rate=max(1e-3, _mean(rows, "group/pass_rate", 1.0)),
+        failure_rate=_failure_rate(rows),
+    )
+    share = _growing_share(recorded, notes)
+    return replace(recorded, engine=_calibrated(recorded, share), notes=tuple(notes))
+
+
+def read_episodes(records: Iterable[Row]) -> list[RecordedEpisode]:
+    """The episodes of training that ended well; the trajectories of an episode of several agents are put together."""
+    together: dict[tuple[Any, ...], list[Row]] = {}
+    for record in records:
+        if record.get("eval_sampling") or record.get("status") not in (Status.FINISHED, Status.TRUNCATED) or not record.get("timings"):
+            continue
+        key = (record.get("group_id"), record.get("attempt", 0), record.get("episode_id"), record.get("version", 0))
+        together.setdefault(key, []).append(record)
+    return [played for key, parts in together.items() if (played := _played(key, parts)) is not None]
+
+
+def draw_like(episodes: Sequence[RecordedEpisode]) -> DrawGroup:
+    """Groups like the recorded ones: episodes of one task stay together where a group has several."""
+    groups: dict[tuple[int, int], list[EpisodeShape]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group, []).append(episode.shape)
+    kept = list(groups.values())
+
+    def draw(rng: random.Random, size: int) -> list[EpisodeShape]:
+        chosen = kept[int(rng.random() * len(kept))]
+        if len(chosen) >= max(2, size // 2):
+            return rng.sample(chosen, size) if len(chosen) >= size else rng.choices(chosen, k=size)
+        return [rng.choice(kept[int(rng.random() * len(kept))]) for _ in range(size)]
+
+    return draw
+
+
+def _paced(metrics: Sequence[Row], settings: FlowSettings) -> list[Row]:
+    """The steps whose length tells of the run's pace."""
+    steps = [row for row in metrics if row.get("step") and row.get("time/step_s") is not None]
+    first = min(settings.max_staleness + 1, len(steps) // 3)
+    evaluated = {row["step"] for row in metrics if "eval/tasks" in row}
+    return [row for row in steps[first:] if row["step"] - 1 not in evaluated]
+
+
+def _played(key: tuple[Any, ...], parts: Sequence[Row]) -> RecordedEpisode | None:
+    timings, turns = parts[0]["timings"], [turn for part in parts for turn in part.get("turns", ())]
+    turns.sort(key=lambda turn: turn.get("number", 0))
+    if not turns or parts[0].get("clipped"):
+        return None
+    generate_s, total_s = float(timings.get("generate_s", 0.0)), float(timings.get("total_s", 0.0))
+    outside_s = max(0.0, total_s - generate_s) / (len(turns) + 1)  # spread evenly: only sums are recorded
+    shape = EpisodeShape(outside_s, tuple((float(max(1, len(turn["token_ids"]))), outside_s) for turn in turns))
+    ended_s, group_s = parts[0].get("ended_s"), parts[0].get("group_s")
+    started_s = float(ended_s) - float(group_s) if ended_s is not None and group_s is not None else None
+    return RecordedEpisode(
+        group=(int(key[0]), int(key[1])),
+        version=int(key[3]),
+        shape=shape,
+        generate_s=generate_s,
+        total_s=total_s,
+        started_s=started_s,
+    )
+
+
+def _draw_mean(rows: Sequence[Row]) -> DrawGroup:
+    turns = max(1, round(_mean(rows, "episode/turns_mean", 1.0)))
+    outside_s = max(0.0, _mean(rows, "episode/total_s", 0.0) - _mean(rows, "episode/generate_s", 0.0)) / (turns + 1)
+    tokens = max(1.0, _mean(rows, "episode/tokens_mean", 1.0) / turns)
+    shape = EpisodeShape(outside_s, ((tokens, outside_s),) * turns)
+    return lambda rng, size: [shape] * size
+
+
+def _learner(rows: Sequence[Row], ranks: int, notes: list[str]) -> LearnerModel:
+    """Time per step against its tokens."""
+    tokens = [float(row["tokens"]) for row in rows]
+    seconds = [float(row["time/train_s"]) for row in rows]
+    slope = _slope(tokens, seconds)
+    level = statistics.fmean(seconds)
+    if slope is None or not 0.0 < slope * statistics.fmean(tokens) < level:
+        slope = level / statistics.fmean(tokens)
+        notes.append("training: steps are too alike to tell what does not grow with their tokens; all of their time is taken to")
+    fixed = level - slope * statistics.fmean(tokens)
+    factors = [value / (fixed + slope * count) for value, count in zip(seconds, tokens, strict=True)]
+    if not any("time/learner_s" in row for row in rows):
+        notes.append("training: the run did not record how long the driver waited for the learner; handing groups over is left out")
+    overhead_s = max(0.0, _mean(rows, "time/learner_s", level) - level)
+    exports = samples([float(row.get("publish/export_s", 0.0)) for row in rows])
+    return LearnerModel(step_s=fixed, token_s=slope * ranks, ranks=ranks, noise=samples(factors), overhead_s=overhead_s, export_s=exports)
+
+
+def _failure_rate(rows: Sequence[Row]) -> float:
+    failed = sum(float(row.get(f"failures/{status}", 0.0)) for row in rows for status in Status if status.failed)
+    fine = sum(float(row.get("episode/count", 0.0)) for row in rows)
+    return failed / (failed + fine) if failed else 0.0
+
+
+def _growing_share(recorded: Recorded, notes: list[str]) -> tuple[float, float]:
+    """Share of a decoding step that grows with its sequences, and the sequences at which it is that."""
+    points = sequences_and_pace(recorded)
+    if points:
+        sequences, pace = [point[0] for point in points], [point[1] for point in points]
+        slope, level = _slope(sequences, pace), statistics.fmean(pace)
+        if slope is not None and level > 0.0:
+            return min(1.0, max(0.0, slope * statistics.fmean(sequences) / level)), statistics.fmean(sequences)
+    notes.append(
+        "engines: the run does not tell how much slower a sequence gets when there are more of them; half of a decoding step is "
+        "taken to grow with them. Predictions for other numbers of engines depend on it; --record all may tell"
+    )
+    generating = recorded.mean("episode/generate_s") * recorded.mean("episode/count") / max(1e-9, recorded.step_s)
+    return ASSUMED_SHARE, max(1.0, generating / recorded.num_engines)
+
+
+def sequences_and_pace(recorded: Recorded) -> list[tuple[float, float]]:
+    """For each recorded episode the sequences beside it on average, itself included, and its seconds per token.
+
+    Who was there when follows from when groups began; episodes that were not recorded are taken to be like the recorded ones of
+    their group, and to be spread evenly over the engines.
+    """
+    synchronous = recorded.settings.max_staleness == 0
+    if not recorded.episodes or not (synchronous or all(episode.started_s is not None for episode in recorded.episodes)):
+        return []
+    sizes: dict[tuple[int, int], int] = {}
+    for episode in recorded.episodes:
+        sizes[episode.group] = sizes.get(episode.group, 0) + 1
+    timeline: dict[float, list[tuple[float, float, float]]] = {}
+    for episode in recorded.episodes:
+        # Without times, the groups of a synchronous step are taken to begin together.
+        base, start = (0.0, episode.started_s) if episode.started_s is not None else (float(episode.version), 0.0)
+        weight = recorded.settings.num_samples / sizes[episode.group] / recorded.num_engines
+        density = weight * episode.generate_s / episode.total_s if episode.total_s > 0.0 else 0.0
+        timeline.setdefault(base, []).append((start, start + episode.total_s, density))
+    points: list[tuple[float, float]] = []
+    chosen = recorded.episodes[:: max(1, len(recorded.episodes) // MAX_POINTS)]
+    for episode, base, start in ((e, 0.0 if e.started_s is not None else float(e.version), e.started_s or 0.0) for e in chosen):
+        if episode.total_s > 0.0 and episode.shape.num_tokens and episode.generate_s > 0.0:
+            points.append((_beside(timeline[base], start, start + episode.total_s), episode.generate_s / episode.shape.num_tokens))
+    return points
+
+
+def _beside(timeline: Sequence[tuple[float, float, float]], start: float, end: float) -> float:
+    total = sum(max(0.0, min(end, other_end) - max(start, other_start)) * density for other_start, other_end, density in timeline)
+    return max(1.0, total / (end - start))
+
+
+def _calibrated(recorded: Recorded, share: tuple[float, float]) -> EngineModel:
+    """The engine with which the simulated run has the recorded seconds per token."""
+    growing, sequences = share
+    engine = replace(recorded.engine, token_s=1.0 - growing, token_s_per_sequence=growing / sequences)
+    tokens = max(1e-9, recorded.mean("episode/tokens_mean"))
+    wanted = recorded.mean("episode/generate_s") / tokens
+    if wanted <= 0.0:
+        raise ConfigError("RUN", "episode/generate_s", "is missing in metrics.jsonl", "Profile a run of this version of agentrl.")
+    scale = wanted / engine.step_s(max(1, round(sequences)))
+    for _ in range(3):
+        trial = replace(engine, token_s=engine.token_s * scale, token_s_per_sequence=engine.token_s_per_sequence * scale)
+        plan = replace(recorded.plan(), engine=trial)
+        steps = max(8, min(24, 1500 // plan.settings.groups_per_step))
+        got = simulate(replace(plan, settings=replace(plan.settings, num_steps=steps)))
+        pace = got.mean("episode/generate_s") / got.mean("episode/tokens_mean")
+        scale *= wanted / pace
+    return replace(engine, token_s=engine.token_s * scale, token_s_per_sequence=engine.token_s_per_sequence * scale)
+
+
+def _slope(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Of the straight line through points; `None` if they do not tell it: the error of what it explains must be small."""
+    if len(x) < MIN_GROUPS or statistics.pstdev(x) < MIN_SPREAD * abs(statistics.fmean(x)):
+        return None
+    slope, intercept = statistics.linear_regression(x, y)
+    left = sum((value - intercept - slope * at) ** 2 for at, value in zip(x, y, strict=True)) / (len(x) - 2)
+    error = math.sqrt(left / (statistics.pvariance(x) * len(x)))
+    return slope if error * abs(statistics.fmean(x)) <= MAX_ERROR * abs(statistics.fmean(y)) else None
+
+
+def _mean(rows: Sequence[Row], name: str, default: float) -> float:
+    values = [float(row[name]) for row in rows if row.get(name) is not None]
+    return statistics.fmean(values) if values else default
+
+
+def time_shares(recorded: Recorded) -> Mapping[str, Mapping[str, float]]:
+    """Parts of a step's time, by who spends it; what a run did not record is left out.
+
+    Returns:
+        ``learner``, seconds per step: training, handing groups over, exporting, and waiting, which is the rest. ``publication``,
+        seconds per step. ``engine``, shares of the time: decoding, paused, idle. ``episode``, mean seconds: in the engine, in the
+        environment, and elsewhere. ``group``, mean seconds: being played, and waiting in the queue for its step.
+    """
+    step_s = recorded.step_s
+    train_s = recorded.mean("time/train_s")
+    handing_s = max(0.0, recorded.mean("time/learner_s", train_s) - train_s)
+    export_s, publish_s = recorded.mean("publish/export_s"), recorded.mean("publish/seconds")
+    idle, paused = recorded.mean("idle/generator"), min(1.0, recorded.mean("publish/pause_s") / step_s)
+    total_s, generate_s, env_s = (recorded.mean(f"episode/{name}") for name in ("total_s", "generate_s", "env_s"))
+    return {
+        "learner": {
+            "train_s": train_s,
+            "handing_over_s": handing_s,
+            "export_s": export_s,
+            "waiting_s": max(0.0, step_s - train_s - handing_s - export_s),
+        },
+        "publication": {"seconds": publish_s, "pause_s": recorded.mean("publish/pause_s")},
+        "engine": {"decoding": 1.0 - idle, "paused": min(paused, idle), "idle": max(0.0, idle - paused)},
+        "episode": {"engine_s": generate_s, "env_s": env_s, "elsewhere_s": max(0.0, total_s - generate_s - env_s)},
+        "group": {"played_s": recorded.mean("group/seconds_mean"), "queued_s": recorded.mean("queue/wait_s")},
+    }

@@ -1,0 +1,253 @@
+"""A run on virtual time: the flow itself, with engines, environments and a learner that only take time.
+
+Slots, queue, loops, ledger and pool are those of a real run. What is scripted is how long things take: an engine decodes
+for all its sequences in steps whose length grows with their number, an environment takes the time it is drawn to take, and
+the learner takes what its model says. Thousands of engines fit into one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+import statistics
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+import anyio
+
+from agentrl.core.errors import ConfigError
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Task
+from agentrl.flow.driver import RunResult, train
+from agentrl.flow.settings import FlowSettings
+from agentrl.profile.simulated_engine import DrawGroup, EngineModel, EpisodeShape, SimulatedWorker, World
+from agentrl.profile.simulated_learner import LearnerModel, SimulatedLearner
+from agentrl.rollout.pool import RolloutPool, Supervision
+
+T = TypeVar("T")
+
+
+class _Jump(selectors.DefaultSelector):
+    """Instead of waiting, moves the loop's clock; a wait for nothing at all is a deadlock."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("deadlock: nothing is scheduled and nobody is ready")
+        self.now += max(0.0, timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next thing that is due; code that takes the loop's time sees no difference."""
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._jump.now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        """Here and now: a thread would take time that the clock does not know of."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def run_virtual(main: Callable[[], Awaitable[T]]) -> T:
+    """Run `main` on virtual time, to its end.
+
+    Args:
+        main: Takes no arguments; what it waits for must be timers and what they set off, no files or threads.
+
+    Returns:
+        What `main` returns.
+
+    Raises:
+        RuntimeError: If everybody waits and no timer is left, which is a deadlock; or inside a running event loop.
+    """
+    return anyio.run(main, backend_options={"loop_factory": VirtualLoop})
+
+
+Draw: TypeAlias = Callable[[random.Random], float]
+"""Draws a value from a distribution."""
+
+
+def constant(value: float) -> Draw:
+    """Always `value`."""
+    return lambda rng: value
+
+
+none = constant(0.0)
+"""No time at all."""
+
+
+def lognormal(median: float, sigma: float) -> Draw:
+    """Lognormal with this median; `sigma` is the standard deviation of the logarithm."""
+    return lambda rng: median * rng.lognormvariate(0.0, sigma)
+
+
+def samples(values: Sequence[float]) -> Draw:
+    """One of the recorded `values`, each as likely as any other.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    if not values:
+        raise ValueError("an empirical distribution needs at least one sample")
+    kept = tuple(values)
+    return lambda rng: kept[int(rng.random() * len(kept))]
+
+
+def episodes_of(*, tokens: Draw, env_s: Draw = none, reset_s: Draw = none, turns: int = 1) -> DrawGroup:
+    """Groups of episodes that are independent of each other, with a fixed number of turns.
+
+    Args:
+        tokens: Tokens of a turn.
+        env_s: Seconds of the environment after a turn.
+        reset_s: Seconds of the environment before the first turn.
+        turns: Turns of an episode.
+    """
+
+    def draw(rng: random.Random, size: int) -> list[EpisodeShape]:
+        return [EpisodeShape(reset_s(rng), tuple((max(1.0, tokens(rng)), env_s(rng)) for _ in range(turns))) for _ in range(size)]
+
+    return draw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run to simulate.
+
+    Attributes:
+        settings: As for a real run; the stall time-out is in virtual seconds.
+        num_engines: Engines, each with episodes beside it.
+        engine: How fast an engine is.
+        learner: How fast the learner is.
+        episodes: What episodes ask for.
+        pass_rate: Share of the groups that the filter keeps.
+        failure_rate: Share of the episodes that fail at their end.
+        seed: Of everything that is drawn.
+    """
+
+    settings: FlowSettings
+    num_engines: int
+    engine: EngineModel
+    learner: LearnerModel
+    episodes: DrawGroup
+    pass_rate: float = 1.0
+    failure_rate: float = 0.0
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Simulated:
+    """How a simulated run went.
+
+    Attributes:
+        plan: What was simulated.
+        result: As a real run returns it; its ledger was checked at the end.
+        steps: The metrics of every step, as a real run has them.
+        groups: When each attempt at a group ended, and its summary, if they were to be kept.
+        peak_episodes: Most episodes under way at once.
+        warmup: Steps left out of the figures below, because the run was filling up.
+    """
+
+    plan: Plan
+    result: RunResult
+    steps: list[Mapping[str, float]]
+    groups: list[tuple[float, GroupSummary]]
+    peak_episodes: int
+    warmup: int
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per step once the run is under way."""
+        first = self.steps[self.warmup - 1]["time_s"] if self.warmup else 0.0
+        return (self.steps[-1]["time_s"] - first) / (len(self.steps) - self.warmup)
+
+    @property
+    def episodes_per_s(self) -> float:
+        """Episodes trained on per second once the run is under way."""
+        return self.mean("group/count") * self.plan.settings.num_samples / self.step_s
+
+    @property
+    def max_staleness(self) -> float:
+        """Of any token trained on, in steps."""
+        return max(row["staleness/max"] for row in self.steps)
+
+    def mean(self, name: str) -> float:
+        """A metric's mean over the steps once the run is under way."""
+        return statistics.fmean(row[name] for row in self.steps[self.warmup :])
+
+
+@dataclass(slots=True)
+class _Log:
+    """The observer of a simulated run."""
+
+    keep_groups: bool
+    steps: list[Mapping[str, float]] = field(default_factory=list)
+    groups: list[tuple[float, GroupSummary]] = field(default_factory=list)
+
+    def on_stage(self, name: str) -> None:
+        return
+
+    def on_group(self, summary: GroupSummary) -> None:
+        if self.keep_groups:
+            self.groups.append((asyncio.get_running_loop().time(), summary))
+
+    def on_step(self, metrics: Mapping[str, float]) -> None:
+        self.steps.append(metrics)
+
+
+def simulate(plan: Plan, *, keep_groups: bool = False) -> Simulated:
+    """Simulate a whole run; the same plan gives the same result.
+
+    Args:
+        plan: What to simulate.
+        keep_groups: Keep the summaries of all groups.
+
+    Raises:
+        ConfigError: If the plan has no engine or too few steps to say anything.
+        AgentRLError: As a real run: a lost group, a token that is too old, too many failures.
+    """
+    if plan.num_engines < 1:
+        raise ConfigError("num_engines", plan.num_engines, "a simulated run needs engines", "Give at least 1.")
+    log, world = _Log(keep_groups), World(plan.episodes, plan.failure_rate, plan.seed)
+    result = run_virtual(lambda: _run(plan, world, log))
+    warmup = min(plan.settings.max_staleness + 1, len(log.steps) // 2)
+    return Simulated(plan, result, log.steps, log.groups, world.peak_episodes, warmup)
+
+
+async def _run(plan: Plan, world: World, log: _Log) -> RunResult:
+    rng = random.Random(f"{plan.seed} filter")
+
+    def keep(summary: GroupSummary) -> str | None:
+        return None if plan.pass_rate >= 1.0 or rng.random() < plan.pass_rate else "simulated"
+
+    workers = {f"engine-{i}": SimulatedWorker(plan.engine, world, number=i) for i in range(plan.num_engines)}
+    supervision = None
+    if plan.engine.lifetime_s is not None:
+
+        async def respawn(name: str) -> SimulatedWorker:
+            return await workers[name].successor()
+
+        supervision = Supervision(respawn=respawn, max_restarts=1_000_000)
+    learner = SimulatedLearner(plan.learner, plan.seed)
+    pool = RolloutPool(workers, supervision)
+    return await train(settings=plan.settings, pool=pool, learner=learner, tasks=_tasks(), observer=log, keep=keep)
+
+
+def _tasks() -> Iterator[Task]:
+    number = 0
+    while True:
+        yield Task("", id=str(number), position=number)
+        number += 1

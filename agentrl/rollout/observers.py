@@ -1,0 +1,117 @@
+"""Watching an episode as it is played, and letting someone else decide when, or what, it goes on with.
+
+An episode runs as always; what it tells its engine and its environment is handed to a watcher on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agentrl.core.protocols import Engine, EngineStats, GenerationRequest, WeightUpdate
+from agentrl.core.types import Generation, Task
+from agentrl.env.agent import ResetResult, StepResult, StepState
+from agentrl.env.boundary import Session
+
+
+@dataclass(frozen=True, slots=True)
+class ResetEvent:
+    """The environment was reset with this task and seed."""
+
+    task: Task
+    seed: int
+    result: ResetResult
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEvent:
+    """The engine answered a request."""
+
+    request: GenerationRequest
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """The environment answered a turn."""
+
+    state: StepState
+    result: StepResult
+
+
+Watcher: TypeAlias = Callable[[ResetEvent | SampleEvent | StepEvent], None]
+
+
+class WatchedSession:
+    """An environment whose answers are told to a watcher; see `agentrl.env.boundary.Session`.
+
+    Args:
+        session: The environment.
+        watcher: Told each result, after it was checked.
+    """
+
+    def __init__(self, session: Session, watcher: Watcher) -> None:
+        self._session, self._watcher = session, watcher
+
+    async def reset(self, task: Task, seed: int) -> ResetResult:
+        """As `Session.reset`."""
+        result = await self._session.reset(task, seed)
+        self._watcher(ResetEvent(task, seed, result))
+        return result
+
+    async def step(self, state: StepState) -> StepResult:
+        """As `Session.step`."""
+        result = await self._session.step(state)
+        self._watcher(StepEvent(state, result))
+        return result
+
+    async def close(self) -> None:
+        """As `Session.close`."""
+        await self._session.close()
+
+
+class WatchedEngine:
+    """An engine whose requests wait for leave and whose answers are told to a watcher; see `agentrl.core.protocols.Engine`.
+
+    Args:
+        engine: Answers; started and closed with this one.
+        watcher: Told each answer.
+        leave: Waited for before each request.
+    """
+
+    def __init__(self, engine: Engine, watcher: Watcher, leave: Callable[[GenerationRequest], Awaitable[object]]) -> None:
+        self._engine, self._watcher, self._leave = engine, watcher, leave
+
+    @property
+    def max_model_len(self) -> int:
+        """Context length in tokens; known once started."""
+        return self._engine.max_model_len
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn; known once started."""
+        return self._engine.end_token_ids
+
+    async def start(self) -> None:
+        """As `Engine.start`."""
+        await self._engine.start()
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """As `Engine.generate`."""
+        await self._leave(request)
+        generation = await self._engine.generate(request)
+        self._watcher(SampleEvent(request, generation))
+        return generation
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        """As `Engine.load_weights`."""
+        return await self._engine.load_weights(update)
+
+    def stats(self) -> EngineStats:
+        """As `Engine.stats`."""
+        return self._engine.stats()
+
+    async def close(self) -> None:
+        """As `Engine.close`."""
+        await self._engine.close()

@@ -1,0 +1,145 @@
+"""What a run trains on and what it is evaluated on, as the configuration says."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.schema import DataConfig, TrainConfig
+from agentrl.core.errors import ConfigError
+from agentrl.core.seeding import derive_seed
+from agentrl.core.tokenizers import load_tokenizer
+from agentrl.core.types import Task
+from agentrl.env.load import AgentSpec
+from agentrl.env.prompts import PromptFormat, read_prompts
+from agentrl.env.tasks import PEEK, TaskSource, checked, own_tasks, unique
+from agentrl.rollout.chat import ChatCodec, encode_prompt
+from agentrl.rollout.settings import EpisodeSettings
+
+
+def open_tasks(config: TrainConfig, agent: AgentSpec) -> TaskSource:
+    """The tasks to train on: those that ``--prompts`` names, else the environment's own, less those held out.
+
+    Raises:
+        ConfigError: If there are none, or they cannot be used.
+    """
+    data, seed = config.data, config.run.seed
+    holdout = data.eval_size if _is_held_out(config, agent) else 0
+    if not data.prompts:
+        return TaskSource.from_agent(agent, seed=seed, shuffle=data.shuffle, holdout=holdout)
+    parts = read_prompts(data.prompt_sources, _form(data))
+    return TaskSource.from_prompts(parts, weights=data.prompt_weights, seed=seed, shuffle=data.shuffle, holdout=holdout)
+
+
+def eval_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
+    """The tasks to evaluate on, none of which `open_tasks` gives; the same ones in the same order each time.
+
+    They come from ``--eval-prompts``, else from the environment's ``eval_tasks``, of each at most ``--eval-size``; else
+    ``--eval-size`` training tasks are held out.
+
+    Raises:
+        ConfigError: If there are none, or they cannot be used.
+    """
+    if _is_held_out(config, agent):
+        if not config.data.eval_size:
+            remedy = "Give --eval-size N to hold out N training tasks, or --eval-prompts, or write a classmethod eval_tasks()."
+            raise ConfigError("--eval-size", 0, "there are no tasks to evaluate on", remedy)
+        tasks = open_tasks(config, agent).held_out
+    else:
+        tasks = _separate(config, agent)
+    return [dataclasses.replace(task, position=index) for index, task in enumerate(tasks)]
+
+
+def _is_held_out(config: TrainConfig, agent: AgentSpec) -> bool:
+    return not config.data.eval_prompts and own_tasks(agent, "eval_tasks") is None
+
+
+def _form(data: DataConfig) -> PromptFormat:
+    return PromptFormat(split=data.prompt_split, input_key=data.input_key, label_key=data.label_key, input_template=data.input_template)
+
+
+def _separate(config: TrainConfig, agent: AgentSpec) -> list[Task]:
+    """Tasks that have nothing to do with those trained on."""
+    data = config.data
+    loaded: Iterable[Task]
+    if data.eval_prompts:
+        origin = data.eval_prompts
+        form = dataclasses.replace(_form(data), flag="--eval-prompts", split=data.eval_split, split_flag="--eval-split")
+        loaded = [task for part in read_prompts(data.eval_sources, form) for task in part.tasks]
+    else:
+        origin = f"{agent.source}: {agent.name}.eval_tasks"
+        loaded = own_tasks(agent, "eval_tasks") or ()
+    limit = None if isinstance(loaded, Sequence) else max(PEEK, data.eval_size)
+    tasks = unique(list(itertools.islice(checked(loaded, origin), limit)), origin)
+    if not tasks:
+        raise ConfigError("--eval-prompts", data.eval_prompts, f"{origin} holds no task", "Give at least one.")
+    if len(tasks) == limit and not data.eval_size:
+        raise ConfigError("--eval-size", 0, f"{origin} seems to have no end", "Say how many of its tasks to evaluate on.")
+    if not data.eval_size or len(tasks) <= data.eval_size:
+        return tasks
+    if len(tasks) == limit:
+        return tasks[: data.eval_size]
+    chosen = random.Random(derive_seed(config.run.seed, "eval")).sample(range(len(tasks)), data.eval_size)
+    return [tasks[index] for index in sorted(chosen)]
+
+
+TEMPLATE_TOKENS, MESSAGE_TOKENS = 128, 32
+
+
+def check_prompts(settings: EpisodeSettings, tasks: Sequence[Task], max_model_len: int) -> None:
+    """Check that the tasks' own prompts leave room to answer; what an environment's `reset` returns is not known yet.
+
+    A token stands for one byte at least, so prompts with fewer bytes than the context has tokens need no tokenizer; it is
+    loaded, and with it transformers, only if a prompt is longer than that.
+
+    Args:
+        settings: Model and budgets.
+        tasks: Some tasks, the more the better.
+        max_model_len: Context length in tokens; 0 if not known, which leaves only ``--max-episode-tokens``.
+
+    Raises:
+        ConfigError: For the first prompt that is too long, or that the chat template refuses.
+    """
+    limit = min((length for length in (max_model_len, settings.max_episode_tokens) if length), default=0)
+    doubtful = [task for task in tasks if _most_tokens(task, settings) >= limit] if limit else []
+    if not doubtful:
+        return
+    tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
+    codec = ChatCodec(tokenizer, system_prompt=settings.system_prompt)
+    for task in doubtful:
+        length = len(encode_prompt(codec, task.prompt, apply_chat_template=settings.apply_chat_template))
+        if length >= limit:
+            flag = "--max-model-len" if limit == max_model_len else "--max-episode-tokens"
+            problem = f"the prompt of task {task.id!r} has {length} tokens and leaves no room to answer"
+            raise ConfigError(flag, limit, problem, "Raise it as far as the model allows, or shorten or remove the prompt.")
+
+
+def context_length(model: str) -> int:
+    """The context length that a local model directory states; 0 if it is not known without a download.
+
+    Args:
+        model: Hugging Face directory or hub name.
+    """
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        return 0
+    config = json.loads(path.read_text(encoding="utf-8"))
+    return int(config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings") or 0)
+
+
+def _most_tokens(task: Task, settings: EpisodeSettings) -> int:
+    messages = 1 if isinstance(task.prompt, str) else len(task.prompt)
+    return _num_bytes(task.prompt) + _num_bytes(settings.system_prompt) + MESSAGE_TOKENS * messages + TEMPLATE_TOKENS
+
+
+def _num_bytes(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value.encode(errors="replace"))
+    if isinstance(value, Mapping):
+        return sum(map(_num_bytes, value.values()))
+    return sum(map(_num_bytes, value)) if isinstance(value, list | tuple) else 0

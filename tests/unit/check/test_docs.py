@@ -1,0 +1,55 @@
+"""``docs/check.md`` says what the code says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from agentrl.check import findings
+from agentrl.check.findings import Severity
+from agentrl.check.rules import RULES, rule
+from tests.check_reference import DOCS, with_table
+from tests.unit.check.support import checked, ids
+from tests.unit.check.test_broken import DEFECTS, LOST, NOTES, SECOND
+
+PAGE = DOCS.read_text(encoding="utf-8")
+ELSEWHERE = {"slow-calls", "flat-groups", "reward-unseen", "score-clipped", "template-refuses", "loads-only-here"}
+"""Found in tests that are not tables."""
+
+
+def test_the_table_is_the_one_of_the_rules() -> None:
+    assert with_table(PAGE) == PAGE, "run python -m tests.check_reference"
+
+
+def named_in_code() -> set[str]:
+    """Rules that the checks name where they report something."""
+    nodes = [node for path in Path(findings.__file__).parent.glob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) == 3]
+    reports = [call.args[0] for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in ("found", "add")]
+    return {str(name.value) for name in reports if isinstance(name, ast.Constant)}
+
+
+def test_whatever_can_be_found_is_on_the_page() -> None:
+    named = named_in_code()
+    assert len(named) > 40
+    assert named <= set(re.findall(r"^\| `([a-z-]+)` \|", PAGE, re.MULTILINE))
+
+
+def test_the_example_finds_what_the_page_shows(tmp_path: Path) -> None:
+    code, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "dice.py").write_text(code)
+    report = checked(str(tmp_path / "dice.py"))
+    shown = set(re.findall(r"^(?:error|warning|note) ([\w-]+):", PAGE, re.MULTILINE))
+    assert ids(report, *Severity) == shown
+    for finding in report.findings:
+        assert f"{rule(finding).severity} {finding.id}: {rule(finding).title}" in PAGE
+
+
+def test_every_rule_has_a_test_and_says_what_to_do() -> None:
+    assert set(RULES) == {*DEFECTS.values(), *LOST.values(), *NOTES.values(), *SECOND.values(), *ELSEWHERE}
+    for known in RULES.values():
+        assert known.remedy.endswith((".", ").")), known.id
+        assert known.why.endswith("."), known.id
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", known.id)
+        assert known.snippet or known.severity is not Severity.ERROR or known.id in ("reset-raises", "prompt-too-long"), known.id

@@ -1,0 +1,135 @@
+"""The settings of ``agentrl eval``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.config.load import from_mapping, to_json
+from agentrl.core.errors import ConfigError
+from agentrl.evaluation.config import load_request
+
+AGENT = ["--agent", "module:Name"]
+
+
+def run_of(folder: Path, *models: str, **settings: Any) -> Path:
+    """A run's directory with these of its models."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(to_json(from_mapping({"agent": "module:Name", **settings})))
+    for name in models:
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text("{}")
+    return folder
+
+
+def test_flags_of_episodes_engines_and_figures_are_those_of_training() -> None:
+    request = load_request(
+        [*AGENT, "--max-new-tokens", "9", "--top-p", "0.5", "--eval-by", "level", "--kv-cache-gib", "1", "--env-isolation", "process"]
+    )
+    config = request.config
+    assert (config.rollout.max_new_tokens, config.rollout.top_p, config.eval.eval_by, config.engine.kv_cache_gib) == (9, 0.5, "level", 1.0)
+    assert (config.isolation.env_isolation, config.run.runtime, config.learner.num_learners) == ("process", "local", 0)
+    assert request.baseline is None
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ["--n-samples-per-prompt", "2", "--temperature", "0", "--num-tasks", "7"],
+        ["--n-samples-per-prompt=2", "--temperature=0", "--num-tasks=7"],
+    ],
+)
+def test_what_means_the_same_without_training_has_both_names(form: list[str]) -> None:
+    config = load_request([*AGENT, *form]).config
+    assert (config.eval.eval_samples, config.eval.eval_temperature, config.data.eval_size) == (2, 0.0, 7)
+
+
+def test_several_engines_need_ray() -> None:
+    assert load_request([*AGENT, "--num-engines", "2"]).config.run.runtime == "ray"
+    with pytest.raises(ConfigError, match="--runtime ray"):
+        load_request([*AGENT, "--num-engines", "2", "--runtime", "local"])
+
+
+def test_a_run_brings_environment_settings_and_its_best_model(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path / "run",
+        "model",
+        "best",
+        seed=5,
+        eval_size=8,
+        eval_every=2,
+        eval_samples=3,
+        temperature=0.7,
+        overlong_buffer=8,
+        model="start/model",
+    )
+    request = load_request(["--run", str(run), "--baseline", "start", "--max-turns", "3"])
+    config = request.config
+    assert (config.model.model, request.baseline, config.run.agent, config.run.seed) == (str(run / "best"), "start/model", "module:Name", 5)
+    assert (config.data.eval_size, config.eval.eval_samples, config.rollout.temperature, config.rollout.max_turns) == (8, 3, 0.7, 3)
+    assert config.algo.overlong_buffer == 8  # rewards as in training
+    assert load_request([f"--run={run}", "--model", str(run / "model")]).config.model.model == str(run / "model")
+    last = run_of(tmp_path / "last", "model")
+    assert load_request(["--run", str(last)]).config.model.model == str(last / "model")
+
+
+def test_an_asynchronous_run_with_groups_and_ranks_can_be_measured(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path / "run",
+        "model",
+        max_staleness=2,
+        num_learners=4,
+        groups_per_step=8,
+        advantage_estimator="rloo",
+        n_samples_per_prompt=4,
+        num_engines=2,
+    )
+    config = load_request(["--run", str(run)]).config
+    assert (config.staleness, config.learner.num_learners, config.run.runtime) == (0, 0, "ray")
+
+
+def test_start_without_a_run_is_the_bundled_model() -> None:
+    request = load_request([*AGENT, "--baseline", "start"])
+    assert request.baseline == ""
+    assert request.with_model("other").model.model == "other"
+
+
+def test_a_file_brings_settings(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"agent": "module:Name", "max_turns": 2}))
+    assert load_request(["--config", str(tmp_path / "a.json")]).config.rollout.max_turns == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "says"),
+    [
+        ([], "--agent", "no environment"),
+        (["--run", "{}/nowhere"], "--run", "holds no run"),
+        (["--run", "{}/empty"], "--run", "no model"),
+        (["--run", "{}/empty", "--config", "x.toml"], "--config", "own settings"),
+        ([*AGENT, "--output", "{}/done"], "--output", "already holds"),
+        ([*AGENT, "--eval-samples", "0"], "--eval-samples", "greater than"),
+        ([*AGENT, "--temperature", "-1"], "--eval-temperature", "greater than"),
+        ([*AGENT, "--temperature", "3"], "--eval-temperature", "less than"),
+        ([*AGENT, "--seed", "-1"], "--seed", "greater than"),
+        ([*AGENT, "--model", "{}/none/"], "--model", "no such directory"),
+        ([*AGENT, "--prompts", "none.jsonl"], "--prompts", "no such file"),
+    ],
+)
+def test_errors_name_the_flag(tmp_path: Path, words: list[str], field: str, says: str) -> None:
+    run_of(tmp_path / "empty")
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / "eval.json").write_text("{}")
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_request([word.format(tmp_path) for word in words])
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("flag", ["--learning-rate", "--groups-per-step", "--eval-every", "--keep-best", "--num-steps"])
+def test_flags_of_training_are_not_taken(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_request([*AGENT, flag, "1"])
+    assert caught.value.code == 2
+    assert flag in capsys.readouterr().err

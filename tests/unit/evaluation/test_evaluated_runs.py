@@ -1,0 +1,236 @@
+"""Runs that are evaluated on the way: the right weights, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.core.errors import ConfigError, TooManyFailuresError
+from agentrl.core.files import check_directory
+from agentrl.core.summaries import GroupSummary, MemberSummary
+from agentrl.core.types import Task, Ticket
+from agentrl.evaluation.assessment import Assessment
+from agentrl.evaluation.best import Best, BestModel, read_best
+from agentrl.evaluation.evaluations import EvalSettings, Evaluations
+from agentrl.flow import RunResult, train
+from agentrl.flow.state import StopRequest
+from agentrl.rollout.pool import RolloutPool
+from tests.unit.flow.fakes import (
+    Recorder,
+    ScriptedLearner,
+    ScriptedWorker,
+    endless_tasks,
+    failed_member,
+    group_summary,
+    member,
+    run_virtual,
+)
+from tests.unit.flow.test_train import sizes
+
+TASKS = [Task(f"question {i}", id=str(i)) for i in range(5)]
+
+
+@dataclass
+class Worker(ScriptedWorker):
+    """Tells groups that are evaluated from those to train on, and notes under which weights each began and ended."""
+
+    evaluated: list[tuple[Ticket, int, int]] = field(default_factory=list)
+    eval_s: float = 3.0
+
+    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
+        if ticket.eval_sampling is None:
+            return await super().run_group(ticket)
+        before = self.version
+        await anyio.sleep(self.eval_s)
+        self.evaluated.append((ticket, before, self.version))
+        return group_summary(ticket, (before, self.version), self.members(ticket, before)), "no reference"
+
+    def members(self, ticket: Ticket, version: int) -> Sequence[MemberSummary] | None:
+        return [member(float(version)), member(0.0)]
+
+
+@dataclass
+class Learner(ScriptedLearner):
+    """Saves a file that says which version it is."""
+
+    saved: list[int] = field(default_factory=list)
+
+    async def save_model(self, path: str) -> None:
+        self.saved.append(len(self.steps))
+        (Path(path) / "version").write_text(str(len(self.steps)))
+
+
+@dataclass
+class Scene:
+    """A run that is evaluated every `every` steps."""
+
+    every: int
+    staleness: int = 1
+    num_steps: int = 6
+    run_dir: Path | None = None
+    metric: str = "eval/reward"
+    resumed: bool = False
+    workers: list[Worker] = field(default_factory=lambda: [Worker()])
+    learner: Learner = field(default_factory=Learner)
+    observer: Recorder = field(default_factory=Recorder)
+    stop: StopRequest = field(default_factory=StopRequest)
+    results: list[tuple[int, Assessment]] = field(default_factory=list)
+
+    async def go(self) -> RunResult:
+        pool = RolloutPool({f"engine-{i}": worker for i, worker in enumerate(self.workers)})
+        evaluations = Evaluations(
+            pool,
+            TASKS,
+            EvalSettings(num_samples=2, live_episodes=6),
+            every=self.every,
+            num_steps=self.num_steps,
+            best=BestModel(self.run_dir, self.learner, self.metric, resumed=self.resumed) if self.run_dir else None,
+            on_result=lambda step, assessment, seconds: self.results.append((step, assessment)),
+        )
+        return await train(
+            settings=sizes(num_steps=self.num_steps, staleness=self.staleness),
+            pool=pool,
+            learner=self.learner,
+            tasks=endless_tasks(),
+            observer=self.observer,
+            after_step=[evaluations],
+            stop=self.stop,
+        )
+
+    def run(self) -> RunResult:
+        return run_virtual(self.go)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@given(
+    every=st.integers(1, 4),
+    load_s=st.floats(0.0, 8.0),
+    train_s=st.floats(0.0, 8.0),
+    eval_s=st.floats(0.1, 20.0),
+    seconds=st.lists(st.floats(0.1, 5.0), min_size=3, max_size=3),
+    engines=st.integers(1, 3),
+)
+@settings(max_examples=25, deadline=None)
+def test_every_token_of_an_evaluation_is_of_the_step_it_is_named_after(
+    staleness: int, every: int, load_s: float, train_s: float, eval_s: float, seconds: list[float], engines: int
+) -> None:
+    workers = [Worker(load_s=load_s, eval_s=eval_s, duration=lambda t: seconds[t.group_id % 3]) for _ in range(engines)]
+    scene = Scene(every, staleness, workers=workers, learner=Learner(train_s=lambda step: train_s))
+    result = scene.run()
+    due = [step for step in range(1, 7) if step % every == 0 or step == 6]
+    assert [step for step, _ in scene.results] == due
+    played = [item for worker in workers for item in worker.evaluated]
+    assert len(played) == len(due) * len(TASKS)
+    for ticket, before, after in played:
+        assert ticket.eval_sampling is not None
+        assert before == after == ticket.version == int(ticket.eval_sampling.name.removeprefix("eval-"))
+    assert {row["step"] for row in scene.observer.steps if "eval/reward" in row} == set(due)
+    assert all(row["eval/reward"] == row["step"] / 2 for row in scene.observer.steps if "eval/reward" in row)
+    assert (result.counts.submitted, result.counts.trained, result.counts.in_flight) == (18, 18, 0)
+    assert scene.learner.trained_ids == list(range(18))
+    assert max(row["staleness/max"] for row in scene.observer.steps) <= staleness
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_its_evaluation(tmp_path: Path) -> None:
+    scene = Scene(2, staleness=1, workers=[Worker(eval_s=100.0)], run_dir=tmp_path)
+
+    async def main() -> RunResult:
+        async def ask() -> None:
+            await anyio.sleep(40.0)  # by now the evaluation after step 2 is under way
+            scene.stop.ask()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            return await scene.go()
+
+    result = run_virtual(main)
+    assert (result.stopped, result.steps, scene.results, scene.learner.saved) == (True, 2, [], [])
+    assert [(row["step"], "eval/reward" in row) for row in scene.observer.steps] == [(1, False), (2, False)]
+    assert result.seconds < 50.0
+    assert result.counts.submitted == result.counts.trained + result.counts.in_flight == 12
+
+
+def test_training_does_not_notice_an_evaluation() -> None:
+    def trained(every: int) -> tuple[list[Any], list[Any], list[Any]]:
+        scene = Scene(every, staleness=0)
+        scene.run()
+        timed = ("idle/", "time", "tokens_per_s", "queue/", "eval/", "publish/")
+        rows = [{k: v for k, v in row.items() if not k.startswith(timed)} for row in scene.observer.steps]
+        tickets = [(t.group_id, t.task.id, t.task.position, t.version, t.attempt) for t in scene.workers[0].seen]
+        return rows, tickets, scene.learner.steps
+
+    assert trained(every=2) == trained(every=0)
+
+
+def test_generation_goes_on_beside_an_evaluation_of_an_asynchronous_run() -> None:
+    worker = Worker(eval_s=30.0)
+    scene = Scene(every=3, staleness=1, workers=[worker])
+    begun: list[bool] = []
+    worker.duration = lambda ticket: begun.append(True) or 1.0  # type: ignore[func-returns-value]
+    scene.run()
+    assert scene.observer.steps[3]["time/step_s"] > 30.0  # the learner waited
+    assert scene.observer.steps[3]["queue/wait_s"] > 20.0  # for the evaluation, and not for groups
+
+
+def test_the_best_model_is_kept_with_what_it_is_best_in(tmp_path: Path) -> None:
+    values = {1: 0.5, 2: 0.8, 3: 0.8, 4: 0.6, 5: 0.9, 6: 0.1}
+
+    class Scored(Worker):
+        def members(self, ticket: Ticket, version: int) -> Sequence[MemberSummary]:
+            return [member(values[version])] * 2
+
+    scene = Scene(1, workers=[Scored()], run_dir=tmp_path)
+    scene.run()
+    assert scene.learner.saved == [1, 2, 5]
+    assert read_best(tmp_path) == Best(step=5, metric="eval/reward", value=0.9)
+    assert (tmp_path / "best" / "version").read_text() == "5"
+    assert [row["eval/best_step"] for row in scene.observer.steps] == [1, 2, 2, 2, 5, 5]
+    check_directory(tmp_path / "best")
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+def test_a_resumed_run_goes_on_from_the_best_so_far(tmp_path: Path) -> None:
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "best.json").write_text(json.dumps({"step": 4, "metric": "eval/reward", "value": 2.0}))
+    scene = Scene(1, run_dir=tmp_path, resumed=True)
+    scene.run()  # the reward is half the version: 3.0 in the end
+    assert scene.learner.saved == [5, 6]
+    assert read_best(tmp_path) == Best(step=6, metric="eval/reward", value=3.0)
+    for other in (Scene(1, run_dir=tmp_path, metric="eval/score", resumed=True), Scene(1, run_dir=tmp_path)):
+        other.run()  # best in something else, or another run's: nothing to go on from
+        assert other.learner.saved[0] == 1
+
+
+def test_a_figure_that_there_is_not_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"eval/reward/hard.*There are eval/.*eval/reward,"):
+        Scene(1, run_dir=tmp_path, metric="eval/reward/hard").run()
+
+
+def test_a_figure_that_failures_leave_out_does_not_end_the_run(tmp_path: Path) -> None:
+    class Failing(Worker):
+        def members(self, ticket: Ticket, version: int) -> Sequence[MemberSummary] | None:
+            return [failed_member(), member(1.0)]
+
+    scene = Scene(1, run_dir=tmp_path, metric="eval/pass@2", workers=[Failing()])
+    scene.run()
+    assert scene.learner.saved == []
+    assert [row["eval/failed_episodes"] for row in scene.observer.steps] == [5] * 6
+
+
+def test_failures_are_counted_in_the_metrics_and_too_many_end_the_run() -> None:
+    class Failing(Worker):
+        def members(self, ticket: Ticket, version: int) -> Sequence[MemberSummary] | None:
+            return [failed_member(), failed_member()] if int(ticket.task.id) < version else [member(1.0), member(1.0)]
+
+    scene = Scene(1, workers=[Failing()])
+    with pytest.raises(TooManyFailuresError, match="6 of 10 episodes of the evaluation failed"):
+        scene.run()
+    assert [(row["eval/failed_tasks"], row["eval/tasks"], row["eval/reward"]) for row in scene.observer.steps] == [(1, 4, 1.0), (2, 3, 1.0)]

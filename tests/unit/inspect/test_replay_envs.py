@@ -1,0 +1,73 @@
+"""Episodes of every ready-made environment, played by random text on the tiny model's tokenizer, replay from their records."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from agentrl.assets import tiny_model_path
+from agentrl.cli.replay import open_replayer
+from agentrl.config.load import from_mapping, to_json
+from agentrl.core.errors import EnvLoadError
+from agentrl.core.protocols import GenerationRequest
+from agentrl.core.tokenizers import load_tokenizer
+from agentrl.core.types import Ticket
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.env.load import load_agent
+from agentrl.inspect.directory import RunDirectory
+from agentrl.inspect.replay import Verdict
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.settings import episode_settings
+from agentrl.rollout.tasks import open_tasks
+from agentrl.rollout.worker import EpisodeWorker
+from agentrl.track.tracker import TrajectoryRecorder
+
+pytestmark = pytest.mark.anyio
+
+ENVS = Path(__file__).parents[3] / "envs"
+CODEC = ChatCodec(load_tokenizer(str(tiny_model_path())))
+SAYINGS = (
+    *('{"tool":"add","args":[3,4]}', '{"name": "query", "arguments": {"sql": "select 1"}}', "7", "50", "left", "down", "hit", "stick"),
+    *("[apple]", "offer 3", "accept", "The answer is 12.", "\x00 odd \u202e", ""),
+)
+AGENTS = [*map(str, sorted(ENVS.glob("*.py"))), "gym:FrozenLake-v1", "gym:Taxi-v4", "gym:Blackjack-v1"]
+
+
+def at_random(request: GenerationRequest) -> list[int]:
+    chance = random.Random(request.request_id)
+    return CODEC.encode_text(chance.choice(SAYINGS)) + [CODEC.end_token_ids[0]] * (chance.random() < 0.9) or [9]
+
+
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: Path(agent).stem)
+async def test_recorded_episodes_replay(agent: str, tmp_path: Path) -> None:
+    config = from_mapping({"agent": agent, "run_dir": str(tmp_path), "max_turns": 5, "n_samples_per_prompt": 3})
+    try:
+        spec = load_agent(agent)
+        tasks = open_tasks(config, spec)
+    except EnvLoadError as error:
+        if "package" not in str(error) and "Install" not in str(error):
+            raise
+        pytest.skip(f"an optional package is missing: {error}")
+    settings = episode_settings(config, str(tiny_model_path()))
+    worker = EpisodeWorker(ScriptedEngine(answer=at_random, max_model_len=2048, end_token_ids=()), spec, replace(settings, seed=0))
+    recorder = TrajectoryRecorder(tmp_path / "trajectories.jsonl")
+    (tmp_path / "config.json").write_text(to_json(config))
+    await worker.start()
+    try:
+        for number, task in enumerate(islice(tasks, 4)):
+            summary, _ = await worker.run_group(Ticket(group_id=number, task=task, num_samples=3, version=0, record=3))
+            recorder.on_group(summary)
+    finally:
+        await worker.close()
+    replayer = open_replayer(RunDirectory(tmp_path))
+    await replayer.start()
+    try:
+        outcomes = [outcome async for outcome in replayer.replay_all(RunDirectory(tmp_path).episodes(), jobs=4)]
+    finally:
+        await replayer.close()
+    assert len(outcomes) == 12
+    assert [(outcome.episode_id, outcome.difference, outcome.reason) for outcome in outcomes if outcome.verdict is not Verdict.SAME] == []
