@@ -50,7 +50,7 @@ def end_server() -> None:
 
 
 def _serve() -> None:
-    from agentrl.cli import check_worker  # what is shared is loaded here, once
+    from agentrl.check import worker as check_worker  # what is shared is loaded here, once
 
     for line in sys.stdin:
         order = json.loads(line)
