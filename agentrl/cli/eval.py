@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.cli.run import uninterrupted
-from agentrl.cli.signals import run_until_signal
+from agentrl.api.signals import run_until_signal
+from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import model_path
 from agentrl.cluster.runtime import make_runtime
 from agentrl.config.load import to_json

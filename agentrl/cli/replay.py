@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from agentrl.cli.signals import run_until_signal
+from agentrl.api.signals import run_until_signal
 from agentrl.config.ranges import Count
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, EnvLoadError

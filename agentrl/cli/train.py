@@ -6,8 +6,8 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from agentrl.cli.resume import at_directory, resumed_run_dir, with_saved_settings
-from agentrl.cli.signals import run_until_signal
+from agentrl.api.resume import at_directory, resumed_run_dir, with_saved_settings
+from agentrl.api.signals import run_until_signal
 from agentrl.config.load import load_config, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
@@ -31,7 +31,7 @@ def main(words: list[str]) -> int:
     if "--dry-run" in words:
         sys.stdout.write(to_json(config) + "\n")
         return 0
-    from agentrl.cli.run import train
+    from agentrl.api.training import train
 
     stop = StopRequest()
     result = run_until_signal(train(config, stop), stop, config.run.stop_timeout_s)

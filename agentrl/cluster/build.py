@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.assets import tiny_model_path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from agentrl.weights.sender import WeightSender
 
 Transport = Literal["shm", "nccl", "ipc"]
+Stage = Callable[[str], None]
+"""Told what start-up is doing, in a few words for the display."""
 
 
 def model_path(config: TrainConfig) -> str:

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from agentrl.cluster.build import build_learner_rank, build_worker, worker_environment
-from agentrl.cluster.runtime import Stage
+from agentrl.cluster.build import Stage, build_learner_rank, build_worker, worker_environment
 from agentrl.config.schema import TrainConfig
 from agentrl.core.protocols import GroupRef, Learner, RolloutWorker, TrainResult, WeightUpdate
 

@@ -17,10 +17,9 @@ import tempfile
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from agentrl.cluster.build import transport, worker_environment
+from agentrl.cluster.build import Stage, transport, worker_environment
 from agentrl.cluster.placement import Placement, plan
 from agentrl.cluster.reaper import Reaper
-from agentrl.cluster.runtime import Stage
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError
 from agentrl.core.protocols import Learner, RolloutWorker

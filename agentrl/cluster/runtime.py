@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol
 
+from agentrl.cluster.build import Stage
 from agentrl.config.schema import TrainConfig
 from agentrl.core.protocols import Learner, RolloutWorker
 from agentrl.rollout.pool import Supervision
-
-Stage = Callable[[str], None]
 
 
 class Runtime(Protocol):

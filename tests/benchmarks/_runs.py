@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agentrl.cli.run import keep_rule
+from agentrl.api.training import keep_rule
 from agentrl.cluster.runtime import make_runtime
 from agentrl.config.load import load_config
 from agentrl.core.summaries import GroupSummary

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from agentrl.cli.run import keep_rule
+from agentrl.api.training import keep_rule
 from agentrl.config.load import load_config, to_json
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.types import Group

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.resume import rewind_records
+from agentrl.api.resume import rewind_records
 from agentrl.cli.train import _run_dir
 from agentrl.config.load import from_mapping
 from agentrl.core.errors import ConfigError

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentrl.algo.filters import Rejection
-from agentrl.cli.run import keep_rule
+from agentrl.api.training import keep_rule
 from agentrl.config.schema import FlowConfig, TrainConfig
 from agentrl.core.errors import TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary

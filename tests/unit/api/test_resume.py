@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cli.resume import resume_point, resumed_run_dir, rewind_records, with_saved_settings
+from agentrl.api.resume import resume_point, resumed_run_dir, rewind_records, with_saved_settings
 from agentrl.config.load import from_mapping, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import CheckpointError, ConfigError

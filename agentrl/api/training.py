@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algo.filters import rejection
-from agentrl.cli.resume import ResumePoint, resume_point, rewind_records
+from agentrl.api.resume import ResumePoint, resume_point, rewind_records
 from agentrl.cluster.build import model_path
 from agentrl.cluster.runtime import Runtime, make_runtime
 from agentrl.config.load import to_json
