@@ -15,8 +15,10 @@ from agentrl.api.resume import ResumePoint, resume_point, rewind_records
 from agentrl.cluster.build import model_path
 from agentrl.cluster.runtime import Runtime, make_runtime
 from agentrl.config.load import to_json
+from agentrl.config.plugins import plugins
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, LearnerDeadError
+from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import collect_rarely
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Task
@@ -84,6 +86,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, *, last: bo
     runtime = make_runtime(config, tracker.on_stage)
     status, ledger = "failed", None
     try:
+        copy_plugins((spec for _, spec in plugins(config)), run_dir)
         (run_dir / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")
         await _start(config, [*tasks.first(PROMPTS_CHECKED), *questions], runtime, tracker)
         result = await _train(config, tasks, questions, runtime, tracker, begin, stop)
