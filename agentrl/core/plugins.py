@@ -98,9 +98,7 @@ def plugin_copies(specs: Iterable[str], run_dir: Path) -> dict[Path, Path]:
     return {file: run_dir / FOLDER / (f"{file.stem}-{_digest(file)}.py" if file in shared else file.name) for file in files}
 
 
-def import_file(
-    flag: str, spec: str, file: Path, *, prefix: str, forms: str = FORM, error: type[ConfigError] = ConfigError
-) -> ModuleType:
+def import_file(flag: str, spec: str, file: Path, *, prefix: str, forms: str = FORM, error: type[ConfigError] = ConfigError) -> ModuleType:
     """Import a file, each time anew, under a name that follows from its path.
 
     Args:
