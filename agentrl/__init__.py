@@ -20,7 +20,8 @@ from agentrl.env.adapters.openenv import OpenEnvEnv
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, SamplingParams, StepResult, StepState
 from agentrl.env.executor import Completion, Executor, Policy
 from agentrl.env.rewards import verifiers
-from agentrl.env.rewards.function import combine_rewards, remote_reward
+from agentrl.env.rewards.function import combine_rewards
+from agentrl.env.rewards.server import remote_reward
 from agentrl.env.tools.environment import ToolEnv
 from agentrl.env.tools.python import run_python
 

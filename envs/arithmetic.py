@@ -27,7 +27,7 @@ class Arithmetic(AgentInstance):
         return sums + differences
 
     def solve(self, state: StepState) -> str:
-        """What `agentrl check` takes for right."""
+        """Return a right answer, for `agentrl check`."""
         return str(state.label)
 
     def step(self, state: StepState) -> StepResult:

@@ -29,7 +29,7 @@ class Blackjack(GymEnv):
     invalid_reward = -0.1
 
     def instructions(self) -> str:
-        """What it is about; said once."""
+        """The goal of the game, before the first observation."""
         return "Blackjack: get close to 21, not above."
 
     def format_observation(self, observation: Any) -> str:

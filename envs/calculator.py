@@ -42,7 +42,7 @@ class Calculator(AgentInstance):
         ]
 
     def solve(self, state: StepState) -> str:
-        """What `agentrl check` takes for right: the call, then its result."""
+        """Return a right turn, for `agentrl check`: first the call, then its result."""
         tool, args = state.label
         return json.dumps({"tool": tool, "args": args}) if state.turn == 0 else str(TOOLS[tool](*args))
 

@@ -1,10 +1,10 @@
 """Write a Python function; hidden tests run it in a process of its own, with limits.
 
-It teaches how to run what a model wrote, and a reward that cannot be talked into anything. The code runs in a subprocess
-(`run_python`: limits of time, memory and output), which is given the inputs of the tests and prints what the function
-returned; what it should have returned never leaves this process. So code that looks for the answers, prints results of
-its own or ends the process wins nothing. Wrong code is a reward of 0; a subprocess that does not even start is an error,
-which is not trained on. It is a task for a pretrained model. Run it with::
+The example shows how to run a model's code, and a reward that the code cannot manipulate. The code runs in a subprocess
+(`run_python`: limits of time, memory and output), which receives the inputs of the tests and prints the returned values;
+the expected values never leave this process. So code that looks for the answers, prints results of its own or ends the
+process gains nothing. Wrong code is a reward of 0; a subprocess that does not even start is an error, which is not
+trained on. The task suits a pretrained model. Run it with::
 
     agentrl train --agent envs/code.py --async --model Qwen/Qwen3-0.6B --max-new-tokens 256
 
@@ -91,7 +91,7 @@ print("\\n" + json.dumps(results, default=str))
 
 
 class Code(AgentInstance):
-    """Two tries at a function; the second, after a failing test is shown, is worth half."""
+    """Two attempts at a function; the second, after a failing test is shown, earns half the reward."""
 
     @classmethod
     def tasks(cls) -> Iterable[Task]:
@@ -119,16 +119,16 @@ class Code(AgentInstance):
 
 
 def extract(text: str) -> str:
-    """The code in an answer: the last block in fences, else everything."""
+    """Return the code in an answer: the last fenced block, else the whole text."""
     blocks = re.findall(r"```(?:python)?\n(.*?)```", text, re.DOTALL)
     return blocks[-1] if blocks else text
 
 
 async def run_tests(code: str, name: str, tests: list[list[Any]], expected: list[Any]) -> tuple[str | None, int]:
-    """What is wrong with the code, `None` if nothing, and how many tests it passes.
+    """Return the first problem of the code, `None` if there is none, and the number of tests that pass.
 
     Raises:
-        RuntimeError: If the subprocess did not come as far as the code.
+        RuntimeError: If the subprocess ended before it ran the code.
     """
     output = await run_python(PROGRAM.format(payload=json.dumps([code, name, tests])))
     if not output.startswith("started"):
@@ -147,7 +147,7 @@ async def run_tests(code: str, name: str, tests: list[list[Any]], expected: list
 
 
 def parse_results(line: str, count: int) -> list[dict[str, Any]] | None:
-    """The results in the last line of output, `None` if it is something else."""
+    """Return the results in the last line of output, `None` if the line holds none."""
     try:
         results = json.loads(line)
     except (ValueError, RecursionError):
@@ -157,5 +157,5 @@ def parse_results(line: str, count: int) -> list[dict[str, Any]] | None:
 
 
 def same(result: dict[str, Any], expected: Any) -> bool:
-    """Whether a test returned what is expected, and nothing that only compares equal to it (1 is not True)."""
+    """Return True if a test returned the expected value with the same types (1 is not True)."""
     return "value" in result and json.dumps(result["value"], sort_keys=True) == json.dumps(expected, sort_keys=True)

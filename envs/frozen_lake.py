@@ -33,7 +33,7 @@ class FrozenLake(GymEnv):
     actions = {"left": 0, "down": 1, "right": 2, "up": 3}
 
     def instructions(self) -> str:
-        """What the letters mean; said once, before the first observation."""
+        """The meaning of the letters, before the first observation."""
         return "P you, F ice, H hole, G goal."
 
     def ask(self) -> str:

@@ -85,7 +85,7 @@ class Search(ToolEnv):
 
     @classmethod
     def tasks(cls) -> Iterable[Task]:
-        """What is asked of the builders of the lighthouses; a quarter of the lighthouses is left for `eval_tasks`."""
+        """Questions about the builders of the lighthouses; a quarter of the lighthouses is kept for `eval_tasks`."""
         return _tasks(list(LIGHTHOUSES)[3:])
 
     @classmethod

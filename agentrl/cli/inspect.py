@@ -1,4 +1,4 @@
-"""``agentrl inspect``: what happened in a run, from its files: the run, its episodes, one episode turn by turn."""
+"""``agentrl inspect``: a run, its episodes, or one episode turn by turn, read from the run's files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.config.ranges import CountOrZero
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.directory import METRICS, TRAJECTORIES, Record, RunDirectory
 from agentrl.inspect.episodes import SORTS, Choice, EpisodeTable, Pieces, Row, failures, make_table, row_of, show_episode
-from agentrl.inspect.export import export
+from agentrl.inspect.export import export, plot_rewards
 from agentrl.track.display import NAN, ledger_text
 from agentrl.track.summary import SummaryBuilder, summary_rows
 from agentrl.track.text import Screen, number
@@ -29,29 +29,31 @@ class InspectArgs:
     """Show a run, its episodes, or one episode turn by turn, from the run's files."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Directory of the run; it may be going on."""
+    """Directory of the run, which may still be running."""
     episode: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[EPISODE]")] = ""
-    """Name of an episode, to see it turn by turn; a group's number lists its episodes."""
+    """Name of an episode, to show it turn by turn; a group's number lists the group's episodes."""
     sort: str = "time"
     """Order of episodes: time, reward, score, turns, tokens, task or status; with a minus before it, descending."""
     status: tuple[str, ...] = ()
-    """Only episodes that ended like this: finished, truncated, env_error, timeout, engine_error, cancelled."""
+    """Only episodes with one of these statuses: finished, truncated, env_error, timeout, engine_error, cancelled."""
     task: str = ""
-    """Only tasks whose id contains this."""
+    """Only episodes of tasks whose id contains this text."""
     step: int | None = None
-    """Only episodes begun while this step was next; in a synchronous run, those that it trained on."""
+    """Only episodes started when this step was next; in a synchronous run, the episodes that the step trained on."""
     agent: str = ""
-    """Only this agent's, in an environment of several."""
+    """Only episodes of this agent, in an environment with several agents."""
     min_reward: float = -math.inf
     """Only episodes with at least this reward."""
     max_reward: float = math.inf
     """Only episodes with at most this reward."""
     limit: CountOrZero = 20
-    """Episodes to list at most; 0: all."""
+    """Maximum number of episodes to list; 0: all."""
     logprobs: tyro.conf.FlagCreatePairsOff[bool] = False
     """With EPISODE: show the log-probability of every sampled token."""
     export: Path | None = None
-    """Write the chosen episodes, all of them, to this file: .jsonl or .parquet, for ``datasets.load_dataset``."""
+    """Write all chosen episodes to this file, .jsonl or .parquet, for ``datasets.load_dataset``."""
+    plot: Path | None = None
+    """Draw the mean reward of each step into this file, for example reward.png; needs matplotlib."""
     debug: tyro.conf.FlagCreatePairsOff[bool] = False
     """Show tracebacks."""
 
@@ -69,7 +71,9 @@ def main(words: list[str]) -> int:
     if args.sort.lstrip("-") not in SORTS:
         raise ConfigError("--sort", args.sort, "is no order", f"Choose {', '.join(SORTS)}, with a minus before it for descending.")
     run, screen = RunDirectory(args.run), Screen()
-    if args.export is not None:
+    if args.plot is not None:
+        screen.line(f"rewards of {plot_rewards(run.metrics(), args.plot)} steps drawn in {args.plot}")
+    elif args.export is not None:
         _export(run, args, args.export, screen)
     elif args.episode and not args.episode.isdecimal():
         _one_episode(run, args, screen)
@@ -81,7 +85,7 @@ def main(words: list[str]) -> int:
 
 
 def _with_sort_joined(words: list[str]) -> list[str]:
-    """``--sort -reward`` as one word, for the parser would take its value for a flag."""
+    """Join ``--sort -reward`` into one word, because the parser would take the value for a flag."""
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] == "--sort":
@@ -124,7 +128,7 @@ def _one_episode(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
 
 
 def _pieces(run: RunDirectory) -> Pieces | None:
-    """How the run's tokens are spelled; `None` if its tokenizer is not here."""
+    """Return the decoder of the run's tokens; `None` if the tokenizer cannot be loaded."""
     from agentrl.cli.replay import tokenizer_path
     from agentrl.core.tokenizers import load_tokenizer
 
@@ -152,7 +156,7 @@ def _overview(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
 
 
 def _show_run(run: RunDirectory, screen: Screen) -> None:
-    """Settings, reward and accounts: from the summary, or from the metrics of a run that has not come to its end."""
+    """Print settings, rewards and counts of groups, from the summary, or from the metrics of an unfinished run."""
     agent = ""
     try:
         config = run.config()
@@ -180,7 +184,7 @@ def _show_run(run: RunDirectory, screen: Screen) -> None:
 
 
 def _summary(run: RunDirectory, metrics: Sequence[Record]) -> Record:
-    """The run's summary, with what it lacks filled in from the metrics; empty before the first step."""
+    """Return the run's summary, completed from the metrics; empty before the first step."""
     written = run.summary()
     if not written and not metrics:
         return {}

@@ -11,21 +11,21 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.core.plugins import suggest
 from agentrl.env.adapters.gem import load_gem
-from agentrl.env.adapters.gym_spec import load_gym
+from agentrl.env.adapters.gymnasium import load_gym
 from agentrl.env.adapters.nemo_gym import load_nemo_gym
 from agentrl.env.adapters.openenv import load_openenv
 from agentrl.env.adapters.reasoning_gym import load_reasoning_gym
 from agentrl.env.adapters.textarena import load_textarena
 from agentrl.env.agent import AgentClass, AgentInstance
 from agentrl.env.executor import Executor, check_executor
-from agentrl.env.modules import FLAG, FORMS, import_file, import_module
+from agentrl.env.modules import FLAG, FORMS, import_file, import_module, suggest
 from agentrl.env.multi_agent import check_agents
 from agentrl.env.openrlhf import agents as openrlhf
 from agentrl.env.openrlhf.executor import as_executor
 from agentrl.env.openrlhf.play import Play
-from agentrl.env.rewards.function import is_reward, load_reward_servers, reward_environment
+from agentrl.env.rewards.function import is_reward, reward_environment
+from agentrl.env.rewards.server import load_reward_servers
 
 REWARDS = ("reward_func", "reward")
 """Names that a file gives to its reward, if it has no environment."""

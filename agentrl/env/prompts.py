@@ -20,23 +20,23 @@ FILE_SUFFIXES = {".jsonl", ".json", ".ndjson", ".parquet"}
 SPLIT_NAMES = {name: split for split, names in {
     "train": ("train", "training"), "test": ("test", "testing", "eval", "evaluation"), "validation": ("validation", "valid", "val", "dev"),
 }.items() for name in names}  # fmt: skip
-"""Words in the names of a folder's files that say which split they belong to."""
+"""Word in a file name -> split that the file belongs to."""
 
 Row: TypeAlias = tuple[str, Mapping[str, Any]]
-"""Where a row is, for messages, and its columns."""
+"""Position of a row, for messages, and its columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFormat:
-    """How rows of a data set become tasks.
+    """The reading of data set rows as tasks.
 
     Attributes:
         flag: The flag that names the data set, for messages.
         split: Split of a folder or a Hugging Face data set.
-        split_flag: The flag that says it.
+        split_flag: The flag that names the split, for messages.
         input_key: Column with the prompt: text or chat messages.
-        label_key: Column with the label; absent: the label is `None`.
-        input_template: Text around a plain-text prompt, whose place is ``{}``; ``{{`` and ``}}`` stand for braces.
+        label_key: Column with the label; without such a column the label is `None`.
+        input_template: Text around a plain-text prompt, with ``{}`` in the prompt's place; ``{{`` and ``}}`` mean braces.
     """
 
     flag: str = "--prompts"
@@ -56,21 +56,21 @@ class PromptSet:
 
 
 def read_prompts(sources: Sequence[str], form: PromptFormat) -> list[PromptSet]:
-    """All tasks of the data sets, in their order.
+    """Read all tasks of the data sets, in order.
 
-    Of several, each task's id begins with the name of its set, which is also its ``metadata["source"]``, unless the rows
-    have such a column.
+    With several data sets, each task's id begins with the name of its set, and ``metadata["source"]`` holds that name
+    unless the rows have such a column.
 
     Args:
-        sources: Each a JSONL or Parquet file, a folder of them, a folder saved by ``datasets``, or a name on the Hugging Face
-            hub, ``name@configuration`` if it has several.
-        form: How to read them.
+        sources: JSONL or Parquet files, folders of them, folders saved by ``datasets``, or names on the Hugging Face hub
+            (``name@configuration`` for a data set with several configurations).
+        form: Columns, split and template to read with.
 
     Returns:
-        One set per source; a task per row, whose metadata are the other columns.
+        One set per source, with one task per row; the other columns become the task's metadata.
 
     Raises:
-        DataError: If one is missing or malformed; the message names the line or the key.
+        DataError: If a source is missing or malformed; the message names the line or the key.
     """
     names = _names(sources)
     sets = [PromptSet(name, _read(source, form)) for name, source in zip(names, sources, strict=True)]
@@ -82,7 +82,7 @@ def read_prompts(sources: Sequence[str], form: PromptFormat) -> list[PromptSet]:
 
 
 def _names(sources: Sequence[str]) -> list[str]:
-    """Short names, if they are different."""
+    """Return short names of the sources if all differ, else the sources themselves."""
     short = [Path(source).stem if Path(source).suffix.lower() in FILE_SUFFIXES else Path(source).name for source in sources]
     return short if len(set(short)) == len(short) and all(short) else list(sources)
 
@@ -127,7 +127,7 @@ def _task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -
 
 
 def _nemo_gym_task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -> Task:
-    """A row in NeMo Gym's form; all of it is the metadata, for the server."""
+    """Return the task of a row in NeMo Gym's form; the whole row becomes its metadata, for the server."""
     try:
         return Task(chat_of(row[PARAMS]), row.get(form.label_key), metadata=row)
     except ValueError as error:
@@ -135,9 +135,9 @@ def _nemo_gym_task(row: Mapping[str, Any], where: str, source: str, form: Prompt
 
 
 def _files(folder: Path, source: str, form: PromptFormat) -> list[Path]:
-    """The files of a folder that belong to the split; none if it is no folder, or is one of the library `datasets`.
+    """Return the files of a folder that belong to the split; none for a path that is no folder or was saved by `datasets`.
 
-    If no file's name says a split, all belong to it.
+    If no file name contains the name of a split, all files belong to the split.
     """
     if not folder.is_dir() or any((folder / marker).is_file() for marker in ("state.json", "dataset_dict.json", "dataset_infos.json")):
         return []
@@ -154,7 +154,7 @@ def _files(folder: Path, source: str, form: PromptFormat) -> list[Path]:
 
 
 def _split_of(path: Path) -> str:
-    """The split that a file's name says, as in ``train-00000-of-00001.parquet``."""
+    """Return the split in a file name such as ``train-00000-of-00001.parquet``; empty if there is none."""
     return next((SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", path.stem.lower()) if word in SPLIT_NAMES), "")
 
 

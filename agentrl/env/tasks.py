@@ -1,4 +1,4 @@
-"""Where tasks come from, and the order in which they are drawn; runs on the driver, loads no model library."""
+"""Sources of tasks and the order of drawing; runs on the driver, loads no model library."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from agentrl.env.prompts import PromptSet
 class TaskOrder:
     """Epochs over a collection whose parts are drawn in given proportions.
 
-    Within an epoch no task comes twice. With one part, an epoch is the whole collection. With several, the next task comes
+    No task occurs twice in an epoch. With one part, an epoch is the whole collection. With several, the next task comes
     from the part that is furthest behind its share, so the proportions hold over any stretch of draws; an epoch ends when
-    one of the parts has been drawn completely. That part begins anew, in another order, and the others go on where they are.
+    one part has been drawn completely. That part then starts again in a new order, and the other parts continue.
 
     Args:
         sizes: Tasks in each part; part i holds the tasks after those of part i-1.
         weights: Share of each part; only their proportions count.
         seed: Seed of the run.
-        shuffle: Whether a part is put into a new order each time it begins.
+        shuffle: Put a part into a new order each time it begins.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float] = (1.0,), *, seed: int = 0, shuffle: bool = True) -> None:
@@ -38,10 +38,10 @@ class TaskOrder:
         self._epoch, self._drawn = 0, [0] * len(sizes)
 
     def epoch(self, number: int) -> list[int]:
-        """Indices of an epoch's tasks, in the order in which they are drawn.
+        """Return the indices of an epoch's tasks in drawing order.
 
         Args:
-            number: Of the epoch, from 0. Far ones cost time in proportion to the draws before them if there are several parts.
+            number: Number of the epoch, from 0. With several parts, time grows with the number of draws before the epoch.
         """
         if len(self._sizes) == 1:
             return self._pass(0, number)
@@ -61,7 +61,7 @@ class TaskOrder:
         return found
 
     def _parts(self) -> list[int]:
-        """The parts that the next epoch's tasks come from; moves the cursor behind them."""
+        """Return the part of each task in the next epoch, and move the cursor past that epoch."""
         drawn, shares, sizes = self._drawn, self._shares, self._sizes
         number, parts = sum(drawn), list[int]()
         while True:
@@ -82,7 +82,7 @@ class TaskOrder:
 
 
 def shares(count: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers in the proportions of `weights` that sum to `count`."""
+    """Return whole numbers in the proportions of `weights` that sum to `count`."""
     exact = [count * weight / sum(weights) for weight in weights]
     parts = [int(part) for part in exact]
     by_rest = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
@@ -95,26 +95,26 @@ PEEK = 4096
 
 
 class TaskSource:
-    """Draws tasks for ever: epoch after epoch of a finite collection, or an endless iterable in its own order.
+    """Endless draws of tasks: epoch after epoch of a finite collection, or an endless iterable in its own order.
 
-    A collection is finite if it has a length, or is exhausted within 4,096 tasks; it is shuffled anew in each epoch.
-    Anything longer is taken in the order it comes, and from its beginning again should it end. Where the source stands is
-    its epoch and position, and `restore` enters it there: which task is drawn where depends on the seed alone.
+    A collection with a length, or with fewer than 4,096 tasks, is finite and shuffled in each epoch. A longer iterable is
+    read in its own order, and from the beginning again if it ends. Epoch and position are the whole state of the source,
+    because the task at each position depends only on the seed.
 
     Args:
-        load: Gives the tasks from their beginning, each time it is called.
-        origin: Where they come from, for messages.
-        seed: Seed of the run; with the epoch it decides the order.
-        shuffle: Whether finite collections are shuffled.
-        holdout: Tasks that are never drawn: of a finite collection some that the seed chooses, else the first ones.
-        mixture: Size and weight of each part of a finite collection whose parts are drawn in these proportions, see `TaskOrder`.
+        load: Returns the tasks from the beginning at each call.
+        origin: Origin of the tasks, for messages.
+        seed: Seed of the run; seed and epoch decide the order.
+        shuffle: Shuffle finite collections.
+        holdout: Number of tasks that are never drawn: chosen by the seed in a finite collection, else the first ones.
+        mixture: Size and weight of each part of a finite collection; see `TaskOrder`.
 
     Raises:
-        DataError: If there is no task, or one is unusable.
-        ConfigError: If holding out so many leaves none to train on.
+        DataError: If there is no task, or a task is unusable.
+        ConfigError: If no task is left to train on after `holdout`.
 
     Attributes:
-        held_out: The tasks held out, in their own order.
+        held_out: The held-out tasks, in their own order.
     """
 
     def __init__(
@@ -141,8 +141,8 @@ class TaskSource:
         """Draw from the environment's own ``tasks``.
 
         Raises:
-            ConfigError: If it has none.
-            DataError: If calling it fails, or a task is unusable.
+            ConfigError: If the environment has no ``tasks``.
+            DataError: If ``tasks`` fails, or a task is unusable.
         """
         origin = f"{agent.source}: {agent.name}.tasks"
 
@@ -162,11 +162,11 @@ class TaskSource:
         """Draw from data sets.
 
         Args:
-            parts: What `read_prompts` gave.
-            weights: In which proportions to draw from them; empty: they are one collection.
+            parts: Data sets from `read_prompts`.
+            weights: Weight of each data set; empty: all data sets form one collection.
             seed: Seed of the run.
-            shuffle: Whether to shuffle.
-            holdout: Tasks that are never drawn.
+            shuffle: Shuffle the tasks.
+            holdout: Number of tasks that are never drawn.
 
         Raises:
             DataError: If a task is unusable.
@@ -178,14 +178,14 @@ class TaskSource:
 
     @property
     def num_tasks(self) -> int | None:
-        """Tasks there are to train on, `None` if not known."""
+        """Number of tasks to train on; `None` if not known."""
         return len(self._tasks) if self._tasks is not None else None
 
     def draw(self) -> Task:
-        """The next task, with its place in the order filled in.
+        """Return the next task, with epoch and position filled in.
 
         Raises:
-            DataError: If the iterable fails or gives something that is not a task.
+            DataError: If the iterable fails or yields something that is not a task.
         """
         task = self._next()
         if task is None:
@@ -198,16 +198,16 @@ class TaskSource:
         return replace(task, position=self._position - 1, epoch=self._epoch)
 
     def first(self, count: int) -> list[Task]:
-        """Up to `count` tasks from the beginning, in their own order, without drawing them."""
+        """Return up to `count` tasks from the beginning, in their own order, without drawing them."""
         tasks = self._tasks if self._tasks is not None else itertools.islice(checked(self._load(), self._origin), self._holdout, None)
         return list(itertools.islice(tasks, count))
 
     def state(self) -> dict[str, int]:
-        """The cursor: what `restore` needs to draw the same tasks from here on."""
+        """Return the cursor, from which `restore` continues with the same tasks."""
         return {"epoch": self._epoch, "position": self._position}
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Continue where `state` was taken; an endless iterable is read again up to there."""
+        """Continue from a cursor; an endless iterable is read again up to the cursor."""
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
         self._begin()
 
@@ -246,7 +246,7 @@ class TaskSource:
             self._stream = itertools.chain(head[self._holdout :], stream)
 
     def _hold_out(self, tasks: list[Task]) -> list[Task]:
-        """The tasks to train on; the others are taken from each part by its weight."""
+        """Hold out tasks of each part by its weight; return the tasks to train on."""
         sizes, weights = zip(*self._mixture or [(len(tasks), 1.0)], strict=True)
         held = shares(self._holdout, weights)
         if any(count >= size for count, size in zip(held, sizes, strict=True)):
@@ -263,10 +263,10 @@ class TaskSource:
 
 
 def own_tasks(agent: AgentSpec, method: str) -> Iterable[Task] | None:
-    """What the environment's ``tasks`` or ``eval_tasks`` gives; `None` if there is no such method or it gives `None`.
+    """Return the environment's ``tasks`` or ``eval_tasks``; `None` if there is no such method or it returns `None`.
 
     Raises:
-        DataError: If calling it fails, or it gives something else.
+        DataError: If the method fails, or returns something that is not iterable.
     """
     tasks = getattr(agent.load(), method, None)
     origin = f"{agent.source}: {agent.name}.{method}"
@@ -282,10 +282,10 @@ def own_tasks(agent: AgentSpec, method: str) -> Iterable[Task] | None:
 
 
 def checked(tasks: Iterable[Task], origin: str) -> Iterator[Task]:
-    """Each task checked, and named by its place if it has no id.
+    """Yield each task checked; a task without an id gets its index as id.
 
     Raises:
-        DataError: If the iterable fails or gives something that is not a task; `origin` says where it came from.
+        DataError: If the iterable, which came from `origin`, fails or yields something that is not a task.
     """
     iterator = iter(tasks)
     for index in itertools.count():
@@ -314,10 +314,10 @@ def _check_prompt(prompt: Any, field: str, origin: str) -> None:
 
 
 def unique(tasks: list[Task], origin: str) -> list[Task]:
-    """The same tasks.
+    """Return `tasks` unchanged.
 
     Raises:
-        DataError: If two have the same id.
+        DataError: If two tasks have the same id.
     """
     seen: dict[str, int] = {}
     for index, task in enumerate(tasks):

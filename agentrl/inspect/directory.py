@@ -1,4 +1,4 @@
-"""Reading what a run left in its directory, also when it was killed in the middle of a line."""
+"""Reader of a run's directory; also reads a run that was killed in the middle of a line."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class RunDirectory:
     """A run's directory.
 
     Args:
-        path: As the user gave it.
+        path: Path as the user gave it.
 
     Attributes:
-        unreadable: Lines that were no JSON objects, as "name, line number"; filled in while files are read. A last line
-            that was cut off is not among them.
+        unreadable: Lines that are not JSON objects, as "name, line number"; filled in while files are read. A last line
+            that was cut off is not reported.
 
     Raises:
-        ConfigError: If it is no directory, or holds no run.
+        ConfigError: If `path` is no directory, or holds no run.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -42,10 +42,10 @@ class RunDirectory:
             raise ConfigError("RUN", str(path), problem, "Name a run's directory, as printed at its end.")
 
     def config(self) -> TrainConfig:
-        """The run's configuration.
+        """Return the run's configuration.
 
         Raises:
-            ConfigError: If it is missing or cannot be used.
+            ConfigError: If ``config.json`` is missing or cannot be used.
         """
         data = self._json(CONFIG)
         if data is None:
@@ -53,21 +53,21 @@ class RunDirectory:
         return from_mapping(data, source=str(self.path / CONFIG))
 
     def summary(self) -> Record:
-        """What ``summary.json`` says; empty if the run did not get so far."""
+        """Return the contents of ``summary.json``; empty if the run has not written it."""
         return self._json(SUMMARY) or {}
 
     def metrics(self) -> list[Record]:
-        """One row per step; empty without ``metrics.jsonl``."""
+        """Return one row per step; empty without ``metrics.jsonl``."""
         return list(self._lines(METRICS)) if (self.path / METRICS).is_file() else []
 
     def records(self, containing: str = "") -> Iterator[Record]:
-        """The recorded trajectories, in the order in which they were written; one line is held at a time.
+        """Yield the recorded trajectories in the order of writing; one line is held in memory at a time.
 
         Args:
-            containing: Lines without this text are passed over unread.
+            containing: Lines without this text are skipped.
 
         Raises:
-            ConfigError: If the run recorded none.
+            ConfigError: If the run recorded no trajectories.
         """
         if not (self.path / TRAJECTORIES).is_file():
             remedy = "Train with --record all to record every episode, or --record sample for one of each group."
@@ -75,13 +75,13 @@ class RunDirectory:
         return self._lines(TRAJECTORIES, containing)
 
     def episodes(self, episode: str = "") -> Iterator[list[Record]]:
-        """The records of one episode after another: one record, or one for each of its agents.
+        """Yield the records of each episode: one record, or one per agent.
 
         Args:
-            episode: Only this one: an episode's name, or a group's number for all of its episodes; "": all.
+            episode: Name of one episode, or number of a group; "": all episodes.
 
         Raises:
-            ConfigError: If the run recorded none.
+            ConfigError: If the run recorded no trajectories.
         """
         group = episode.isdecimal()
         key = f'"group_id": {episode},' if group else f'"episode_id": "{episode}"' if episode else ""

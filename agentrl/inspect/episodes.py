@@ -1,4 +1,4 @@
-"""Recorded episodes as rows of a table: which to show, in which order."""
+"""Recorded episodes as text, turn by turn, and as a filtered and sorted table."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from agentrl.track.text import Screen
 
 Record: TypeAlias = Mapping[str, Any]
 Pieces: TypeAlias = Callable[[Sequence[int]], list[str]]
-"""The text of each of some tokens."""
+"""Function from token ids to the text of each token."""
 
 UNLIKELY = 0.1
-"""Tokens sampled with a lower probability are pointed out."""
+"""Tokens sampled with a lower probability are highlighted."""
 MAX_LISTED = 8
 
 
@@ -25,9 +25,9 @@ def show_episode(screen: Screen, records: Sequence[Record], pieces: Pieces | Non
     """Print an episode.
 
     Args:
-        screen: Where to.
-        records: One, or one per agent.
-        pieces: Spells tokens; `None`: not known.
+        screen: Screen to print on.
+        records: Records of the episode, one per agent.
+        pieces: Decoder of single tokens; `None` without a tokenizer.
         logprobs: Print the log-probability of every sampled token.
     """
     first = records[0]
@@ -69,7 +69,7 @@ def _head(screen: Screen, records: Sequence[Record]) -> None:
 
 
 def show_turn(screen: Screen, title: str, turn: Record, pieces: Pieces | None, *, logprobs: bool = False) -> None:
-    """Print what the model read, what it wrote and what that earned."""
+    """Print the prompt, the completion and the reward of a turn."""
     values, versions = turn["logprobs"], sorted(set(turn["versions"]))
     spelled = pieces(turn["token_ids"]) if pieces is not None else []
     screen.line()
@@ -88,7 +88,7 @@ def show_logprobs(screen: Screen, values: Sequence[float], spelled: Sequence[str
     """Print the mean log-probability and the unlikely tokens, or every token.
 
     Args:
-        screen: Where to.
+        screen: Screen to print on.
         values: One log-probability per token.
         spelled: One text per token.
         every: Print every token.
@@ -132,20 +132,20 @@ SORTS = ("time", "reward", "score", "turns", "tokens", "task", "status")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What a table shows of one trajectory; small, so that many can be held.
+    """Table row of one trajectory; small, so that many fit in memory.
 
     Attributes:
-        name: The trajectory's.
+        name: Name of the trajectory.
         group: Number of its group.
         agent: Name of the agent, in an episode of several.
-        step: The step that was next when its group was begun, from 1; in a synchronous run the one that trained on it.
+        step: Next step when the group was started, from 1; in a synchronous run the step that trained on the group.
         task: Name of its task.
-        status: How it ended.
+        status: Status at the end of the episode.
         turns: Number of turns.
         tokens: Number of sampled tokens.
-        reward: `None` if it failed.
-        score: `None` if it failed.
-        note: The error, else the last thing that the model wrote.
+        reward: Reward; `None` if the episode failed.
+        score: Score; `None` if the episode failed.
+        note: The error, else the text of the last turn.
     """
 
     name: str
@@ -162,7 +162,7 @@ class Row:
 
 
 def row_of(record: Record, *, note_length: int = 200) -> Row:
-    """The row of a record, of any age, also of one that was cut or holds something unexpected."""
+    """Return the row of a record; also of an old, cut or malformed record."""
     turns = [turn for turn in _of(record, "turns", list) if isinstance(turn, Mapping)]
     last = str(turns[-1].get("text", "")) if turns else ""
     version, group = _of(record, "version", int), _of(record, "group_id", int)
@@ -183,15 +183,15 @@ def row_of(record: Record, *, note_length: int = 200) -> Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which rows to show.
+    """Filter of rows; a row must meet every condition.
 
     Attributes:
-        statuses: Only these; empty: any.
-        task: Only tasks whose name contains this.
-        step: Only episodes begun for this step.
-        agent: Only this agent's.
-        min_reward: Only those with at least this reward.
-        max_reward: Only those with at most this reward.
+        statuses: Accepted statuses; empty: any.
+        task: Text that the task's name must contain.
+        step: Required step; `None`: any.
+        agent: Required agent; empty: any.
+        min_reward: Lowest accepted reward.
+        max_reward: Highest accepted reward.
     """
 
     statuses: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ class Choice:
     max_reward: float = math.inf
 
     def holds(self, row: Row) -> bool:
-        """Whether to show `row`."""
+        """Return True if `row` meets every condition."""
         bounded = self.min_reward > -math.inf or self.max_reward < math.inf
         rewarded = not bounded or (row.reward is not None and self.min_reward <= row.reward <= self.max_reward)
         return (
@@ -216,13 +216,13 @@ class Choice:
 
 @dataclass(slots=True)
 class EpisodeTable:
-    """Rows taken in one after another; only as many are held as will be shown.
+    """Table of episodes that holds only the rows to show.
 
     Attributes:
-        seen: Rows taken in.
-        chosen: Rows among them that were chosen.
-        statuses: Status -> rows among all taken in.
-        rows: The first `limit` of those chosen, in order.
+        seen: Number of records read.
+        chosen: Number of records that met the filter.
+        statuses: Status -> number of records read.
+        rows: The first `limit` of the chosen rows, in order.
     """
 
     seen: int = 0
@@ -232,13 +232,13 @@ class EpisodeTable:
 
 
 def make_table(records: Iterable[Record], choice: Choice, *, sort: str = "time", limit: int = 20) -> EpisodeTable:
-    """Read through records.
+    """Read all records and return the table.
 
     Args:
-        records: In order of time.
-        choice: Which to show.
+        records: Records in order of time.
+        choice: Filter of rows.
         sort: One of `SORTS`, ascending; with a minus before it, descending.
-        limit: Rows to hold at most; 0: all.
+        limit: Maximum number of rows; 0: all.
     """
     table = EpisodeTable()
 
@@ -262,7 +262,7 @@ def make_table(records: Iterable[Record], choice: Choice, *, sort: str = "time",
 
 
 def _key(sort: str) -> Callable[[Row, int], Any]:
-    """What rows are ordered by; rows without a number come first."""
+    """Return the sort key; rows without a number come first."""
 
     def key(row: Row, index: int) -> Any:
         value = index if sort == "time" else getattr(row, sort)
@@ -272,13 +272,13 @@ def _key(sort: str) -> Callable[[Row, int], Any]:
 
 
 def failures(statuses: Mapping[str, int]) -> int:
-    """How many of the rows were not fit to train on."""
+    """Return the number of rows that could not be trained on."""
     fit = {str(status) for status in Status if status.trainable}
     return sum(count for status, count in statuses.items() if status not in fit)
 
 
 def _of(record: Record, name: str, kind: type[Any]) -> Any:
-    """A field of a certain type, or that type's empty value."""
+    """Return a field if it has the type `kind`, else the empty value of that type."""
     value = record.get(name)
     return value if isinstance(value, kind) else kind()
 

@@ -1,4 +1,4 @@
-"""Recorded episodes as a data set: JSON lines or Parquet, one row per trajectory, every column of one type."""
+"""Files made from a run: recorded episodes as a data set (JSON lines or Parquet), and a picture of the reward."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from typing import Any
 
 from agentrl.core.errors import ConfigError
 from agentrl.track.jsonl import encode
+from agentrl.track.summary import FIRST_STEPS, LAST_STEPS
+from agentrl.track.text import mean
 
 BATCH = 500
 FLAG = "--export"
+PLOT_WINDOW = 5
+"""Steps in the moving average of a picture."""
 
 
 def export(records: Iterable[Mapping[str, Any]], path: Path) -> tuple[int, int]:
     """Write records as rows that ``datasets.load_dataset`` reads.
 
-    What differs in type from row to row (labels, metadata, named rewards and metrics) is JSON text; prompts are messages.
+    Values whose type differs between rows (labels, metadata, named rewards and metrics) become JSON text; prompts are messages.
 
     Args:
-        records: As read from ``trajectories.jsonl``.
+        records: Records from ``trajectories.jsonl``.
         path: A file that does not exist yet; its ending decides the format, ``.jsonl`` or ``.parquet``.
 
     Returns:
-        How many rows were written, and how many records were left out because they were cut or lack something.
+        Number of rows written, and number of records left out because they were cut or are incomplete.
 
     Raises:
-        ConfigError: If the ending is another, the file exists or cannot be written, or pyarrow is missing.
+        ConfigError: If the file has another ending, exists or cannot be written, or if pyarrow is missing.
     """
     writers: dict[str, Callable[[Iterable[dict[str, Any]], Path], int]] = {".jsonl": _write_lines, ".parquet": _write_parquet}
     if path.suffix not in writers:
@@ -39,7 +43,7 @@ def export(records: Iterable[Mapping[str, Any]], path: Path) -> tuple[int, int]:
         raise ConfigError(FLAG, str(path), "exists already", "Name another file, or remove this one.")
     left_out: list[Any] = []
     try:
-        with _whole(path) as partial:
+        with _complete_file(path) as partial:
             return writers[path.suffix](_rows(records, left_out), partial), len(left_out)
     except OSError as error:
         raise ConfigError(FLAG, str(path), f"cannot be written: {error.strerror or error}", "Name another place.") from error
@@ -56,7 +60,7 @@ def _rows(records: Iterable[Mapping[str, Any]], left_out: list[Any]) -> Iterator
 
 
 def export_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """One row; the same columns with the same types for every record."""
+    """Return the row of a record; every row has the same columns and types."""
     task, turns = record["task"], record["turns"]
     seed = task.get("seed")
     return {
@@ -115,8 +119,8 @@ def _float(value: Any) -> float | None:
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A file beside `path` that takes its name once it is complete, or goes."""
+def _complete_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary file beside `path`, renamed to `path` on success and removed on failure."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
@@ -149,7 +153,7 @@ def _write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> int:
 
 
 def _without_surrogates(value: Any) -> Any:
-    """Arrow, which reads both formats, has no halves of surrogate pairs."""
+    """Replace unpaired surrogates, which Arrow, the reader of both formats, refuses."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
@@ -187,3 +191,46 @@ def _schema(arrow: Any) -> Any:
             ("turns", arrow.list_(turn)),
         ]
     )
+
+
+def plot_rewards(metrics: Iterable[Mapping[str, Any]], path: Path) -> int:
+    """Draw the mean reward of each step, a moving average, and the means of the first and the last steps.
+
+    Args:
+        metrics: Rows of ``metrics.jsonl``; rows without a reward are skipped.
+        path: File to write; its ending decides the format, for example ``.png`` or ``.svg``.
+
+    Returns:
+        Number of steps drawn.
+
+    Raises:
+        ConfigError: If there is no reward, matplotlib is missing, or the file cannot be written.
+    """
+    points = [(row["step"], row["reward/mean"]) for row in metrics if row.get("reward/mean") is not None]
+    if not points:
+        raise ConfigError("--plot", str(path), "the run has no rewards in metrics.jsonl", "Name a run that finished a step.")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("--plot", str(path), "needs the package matplotlib", "pip install matplotlib") from error
+    steps, rewards = zip(*points, strict=True)
+    figure = Figure(figsize=(7.5, 3.8), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(steps, rewards, ".", color="#9ecae1", markersize=6, label="one step")
+    smooth = [mean(rewards[max(0, i + 1 - PLOT_WINDOW) : i + 1]) for i in range(len(rewards))]
+    axes.plot(steps, smooth, color="#08519c", linewidth=2.2, label=f"mean of {PLOT_WINDOW} steps")
+    for part, name, end, side in ((slice(None, FIRST_STEPS), "first", 0, "left"), (slice(-LAST_STEPS, None), "last", -1, "right")):
+        level, at = mean(rewards[part]), steps[part]
+        axes.hlines(level, at[0], at[-1], color="#d94801", linewidth=1.6)
+        label = f"{name} {len(at)} steps: {level:.2f}"
+        axes.annotate(label, (at[end], level), (0, -24), textcoords="offset points", ha=side, color="#d94801")
+    axes.set(xlabel="optimizer step", ylabel="mean reward")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:  # matplotlib raises ValueError for an unknown ending
+        raise ConfigError("--plot", str(path), f"cannot be written: {error}", "Name a .png or .svg file.") from error
+    return len(points)

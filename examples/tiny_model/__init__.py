@@ -1,1 +1,1 @@
-"""How the tiny chat model that ships with agentrl was made: `python -m examples.tiny_model.make OUT`."""
+"""The making of the tiny chat model that ships with agentrl: `python -m examples.tiny_model.make OUT`."""

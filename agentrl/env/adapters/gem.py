@@ -8,17 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.env.adapters.specs import check_known, class_name, import_suite, refused, split_spec, take_count
-from agentrl.env.adapters.suite import SEEDS, EpisodeRandom, SuiteEnv
+from agentrl.env.adapters.specs import (
+    SEEDS,
+    EpisodeRandom,
+    SuiteEnv,
+    check_known,
+    class_name,
+    import_suite,
+    refused,
+    split_spec,
+    take_count,
+)
 from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
 
 EXTRA = "gem"
 
 
 class GemEnv(SuiteEnv):
-    """One episode of a gem environment: its observations, rewards, ``terminated`` and ``truncated`` as they are.
+    """One episode of a gem environment, with unchanged observations, rewards, ``terminated`` and ``truncated``.
 
-    Each observation is sent as one message, followed by the suffix that gem gives with it. gem's own wrappers, which
+    Each observation is sent as one message, followed by gem's suffix. gem's own wrappers, which
     repeat the history in every observation, are not used: the model's context holds the history already.
     """
 
@@ -38,7 +47,7 @@ class GemEnv(SuiteEnv):
         return ResetResult(_message(observation, info))
 
     def step(self, state: StepState) -> StepResult:
-        """Pass on what the model wrote; gem reads the action out of it."""
+        """Pass the model's text to gem, which finds the action in it."""
         with self._random.in_force():
             observation, reward, terminated, truncated, info = self._env.step(state.action_text)
         over = bool(terminated or truncated)
@@ -53,7 +62,7 @@ class GemEnv(SuiteEnv):
 
 
 def load_gem(spec: str) -> type[GemEnv]:
-    """The class for ``gem:ID`` or ``gem:ID?option=value&...``.
+    """Return the class for ``gem:ID`` or ``gem:ID?option=value&...``.
 
     Options are keyword arguments of the environment, or ``num_tasks``.
 

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Task
-from agentrl.env.adapters.specs import seeded_tasks
+from agentrl.env.adapters.specs import seeded_tasks, split_spec
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 
 if TYPE_CHECKING:
@@ -24,20 +25,20 @@ SEEDS = 2**31  # some environments hand the seed on to generators that take 32 b
 class GymEnv(AgentInstance):
     """One episode of a gymnasium environment, which is made at `reset` and closed at `close`.
 
-    An answer that names no action is not passed to the environment: the model is told what was wrong with it and may
-    try again, `max_invalid` times in a row, each time for a reward of `invalid_reward`. One more ends the episode, with
-    the score 0.
+    An answer that names no action is not passed to the environment. The model reads what was wrong and may try again,
+    up to `max_invalid` times in a row, each time for a reward of `invalid_reward`. One further such answer ends the
+    episode with the score 0.
 
     Attributes:
         env_id: Name that `gymnasium.make` knows.
-        env_options: Its keyword arguments.
+        env_options: Keyword arguments of `gymnasium.make`.
         actions: Words for the actions. Empty: the answer's last whole number is the action of a discrete space, and
             an answer in JSON that of any other.
-        num_tasks: Number of tasks, with the seeds 0, 1, ...; `None`: no end of them, with seeds derived from the run's.
-        max_invalid: Answers in a row that may name no action.
-        invalid_reward: What each of them is worth.
+        num_tasks: Number of tasks, with the seeds 0, 1, ...; `None`: endless tasks, with seeds derived from the run's.
+        max_invalid: Maximum number of consecutive answers without an action.
+        invalid_reward: Reward of each such answer.
         env: The gymnasium environment, from `reset` on.
-        info: What it said of its latest step, from `reset` on.
+        info: The `info` of the latest `reset` or `step`, from `reset` on.
     """
 
     env_id: ClassVar[str] = ""
@@ -59,22 +60,22 @@ class GymEnv(AgentInstance):
         return gymnasium.make(self.env_id, **{"disable_env_checker": True, **self.env_options})
 
     def instructions(self) -> str:
-        """What is put before the first observation: how to play, and which actions there are."""
+        """Text before the first observation: the rules of the game and its actions."""
         return self.ask()
 
     def ask(self) -> str:
-        """The question that an answer without an action is met with."""
+        """The question sent back after an answer that names no action."""
         return f"Choose: {_either(list(self.actions))}?" if self.actions else _describe(self._env().action_space)
 
     def format_observation(self, observation: Any) -> str:
-        """An observation in words; `self.env` and `self.info` may be asked for more."""
+        """Return an observation as text; `self.env` and `self.info` hold further facts."""
         return str(observation)
 
     def parse_action(self, text: str) -> Any:
-        """The action that an answer names.
+        """Return the action that an answer names.
 
         Raises:
-            ValueError: If it names none; the model reads the message.
+            ValueError: If the answer names no action; the model reads the message.
         """
         space = self._env().action_space
         try:
@@ -86,11 +87,11 @@ class GymEnv(AgentInstance):
         return action
 
     def score(self, total: float, terminated: bool) -> float | None:
-        """Success in 0..1.
+        """Return the success of the episode, 0 to 1.
 
         Args:
             total: Sum of the environment's rewards so far.
-            terminated: Whether the environment has come to its own end.
+            terminated: True once the environment has reported `terminated`.
 
         Returns:
             The score, or `None` for the reward so far, clipped to 0..1.
@@ -104,7 +105,7 @@ class GymEnv(AgentInstance):
 
     @classmethod
     def tasks(cls) -> Iterable[Task]:
-        """One task per seed; every member of a group plays the same one."""
+        """One task per seed; all episodes of a group use the same seed."""
         return seeded_tasks(cls.env_id or cls.__name__, cls.num_tasks)
 
     def reset(self, state: ResetState) -> ResetResult:
@@ -117,14 +118,14 @@ class GymEnv(AgentInstance):
         return ResetResult("\n".join(filter(None, (self.instructions(), self.format_observation(observation)))))
 
     def step(self, state: StepState) -> StepResult:
-        """Act as the model said, or tell it what was wrong with what it said."""
+        """Take the action that the model named, or tell the model why its answer names none."""
         action = self._action(state)
         if isinstance(action, StepResult):
             return action
         return self._stepped(self._env().step(action))
 
     def _stepped(self, result: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> StepResult:
-        """What the environment said, in words."""
+        """Turn the result of `env.step` into text for the model."""
         observation, reward, terminated, truncated, self.info = result
         self._total += float(reward)
         return StepResult(
@@ -142,7 +143,7 @@ class GymEnv(AgentInstance):
             self.env.close()
 
     def _action(self, state: StepState) -> Any:
-        """The action, or what is answered to a text that names none."""
+        """Return the action, or the result for an answer that names none."""
         try:
             action = self.parse_action(state.action_text)
         except ValueError as error:
@@ -158,15 +159,15 @@ class GymEnv(AgentInstance):
 
     def _env(self) -> gymnasium.Env[Any, Any]:
         if self.env is None:
-            raise RuntimeError(f"{type(self).__name__} is used before its reset; call super().reset(state) in yours")
+            raise RuntimeError(f"{type(self).__name__} was used before reset; call super().reset(state) in your own reset")
         return self.env
 
 
 def last_word(text: str, words: Mapping[str, Any]) -> Any:
-    """The value of the last of `words` that `text` holds, in upper or lower case.
+    """Return the value of the last of `words` in `text`, ignoring case.
 
     Raises:
-        ValueError: If it holds none.
+        ValueError: If `text` holds none of them.
     """
     longest_first = sorted(words, key=len, reverse=True)
     found = re.findall(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", text, re.IGNORECASE)
@@ -186,7 +187,7 @@ def _from_space(text: str, space: Any) -> Any:
 
 
 def _from_json(value: Any, space: Any) -> Any:
-    """JSON to an element of a space; gymnasium's own conversion takes a batch, here of one."""
+    """Convert JSON to an element of a space; gymnasium's own conversion takes a batch, here of size 1."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -206,3 +207,138 @@ def _describe(space: Any) -> str:
 
 def _either(words: list[str]) -> str:
     return ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else words[0]
+
+
+MOVE = "Move: up, down, left or right?"
+
+
+class FrozenLake(GymEnv):
+    """Walk over the ice to the goal; every observation is the map with the player on it, and the question."""
+
+    actions: ClassVar = {"up": 3, "down": 1, "left": 0, "right": 2}
+
+    def instructions(self) -> str:
+        """The meaning of the map's letters."""
+        return "P you, F ice, H hole, G goal."
+
+    def ask(self) -> str:
+        """The moves."""
+        return MOVE
+
+    def format_observation(self, observation: Any) -> str:
+        """The map, with a P where the player is."""
+        env = self._env().unwrapped
+        row, column = divmod(int(observation), env.ncol)
+        tiles = env.desc.copy()
+        tiles[row, column] = b"P"
+        return f"{_lines(tiles)}\n{self.ask()}"
+
+
+class CliffWalking(GymEnv):
+    """Walk along the cliff; falling leads back to the start, and only the goal ends the game."""
+
+    actions: ClassVar = {"up": 0, "down": 2, "left": 3, "right": 1}
+
+    def instructions(self) -> str:
+        """The rules and the moves."""
+        return f"Rows 1 to 4, columns 1 to 12. Go from row 4, column 1 to row 4, column 12; between them is a cliff.\n{self.ask()}"
+
+    def ask(self) -> str:
+        """The moves."""
+        return MOVE
+
+    def format_observation(self, observation: Any) -> str:
+        """Row and column, from 1."""
+        row, column = divmod(int(observation), 12)
+        return f"At row {row + 1}, column {column + 1}."
+
+    def score(self, total: float, terminated: bool) -> float:
+        """1 at the goal."""
+        return float(terminated)
+
+
+class Blackjack(GymEnv):
+    """Hit or stick; a reward of 1 is a win, of -1 a loss."""
+
+    actions: ClassVar = {"hit": 1, "stick": 0}
+
+    def instructions(self) -> str:
+        """The goal of the game."""
+        return "Blackjack: get close to 21, not above."
+
+    def format_observation(self, observation: Any) -> str:
+        """Both hands, and the question."""
+        own, dealer, ace = (int(part) for part in observation)
+        return f"You {own}{' with an ace' if ace else ''}, dealer {dealer}. Choose: hit or stick?"
+
+
+class Taxi(GymEnv):
+    """Fetch the passenger, bring them to their destination."""
+
+    actions: ClassVar = {"down": 0, "up": 1, "right": 2, "left": 3, "pickup": 4, "dropoff": 5}
+
+    def instructions(self) -> str:
+        """The map and the actions."""
+        streets = _lines(self._env().unwrapped.desc)
+        return f"Taxi. ':' may be passed, '|' not.\n{streets}\n{self.ask()}"
+
+    def format_observation(self, observation: Any) -> str:
+        """Row and column of the taxi, from 1, and the letters of the places."""
+        row, column, passenger, destination = self._env().unwrapped.decode(int(observation))
+        return f"Taxi at row {row + 1}, column {column + 1}. Passenger: {(*'RGYB', 'taxi')[passenger]}. To: {'RGYB'[destination]}."
+
+    def score(self, total: float, terminated: bool) -> float:
+        """1 once the passenger is there."""
+        return float(terminated)
+
+
+TOY_TEXT: dict[str, type[GymEnv]] = {cls.__name__: cls for cls in (FrozenLake, CliffWalking, Blackjack, Taxi)}
+"""Name of the environment without its version -> class with its wording."""
+
+
+def _lines(tiles: Any) -> str:
+    return "\n".join(b"".join(row).decode() for row in tiles.tolist())
+
+
+OWN_OPTIONS = ("num_tasks", "max_invalid", "invalid_reward")
+VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "straggler_s")
+
+
+def load_gym(spec: str) -> type[GymEnv]:
+    """Return the class for ``gym:ID`` or ``gym:ID?option=value&...``.
+
+    Options are keyword arguments of the environment, or attributes of `GymEnv`: ``num_tasks``, ``max_invalid``,
+    ``invalid_reward``; with ``num_envs``, those of `GymVectorEnv`. Values are read as Python literals, else as text.
+
+    Raises:
+        EnvLoadError: If gymnasium has no such environment, or the environment does not take such an option.
+    """
+    env_id, options = split_spec(spec)
+    own: dict[str, Any] = {key: options.pop(key) for key in OWN_OPTIONS if key in options}
+    name = re.sub(r"\W", "_", env_id.rpartition("/")[2].rpartition(":")[2].partition("-v")[0])
+    base = TOY_TEXT.get(name, GymEnv)
+    bases: tuple[type[GymEnv], ...] = (base,)
+    if "num_envs" in options:
+        from agentrl.env.adapters.gymnasium_vector import GymVectorEnv
+
+        bases = (GymVectorEnv, base) if base is not GymEnv else (GymVectorEnv,)
+        own.update((key, options.pop(key)) for key in VECTOR_OPTIONS if key in options)
+    cls = type(name or "GymEnv", bases, {"env_id": env_id, "env_options": options, "__module__": base.__module__, **own})
+    _try(spec, cls, own)
+    return cls
+
+
+def _try(spec: str, cls: type[GymEnv], own: Mapping[str, Any]) -> None:
+    """Make one environment, so that a wrong name or option fails before anything heavy starts."""
+    for key, value in own.items():
+        least = 1 if key in ("num_tasks", "num_envs") else 0
+        if key == "vectorization_mode":
+            if value not in ("sync", "async"):
+                raise EnvLoadError("--agent", spec, f"{key} = {value!r} is unknown", "Give sync or async.")
+        elif not isinstance(value, int | float) or (key != "invalid_reward" and value < least) or (key == "num_envs" and value % 1):
+            raise EnvLoadError("--agent", spec, f"{key} = {value!r} is out of range", "Give a number.")
+    try:
+        cls().make().close()
+    except Exception as error:  # gymnasium's own errors, and whatever the environment's constructor raises
+        remedy = "Give gym:ID?option=value, for example gym:FrozenLake-v1?is_slippery=False."
+        raise EnvLoadError("--agent", spec, f"gymnasium.make raised {type(error).__name__}: {error}", remedy) from error

@@ -1,4 +1,4 @@
-"""Any gymnasium vector environment as an agent's environment: episodes share it, a lane each."""
+"""Any gymnasium vector environment as an agent's environment: each episode plays on one lane of the vector."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ from agentrl.env.boundary import Threads
 
 if TYPE_CHECKING:
     import gymnasium
-if TYPE_CHECKING:
-    import gymnasium
-
 
 CALL_LIMIT_S = 300.0
-"""A vector environment that takes longer over one call is given up."""
+"""Deadline of one call of a vector environment; after it the vector environment counts as failed."""
 
 Step: TypeAlias = tuple[Any, float, bool, bool, Mapping[str, Any]]
 """Observation, reward, terminated, truncated and info of one lane."""
@@ -30,21 +27,21 @@ Step: TypeAlias = tuple[Any, float, bool, bool, Mapping[str, Any]]
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """What an episode waits for: a reset with a seed, or a step with an action."""
+    """A pending call of one episode: a reset with a seed, or a step with an action."""
 
     value: Any
     future: asyncio.Future[Any]
 
 
 class SharedEnv:
-    """One vector environment, and the episodes on its lanes. To be used in one event loop.
+    """One vector environment and the episodes on its lanes; belongs to one event loop.
 
     Args:
         env: The vector environment, fresh; any autoreset mode.
-        straggler_s: Seconds that a batch waits for an episode's action; then it goes on without that episode.
+        straggler_s: Seconds that a batch waits for an episode's action; afterwards the batch runs without that episode.
 
     Raises:
-        ValueError: If its lanes cannot be reset one by one.
+        ValueError: If the lanes cannot be reset one by one.
     """
 
     def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any], straggler_s: float) -> None:
@@ -65,7 +62,7 @@ class SharedEnv:
         self._threads = Threads(1)
 
     def view(self, lane: int) -> Any:
-        """What `GymEnv.env` is for the episode on a lane: the lane's own environment if it is in this process, else its spaces."""
+        """Return `GymEnv.env` for the episode on a lane: the lane's environment if it is in this process, else its spaces."""
         envs = getattr(self.env.unwrapped, "envs", None)
         return envs[lane] if envs else LaneSpaces(self.env.single_action_space, self.env.single_observation_space)
 
@@ -73,14 +70,14 @@ class SharedEnv:
         """Begin an episode on a lane.
 
         Returns:
-            Its first observation, and the info that came with it.
+            The first observation and its info.
         """
         self._playing.add(lane)
         observation, info = await self._submit(self._resets, lane, seed)
         return observation, info
 
     async def step(self, lane: int, action: Any) -> Step:
-        """Act on a lane, once all other running episodes act too.
+        """Act on a lane once all other running episodes have chosen an action.
 
         Raises:
             TimeoutError: If the others have gone on without this episode.
@@ -97,7 +94,7 @@ class SharedEnv:
         return step
 
     def release(self, lane: int) -> None:
-        """Give a lane back; its episode is over, however it ended."""
+        """Give a lane back after its episode has ended for any reason."""
         for calls in (self._resets, self._steps):
             calls.pop(lane, None)
         self._playing.discard(lane)
@@ -115,10 +112,10 @@ class SharedEnv:
         return await call.future
 
     async def _work(self) -> None:
-        """Serve calls as long as there are any.
+        """Serve calls until none is left.
 
-        Consumes resets and actions. Produces observations. Waits for the environment, and for the actions of running episodes.
-        Unblocked by these, by the end of such an episode, and after `straggler_s`.
+        Consumes resets and actions. Produces observations. Waits for the environment and for the actions of running episodes.
+        Unblocked by an action, by the end of an episode, and after `straggler_s`.
         """
         try:
             while self._resets or self._steps:
@@ -195,7 +192,7 @@ class SharedEnv:
         return value
 
     def _fail(self, error: Exception) -> None:
-        """End all episodes; another vector environment takes the next ones."""
+        """End all episodes on this vector environment; later episodes run on another one."""
         self.failed, self._problem = True, f"the vector environment failed, for all its lanes: {type(error).__name__}: {error}"
         for call in (*self._resets.values(), *self._steps.values(), *self._served.values()):
             if not call.future.done():
@@ -206,7 +203,7 @@ class SharedEnv:
 
 
 class LanePool:
-    """The vector environments of one class in one event loop; as many as there are episodes for.
+    """The vector environments of one class in one event loop; a new one is made when no lane is free.
 
     Args:
         make: Makes a vector environment.
@@ -219,7 +216,7 @@ class LanePool:
         self.shared: list[SharedEnv] = []
 
     async def lend(self) -> tuple[SharedEnv, int]:
-        """A free lane, of a new vector environment if there is none."""
+        """Return a free lane, on a new vector environment if no lane is free."""
         async with self._lock:
             self.shared = [shared for shared in self.shared if not shared.failed]
             for shared in self.shared:
@@ -233,7 +230,7 @@ class LanePool:
 
 
 class LaneSpaces:
-    """Stands for a lane's environment that is out of reach, in another process or in a batch; it has the spaces only."""
+    """Stand-in for a lane's environment that lives in another process or inside a batch; offers only its spaces."""
 
     def __init__(self, action_space: Any, observation_space: Any) -> None:
         self.action_space, self.observation_space = action_space, observation_space
@@ -243,7 +240,7 @@ class LaneSpaces:
 
 
 def lane_info(infos: Mapping[str, Any], lane: int) -> dict[str, Any]:
-    """What a vector environment's infos say of one lane."""
+    """Return the entries of a vector environment's infos that belong to one lane."""
     found: dict[str, Any] = {}
     for key, value in infos.items():
         if (key.startswith("_") and key[1:] in infos) or not (f"_{key}" not in infos or infos[f"_{key}"][lane]):
@@ -253,7 +250,7 @@ def lane_info(infos: Mapping[str, Any], lane: int) -> dict[str, Any]:
 
 
 def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> str:
-    """The name of the mode, if lanes can be reset one by one in it."""
+    """Return the name of the autoreset mode; raise if lanes cannot be reset one by one in it."""
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
     base, mode = env.unwrapped, env.metadata.get("autoreset_mode")
@@ -281,15 +278,15 @@ _POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[type[Any], LanePool]] 
 
 
 class GymVectorEnv(GymEnv):
-    """One episode on a lane of a gymnasium vector environment, which is kept for the episodes after it.
+    """One episode on a lane of a gymnasium vector environment; later episodes reuse the vector environment.
 
     The same seed gives the same episode as with `GymEnv`. A step waits for the other running episodes on the same vector
-    environment, so this pays only if one batched step costs much less than its steps one by one.
+    environment, so `GymVectorEnv` pays only if one batched step costs much less than single steps.
 
     Attributes:
         num_envs: Lanes of a vector environment; with more episodes than lanes, there are several vector environments.
         vectorization_mode: ``sync`` (one thread) or ``async`` (a process per lane), as for `gymnasium.make_vec`.
-        straggler_s: Seconds that a batch waits for an answer; an episode that takes longer fails, and the others go on.
+        straggler_s: Seconds that a batch waits for an answer; an episode that takes longer fails, and the others continue.
     """
 
     num_envs: ClassVar[int] = 8
@@ -302,8 +299,8 @@ class GymVectorEnv(GymEnv):
     def make_vector(cls) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         """Make a vector environment whose lanes can be reset one by one.
 
-        gymnasium's own, in any autoreset mode; one of another kind must have the mode DISABLED and take a list of seeds with
-        a ``reset_mask``.
+        gymnasium's own vector environments work in any autoreset mode. Another kind must have the mode DISABLED, and its
+        `reset` must take a list of seeds with a ``reset_mask``.
         """
         import gymnasium
 
@@ -326,7 +323,7 @@ class GymVectorEnv(GymEnv):
         return self._begun(await shared.reset(lane, state.seed % SEEDS))
 
     async def step(self, state: StepState) -> StepResult:  # type: ignore[override]
-        """Act as the model said together with the other lanes, or tell it what was wrong with what it said."""
+        """Take the action that the model named, together with the other lanes, or tell the model why its answer names none."""
         self._env()
         action = self._action(state)
         if isinstance(action, StepResult) or self._lane is None:

@@ -1,7 +1,7 @@
 """Resources servers of NeMo Gym (https://github.com/NVIDIA-NeMo/Gym) as environments: ``--agent nemo-gym:http://HOST:PORT``.
 
-One episode is ``/seed_session``, one POST per tool that the model calls, ``/verify`` and ``/close_session``, all with the
-session cookie that the first one gave.
+One episode is ``/seed_session``, one POST per tool call of the model, ``/verify`` and ``/close_session``, all with the
+session cookie that ``/seed_session`` set.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TOLD = frozenset({400, 404, 405, 413, 422})
-"""What a tool's route answers to a call that is wrong; the model reads it."""
+"""Statuses of a tool's route for a malformed call; the model reads the answer."""
 RESERVED = frozenset({"seed_session", "verify", "close_session", "aggregate_metrics", "sandbox_access", "mcp"})
-"""Routes of every resources server that are no tools: a model that could call them would set or ask its own reward."""
+"""Routes of every resources server that are not tools: a model that could call them could set or read its own reward."""
 MAX_BYTES, MAX_DEPTH, CONNECTIONS = 2**22, 64, 256
 CLOSE_S = 5.0
 MAX_NUMBERS = 64
@@ -42,19 +42,19 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class NemoGymEnv(AgentInstance):
-    """One episode on a resources server. Its tasks are rows of NeMo Gym's JSONL, given with ``--prompts``.
+    """One episode on a resources server. Tasks are rows of NeMo Gym's JSONL, given with ``--prompts``.
 
     Attributes:
-        url: Address of the server; several with commas between them are used in rotation, an episode staying with one.
+        url: Address of the server; several, separated by commas, are used in rotation, and an episode stays with one.
         timeout_s: Deadline of all calls in one `reset` or `step`; keep it below ``--reset-timeout-s`` and
             ``--step-timeout-s``, so that the error says which server was slow.
-        max_steps: Turns after which the episode is verified as it stands; `None`: when ``--max-turns`` are used up.
-        max_calls: Calls in one turn that are run; the others are refused.
-        max_output_chars: Characters of a tool's answer that the model gets to read.
-        on_tool_failure: What becomes of a tool that breaks (5xx): ``raise`` makes it a failure of the environment,
-            ``tell`` lets the model read it, as NeMo Gym's own agents do.
+        max_steps: Maximum number of turns, after which the episode is verified; `None`: the limit is ``--max-turns``.
+        max_calls: Maximum number of calls in one turn; further calls are refused.
+        max_output_chars: Maximum length of a tool's answer that the model reads, characters.
+        on_tool_failure: Treatment of a tool that breaks (5xx): ``raise`` makes the episode a failure of the environment,
+            ``tell`` shows the error to the model, as NeMo Gym's own agents do.
         tool_prompt: System text that describes the tools. `None`: the model's chat template describes the row's tools, or,
-            if it cannot, a text with their schemas. Empty: nothing, for rows whose messages say it themselves.
+            if it cannot, a text with their schemas. Empty: no description, for rows whose messages contain one.
     """
 
     url: ClassVar[str] = ""
@@ -71,14 +71,14 @@ class NemoGymEnv(AgentInstance):
     _identity: Mapping[str, str] = {}
 
     def parse_calls(self, text: str) -> Sequence[Parsed]:
-        """The calls in a turn, as `agentrl.env.tools.calls.parse_tool_calls` finds them."""
+        """Return the calls in a turn, as `agentrl.env.tools.calls.parse_tool_calls` finds them."""
         return parse_tool_calls(text)
 
     async def reset(self, state: ResetState) -> ResetResult:
         """Begin a session; the model sees the row's input and its tools.
 
         Raises:
-            ConfigError: If the task is not a row of NeMo Gym's.
+            ConfigError: If the task is not a row in NeMo Gym's form.
             RemoteError: If the server does not begin a session.
         """
         self._row = dict(state.task.metadata)
@@ -101,11 +101,11 @@ class NemoGymEnv(AgentInstance):
         return ResetResult(with_system(state.task.prompt, self.tool_prompt) if self.tool_prompt else None)
 
     async def step(self, state: StepState) -> StepResult:
-        """Run the calls of this turn; a turn without any is the answer, and is verified.
+        """Run the calls of this turn; a turn without calls is the answer and is verified.
 
         Raises:
             RemoteError: If the server fails, or loses the session.
-            RewardError: If it gives no reward that can be used.
+            RewardError: If the server gives no usable reward.
         """
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -114,7 +114,7 @@ class NemoGymEnv(AgentInstance):
             raise RemoteError(f"{self.url}: the turn was not done within {self.timeout_s:g} s") from None
 
     async def close(self) -> None:
-        """End the session, if the server lets it be ended."""
+        """End the session where the server offers /close_session."""
         client, self._client = self._client, None
         if client is None:
             return
@@ -161,7 +161,7 @@ class NemoGymEnv(AgentInstance):
         return StepResult(0.0, results, info=counts)
 
     async def _run(self, call: Parsed) -> tuple[str, bool]:
-        """What the model reads of a call, and whether the call was right."""
+        """Run a tool call; return the text for the model, and False if the call could not be run."""
         if isinstance(call, BadCall):
             return _error(call.problem)
         if call.name not in self._tools or call.name in RESERVED or not _NAME.fullmatch(call.name):
@@ -198,9 +198,9 @@ class NemoGymEnv(AgentInstance):
         )
 
     async def _call(self, path: str, body: Any, told: frozenset[int] = frozenset()) -> Reply:
-        """A call that is not sent again once the server may have acted on it, and whose answer is of this session."""
+        """Call the server without repeating a request that may have taken effect; check that the answer is of this session."""
         if self._client is None:
-            raise RuntimeError(f"{type(self).__name__} is used before its reset; call super().reset(state) in yours")
+            raise RuntimeError(f"{type(self).__name__} was used before reset; call super().reset(state) in your own reset")
         reply = await self._client.call("POST", path, body, session=self._session, repeat=False, told=told, timeout_s=self.timeout_s)
         now = _identity(self._session)
         if any(now.get(name) != session_id for name, session_id in self._identity.items()):
@@ -208,14 +208,14 @@ class NemoGymEnv(AgentInstance):
         return reply
 
     def _numbers(self, answer: Mapping[str, Any]) -> dict[str, float]:
-        """What the server says of the episode in numbers, besides what it was told itself."""
+        """Return the numbers in the server's answer, without the fields that the request sent."""
         new = {key: value for key, value in answer.items() if key not in self._row and key not in ("reward", "mask_sample")}
         numbers = {key: float(value) for key, value in new.items() if isinstance(value, int | float) and abs(value) < 1e300}
         return dict(list(numbers.items())[:MAX_NUMBERS])
 
 
 def load_nemo_gym(spec: str) -> type[NemoGymEnv]:
-    """The class for ``nemo-gym:http://HOST:PORT[,...][?option=value&...]``; options are attributes of `NemoGymEnv`.
+    """Return the class for ``nemo-gym:http://HOST:PORT[,...][?option=value&...]``; options are attributes of `NemoGymEnv`.
 
     Raises:
         EnvLoadError: If an address or an option cannot be used.
@@ -242,7 +242,7 @@ def _new_session() -> HttpSession:
 
 
 def _identity(session: HttpSession) -> dict[str, str]:
-    """Cookies by name, and the session id that each one holds where it can be read: signed cookies change with every answer."""
+    """Return the session id in each cookie by the cookie's name, "" where it cannot be read; signed cookies change with every answer."""
     found = {}
     for cookie in session.cookies.jar:
         try:
@@ -254,7 +254,7 @@ def _identity(session: HttpSession) -> dict[str, str]:
 
 
 def _by_name(arguments: Mapping[str, Any] | tuple[Any, ...], schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Arguments by name; those given in order are named in the order of the tool's schema, `None` if they are too many."""
+    """Return arguments by name; positional ones follow the order of the tool's schema. `None` if there are too many."""
     if isinstance(arguments, Mapping):
         return dict(arguments)
     names = list(schema["function"].get("parameters", {}).get("properties", {}))

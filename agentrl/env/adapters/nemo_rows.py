@@ -1,4 +1,4 @@
-"""Between NeMo Gym's words, which are those of OpenAI's Responses API, and chat messages: rows of data, items, responses."""
+"""Conversion between chat messages and NeMo Gym's format, OpenAI's Responses API: data rows, items, responses."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from agentrl.core.types import Message
 from agentrl.env.tools.calls import BadCall, Parsed, ToolCall
 
 PARAMS = "responses_create_params"
-"""Key of a row that holds the request the model would get: ``input``, and perhaps ``instructions`` and ``tools``."""
+"""Key of the request in a row: an object with ``input``, and optionally ``instructions`` and ``tools``."""
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def chat_of(params: Any) -> list[Message]:
-    """Chat messages of a request.
+    """Return the chat messages of a request.
 
-    Calls in an earlier turn of the assistant are written as models write them here, in tags; reasoning is left out.
+    Tool calls in earlier assistant turns are written in ``<tool_call>`` tags; reasoning is left out.
 
     Raises:
-        ValueError: If it holds something that cannot be said in chat messages, or nothing.
+        ValueError: If the request holds no message, or an item that chat messages cannot express.
     """
     if not isinstance(params, Mapping):
         raise ValueError(f"{PARAMS} is no object")
@@ -39,7 +39,7 @@ def chat_of(params: Any) -> list[Message]:
 
 
 def tools_of(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The functions of a request by name, in the form that chat templates take; tools of other kinds are left out."""
+    """Return the functions of a request by name, in the form that chat templates take; other kinds of tools are left out."""
     found = {}
     for tool in params.get("tools") or ():
         if isinstance(tool, Mapping) and tool.get("type", "function") == "function" and isinstance(tool.get("name"), str):
@@ -49,16 +49,16 @@ def tools_of(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 class Transcript:
-    """What the model did and what came of it, as the output of one response."""
+    """The turns, tool calls and tool outputs of one episode, as the output of one response."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
 
     def add_turn(self, text: str, calls: Sequence[Parsed], *, is_complete: bool) -> list[str]:
-        """Add what the model wrote: its reasoning, its words, its calls.
+        """Add the reasoning, the text and the tool calls of a turn.
 
         Returns:
-            An id for each call that is one.
+            One id for each well-formed call.
         """
         thought, closed, rest = text.rpartition("</think>")
         if closed:
@@ -72,16 +72,16 @@ class Transcript:
         return [self._add_call(call) for call in calls if isinstance(call, ToolCall)]
 
     def add_output(self, call_id: str, text: str) -> None:
-        """Add what came of a call."""
+        """Add the output of a tool call."""
         self.items.append({"type": "function_call_output", "call_id": call_id, "output": text})
 
     def response(self, params: Mapping[str, Any], name: str, *, is_complete: bool) -> dict[str, Any]:
-        """The whole as the response to a request.
+        """Return the transcript as the response to a request.
 
         Args:
             params: The request.
-            name: Of the episode.
-            is_complete: Whether the model ended by itself.
+            name: Name of the episode.
+            is_complete: False if a token or turn budget ended the episode.
         """
         return {
             "id": f"resp_{name}",
@@ -132,7 +132,7 @@ def _text(content: Any) -> str:
 
 
 def _words(text: str, calls: Sequence[Parsed]) -> str:
-    """What stands before the calls."""
+    """Return the text before the first tool call."""
     if not calls:
         return text
     starts = [text.find(mark) for mark in (["<tool_call>"] if "<tool_call>" in text else ["```", "{", "["]) if mark in text]

@@ -39,18 +39,18 @@ Formatter: TypeAlias = Callable[[Mapping[str, Any]], Prompt]
 class OpenEnvEnv(AgentInstance):
     """One episode on an OpenEnv server.
 
-    An answer that is no action, by `parse_action` or by the server's own schema, is not acted on: the model is told what
-    was wrong and may try again, `max_invalid` times in a row, each time for a reward of `invalid_reward`.
+    An answer that `parse_action` or the server's schema refuses is not acted on. The model reads what was wrong and may
+    try again, up to `max_invalid` times in a row, each time for a reward of `invalid_reward`.
 
     Attributes:
         url: Address of the server, ``ws`` or ``wss``, without ``/ws``.
         timeout_s: Deadline of one `reset` or `step`, waiting for a free session included; keep it below
-            ``--reset-timeout-s`` and ``--step-timeout-s``, so that the error says what the server was waited for.
-        action_field: The field that the model's text goes into; empty: the only one of the server's action schema.
-        num_tasks: Number of tasks, with the seeds 0, 1, ...; `None`: no end of them, with seeds derived from the run's.
-        max_invalid: Answers in a row that may be no action.
-        invalid_reward: What each of them is worth.
-        schema: JSON schema of the server's actions, from `reset` on; empty if it does not say.
+            ``--reset-timeout-s`` and ``--step-timeout-s``, so that the error names the server and not only the deadline.
+        action_field: Field that the model's text goes into; empty: the only field of the server's action schema.
+        num_tasks: Number of tasks, with the seeds 0, 1, ...; `None`: endless tasks, with seeds derived from the run's.
+        max_invalid: Maximum number of consecutive answers that are no action.
+        invalid_reward: Reward of each such answer.
+        schema: JSON schema of the server's actions, from `reset` on; empty if the server offers none.
     """
 
     url: ClassVar[str] = ""
@@ -70,17 +70,17 @@ class OpenEnvEnv(AgentInstance):
     _rewarded = False
 
     def format_observation(self, observation: Mapping[str, Any]) -> Prompt:
-        """An observation for the model: the text of its only field, or a line for each one that says something."""
+        """Return an observation for the model: the text of its only field, or one line per non-empty field."""
         shown = {key: value for key, value in observation.items() if key != "metadata" and value not in (None, "", [], {})}
         if len(shown) == 1:
             return _plain(next(iter(shown.values())))
         return "\n".join(f"{key}: {_plain(value)}" for key, value in shown.items())
 
     def parse_action(self, text: str) -> Mapping[str, Any]:
-        """The fields of the action that an answer names: a JSON object, or the value of the only field.
+        """Return the fields of the action that an answer names: a JSON object, or the value of the only field.
 
         Raises:
-            ValueError: If it names none; the model reads the message.
+            ValueError: If the answer names no action; the model reads the message.
         """
         try:
             value = json.loads(text)
@@ -96,25 +96,25 @@ class OpenEnvEnv(AgentInstance):
         return {only: _value(text, only, fields.get(only, {}))}
 
     def is_truncated(self, answer: Mapping[str, Any]) -> bool:
-        """Whether an episode that is done was cut short; OpenEnv has no field for it, so environments put it in metadata."""
+        """Return True if the episode was cut short; OpenEnv has no field for truncation, so environments put it in metadata."""
         places = (answer, answer.get("observation"), answer.get("metadata"), (answer.get("observation") or {}).get("metadata"))
         return any(isinstance(place, Mapping) and place.get("truncated") is True for place in places)
 
     def reset_data(self, state: ResetState) -> dict[str, Any]:
-        """What `reset` is called with on the server: the seed, and what the task's metadata has under ``reset``."""
+        """Return the server's `reset` arguments: the seed, and the entries under ``reset`` in the task's metadata."""
         given = state.task.metadata.get("reset")
         return {"seed": state.seed % SEEDS, **(given if isinstance(given, Mapping) else {})}
 
     @classmethod
     def tasks(cls) -> Iterable[Task]:
-        """One task per seed; every member of a group plays the same one."""
+        """One task per seed; all episodes of a group use the same seed."""
         return seeded_tasks(cls.url, cls.num_tasks, numbered=True)
 
     async def reset(self, state: ResetState) -> ResetResult:
-        """Connect, wait for a free session if need be, and begin.
+        """Connect, wait for a free session, and begin the episode.
 
         Raises:
-            RemoteError: If there is no session in time, or the environment does not begin.
+            RemoteError: If no session is free in time, or the environment cannot begin.
         """
         data, last = self.reset_data(state), ""
         try:
@@ -133,14 +133,14 @@ class OpenEnvEnv(AgentInstance):
         return ResetResult(_after(state.task, self.format_observation(answer["observation"])))
 
     async def step(self, state: StepState) -> StepResult:
-        """Act as the model said, or tell it what was wrong with what it said.
+        """Take the action that the model named, or tell the model why its answer names none.
 
         Raises:
             RemoteError: If the server fails, or its environment raises.
             RewardError: If the episode ends and no reward was ever given.
         """
         if self._socket is None:
-            raise RuntimeError(f"{type(self).__name__} is used before its reset; call super().reset(state) in yours")
+            raise RuntimeError(f"{type(self).__name__} was used before reset; call super().reset(state) in your own reset")
         try:
             action = dict(self.parse_action(state.action_text))
         except ValueError as error:
@@ -176,7 +176,7 @@ class OpenEnvEnv(AgentInstance):
         return cls._clients
 
     async def _schema(self) -> Mapping[str, Any]:
-        """Schema of the actions; asked for until it is known."""
+        """Return the schema of the actions; the server is asked once per class."""
         cls = type(self)
         if "_action" not in vars(cls) or cls._action is None:
             client = self._shared().open()
@@ -188,7 +188,7 @@ class OpenEnvEnv(AgentInstance):
         return cls._action
 
     async def _begin(self, data: Mapping[str, Any], attempt: int) -> tuple[Mapping[str, Any] | None, str]:
-        """One attempt at a session: what it began with, or nothing and why it is worth another attempt."""
+        """Try once to get a session; return the first observation, or `None` and the reason for another attempt."""
         from agentrl.env.remote.websocket import JsonSocket
 
         try:
@@ -209,10 +209,10 @@ class OpenEnvEnv(AgentInstance):
             return None, str(error)
 
     def _observed(self, frame: Any) -> Mapping[str, Any]:
-        """The data of an observation frame.
+        """Return the data of an observation frame.
 
         Raises:
-            RemoteError: If it is something else.
+            RemoteError: If the frame is no observation.
         """
         data = frame.get("data") if isinstance(frame, Mapping) and frame.get("type") == "observation" else None
         if not isinstance(data, Mapping) or not isinstance(data.get("observation"), Mapping) or not isinstance(data.get("done"), bool):
@@ -241,9 +241,9 @@ class OpenEnvEnv(AgentInstance):
 
 
 def load_openenv(spec: str) -> type[OpenEnvEnv]:
-    """The class for ``openenv:ws://HOST:PORT[?option=value&...]``.
+    """Return the class for ``openenv:ws://HOST:PORT[?option=value&...]``.
 
-    Options are ``formatter`` (``file.py:function``, which makes text or chat messages of an observation), and the
+    Options are ``formatter`` (``file.py:function``, which turns an observation into text or chat messages), and the
     attributes ``action_field``, ``num_tasks``, ``max_invalid``, ``invalid_reward`` and ``timeout_s`` of `OpenEnvEnv`.
 
     Raises:
@@ -276,7 +276,7 @@ def load_openenv(spec: str) -> type[OpenEnvEnv]:
 
 
 def _formatter(spec: str, name: str) -> Formatter:
-    """The function that ``file.py:function`` names."""
+    """Return the function that ``file.py:function`` names."""
     function = load_value(spec, name)
     if not callable(function):
         raise EnvLoadError("--agent", spec, f"{name} is a {type(function).__name__}, not a function", "Name a function of the observation.")
@@ -284,7 +284,7 @@ def _formatter(spec: str, name: str) -> Formatter:
 
 
 def _error(frame: Any) -> tuple[str, str]:
-    """Code and message of an error frame; of any other, nothing."""
+    """Return code and message of an error frame; two empty strings for any other frame."""
     if not isinstance(frame, Mapping) or frame.get("type") != "error":
         return "", ""
     data = frame.get("data") if isinstance(frame.get("data"), Mapping) else {}
@@ -296,7 +296,7 @@ def _error(frame: Any) -> tuple[str, str]:
 
 
 def _value(text: str, name: str, field: Mapping[str, Any]) -> Any:
-    """What a text says for one field of the action."""
+    """Read the value of one action field from the model's text."""
     kind, words = field.get("type"), field.get("enum")
     if words and all(isinstance(word, str) for word in words):
         return _last(text, {word: word for word in words}, f"Choose one of {', '.join(words)}.")
@@ -324,7 +324,7 @@ def _plain(value: Any) -> str:
 
 
 def _after(task: Task, observation: Prompt) -> Prompt:
-    """The observation behind the prompt of a task that has one of its own."""
+    """Return the observation, after the task's prompt if the user gave one."""
     if task.metadata.get("numbered"):
         return observation
     if isinstance(task.prompt, str) and isinstance(observation, str):

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Task
-from agentrl.env.adapters.specs import FLAG, check_known, class_name, import_suite, refused, split_spec, take_count
-from agentrl.env.adapters.suite import SEEDS, EpisodeRandom
+from agentrl.env.adapters.specs import FLAG, SEEDS, EpisodeRandom, check_known, class_name, import_suite, refused, split_spec, take_count
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 
 EXTRA = "reasoning-gym"
@@ -29,18 +28,17 @@ _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 class ReasoningGymEnv(AgentInstance):
     """One question, one answer.
 
-    The answer is what stands between the last ``<answer>`` and ``</answer>``, else everything the model wrote, without
-    white space around it. It is right if it is the data set's own answer, to the letter.
+    The answer is the text that `find_answer` returns. An answer is right if it equals the data set's own answer exactly.
 
     Attributes:
         dataset: Name that `reasoning_gym.create_dataset` knows.
-        options: Fields of its configuration.
-        scoring: Who judges an answer that is not to the letter: ``exact``: nobody, it earns 0; ``full``: the data set's
-            scorer, if it gives full marks; ``own``: the scorer, whatever it gives. An answer that holds the right
-            one and something else earns 0 in any case, because many scorers pay for that.
+        options: Fields of the data set's configuration.
+        scoring: Judge of an answer that differs from the data set's: with ``exact`` it earns 0; with ``full`` it earns 1
+            if the data set's scorer gives full marks, else 0; with ``own`` it earns the scorer's marks. An answer that
+            holds the right one and something else always earns 0, because many scorers reward such answers.
         ask: Text after the question.
-        first_seed: Seed of the first task; the next ones follow it.
-        num_tasks: Number of tasks; `None`: no end of them.
+        first_seed: Seed of the first task; later tasks take the following seeds.
+        num_tasks: Number of tasks; `None`: endless tasks.
     """
 
     dataset: ClassVar[str] = ""
@@ -55,7 +53,7 @@ class ReasoningGymEnv(AgentInstance):
 
     @classmethod
     def tasks(cls) -> Iterable[Task]:
-        """One task per seed; every member of a group gets the same question, which is made in `reset`."""
+        """One task per seed; all episodes of a group get the same question, which is made in `reset`."""
         seeds: Iterable[int] = itertools.count(cls.first_seed)
         if cls.num_tasks is None:
             return (cls._task(seed) for seed in seeds)
@@ -82,7 +80,7 @@ class ReasoningGymEnv(AgentInstance):
         return StepResult(self.judge(find_answer(state.action_text)), terminated=True)
 
     def judge(self, answer: str) -> float:
-        """What an answer is worth, 0 to 1."""
+        """Return the reward of an answer, 0 to 1."""
         right = self._item["answer"]
         right = None if right is None else str(right).strip()
         if answer == right:
@@ -93,20 +91,20 @@ class ReasoningGymEnv(AgentInstance):
         return marks if self.scoring == "own" else float(marks >= 1.0)
 
     def own_marks(self, answer: str) -> float:
-        """What the data set's own scorer gives for an answer."""
+        """Return the score that the data set's own scorer gives to an answer."""
         dataset, _ = _dataset(type(self), self._seed)
         with EpisodeRandom(self._seed).in_force():
             return float(dataset.score_answer(answer, copy.deepcopy(self._item)))
 
 
 def find_answer(text: str) -> str:
-    """What stands between the last ``<answer>`` and ``</answer>``, else all of `text`, without white space around it."""
+    """Return the text between the last ``<answer>`` and ``</answer>``, else all of `text`, without surrounding white space."""
     found = _ANSWER.findall(text)
     return (found[-1] if found else text).strip()
 
 
 def load_reasoning_gym(spec: str) -> type[ReasoningGymEnv]:
-    """The class for ``reasoning-gym:NAME`` or ``reasoning-gym:NAME?option=value&...``.
+    """Return the class for ``reasoning-gym:NAME`` or ``reasoning-gym:NAME?option=value&...``.
 
     Options are fields of the data set's configuration, or ``score`` (``exact``, ``full`` or ``own``), ``ask``, ``seed``
     and ``num_tasks``.
@@ -127,7 +125,7 @@ def load_reasoning_gym(spec: str) -> type[ReasoningGymEnv]:
 
 
 def _own_options(spec: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Remove what is not the data set's from `options`, and check it."""
+    """Remove agentrl's own options from `options`, check them, and return them as class attributes."""
     scoring, first_seed = options.pop("score", SCORES[0]), options.pop("seed", 0)
     if scoring not in SCORES:
         raise EnvLoadError(FLAG, spec, f"score = {scoring!r} is unknown", f"Choose one of {', '.join(SCORES)}.")
@@ -140,7 +138,7 @@ def _own_options(spec: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _try(spec: str, cls: type[ReasoningGymEnv]) -> None:
-    """Make a question, so that a wrong option is known before anything heavy is started."""
+    """Make a question, so that a wrong option fails before anything heavy starts."""
     try:
         item = cls.make_item(cls.first_seed)
     except Exception as error:  # assertions, TypeErrors and whatever else a configuration raises
@@ -151,7 +149,7 @@ def _try(spec: str, cls: type[ReasoningGymEnv]) -> None:
 
 @lru_cache(maxsize=64)
 def _item(cls: Any, seed: int) -> Mapping[str, Any]:
-    """Kept for the rest of the group. A few data sets draw from the global generators."""
+    """Return the item of a seed, cached for the group's other episodes. A few data sets draw from the global generators."""
     dataset, first = _dataset(cls, seed)
     with EpisodeRandom(seed).in_force():
         item: Mapping[str, Any] = dataset[seed - first]
@@ -159,10 +157,10 @@ def _item(cls: Any, seed: int) -> Mapping[str, Any]:
 
 
 def _dataset(cls: Any, seed: int) -> tuple[Any, int]:
-    """The data set that a seed falls into, and the seed of its first item.
+    """Return the data set that holds the item of a seed, and the seed of the set's first item.
 
-    Most data sets seed item `i` with their own seed plus `i`, so that sets of 500 in a row have no item in common. They
-    are not made longer because some are drawn up beforehand, and kept because some take long to make.
+    Most data sets seed item `i` with their own seed plus `i`, so consecutive sets of 500 items share none. Some data
+    sets make all items at construction: 500 bounds that time, and sets are cached.
     """
     first = seed - seed % CHUNK
     return _chunk(cls, first), first

@@ -1,4 +1,4 @@
-"""What the specifications ``scheme:ID?option=value&...`` have in common."""
+"""Parsing and errors of specifications ``scheme:ID?option=value&...``, and the base class of suite environments."""
 
 from __future__ import annotations
 
@@ -7,30 +7,36 @@ import difflib
 import importlib
 import itertools
 import logging
+import random
 import re
-from collections.abc import Collection, Iterable, Mapping
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl
+
+import numpy as np
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Task
+from agentrl.env.agent import AgentInstance
 
 FLAG = "--agent"
 MAX_PROBLEM = 300
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, Any]]:
-    """The part between scheme and question mark, and the options, read as Python literals, else as text."""
+    """Return the part between scheme and question mark, and the options, read as Python literals, else as text."""
     name, _, query = spec.partition(":")[2].partition("?")
     return name, {key: _literal(value) for key, value in parse_qsl(query, keep_blank_values=True)}
 
 
 def take_count(spec: str, options: dict[str, Any], name: str) -> int | None:
-    """Remove a positive whole number from `options`; `None` if it is not among them.
+    """Remove the option `name` from `options` and return its value; `None` if absent.
 
     Raises:
-        EnvLoadError: If it is something else.
+        EnvLoadError: If the value is not a positive whole number.
     """
     value = options.pop(name, None)
     if value is not None and (type(value) is not int or value < 1):
@@ -49,7 +55,7 @@ def import_suite(spec: str, module: str, extra: str) -> ModuleType:
     """Import an optional package without letting it set up logging for everybody.
 
     Raises:
-        EnvLoadError: If it or something that it needs is not installed.
+        EnvLoadError: If the package or a dependency of it is not installed.
     """
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
@@ -67,14 +73,14 @@ def check_known(spec: str, suite: str, name: str, known: Collection[str]) -> Non
     """Refuse a name that a suite does not have.
 
     Raises:
-        EnvLoadError: With the names that are most like it.
+        EnvLoadError: If `name` is unknown; the message offers the most similar names.
     """
     if name not in known:
         raise EnvLoadError(FLAG, spec, f"{suite} has no {name!r}", _similar(name, known))
 
 
 def refused(spec: str, what: str, error: BaseException, remedy: str) -> EnvLoadError:
-    """The error for a specification that a suite raised an exception for."""
+    """Return the error for a specification for which a suite raised `error`."""
     words = re.search(r"nltk\.download\('(\w+)'\)", str(error)) if isinstance(error, LookupError) else None
     if words is not None:
         return EnvLoadError(FLAG, spec, f"needs the word list {words[1]!r}", f"Download it: python -m nltk.downloader {words[1]}")
@@ -83,7 +89,7 @@ def refused(spec: str, what: str, error: BaseException, remedy: str) -> EnvLoadE
 
 
 def class_name(name: str, default: str) -> str:
-    """An identifier made of a name."""
+    """Return a Python identifier made from a name."""
     return re.sub(r"\W", "_", name) or default
 
 
@@ -99,3 +105,89 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return text
+
+
+SEEDS = 2**32  # numpy's global generator takes no more
+WAIT_S = 50.0
+
+_lock = threading.Lock()
+
+
+class EpisodeRandom:
+    """The global generators of `random` and numpy as one episode sees them.
+
+    gem and TextArena seed the global generators in every reset and draw from them in every step, so two episodes in one
+    process would disturb each other. While a call of an episode runs, the global generators hold the episode's state;
+    afterwards the previous state is restored. Such calls therefore run one at a time in a process. Other code that draws
+    from the global generators at the same moment on another thread is not kept out.
+
+    Args:
+        seed: Initial seed of the episode's generators.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed % SEEDS
+        self._inside: tuple[Any, Any] | None = None
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Lend the global generators to this episode.
+
+        Raises:
+            TimeoutError: If another episode holds the generators for 50 s.
+        """
+        if not _lock.acquire(timeout=WAIT_S):
+            raise TimeoutError(f"another episode's environment has kept the global random generators for {WAIT_S:g} s")
+        try:
+            outside = _get()
+            self._begin()
+            try:
+                yield
+            finally:
+                self._inside = _get()
+                _set(outside)
+        finally:
+            _lock.release()
+
+    def _begin(self) -> None:
+        if self._inside is None:
+            random.seed(self._seed)
+            np.random.seed(self._seed)
+        else:
+            _set(self._inside)
+
+
+def _get() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state()
+
+
+def _set(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+
+
+class SuiteEnv(AgentInstance):
+    """One episode of an environment of a suite.
+
+    Attributes:
+        env_id: Name that the suite knows.
+        env_options: Keyword arguments of the suite's `make`.
+        num_tasks: Number of tasks, with the seeds 0, 1, ...; `None`: endless tasks, with seeds derived from the run's.
+    """
+
+    env_id: ClassVar[str] = ""
+    env_options: ClassVar[Mapping[str, Any]] = {}
+    num_tasks: ClassVar[int | None] = None
+
+    _env: Any = None
+    _random: EpisodeRandom
+
+    @classmethod
+    def make(cls) -> Any:
+        """Make the suite's environment; `reset` does so while the global generators are the episode's."""
+        raise NotImplementedError(f"{cls.__name__} needs a classmethod make(cls)")
+
+    @classmethod
+    def tasks(cls) -> Iterable[Task]:
+        """One task per seed; all episodes of a group use the same seed."""
+        return seeded_tasks(cls.env_id, cls.num_tasks)

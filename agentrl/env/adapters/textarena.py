@@ -9,8 +9,18 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.env.adapters.specs import FLAG, check_known, class_name, import_suite, refused, split_spec, take_count
-from agentrl.env.adapters.suite import SEEDS, EpisodeRandom, SuiteEnv
+from agentrl.env.adapters.specs import (
+    FLAG,
+    SEEDS,
+    EpisodeRandom,
+    SuiteEnv,
+    check_known,
+    class_name,
+    import_suite,
+    refused,
+    split_spec,
+    take_count,
+)
 from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
 
 EXTRA = "textarena"
@@ -18,10 +28,10 @@ NO_NEWS = "Your turn."
 
 
 class TextArenaEnv(SuiteEnv):
-    """One game. A player is told what is new since its last turn; rewards come at the end of the game.
+    """One game. A player reads what happened since its last turn; rewards come at the end of the game.
 
     Attributes:
-        agents: ``player0``, ``player1``, ... if there are several, as TextArena counts them.
+        agents: ``player0``, ``player1``, ... in TextArena's numbering; empty for a game with one player.
     """
 
     agents: ClassVar[Sequence[str]] = ()
@@ -43,7 +53,7 @@ class TextArenaEnv(SuiteEnv):
         return ResetResult(text, agent=agent)
 
     def step(self, state: StepState) -> StepResult:
-        """Pass on what the model wrote; the game reads the move out of it, and says who is next."""
+        """Pass the model's text to the game, which finds the move in it and names the next player."""
         with self._random.in_force():
             done, _ = self._env.step(action=state.action_text)
             if not done:
@@ -57,7 +67,7 @@ class TextArenaEnv(SuiteEnv):
         return StepResult(float(rewards[0]), terminated=True, info=ending)
 
     def _news(self) -> tuple[str | None, str]:
-        """Who is next, and what was said to it since its last turn, without its own words."""
+        """Return the next player and the messages it has received since its last turn, without its own."""
         from textarena import GAME_ID, ObservationType
 
         game = _game(self._env)
@@ -75,10 +85,10 @@ class TextArenaEnv(SuiteEnv):
 
 
 def load_textarena(spec: str) -> type[TextArenaEnv]:
-    """The class for ``textarena:ID`` or ``textarena:ID?option=value&...``.
+    """Return the class for ``textarena:ID`` or ``textarena:ID?option=value&...``.
 
-    Options are keyword arguments of the game, or ``num_tasks`` and ``players``: without it one if the game can be played
-    alone, else two.
+    Options are keyword arguments of the game, ``num_tasks`` and ``players`` (default: 1 if the game can be played alone,
+    else 2).
 
     Raises:
         EnvLoadError: If TextArena is not installed, has no such game, or cannot begin it with these options.
@@ -97,7 +107,7 @@ def load_textarena(spec: str) -> type[TextArenaEnv]:
 
 
 def _count_players(spec: str, cls: type[TextArenaEnv], counts: Sequence[int]) -> int:
-    """The first of `counts` that the game takes; begins a game, so that what is wrong is known before anything heavy is started."""
+    """Return the first of `counts` that the game accepts; begins a game, so that errors appear before anything heavy starts."""
     from textarena import SinglePlayerState
 
     wants = "a game for one is not for several" if counts[0] > 1 else "it is no game for one"
@@ -118,7 +128,7 @@ def _count_players(spec: str, cls: type[TextArenaEnv], counts: Sequence[int]) ->
 
 
 def _game(env: Any) -> Any:
-    """The game without its wrappers; most of them repeat the whole history in each observation."""
+    """Return the game without wrappers; most wrappers repeat the whole history in each observation."""
     from textarena import Wrapper
 
     while isinstance(env, Wrapper):

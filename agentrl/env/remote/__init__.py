@@ -1,1 +1,1 @@
-"""Talking to servers that are not trusted."""
+"""Clients for untrusted servers."""

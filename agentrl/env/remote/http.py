@@ -1,4 +1,4 @@
-"""A JSON client for servers that are not trusted: every call ends in time, and every answer is small, shallow and finite."""
+"""A JSON client for untrusted servers: calls have deadlines, answers have limits of size and depth and hold no NaN."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RETRIED = frozenset({429, 500, 502, 503, 504})
 UNTOUCHED = frozenset({429, 503})
-"""Statuses by which a server says that it has not begun to act on the request."""
+"""Statuses of servers that have not begun to act on the request."""
 EXCERPT = 300
 KEEP_S = 2.0
 """Idle connections are closed after this long, before servers commonly do (5 s), so that none is closed under a request."""
@@ -31,19 +31,19 @@ MAX_COOKIES, MAX_COOKIE_CHARS = 32, 2**14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """What a call may cost; seconds and bytes.
+    """Limits of a call; seconds and bytes.
 
     Attributes:
-        timeout_s: The whole call, further attempts and waits between them included.
-        attempt_timeout_s: One attempt, from connecting to the last byte.
-        connect_timeout_s: Connecting.
-        attempts: Attempts at most.
+        timeout_s: Deadline of the whole call, with all attempts and the waits between them.
+        attempt_timeout_s: Deadline of one attempt, from connecting to the last byte.
+        connect_timeout_s: Deadline of connecting.
+        attempts: Maximum number of attempts.
         backoff_s: Before attempt n + 1 the client waits a random time up to this times 2^(n-1) (full jitter;
             https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter).
-        max_backoff_s: Bound of that time.
-        max_bytes: Size of an answer after decompression.
-        max_depth: Levels of nesting in an answer.
-        connections: Connections at a time.
+        max_backoff_s: Upper bound of the backoff.
+        max_bytes: Maximum size of an answer after decompression.
+        max_depth: Maximum number of nesting levels in an answer.
+        connections: Maximum number of simultaneous connections.
     """
 
     timeout_s: float = 45.0
@@ -59,12 +59,12 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered.
+    """Answer of a server.
 
     Attributes:
         status: HTTP status.
         body: Decompressed.
-        url: Of the request.
+        url: Address of the request.
         max_depth: Levels of nesting that JSON may have.
     """
 
@@ -89,21 +89,21 @@ class Reply:
 
 @dataclass(slots=True)
 class HttpSession:
-    """One caller's cookies, and the server that gave them, to which all its calls go; the connections are the client's.
+    """Cookies of one caller, and the server that set them; all calls of the session go to that server.
 
     Attributes:
-        cookies: Kept and sent by the rules of browsers.
-        server: Number of the server, once it has answered.
+        cookies: Cookies, kept and sent by the rules of browsers.
+        server: Index of the server, from its first answer on.
     """
 
     cookies: httpx.Cookies = field(default_factory=httpx.Cookies)
     server: int | None = None
 
     def keep(self, response: httpx.Response) -> None:
-        """Take the cookies of an answer.
+        """Store the cookies of an answer.
 
         Raises:
-            RemoteError: If they are too many or too large.
+            RemoteError: If the cookies are too many or too large.
         """
         self.cookies.extract_cookies(response)
         cookies = list(self.cookies.jar)
@@ -113,7 +113,7 @@ class HttpSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """A request, and how it may be repeated; see `JsonClient.call`."""
+    """A request and the rules for repeating it; see `JsonClient.call`."""
 
     method: str
     path: str
@@ -125,12 +125,12 @@ class _Call:
 
 
 class _AttemptError(Exception):
-    """An attempt that gave nothing.
+    """An attempt without a usable answer.
 
     Args:
-        error: What to tell.
+        error: The error to report if no attempt follows.
         untouched: The server has certainly not begun to act.
-        gone: Nobody listens at the address.
+        gone: No server listens at the address.
     """
 
     def __init__(self, error: RemoteError, *, untouched: bool = False, gone: bool = False) -> None:
@@ -138,22 +138,21 @@ class _AttemptError(Exception):
         self.error, self.untouched, self.gone = error, untouched, gone
 
     def final(self, call: _Call) -> bool:
-        """Whether a further attempt could do no good, or harm."""
+        """Return True if another attempt would be useless or harmful."""
         lost = self.gone and call.session is not None and call.session.server is not None
         return lost or not self.error.infrastructure or not (call.repeat or self.untouched)
 
 
 class JsonClient:
-    """Sends JSON to one of several servers that are as good as each other, in rotation, and reads JSON.
+    """Client that sends JSON to one of several equivalent servers in rotation, and reads JSON; belongs to one event loop.
 
-    A server that cannot be reached, is busy or breaks is tried again, or the next one is; a server that said how long it
-    needs (Retry-After) is left alone that long. Other refusals are final. Redirects and proxy settings of the environment
-    are ignored, so nothing is ever sent to a host that was not named; cookies are kept in a session or not at all. It
-    belongs to one event loop.
+    If a server cannot be reached, is busy or breaks, the call is tried again there or on the next server; a Retry-After
+    header is obeyed. Other refusals are final. Redirects and proxy settings of the environment are ignored, so nothing is
+    ever sent to a host that the user did not name. Cookies are kept only in a session.
 
     Args:
         urls: Addresses, ``http`` or ``https``, without user names.
-        limits: What a call may cost.
+        limits: Limits of each call.
 
     Raises:
         ConfigError: If an address cannot be used.
@@ -179,8 +178,8 @@ class JsonClient:
         """Post `body` and return the answer's JSON.
 
         Args:
-            body: Anything that JSON can say.
-            path: Put behind the server's address.
+            body: Any JSON value.
+            path: Path appended to the server's address.
 
         Raises:
             RemoteError: If there is no usable answer within the limits.
@@ -198,18 +197,18 @@ class JsonClient:
         told: Collection[int] = (),
         timeout_s: float | None = None,
     ) -> Reply:
-        """Call a route and return the answer as it is.
+        """Call a route and return the answer unchanged.
 
         Args:
-            method: Of HTTP.
-            path: Put behind the server's address.
-            body: Anything that JSON can say; not sent if the method is ``GET``.
-            session: Cookies to use. Once a server has answered, the session stays with it, and a refused connection is
-                final: what held the session is gone.
-            repeat: Whether a request that the server may have acted on is sent again. `False`: only after a connection
-                that was not made, and after 429 and 503.
-            told: Statuses, besides 2xx, that are an answer and no failure.
-            timeout_s: The whole call; `None`: that of the limits.
+            method: HTTP method.
+            path: Path appended to the server's address.
+            body: Any JSON value; not sent with ``GET``.
+            session: Cookies to use. Once a server has answered, the session stays with that server, and a refused
+                connection is final because the server's session is lost.
+            repeat: Send a request again although the server may have acted on it. `False`: only after a failed
+                connection, 429 or 503.
+            told: Statuses besides 2xx that count as an answer and not as a failure.
+            timeout_s: Deadline of the whole call; `None`: that of the limits.
 
         Raises:
             RemoteError: If there is no such answer within the limits.
@@ -223,7 +222,7 @@ class JsonClient:
         await self._client.aclose()
 
     async def _run(self, call: _Call) -> Reply:
-        """Attempts until one succeeds, one fails for good, or a limit is reached."""
+        """Repeat attempts until one succeeds, one fails for good, or a limit is reached."""
         shown = ", ".join(self._urls)
         last: RemoteError | None = None
         try:
@@ -242,7 +241,7 @@ class JsonClient:
         raise RemoteError(f"{shown}: no usable answer in {self._limits.attempts} attempts; last: {last}") from last
 
     async def _server(self, attempt: int, call: _Call) -> int:
-        """Wait before a further attempt, then take the session's server, the next one, or the one that is free again first."""
+        """Wait before a further attempt, then choose the session's server, the next one, or the one whose Retry-After ends first."""
         if attempt:
             ceiling = min(self._limits.max_backoff_s, self._limits.backoff_s * 2 ** (attempt - 1))
             await anyio.sleep(random.uniform(0, ceiling))
@@ -307,7 +306,7 @@ class JsonClient:
         return _AttemptError(error, untouched=status in UNTOUCHED)
 
     async def _read(self, url: str, response: httpx.Response, cut: int = 0) -> bytes:
-        """The body, decompressed; at most `cut` bytes of it, or an error if it is larger than allowed."""
+        """Return the decompressed body: its first `cut` bytes if `cut` is set, else all of it or an error if it is too large."""
         decode, limit, body = decoder(url, response.headers.get("Content-Encoding", "")), cut or self._limits.max_bytes, bytearray()
         async for chunk in response.aiter_raw():
             body += decode(chunk, limit + 1 - len(body))
@@ -319,10 +318,10 @@ class JsonClient:
 
 
 class SharedClient:
-    """One client for all episodes of an event loop: made by the first that opens it, closed by the last that closes it.
+    """One client for all episodes of an event loop, made at the first `open` and closed at the last `close`.
 
     Args:
-        make: Makes the client.
+        make: Function that makes the client.
     """
 
     def __init__(self, make: Callable[[], JsonClient]) -> None:
@@ -330,7 +329,7 @@ class SharedClient:
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[JsonClient, int]] = weakref.WeakKeyDictionary()
 
     def open(self) -> JsonClient:
-        """The client of the running loop; every call needs one of `close`."""
+        """Return the client of the running loop; every `open` needs one `close`."""
         loop = asyncio.get_running_loop()
         client, users = self._clients.get(loop) or (self._make(), 0)
         self._clients[loop] = client, users + 1

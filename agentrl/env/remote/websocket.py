@@ -1,4 +1,4 @@
-"""A WebSocket to a server that is not trusted: one question, one answer in JSON, in time and within a size."""
+"""A WebSocket to an untrusted server: one JSON answer per question, with a deadline and a size limit."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 MAX_BYTES, MAX_DEPTH = 2**20, 64
 CONNECT_S, CLOSE_S = 5.0, 2.0
 TOO_LARGE, NOT_TEXT = 1009, 1007
-"""Codes with which the connection is closed from this side because of what came."""
+"""Close codes that this side sends for an answer that is too large or not text."""
 
 
 class JsonSocket:
-    """One connection, made by `open`. Nothing is compressed, no redirect followed, no proxy of the environment used.
+    """One connection, made by `open`, without compression, redirects or proxies.
 
     Args:
-        url: Its address.
-        connection: Of the package websockets.
+        url: Address of the server.
+        connection: Connection of the package websockets.
     """
 
     def __init__(self, url: str, connection: ClientConnection) -> None:
@@ -40,7 +40,7 @@ class JsonSocket:
             url: Address, ``ws`` or ``wss``.
 
         Raises:
-            RemoteError: If that fails or takes too long.
+            RemoteError: If the connection fails or takes too long.
         """
         from websockets.asyncio.client import connect
         from websockets.exceptions import InvalidHandshake, InvalidStatus
@@ -79,7 +79,7 @@ class JsonSocket:
         """Send `question` and return the answer.
 
         Raises:
-            RemoteError: If there is no usable answer in time; the connection is then of no more use.
+            RemoteError: If there is no usable answer in time; the connection cannot be used afterwards.
         """
         content = encode_json(question).decode()
         try:
@@ -105,10 +105,10 @@ class JsonSocket:
             raise RemoteError(f"{self._url}: the connection was closed: {excerpt(str(error))}", infrastructure=code != NOT_TEXT) from error
 
     async def close(self, goodbye: Any = None) -> None:
-        """End the connection, at the latest after a moment; never raises.
+        """End the connection within a few seconds; never raises.
 
         Args:
-            goodbye: Sent before; `None`: nothing.
+            goodbye: Message to send first; `None`: none.
         """
         from websockets.exceptions import ConnectionClosed
 

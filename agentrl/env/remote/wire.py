@@ -1,4 +1,4 @@
-"""What goes over the wire to servers that are not trusted: addresses, JSON and compressed bodies, each within limits."""
+"""Addresses, JSON and compressed bodies exchanged with untrusted servers, each within limits."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _GZIP_OR_ZLIB = 47  # window bits that make zlib find out itself
 
 
 def check_url(url: str, schemes: tuple[str, ...] = HTTP) -> str:
-    """The address without a slash at its end.
+    """Return the address without a trailing slash.
 
     Raises:
-        ConfigError: If it is not an address with one of `schemes`, or holds a password.
+        ConfigError: If `url` is not an address with one of `schemes`, or holds a user name or password.
     """
     try:
         parts = urlsplit(url.strip())
@@ -37,10 +37,10 @@ def check_url(url: str, schemes: tuple[str, ...] = HTTP) -> str:
 
 
 def encode_json(body: Any) -> bytes:
-    """`body` as JSON.
+    """Return `body` as JSON.
 
     Raises:
-        RemoteError: If it holds something that JSON cannot say, NaN among it.
+        RemoteError: If `body` holds a value that JSON cannot express, such as NaN.
     """
     try:
         return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
@@ -49,10 +49,10 @@ def encode_json(body: Any) -> bytes:
 
 
 def parse_json(body: bytes | str, where: str, max_depth: int) -> Any:
-    """JSON without NaN and infinities, and not nested deeper than `max_depth`.
+    """Parse JSON without NaN and infinities, nested no deeper than `max_depth`.
 
     Raises:
-        RemoteError: If it is anything else.
+        RemoteError: If `body` is anything else.
     """
     try:
         value = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
@@ -69,7 +69,7 @@ def parse_json(body: bytes | str, where: str, max_depth: int) -> Any:
 
 
 def retry_after_s(header: str) -> float:
-    """Seconds that a Retry-After header asks to wait, from a number or a date; 0 if it is neither."""
+    """Return the seconds that a Retry-After header, a number or a date, asks to wait; 0 for any other text."""
     if re.fullmatch(r"\d{1,9}", header.strip()):
         return float(header)
     try:
@@ -79,10 +79,10 @@ def retry_after_s(header: str) -> float:
 
 
 def decoder(url: str, encoding: str) -> Callable[[bytes, int], bytes]:
-    """A function that decompresses pieces of a body, never to more than a given number of bytes at a time.
+    """Return a function that decompresses a piece of a body to at most a given number of bytes.
 
     Raises:
-        RemoteError: If the encoding was not asked for; by the function, if a piece is not in it.
+        RemoteError: If the encoding was not requested. The returned function raises it for a piece in another encoding.
     """
     if encoding.strip().lower() in ("", "identity"):
         return lambda chunk, limit: chunk[:limit]
@@ -100,7 +100,7 @@ def decoder(url: str, encoding: str) -> Callable[[bytes, int], bytes]:
 
 
 def excerpt(text: str, limit: int = 300) -> str:
-    """The beginning of a server's text, in one line, without control characters."""
+    """Return the first `limit` characters of a server's text in one line, without control characters."""
     return " ".join(re.sub(r"[^\x20-\x7e]", " ", text[:limit]).split())
 
 

@@ -1,20 +1,18 @@
-"""Rewards: judging one answer with a function, with several and their weights, or with a server; and the environment for it."""
+"""Rewards from a function, a weighted sum of functions or a server, and the single-turn environment around a reward."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
-from urllib.parse import parse_qsl
 
-from agentrl.core.errors import ConfigError, EnvLoadError, EnvResultError
+from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentInstance, ResetState, StepResult, StepState
 from agentrl.env.boundary import Threads
-from agentrl.env.results import number
-from agentrl.env.rewards.answers import Reward, read_answer
+from agentrl.env.results import bad_result, clipped_score, known_keys, number
 
 RewardFunction: TypeAlias = Callable[..., Any]
 """``reward(completion, label)``, or ``reward_func(queries, prompts, labels)``; plain or async."""
@@ -24,11 +22,27 @@ BATCH_PARAMETERS = ("queries", "prompts", "labels")
 MIXED_THREADS = 16
 
 
+class Reward:
+    """Judge of the answer to a task. Each user calls `open` before and `close` after use; several users may share one."""
+
+    is_async = False
+
+    def open(self) -> None:
+        """Count one more user."""
+
+    async def close(self) -> None:
+        """Count one user fewer; the last one releases shared resources."""
+
+    def judge(self, state: StepState) -> Any:
+        """Return a `StepResult` that ends the episode, or an awaitable of one if `is_async`."""
+        raise NotImplementedError
+
+
 class FunctionReward(Reward):
-    """A function of the user's.
+    """A reward from a user's function.
 
     Args:
-        function: In one of the two forms; the one whose first parameter is ``queries`` gets lists of one.
+        function: Function in one of the two forms; if its first parameter is ``queries``, it gets lists of length 1.
         where: File and name, for messages.
     """
 
@@ -59,7 +73,7 @@ class FunctionReward(Reward):
 
 
 class CombinedReward(Reward):
-    """The weighted sum of several; the first decides the score. See `combine_rewards`."""
+    """The weighted sum of several rewards; the first one decides the score. See `combine_rewards`."""
 
     def __init__(self, parts: Mapping[str, tuple[Reward, float]]) -> None:
         self._parts = dict(parts)
@@ -116,22 +130,22 @@ class CombinedReward(Reward):
 
 
 def combine_rewards(**parts: tuple[RewardFunction | Reward, float] | RewardFunction | Reward) -> Reward:
-    """One reward from several: the sum of each times its weight, every one of them logged under its name.
+    """Return the weighted sum of several rewards; each one is logged under its name.
 
-    The first says whether the task is done: its value, between 0 and 1, is the score that filtering and evaluation use.
-    So put what matters first, and what only helps (format, length) after it.
+    The value of the first reward, clipped to 0..1, is the score that filtering and evaluation use: name the reward for
+    solving the task first, and helpers (format, length) after it.
 
     Example:
         >>> reward = combine_rewards(right=(is_right, 1.0), short=(is_short, 0.1))
 
     Args:
-        parts: Name and reward, or name, reward and weight; a weight left out is 1.
+        parts: Rewards by name, each a reward or a pair of reward and weight; the default weight is 1.
 
     Returns:
         A reward that a file may define as ``reward``.
 
     Raises:
-        ConfigError: If there is no part, or one is not a reward.
+        ConfigError: If there is no part, or a part is not a reward.
     """
     made: dict[str, tuple[Reward, float]] = {}
     for name, part in parts.items():
@@ -144,27 +158,11 @@ def combine_rewards(**parts: tuple[RewardFunction | Reward, float] | RewardFunct
     return CombinedReward(made)
 
 
-def remote_reward(*urls: str, timeout_s: float = 45.0, batch_size: int = 64) -> Reward:
-    """A reward model behind HTTP in OpenRLHF's form, as a reward of its own or as a part of `combine_rewards`.
-
-    Args:
-        urls: Servers that give the same answers, asked in rotation.
-        timeout_s: Deadline of an answer, further attempts included.
-        batch_size: Episodes joined into one request at most.
-
-    Raises:
-        ConfigError: If an address cannot be used.
-    """
-    from agentrl.env.rewards.server import RemoteReward  # only now: it takes httpx, as long to import as half of agentrl
-
-    return RemoteReward(urls, timeout_s=timeout_s, batch_size=batch_size)
-
-
 def as_reward(value: Any, where: str) -> Reward:
-    """A reward from a function in one of the two forms, or the reward itself.
+    """Return `value` if it is a `Reward`, else the reward of a function in one of the two forms.
 
     Raises:
-        ConfigError: If it is neither.
+        ConfigError: If `value` is neither.
     """
     if isinstance(value, Reward):
         return value
@@ -174,7 +172,7 @@ def as_reward(value: Any, where: str) -> Reward:
 
 
 def is_reward(value: Any) -> bool:
-    """Whether it is a reward, or a function that can be called as one."""
+    """Return True for a `Reward` and for a function with the parameters of one."""
     if isinstance(value, Reward):
         return True
     if isinstance(value, type) or not callable(value):
@@ -217,14 +215,14 @@ class _AsyncRewardEnvironment(AgentInstance):
 
 
 def reward_environment(value: Any, name: str, *, module: str = "", file: str = "", tasks: Any = None) -> type[AgentInstance]:
-    """The class of a single-turn environment that ends with the reward of the answer.
+    """Return the class of a single-turn environment that ends with the reward of the answer.
 
     Args:
         value: A reward, or a function in one of the two forms.
-        name: Of the class, for messages.
-        module: Where the function is defined.
-        file: The file it is defined in, for messages.
-        tasks: What the class's `tasks` gives: a collection, or a function of no arguments; `None`: ``--prompts`` is needed.
+        name: Name of the class.
+        module: Module that defines the function.
+        file: File that defines the function, for messages.
+        tasks: Tasks of the class: a collection, or a function without arguments; `None`: ``--prompts`` is needed.
     """
     where = f"{Path(file).name}: {name}" if file else name
     reward = as_reward(value, where)
@@ -238,28 +236,79 @@ def reward_environment(value: Any, name: str, *, module: str = "", file: str = "
     return type(name, (base,), body)
 
 
-def load_reward_servers(spec: str) -> type[AgentInstance]:
-    """The environment that ``reward:URL[,URL...][#timeout_s=...&batch_size=...]`` names.
-
-    Raises:
-        EnvLoadError: If an address or an option cannot be used.
-    """
-    urls, _, fragment = spec.partition(":")[2].partition("#")
-    options = dict(parse_qsl(fragment))
-    try:
-        timeout_s, batch_size = float(options.pop("timeout_s", 45)), int(options.pop("batch_size", 64))
-        if options:
-            raise ValueError(f"there is no option {next(iter(options))!r}")
-        return reward_environment(remote_reward(*urls.split(","), timeout_s=timeout_s, batch_size=batch_size), "RewardServer")
-    except ConfigError as error:
-        raise EnvLoadError("--remote-rm-url", error.value, error.problem, error.remedy) from error
-    except ValueError as error:
-        raise EnvLoadError("--agent", spec, str(error), "Write reward:URL#timeout_s=45&batch_size=64.") from error
-
-
 def _is_batch(function: RewardFunction) -> bool:
     try:
         names = [parameter.name for parameter in inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
         return False
     return getattr(function, "__name__", "") == "reward_func" or names[:1] == [BATCH_PARAMETERS[0]]
+
+
+KEYS = ("rewards", "scores", "extra_logs")
+
+Column: TypeAlias = list[float | EnvResultError]
+Reader: TypeAlias = Callable[[Any, str, str], float]
+
+
+def read_answer(value: Any, count: int, where: str, *, strict: bool) -> list[StepResult | EnvResultError]:
+    """Return the result of each episode from ``{"rewards", "scores", "extra_logs"}``.
+
+    Args:
+        value: ``rewards`` and the optional ``scores`` have one entry per episode; each entry of ``extra_logs`` is one
+            number per episode, or one number for all. Lists, arrays and tensors are accepted; for one episode also a number.
+        count: Number of episodes.
+        where: Source of the answer, for messages.
+        strict: Refuse other keys.
+
+    Returns:
+        For each episode a result that ends it, or the error in its entries.
+
+    Raises:
+        EnvResultError: If the answer as a whole cannot be used.
+    """
+    if not isinstance(value, Mapping):
+        raise bad_result(where, "result", value, "return a dictionary with rewards, and perhaps scores and extra_logs")
+    if strict:
+        known_keys(value, KEYS, where)
+    if "rewards" not in value:
+        raise bad_result(where, "result", value, "the key 'rewards' is missing")
+    rewards = _column(value["rewards"], count, where, "rewards")
+    scores = None if value.get("scores") is None else _column(value["scores"], count, where, "scores", clipped_score)
+    given = value.get("extra_logs") or {}
+    if not isinstance(given, Mapping):
+        raise bad_result(where, "extra_logs", given, "must be a dictionary of names and numbers")
+    logs = {str(name): _column(column, count, where, f"extra_logs[{name!r}]", shared=True) for name, column in given.items()}
+    return [_result(rewards[i], None if scores is None else scores[i], {name: logs[name][i] for name in logs}) for i in range(count)]
+
+
+def _result(
+    reward: float | EnvResultError, score: float | EnvResultError | None, logs: Mapping[str, float | EnvResultError]
+) -> StepResult | EnvResultError:
+    info: dict[str, float] = {}
+    for name, entry in logs.items():
+        if isinstance(entry, EnvResultError):
+            return entry
+        info[name] = entry
+    if isinstance(reward, EnvResultError):
+        return reward
+    if isinstance(score, EnvResultError):
+        return score
+    return StepResult(reward, terminated=True, score=score, info=info)
+
+
+def _column(value: Any, count: int, where: str, field: str, read: Reader = number, *, shared: bool = False) -> Column:
+    plain = value.tolist() if callable(getattr(value, "tolist", None)) else value
+    if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
+        if len(plain) != count:
+            raise bad_result(where, field, value, f"must have {count} entries, one per query; it has {len(plain)}")
+        return [_entry(read, item, where, f"{field}[{index}]") for index, item in enumerate(plain)]
+    if count == 1 or shared:
+        return [_entry(read, plain, where, field)] * count
+    raise bad_result(where, field, value, f"must be a list of {count} numbers, one per query")
+
+
+def _entry(read: Reader, value: Any, where: str, field: str) -> float | EnvResultError:
+    try:
+        return read(value, where, field)
+    except EnvResultError as error:
+        return error

@@ -1,34 +1,37 @@
-"""Reward models behind HTTP: the answers of episodes that end at about the same time travel in one request."""
+"""Reward models behind HTTP; episodes that end at about the same time share one request."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import parse_qsl
 
 import anyio
 
-from agentrl.core.errors import EnvResultError, RemoteError, RewardError
-from agentrl.env.agent import StepResult, StepState
-from agentrl.env.remote.http import HttpLimits, JsonClient
+from agentrl.core.errors import ConfigError, EnvLoadError, EnvResultError, RemoteError, RewardError
+from agentrl.env.agent import AgentInstance, StepResult, StepState
 from agentrl.env.remote.wire import check_url, encode_json
-from agentrl.env.rewards.answers import Reward, read_answer
+from agentrl.env.rewards.function import Reward, read_answer, reward_environment
+
+if TYPE_CHECKING:
+    from agentrl.env.remote.http import JsonClient
 
 JOIN_S = 0.005
-"""How long a request waits for others to join it."""
+"""Time that a request waits for further episodes to join it."""
 MAX_ANSWER = 2**18
-"""Bytes that the answer for a whole batch may have."""
+"""Maximum size of the answer for a whole batch, bytes."""
 
 Item: TypeAlias = tuple[str, str, Any]
 """Query, prompt, label."""
 
 
 class RemoteReward(Reward):
-    """Servers in OpenRLHF's form: POST ``{"query", "prompts", "labels"}`` in lists, answered like a `reward_func`.
+    """Servers in OpenRLHF's form: POST ``{"query", "prompts", "labels"}`` with lists, answered like a `reward_func`.
 
-    Every request has a deadline, busy and broken servers are tried again, and what fails in the end is a `RewardError`.
-    If a server refuses a batch or its answer cannot be used, each item is sent once more by itself, so that one bad item
-    does not spoil the others.
+    Every request has a deadline; busy and broken servers are tried again; a final failure is a `RewardError`. If a server
+    refuses a batch or its answer cannot be used, each item is sent once more alone, so that one bad item does not spoil
+    the others.
     """
 
     is_async = True
@@ -47,12 +50,14 @@ class RemoteReward(Reward):
         """As `Reward.open`."""
         self._users += 1
         if self._client is None:
+            from agentrl.env.remote.http import HttpLimits, JsonClient  # only now: httpx takes long to import
+
             in_time = 0.9 * self._timeout_s  # so that the client, which knows the reason, gives up first
             limits = HttpLimits(timeout_s=in_time, attempt_timeout_s=self._timeout_s / 2, max_bytes=MAX_ANSWER)
             self._client = JsonClient(self._urls, limits)
 
     async def close(self) -> None:
-        """As `Reward.close`; requests that nobody waits for any more are ended."""
+        """As `Reward.close`; the last user's close also cancels open requests."""
         self._users -= 1
         if self._users or self._client is None:
             return
@@ -85,7 +90,7 @@ class RemoteReward(Reward):
         return await future
 
     def _send(self) -> None:
-        """Start a request for everything that waits."""
+        """Start a request for all waiting items."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -97,7 +102,7 @@ class RemoteReward(Reward):
             batch.add_done_callback(self._batches.discard)
 
     async def _run(self, client: JsonClient, wanted: list[tuple[Item, asyncio.Future[StepResult]]]) -> None:
-        """Consume a batch, answer its futures; waits for the servers, and is unblocked by the deadline or by `close`."""
+        """Answer the futures of a batch. Waits for the servers; unblocked by the deadline or by `close`."""
         items = [item for item, _ in wanted]
         results: Sequence[StepResult | Exception] = [RewardError(f"{self._where}: no usable answer within {self._timeout_s:g} s")] * len(
             items
@@ -128,3 +133,36 @@ class RemoteReward(Reward):
                 return [error]
         apart = await asyncio.gather(*(self._judge(client, [item]) for item in items))
         return [result for results in apart for result in results]
+
+
+def remote_reward(*urls: str, timeout_s: float = 45.0, batch_size: int = 64) -> Reward:
+    """Return the reward of a reward model behind HTTP in OpenRLHF's form, for use alone or in `combine_rewards`.
+
+    Args:
+        urls: Equivalent servers, asked in rotation.
+        timeout_s: Deadline of an answer, with all attempts.
+        batch_size: Maximum number of episodes in one request.
+
+    Raises:
+        ConfigError: If an address cannot be used.
+    """
+    return RemoteReward(urls, timeout_s=timeout_s, batch_size=batch_size)
+
+
+def load_reward_servers(spec: str) -> type[AgentInstance]:
+    """Return the environment class that ``reward:URL[,URL...][#timeout_s=...&batch_size=...]`` names.
+
+    Raises:
+        EnvLoadError: If an address or an option cannot be used.
+    """
+    urls, _, fragment = spec.partition(":")[2].partition("#")
+    options = dict(parse_qsl(fragment))
+    try:
+        timeout_s, batch_size = float(options.pop("timeout_s", 45)), int(options.pop("batch_size", 64))
+        if options:
+            raise ValueError(f"there is no option {next(iter(options))!r}")
+        return reward_environment(remote_reward(*urls.split(","), timeout_s=timeout_s, batch_size=batch_size), "RewardServer")
+    except ConfigError as error:
+        raise EnvLoadError("--remote-rm-url", error.value, error.problem, error.remedy) from error
+    except ValueError as error:
+        raise EnvLoadError("--agent", spec, str(error), "Write reward:URL#timeout_s=45&batch_size=64.") from error

@@ -1,4 +1,4 @@
-"""Verifiers for common answers. Each is a reward ``(completion, label) -> bool``, or makes one."""
+"""Verifiers for common answers: rewards ``(completion, label) -> bool``, and functions that return such rewards."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ REGEX_TIMEOUT_S = 1.0
 
 
 def exact_match(completion: str, label: Any) -> bool:
-    """Whether the answer is the label, apart from white space around it."""
+    """Return True if the answer equals the label, ignoring surrounding white space."""
     return completion.strip() == str(label).strip()
 
 
 def math_equal(completion: str, label: Any) -> bool:
-    r"""Whether the last expression of the answer equals the label: ``0.5``, ``\frac{1}{2}`` and ``\boxed{1/2}`` are equal.
+    r"""Return True if the answer's last expression equals the label: ``0.5``, ``\frac{1}{2}`` and ``\boxed{1/2}`` are equal.
 
-    Uses math-verify (https://github.com/huggingface/Math-Verify), which is installed by ``pip install 'agentrl[math]'``.
-    Its own time limits need the main thread and are off; the deadline of the environment's step holds instead.
+    Uses math-verify (https://github.com/huggingface/Math-Verify), installed by ``pip install 'agentrl[math]'``. The time
+    limits of math-verify need the main thread and are off; the deadline of the environment's step applies instead.
     """
     parse, verify = _math_verify()
     return bool(verify(parse(_as_math(str(label)), parsing_timeout=None), parse(completion, parsing_timeout=None), timeout_seconds=None))
 
 
 def json_equal(completion: str, label: Any) -> bool:
-    """Whether the answer is JSON, alone or as the only block in a code fence, and equal to the label.
+    """Return True if the answer is JSON, alone or as the only fenced code block, and equals the label.
 
     Args:
-        completion: The answer.
+        completion: Text of the answer.
         label: A value, or JSON text.
     """
     fenced = re.findall(r"```(?:json)?\s*\n(.*?)\n\s*```", completion, flags=re.DOTALL)
@@ -49,9 +49,9 @@ def json_equal(completion: str, label: Any) -> bool:
 
 
 def matches(pattern: str) -> Verifier:
-    """A verifier of form: whether the whole answer matches a regular expression; a dot matches line breaks too.
+    """Return a verifier that is true if the whole answer matches a regular expression; a dot also matches line breaks.
 
-    A pattern that takes longer than a second on an answer raises `TimeoutError`, which is an error, not a 0.
+    A match that takes longer than one second raises `TimeoutError`, so the episode fails; it does not earn 0.
     """
     compiled = regex.compile(pattern, regex.DOTALL)
 
@@ -62,7 +62,7 @@ def matches(pattern: str) -> Verifier:
 
 
 def extract(pattern: str, verifier: Verifier = exact_match) -> Verifier:
-    """A verifier of the last match of a regular expression: of its first group if it has one, else of all of it.
+    """Return a verifier that applies `verifier` to a pattern's last match: to the first group if it has one, else to all of it.
 
     Example:
         >>> right = extract(r"<answer>(.*?)</answer>", math_equal)

@@ -1,4 +1,4 @@
-"""Finding tool calls in what a model wrote, in the formats that models are commonly trained on."""
+"""Parser of tool calls in a model's text, in the formats that models are commonly trained on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call as the model wrote it: arguments by name, or in order."""
+    """A call as the model wrote it, with arguments by name or in order."""
 
     name: str
     arguments: Mapping[str, Any] | tuple[Any, ...]
@@ -29,7 +29,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """Something that was meant to be a call; `problem` is for the model to read."""
+    """A malformed call; the model reads `problem`."""
 
     problem: str
 
@@ -38,15 +38,15 @@ Parsed: TypeAlias = ToolCall | BadCall
 
 
 def parse_tool_calls(text: str) -> list[Parsed]:
-    r"""The tool calls in a turn, in order; none if it is a plain answer. Never raises.
+    r"""Return the tool calls in a turn, in order; none for a plain answer. Never raises.
 
-    Understood are JSON objects in ``<tool_call>`` tags (Hermes, Qwen), and bare JSON, alone, in a code fence, or after
-    some text; what follows it is ignored. An object is ``{"tool": ..., "args": ...}`` or
-    ``{"name": ..., "arguments": ...}`` (``parameters`` in Llama's), its arguments an object, a list, or JSON in a
-    string. Text up to ``</think>`` does not count.
+    Accepts JSON objects in ``<tool_call>`` tags (Hermes, Qwen), and bare JSON, alone, in a code fence, or after some
+    text; text after the JSON is ignored. An object is ``{"tool": ..., "args": ...}`` or
+    ``{"name": ..., "arguments": ...}`` (``parameters`` in Llama's), with an object, a list, or a JSON string
+    as arguments. Text up to ``</think>`` is ignored.
 
     Args:
-        text: What the model wrote, without its end token.
+        text: Text of the turn, without its end token.
     """
     text = text.rpartition("</think>")[2]
     if "<tool_call>" in text:
@@ -68,7 +68,7 @@ def _tagged(body: str) -> list[Parsed]:
 
 
 def _bare(text: str) -> str:
-    """The text from where bare JSON begins, or nothing."""
+    """Return the text from the start of bare JSON on; empty if there is none."""
     stripped = text.strip()
     if stripped.startswith(("{", "[")):
         return stripped
@@ -80,7 +80,7 @@ def _bare(text: str) -> str:
 
 
 def _values(body: str) -> Iterator[Any]:
-    """JSON objects one after another, lists opened, up to the first thing that is neither."""
+    """Yield JSON objects and the elements of JSON lists, up to the first text that is neither."""
     position = 0
     while body[position : position + 1] in ("{", "["):
         value, position = _DECODER.raw_decode(body, position)
@@ -89,7 +89,7 @@ def _values(body: str) -> Iterator[Any]:
 
 
 def _is_call(value: Any) -> bool:
-    """Whether an object is meant as a call; ``{"name": "Ada"}`` is an answer."""
+    """Return True for an object that is meant as a call; ``{"name": "Ada"}`` is an answer."""
     if not isinstance(value, Mapping):
         return False
     value = _unwrapped(value)
@@ -115,6 +115,6 @@ def _call(value: Any) -> Parsed:
 
 
 def _unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The inner object of ``{"type": "function", "function": {...}}``."""
+    """Return the inner object of ``{"type": "function", "function": {...}}``."""
     inner = value.get("function")
     return inner if isinstance(inner, Mapping) else value

@@ -1,4 +1,4 @@
-"""Python functions as tools: their schemas, their calls checked against type hints, run under limits; and `ToolEnv`."""
+"""Python functions as tools, with schemas, calls checked against type hints, and limits; and `ToolEnv`."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ These are the tools:
 
 
 class ToolCallError(ValueError):
-    """A call that cannot be run as it is; the message is for the model to read."""
+    """A call that cannot be run; the model reads the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """What came of one call.
+    """Result of one tool call.
 
     Attributes:
-        text: What the model reads.
-        kind: ``ok``, ``bad_call`` (it could not be run) or ``failed`` (the tool raised, or took too long).
+        text: Text for the model.
+        kind: ``ok``, ``bad_call`` (the call could not be run) or ``failed`` (the tool raised, or took too long).
     """
 
     text: str
@@ -52,10 +52,10 @@ class Tool:
     """One function as a tool.
 
     Args:
-        function: With a type hint for every parameter; a ``def`` runs on a thread, an ``async def`` on the loop.
+        function: Function with a type hint for every parameter; a ``def`` runs on a thread, an ``async def`` on the loop.
 
     Raises:
-        TypeError: If it is no function with a name, is a generator, or a parameter has no type hint or cannot be given by name.
+        TypeError: If `function` has no name or is a generator, or if a parameter has no type hint or cannot be given by name.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -74,7 +74,7 @@ class Tool:
         self._hints = {name: hints[name] for name in self._parameters}
 
     def schema(self) -> dict[str, Any]:
-        """JSON schema in the form that chat templates take, from type hints and the Google-style docstring.
+        """Return the JSON schema in the form that chat templates take, from type hints and the Google-style docstring.
 
         Raises:
             TypeError: If the docstring or the description of a parameter is missing, or a type has no schema.
@@ -90,7 +90,7 @@ class Tool:
         """Make sure that arguments can be checked against the type hints.
 
         Raises:
-            TypeError: If they cannot.
+            TypeError: If the arguments cannot be checked.
         """
         from pydantic import PydanticUserError
 
@@ -100,10 +100,10 @@ class Tool:
             raise TypeError(f"tool {self.name}: its arguments cannot be checked: {str(error).splitlines()[0]}") from error
 
     def bind(self, arguments: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
-        """Arguments by name, checked against the type hints and converted where nothing is lost ("7" to 7).
+        """Return arguments by name, checked against the type hints and converted where nothing is lost ("7" to 7).
 
         Raises:
-            ToolCallError: If they do not fit.
+            ToolCallError: If the arguments do not fit the type hints.
         """
         from pydantic import ValidationError
 
@@ -129,15 +129,15 @@ class Tool:
 
 
 class Toolbox:
-    """Runs calls of a set of tools, each under a time limit and with its output cut.
+    """A set of tools whose calls run under limits of time and output length.
 
     Args:
         functions: The tools.
-        timeout_s: Seconds that one call may take. A thread cannot be ended: the result of a ``def`` that takes longer
-            is not waited for, but it goes on.
-        max_output_chars: Characters of a result that the model gets to read.
-        on_failure: What becomes of an exception in a tool's own code, or of its time limit: ``tell`` the model, or
-            ``raise``, which makes it a failure of the environment.
+        timeout_s: Time limit of one call. A thread cannot be ended: a ``def`` that takes longer runs on, and its result
+            is discarded.
+        max_output_chars: Maximum length of a result that the model reads, characters.
+        on_failure: Treatment of exceptions and passed time limits in a tool: ``tell`` the model, or ``raise``, which
+            makes the episode a failure of the environment.
     """
 
     def __init__(
@@ -159,10 +159,10 @@ class Toolbox:
         return [tool.schema() for tool in self.tools.values()]
 
     async def run(self, call: Parsed) -> ToolOutcome:
-        """Run one call; what is wrong with a call becomes text for the model.
+        """Run one call; an error in the call becomes text for the model.
 
         Raises:
-            Exception: The tool's own, if failures are to be raised.
+            Exception: An exception of the tool, with `on_failure` ``raise``.
         """
         if isinstance(call, BadCall):
             return _bad(call.problem)
@@ -196,17 +196,17 @@ class Toolbox:
 class ToolEnv(AgentInstance):
     """An environment in which the model may call tools before it answers.
 
-    A turn with calls is answered with one message of the role ``tool`` per call; a turn without any is the answer, and
-    goes to `judge`. Calls that cannot be run are told to the model as text that begins with "Error:"; of exceptions
-    inside a tool `on_tool_failure` decides.
+    A turn with calls is answered with one message of the role ``tool`` per call; a turn without calls is the answer and
+    goes to `judge`. For a call that cannot be run the model reads a text that begins with "Error:"; `on_tool_failure`
+    decides about exceptions inside a tool.
 
     Attributes:
         tools: Functions with type hints and Google-style docstrings.
         tool_prompt: System text that describes the tools. `None`: the model's chat template describes them, or, if it
-            cannot, a system text with their schemas. Empty: nothing, for tasks whose prompts say it themselves.
-        tool_timeout_s: Seconds that one call may take.
-        max_output_chars: Characters of a result that the model gets to read.
-        max_calls: Calls in one turn that are run; the others are refused.
+            cannot, a system text with their schemas. Empty: no description, for tasks whose prompts contain one.
+        tool_timeout_s: Time limit of one call.
+        max_output_chars: Maximum length of a result that the model reads, characters.
+        max_calls: Maximum number of calls in one turn; further calls are refused.
         on_tool_failure: ``tell`` the model of exceptions in a tool, or ``raise`` them, so that the episode fails.
     """
 
@@ -225,39 +225,39 @@ class ToolEnv(AgentInstance):
 
     @classmethod
     def preload(cls) -> None:
-        """Import what schemas are made with, and make them once, so that a tool without one fails before the first episode.
+        """Make the schemas of all tools once, so that a tool without one fails before the first episode.
 
         Raises:
-            TypeError: If a tool has none.
+            TypeError: If a tool has no schema.
         """
         if cls.tool_prompt is None:
             Toolbox(cls.tools).schemas()
 
     def list_tools(self) -> Sequence[Callable[..., Any]]:
-        """The tools of this episode; return bound methods for tools that share the episode's state."""
+        """Return the tools of this episode; bound methods share the episode's state."""
         return self.tools
 
     def parse_calls(self, text: str) -> Sequence[Parsed]:
-        """The calls in a turn, as `agentrl.env.tools.calls.parse_tool_calls` finds them."""
+        """Return the calls in a turn, as `agentrl.env.tools.calls.parse_tool_calls` finds them."""
         return parse_tool_calls(text)
 
     def judge(self, state: StepState) -> Verdict | Awaitable[Verdict]:
         """Judge the answer: a turn without a call.
 
         Returns:
-            The reward, which ends the episode, or what a `step` may return, which may go on.
+            The reward, which ends the episode, or any result of a `step`, which may continue it.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method judge(self, state)")
 
     def reset(self, state: ResetState) -> ResetResult:
-        """Say which tools there are."""
+        """Offer the tools to the model."""
         prompt = state.task.prompt
         if self.tool_prompt is None:
             return ResetResult(with_tools(prompt, self._box().schemas()))
         return ResetResult(with_system(prompt, self.tool_prompt) if self.tool_prompt else None)
 
     async def step(self, state: StepState) -> StepReturn:
-        """Run the calls of this turn, or have the answer judged."""
+        """Run the calls of this turn, or judge the answer."""
         calls = self.parse_calls(state.action_text)
         if not calls:
             return await self._judged(state)
@@ -294,7 +294,7 @@ async def _invoke(call: Callable[[], Any], is_async: bool) -> Any:
 
 
 def _caught(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Value or error of a call; a tool that asks to end the process only fails."""
+    """Return value and error of a call; `sys.exit` in a tool only fails the call."""
     try:
         return call(), None
     except SystemExit as error:
@@ -304,7 +304,7 @@ def _caught(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 def _threads() -> Threads:
-    """The threads for tools of the running loop."""
+    """Return the tool threads of the running loop."""
     return _THREADS.setdefault(asyncio.get_running_loop(), Threads(TOOL_THREADS))
 
 
@@ -330,23 +330,23 @@ def _cut(text: str, limit: int) -> str:
 
 
 def with_tools(prompt: Any, schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Chat messages of a prompt that offer tools, for the chat template to describe.
+    """Return the chat messages of a prompt with tools, which the chat template describes.
 
     Args:
         prompt: Text or chat messages.
-        schemas: JSON schemas as `Toolbox.schemas` gives them.
+        schemas: JSON schemas from `Toolbox.schemas`.
     """
     first, *rest = as_messages(prompt)
     return [{**first, "tools": [*first.get("tools", ()), *schemas]}, *rest]
 
 
 def describe_tools(schemas: Sequence[Mapping[str, Any]]) -> str:
-    """Text that tells a model which tools there are and how to call them."""
+    """Return text that tells a model its tools and the form of a call."""
     return TOOL_PROMPT + "\n".join(map(json.dumps, schemas))
 
 
 def with_system(prompt: Any, text: str) -> list[Message]:
-    """Chat messages of a prompt, with `text` at the end of the system message."""
+    """Return the chat messages of a prompt, with `text` at the end of the system message."""
     messages = as_messages(prompt)
     if messages[0]["role"] != "system" or not isinstance(messages[0]["content"], str):
         return [Message(role="system", content=text), *messages]

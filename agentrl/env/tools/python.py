@@ -27,16 +27,16 @@ exec(compile(sys.stdin.read(), "<code>", "exec"), {{"__name__": "__main__"}})
 async def run_python(code: str, timeout_s: float = PYTHON_TIMEOUT_S, memory_mib: int = PYTHON_MEMORY_MIB) -> str:
     """Run Python code in a new process, in an empty folder, without the environment's variables.
 
-    Time, memory and output are limited, and the process and its children are killed at the end. This contains mistakes,
-    not malice: the code may read what the user may read, and use the network. Isolate the whole run for that.
+    Time, memory and output are limited, and the process and its children are killed at the end. These limits contain
+    mistakes, not malice: the code may read the user's files and use the network. Isolate the whole run against malice.
 
     Args:
-        code: The program.
-        timeout_s: Seconds it may take.
-        memory_mib: Address space it may use, MiB.
+        code: Program to run.
+        timeout_s: Time limit.
+        memory_mib: Limit of address space, MiB.
 
     Returns:
-        What it printed, errors included, in the order of writing, and a last line if it was stopped.
+        Standard output and standard error in the order of writing, and a last line if the program was stopped.
     """
     setup = _LIMITED.format(cpu_s=math.ceil(timeout_s) + 1, memory=memory_mib * 2**20, file=16 * 2**20)
     with tempfile.TemporaryDirectory(prefix="agentrl-python-", ignore_cleanup_errors=True) as folder:
@@ -72,7 +72,7 @@ async def python(code: str) -> str:
 
 
 async def _exchange(process: asyncio.subprocess.Process, code: str, output: bytearray) -> str:
-    """Hand the code over and collect output until the end; why it was stopped, if it was."""
+    """Send the code and collect output until the end; return the reason if the program was stopped, else ""."""
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(ConnectionError):
@@ -89,7 +89,7 @@ async def _exchange(process: asyncio.subprocess.Process, code: str, output: byte
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill the process and its children, and wait for it; what is left in the pipe is read, so that it closes."""
+    """Kill the process and its children and wait for it; the rest of the pipe is read, so that the pipe closes."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(TimeoutError):

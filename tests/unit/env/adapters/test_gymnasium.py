@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl import AgentInstance, ResetState, StepResult, StepState, Task
 from agentrl.core.errors import EnvLoadError
-from agentrl.env.adapters.gym_spec import TOY_TEXT, load_gym
-from agentrl.env.adapters.gymnasium import GymEnv, last_word
+from agentrl.env.adapters.gymnasium import TOY_TEXT, GymEnv, last_word, load_gym
 from agentrl.env.load import load_agent
 from agentrl.env.results import check_step
 
@@ -241,5 +240,5 @@ def test_a_wrong_specification_is_refused_at_once(spec: str, problem: str) -> No
 
 
 def test_a_step_before_reset_says_so() -> None:
-    with pytest.raises(RuntimeError, match="before its reset"):
+    with pytest.raises(RuntimeError, match="before reset"):
         scripted()().parse_action("1")

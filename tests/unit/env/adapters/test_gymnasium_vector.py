@@ -15,8 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from agentrl import ResetState, StepResult, StepState, Task
 from agentrl.core.errors import EnvLoadError
-from agentrl.env.adapters.gym_spec import load_gym
-from agentrl.env.adapters.gymnasium import GymEnv
+from agentrl.env.adapters.gymnasium import GymEnv, load_gym
 from agentrl.env.adapters.gymnasium_vector import GymVectorEnv, lane_info
 from agentrl.env.load import load_agent
 

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from agentrl.env.adapters import suite as random_state
-from agentrl.env.adapters.suite import EpisodeRandom
+from agentrl.env.adapters import specs as random_state
+from agentrl.env.adapters.specs import EpisodeRandom
 
 
 def draw(episode: EpisodeRandom) -> tuple[float, float]:
