@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, RemoteError, RewardError
 from agentrl.core.types import Task
-from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, ResetState, StepResult, StepState
+from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, StepResult, StepState, make_reset_state
 from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.env.multi_agent import named_agents
 from agentrl.env.results import MAX_MESSAGE, check_reset, check_step, said
@@ -181,9 +181,7 @@ class EnvSession:
             self._object = await self._call("__init__", functools.partial(_made, cls), limit, True)
         else:
             self._object = await self._call("__init__", cls, limit, is_async)
-        prompt = task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
-        state = ResetState(observation=prompt, label=task.label, task=task, seed=seed)
-        value = await self._method("reset", limit, state)
+        value = await self._method("reset", limit, make_reset_state(task=task, seed=seed))
         return self._checked("reset", check_reset, value, task.prompt, named_agents(self._class))
 
     async def step(self, state: StepState) -> StepResult:

@@ -1,25 +1,29 @@
-"""What a user writes who wants every token in hand: an `Executor` that calls the model itself, and what it is given for that."""
+"""Environments that call the model themselves: the user's `Executor`, and the `Policy` that it is given for that."""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.core.types import Prompt, Task
+from agentrl.core.protocols import GenerationRequest
+from agentrl.core.types import Generation, Prompt, Task
 from agentrl.env.agent import SamplingParams, StepResult
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads
 from agentrl.env.results import bad_result, check_step, number
 
 Outcome: TypeAlias = StepResult | float
 
+Sampler: TypeAlias = Callable[[GenerationRequest], Awaitable[Generation]]
+"""Samples one turn, as `agentrl.core.protocols.Engine.generate`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """What the model wrote in one call; it will be trained on exactly as it is here.
+    """The model's answer to one call; it is trained on exactly as it is here.
 
     Attributes:
         prompt_ids: Token ids that the model was given. # [P]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,6 @@ from agentrl.env.modules import FLAG, FORMS, import_file, import_module, suggest
 from agentrl.env.multi_agent import check_agents
 from agentrl.env.openrlhf import agents as openrlhf
 from agentrl.env.openrlhf.executor import as_executor
-from agentrl.env.openrlhf.play import Play
 from agentrl.env.rewards.function import is_reward, reward_environment
 from agentrl.env.rewards.server import load_reward_servers
 
@@ -143,7 +142,7 @@ def _executed(spec: str, module: ModuleType, executor: type[Any]) -> AgentClass:
     shared = openrlhf.make_executor(FLAG, spec, executor)
     environment = _environment_of(shared, module)
     if openrlhf.own_execute(executor) is not None:
-        shared.play = partial(Play, environment)
+        shared.environment = environment
         return check_executor(FLAG, spec, as_executor(FLAG, spec, shared))
     if environment is None:
         problem = f"{executor.__name__} names neither an agent class nor a reward"

@@ -15,7 +15,7 @@ from agentrl.env.load import AgentSpec
 from agentrl.env.sessions import open_sessions
 from agentrl.inspect.compare import INTERRUPTED, Difference, first_difference
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.execution import Execution
+from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.member import make_member
 from agentrl.rollout.penalties import LengthPenalties
 from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits, recorded_ticket, recorded_turn
@@ -217,7 +217,7 @@ class Replayer:
         agent, session, settings = self._agent, self._sessions.session, self._settings
         member = make_member(ticket, index, agent=agent, open_session=session, engine=engine, codec=codec, settings=settings)
         replayed = await member.run()
-        if isinstance(member, Execution) and engine.exhausted and records[0]["status"] not in INTERRUPTED:
+        if isinstance(member, ExecutorEpisode) and engine.exhausted and records[0]["status"] not in INTERRUPTED:
             raise ValueError("its executor made a call that is not recorded: one that failed, or that it discarded")
         return first_difference(records, replayed, penalized=settings.penalties != LengthPenalties())
 

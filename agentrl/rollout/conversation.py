@@ -1,93 +1,87 @@
-"""What one agent reads and writes in an episode, token by token."""
+"""What one agent of a step environment reads, writes and earns."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-
-from agentrl.core.errors import EngineError
-from agentrl.core.protocols import Engine, GenerationRequest
-from agentrl.core.types import Generation, Message, Prompt, Sampling, Turn, ints
+from agentrl.core.protocols import Engine
+from agentrl.core.types import Message, Prompt, Turn
 from agentrl.env.results import RawText
 from agentrl.rollout.chat import ChatCodec, encode_prompt
+from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.settings import EpisodeSettings
-
-Observation: TypeAlias = Prompt | None
-"""As `check_reset` and `check_step` leave it: `RawText`, chat messages or nothing; or the task's prompt."""
 
 
 class Conversation:
-    """The tokens of one agent; they only ever grow: a turn's context is every token so far and those of the new observation.
+    """The tokens of one agent, which only ever grow: a turn's prompt is every token so far and those of the new observation.
 
     Args:
         name: Unique in the run; the prefix of the requests' names.
         engine: Samples the turns.
         codec: Of the model's tokenizer.
         settings: Budgets and sampling.
-        seed_of: Seed of the turn with a number.
+        seed_of: Seed of the agent's turn with a number; `None` leaves it to the engine.
 
     Attributes:
-        context: Every token up to the end of the last sampled turn.
-        prompt: What comes before the next sampled turn.
-        text: All text of `context`.
-        turns: The sampled turns.
+        recorder: Records what is sampled.
+        prompt: Tokens to be read before the next turn.
+        text: All text up to the end of the last turn.
         unanswered: A sampled turn that the environment has not answered.
-        budgets: Tokens that each turn was allowed.
-        sampling: How the next turn is sampled.
+        sampling: Settings of the next turn.
         images: Images seen so far.
         parts: Named components of the reward.
     """
 
-    def __init__(self, name: str, *, engine: Engine, codec: ChatCodec, settings: EpisodeSettings, seed_of: Callable[[int], int]) -> None:
-        self.name, self._engine, self._codec, self._settings, self._seed_of = name, engine, codec, settings, seed_of
+    def __init__(
+        self, name: str, *, engine: Engine, codec: ChatCodec, settings: EpisodeSettings, seed_of: Callable[[int], int | None]
+    ) -> None:
+        self._codec, self._settings = codec, settings
+        self.recorder = Recorder(name, engine=engine, codec=codec, settings=settings, seed_of=seed_of)
+        self._context = self.recorder.open()
         self.sampling = settings.sampling
-        self.context: list[int] = []
         self.prompt: list[int] = []
         self.text = ""
-        self.turns: list[Turn] = []
         self.unanswered: Turn | None = None
-        self.budgets: list[int] = []
         self.images: list[Any] = []
         self.parts: dict[str, float] = {}
         self._overflows = False
-        self._early = 0.0  # rewards from before the first turn
+        self._advance = 0.0  # rewards from before the first turn
         self._score: float | None = None
 
     @property
-    def limit(self) -> int:
-        """Tokens that the conversation may have."""
-        return min(self._engine.max_model_len, self._settings.max_episode_tokens or self._engine.max_model_len)
+    def name(self) -> str:
+        """Name of the conversation, unique in the run."""
+        return self.recorder.name
 
     @property
-    def limit_flag(self) -> str:
-        """The flag that sets the limit."""
-        return "--max-episode-tokens" if self.limit == self._settings.max_episode_tokens else "--max-model-len"
+    def turns(self) -> list[Turn]:
+        """The turns that were settled."""
+        return self._context.turns
 
     @property
     def room(self) -> int:
         """Tokens that may still be sampled."""
-        return 0 if self._overflows else self.limit - len(self.context) - len(self.prompt)
+        return 0 if self._overflows else self.recorder.limit - len(self._context.tokens) - len(self.prompt)
 
     @property
     def reward(self) -> float:
-        """What was earned so far, before penalties."""
-        return self._early if not self.turns else math.fsum(turn.reward for turn in self.turns)
+        """Reward so far, before penalties."""
+        return self._advance if not self.turns else math.fsum(turn.reward for turn in self.turns)
 
     @property
     def score(self) -> float:
-        """What was given at the last turn or since; else the reward, clipped to 0..1."""
+        """Score that came with the last turn or after it; without one the reward, clipped to 0..1."""
         return min(max(self.reward, 0.0), 1.0) if self._score is None else self._score
 
     def begin(self, prompt: Prompt, opening: Sequence[Message] | None = None) -> None:
         """Take in the first prompt.
 
         Args:
-            prompt: What the agent is told when it is to act.
-            opening: What it was told before. A user's text at its end and at the beginning of `prompt` become one message,
+            prompt: Text or messages that the agent reads when it is to act.
+            opening: Messages that it read before. A user's text at their end and at the beginning of `prompt` become one message,
                 because many templates want the roles to alternate.
         """
         if opening is not None and not isinstance(prompt, str):
@@ -98,17 +92,17 @@ class Conversation:
             self.prompt = encode_prompt(self._codec, prompt, apply_chat_template=self._settings.apply_chat_template)
 
     def read(self, observation: Prompt) -> None:
-        """Take in what is to come before the next turn: raw text as it is, messages by the chat template.
+        """Take in an observation before the next turn: raw text as it is, messages by the chat template.
 
-        What cannot fit is not taken in, and leaves no room.
+        An observation that cannot fit is not taken in, and leaves no room.
         """
-        self._overflows = self._codec.fewest_tokens(observation) > self.limit
+        self._overflows = self._codec.fewest_tokens(observation) > self.recorder.limit
         if self._overflows:
             return
         if isinstance(observation, RawText):
             self.prompt = self._codec.encode_text(observation)
         elif not isinstance(observation, str):
-            self.prompt = self._codec.encode_next(observation, self.context[-1])
+            self.prompt = self._codec.encode_next(observation, self._context.tokens[-1])
 
     async def generate(self, number: int) -> Turn:
         """Sample a turn; it is unanswered until it is settled.
@@ -119,59 +113,28 @@ class Conversation:
         Raises:
             EngineError: If the engine failed, or its answer cannot be used.
         """
-        own = len(self.turns)
-        request = GenerationRequest(
-            request_id=f"{self.name}-{own}",
-            prompt_ids=ints(self.context + self.prompt),
-            sampling=self._turn_sampling(own),
-            session=self.name,
-            images=tuple(self.images),
-        )
-        generation = await self._engine.generate(request)
-        if not len(generation.token_ids) or not np.isfinite(generation.logprobs).all():
-            raise EngineError(f"request {request.request_id}: the engine gave no token, or a log-probability that is not finite")
-        self.unanswered = turn = self._turn(generation, number)
+        sample = await self.recorder.sample(self._context.tokens + self.prompt, self.sampling, self.images)
+        self.unanswered = turn = self.recorder.turn(sample, self._context, number)
         return turn
 
     def settle(self, turn: Turn, reward: float, score: float | None, info: Mapping[str, float]) -> None:
-        """Record the sampled turn and what it earned."""
-        self.turns.append(replace(turn, reward=reward + self._early, info=info))
-        self.budgets.append(self.sampling.max_tokens)
-        self.context += [*self.prompt, *turn.token_ids.tolist()]
+        """Record the sampled turn with its reward."""
+        self._context.append(replace(turn, reward=reward + self._advance, info=info), self.sampling.max_tokens)
         self.text += turn.prompt_text + turn.text
-        self._early, self._score, self.unanswered = 0.0, score, None
-
-    def _turn(self, generation: Generation, number: int) -> Turn:
-        return Turn(
-            prompt_ids=ints(self.prompt),
-            token_ids=generation.token_ids,
-            logprobs=generation.logprobs,
-            versions=generation.versions,
-            finish_reason=generation.finish_reason,
-            number=number,
-            temperature=self.sampling.temperature,
-            prompt_text=self._codec.decode(self.prompt),
-            text=self._codec.decode(generation.token_ids.tolist()),
-        )
+        self._advance, self._score, self.unanswered = 0.0, score, None
 
     def earn(self, reward: float, score: float | None = None) -> None:
-        """Add to what the last turn earned; before the first turn, to what it will earn.
+        """Add to the reward of the last turn; before the first turn, to that of the turn to come.
 
         Args:
-            reward: What is added.
+            reward: Added to the reward.
             score: Success in 0..1, in place of what was given before; `None`: leave it.
         """
         if self.turns:
             self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
         else:
-            self._early += reward
+            self._advance += reward
         self._score = self._score if score is None else score
-
-    def _turn_sampling(self, number: int) -> Sampling:
-        sampling = self.sampling
-        seed = self._seed_of(number) if sampling.seed is None else sampling.seed
-        ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *self._codec.end_token_ids)))
-        return replace(sampling, seed=seed, max_tokens=min(sampling.max_tokens, self.room), stop_token_ids=ends)
 
 
 def _joined(first: Sequence[Message], second: Sequence[Message]) -> list[Message]:

@@ -8,26 +8,24 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 from agentrl.core.errors import EngineError, EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.metrics import average
 from agentrl.core.protocols import Engine
 from agentrl.core.seeding import derive_seed
-from agentrl.core.types import Message, Prompt, Status, Ticket, Trajectory, Turn
-from agentrl.env.agent import StepResult, StepState
+from agentrl.core.types import FinishReason, Message, Prompt, Status, Ticket, Trajectory, Turn
+from agentrl.env.agent import StepResult, StepState, make_sampling_params, make_step_state
 from agentrl.env.boundary import Session
 from agentrl.env.multi_agent import MultiAgentSpec
 from agentrl.env.results import NEEDS_ONE, bad_result
 from agentrl.rollout.chat import ChatCodec, encode_prompt
 from agentrl.rollout.conversation import Conversation
 from agentrl.rollout.penalties import penalize
-from agentrl.rollout.recording import given
 from agentrl.rollout.settings import EpisodeSettings
 
 
 class Episode:
-    """Plays member number `index` of a ticket's group, once.
+    """Runs member number `index` of a ticket's group in a step environment, once.
 
     Each agent has a conversation of its own; most environments have a single agent. Turns are counted over all agents,
     tokens for each conversation. The reward is the sum of the turns' rewards, less the penalties for length. A metric is the mean over
@@ -41,6 +39,11 @@ class Episode:
         env: The member's own environment; closed at the end, whatever happens.
         settings: Budgets, deadlines and sampling.
         agents_spec: The environment's agents.
+        seeded: Give each turn a seed of its own; off leaves the seeds to the engine.
+
+    Attributes:
+        agent: Name of the agent that acts now.
+        number: Number of the turn that is sampled now, from 0.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Episode:
         env: Session,
         settings: EpisodeSettings,
         agents_spec: MultiAgentSpec = MultiAgentSpec(),  # noqa: B008
+        seeded: bool = True,
     ) -> None:
         self._task, self._ticket, self._index = ticket.task, ticket, index
         self._codec, self._env, self._settings, self._agents_spec = codec, env, settings, agents_spec
@@ -63,51 +67,87 @@ class Episode:
                 engine=engine,
                 codec=codec,
                 settings=settings,
-                seed_of=partial(self._seed, agent),
+                seed_of=turn_seed(ticket, index, settings.seed, agent if agent != agents_spec.agents[0] else "") if seeded else _no_seed,
             )
             for agent in agents_spec.agents
         }
+        self.agent, self.number = agents_spec.agents[0], 0
         self._openings: Mapping[str, Prompt] = {}
         self._logs: list[Mapping[str, float]] = []
-        self._seconds = {"generate_s": 0.0, "env_s": 0.0}
+        self._env_s = 0.0
 
     async def run(self) -> tuple[Trajectory, ...]:
-        """Play to the end.
+        """Run to the end.
 
         Consumes nothing, produces one trajectory per agent, waits for engine and environment; the environment's own deadlines
         and the episode's unblock it. Failures of user code and engine become a status; cancellation passes through.
         """
         start = time.perf_counter()
-        status, error = await guarded(self._play, self._env.close, self._settings.episode_timeout_s)
-        timings = {**self._seconds, "total_s": time.perf_counter() - start}
-        return tuple(self._trajectory(agent, status, error, timings) for agent in self._agents_spec.agents)
+        status, error = await guarded(self.play, self._env.close, self._settings.episode_timeout_s)
+        total_s = time.perf_counter() - start
+        return self.trajectories(status, error, total_s)
 
-    async def _play(self) -> Status:
-        agent = await self._reset()
+    async def play(self) -> Status:
+        """The loop itself, without a deadline: reset, then sample and step in turns; `run` is for everybody else.
+
+        Raises:
+            EnvError: If user code failed.
+            EngineError: If the engine failed.
+        """
+        await self._reset()
         for number in range(self._settings.max_turns):
-            with self._timed("generate_s"):
-                turn = await self._agents[agent].generate(number)
-            result = await self._step(agent, turn)
+            self.number = number
+            turn = await self._agents[self.agent].generate(number)
+            result = await self._step(turn)
             if result.terminated:
                 return Status.FINISHED
             if result.truncated or number + 1 == self._settings.max_turns:
                 break
-            agent = self._hand_over(agent, result)
-            if self._agents[agent].room < 1:
+            self._hand_over(result)
+            if self._agents[self.agent].room < 1:
                 break
         return Status.TRUNCATED
 
-    async def _reset(self) -> str:
-        """Begin the episode; returns who acts first."""
+    def state(self, turn: Turn | None = None) -> StepState:
+        """The state for `step`.
+
+        Args:
+            turn: The sampled turn; `None`: nothing is written yet.
+        """
+        conversation = self._agents[self.agent]
+        return make_step_state(
+            observation_text=conversation.text + (self._codec.decode(conversation.prompt) if turn is None else turn.prompt_text),
+            action_text="" if turn is None else self._codec.decode_action(turn.token_ids.tolist()),
+            sampling_params=make_sampling_params(conversation.sampling),
+            task=self._task,
+            agent=self.agent,
+            turn=self.number,
+            turns_left=self._settings.max_turns - self.number - 1,
+            finish_reason=str(FinishReason.STOP if turn is None else turn.finish_reason),
+        )
+
+    def trajectories(self, status: Status, error: str | None = None, total_s: float = 0.0) -> tuple[Trajectory, ...]:
+        """The trajectories of all agents, one each, as far as the episode was played.
+
+        Args:
+            status: How it ended.
+            error: The reason why it failed; `None` if it did not.
+            total_s: Seconds that it took.
+        """
+        generate_s = math.fsum(conversation.recorder.generate_s for conversation in self._agents.values())
+        timings = {"generate_s": generate_s, "env_s": self._env_s, "total_s": total_s}
+        return tuple(self._trajectory(agent, status, error, timings) for agent in self._agents_spec.agents)
+
+    async def _reset(self) -> None:
+        """Begin the episode."""
         task = self._task
         seed = task.seed if task.seed is not None else derive_seed(self._settings.seed, task.id, task.epoch)
-        seen = task
         if self._agents_spec.rendered:
             prompt = encode_prompt(self._codec, task.prompt, apply_chat_template=self._settings.apply_chat_template)
-            seen = replace(task, prompt=self._codec.decode(prompt))
-        with self._timed("env_s"):
-            result = await self._env.reset(seen, seed)
-        agent = result.agent or self._agents_spec.agents[0]
+            self._task = replace(task, prompt=self._codec.decode(prompt))
+        with self._env_timed():
+            result = await self._env.reset(self._task, seed)
+        self.agent = agent = result.agent or self._agents_spec.agents[0]
         self._openings = result.observations
         self._logs.append(result.info)
         if result.sampling:
@@ -115,30 +155,29 @@ class Episode:
                 conversation.sampling = replace(conversation.sampling, **result.sampling)
         self._agents[agent].images += [*task.images, *result.images]
         self._begin(agent, result.observation)
-        return agent
 
     def _begin(self, agent: str, observation: Prompt | None) -> None:
         """Give an agent its first prompt: its opening, and what it is told now; if there is neither, the task's prompt."""
         conversation, opening = self._agents[agent], self._openings.get(agent)
-        told = self._task.prompt if observation is None else observation
-        if (fewest := self._codec.fewest_tokens(told)) > conversation.limit:
+        told = self._ticket.task.prompt if observation is None else observation
+        if (fewest := self._codec.fewest_tokens(told)) > conversation.recorder.limit:
             raise self._first_prompt_error(agent, f"{fewest} tokens or more")
         with self._naming("reset"):
             if opening is not None and observation is None:
                 conversation.begin(opening)
             else:
                 conversation.begin(told, _messages(opening))
-        if not 1 <= (size := len(conversation.prompt)) <= conversation.limit - 1:
+        if not 1 <= (size := len(conversation.prompt)) <= conversation.recorder.limit - 1:
             raise self._first_prompt_error(agent, f"{size} tokens")
 
     def _first_prompt_error(self, agent: str, size: str) -> EnvError:
         whose, conversation = f" for agent {agent!r}" if agent else "", self._agents[agent]
-        needs = f"it needs 1 to {conversation.limit - 1} ({conversation.limit_flag})"
+        needs = f"it needs 1 to {conversation.recorder.limit - 1} ({conversation.recorder.limit_flag})"
         return EnvError(f"the first prompt of task {self._task.id!r}{whose} has {size}; {needs}")
 
-    def _hand_over(self, agent: str, result: StepResult) -> str:
-        """Give the next agent what it is told; returns its name."""
-        after = result.agent or self._agents_spec.after(agent)
+    def _hand_over(self, result: StepResult) -> None:
+        """Make the next agent the acting one, and give it the observation."""
+        self.agent = after = result.agent or self._agents_spec.after(self.agent)
         conversation = self._agents[after]
         if result.sampling:
             conversation.sampling = replace(conversation.sampling, **result.sampling)
@@ -150,24 +189,12 @@ class Episode:
         else:
             with self._naming("step"):
                 conversation.read(result.observation)
-        return after
 
-    async def _step(self, agent: str, turn: Turn) -> StepResult:
+    async def _step(self, turn: Turn) -> StepResult:
         """Let the environment judge a turn, and record it."""
-        conversation = self._agents[agent]
-        state = StepState(
-            observation_text=conversation.text + turn.prompt_text,
-            action_text=self._codec.decode_action(turn.token_ids.tolist()),
-            label=self._task.label,
-            sampling_params=given(conversation.sampling),
-            task=self._task,
-            agent=agent,
-            turn=turn.number,
-            turns_left=self._settings.max_turns - turn.number - 1,
-            finish_reason=str(turn.finish_reason),
-        )
-        with self._timed("env_s"):
-            result = await self._env.step(state)
+        conversation = self._agents[self.agent]
+        with self._env_timed():
+            result = await self._env.step(self.state(turn))
         conversation.settle(turn, result.reward, result.score, result.info)
         for name, value in result.reward_parts.items():
             conversation.parts[name] = conversation.parts.get(name, 0.0) + value
@@ -175,13 +202,6 @@ class Episode:
             self._agents[name].earn(result.rewards.get(name, 0.0), result.scores.get(name))
         self._logs.append(result.info)
         return result
-
-    def _seed(self, agent: str, number: int) -> int:
-        """Seed of an agent's turn; the first agent's seeds are those that it would have alone."""
-        task, attempt = self._task, self._ticket.attempt
-        retry = (attempt,) if attempt else ()
-        other = () if agent == self._agents_spec.agents[0] else (agent,)
-        return derive_seed(self._settings.seed, task.id, task.epoch, self._index, number, *retry, *other)
 
     @contextmanager
     def _naming(self, method: str) -> Iterator[None]:
@@ -192,18 +212,18 @@ class Episode:
             raise EnvResultError(f"{self._agents_spec.env}.{method}, task {self._task.id!r}: {error}") from error
 
     @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
+    def _env_timed(self) -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
         finally:
-            self._seconds[phase] += time.perf_counter() - start
+            self._env_s += time.perf_counter() - start
 
     def _trajectory(self, agent: str, status: Status, error: str | None, timings: Mapping[str, float]) -> Trajectory:
         conversation, ended = self._agents[agent], status.trainable
-        turns = tuple(conversation.turns)
+        turns = conversation.recorder.turns
         if ended and turns:
-            turns = penalize(turns, conversation.budgets, self._settings.penalties)
+            turns = penalize(turns, conversation.recorder.budgets, self._settings.penalties)
         reward = math.fsum(turn.reward for turn in turns) if turns else conversation.reward
         return Trajectory(
             trajectory_id=conversation.name,
@@ -253,6 +273,24 @@ def episode_id(ticket: Ticket, index: int) -> str:
     """Name of one member of a group: group, attempt and place in the group."""
     name = f"{ticket.group_id}-{ticket.attempt}-{index}"
     return f"{ticket.eval_sampling.name}-{name}" if ticket.eval_sampling else name
+
+
+def turn_seed(ticket: Ticket, index: int, seed: int, agent: str = "") -> Callable[[int], int]:
+    """The seed of each turn of a member of a group, by the turn's number.
+
+    Args:
+        ticket: The group.
+        index: Number of the member.
+        seed: Seed of the run.
+        agent: Name of the agent; "" for the first, whose seeds are those of an environment with a single agent.
+    """
+    task = ticket.task
+    more = (*((ticket.attempt,) if ticket.attempt else ()), *((agent,) if agent else ()))
+    return lambda number: derive_seed(seed, task.id, task.epoch, index, number, *more)
+
+
+def _no_seed(number: int) -> None:
+    """Leave the seed to the engine."""
 
 
 def _messages(opening: Prompt | None) -> list[Message] | None:

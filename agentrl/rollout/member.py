@@ -13,10 +13,10 @@ from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
-from agentrl.rollout.execution import Execution
+from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.settings import EpisodeSettings
 
-Member: TypeAlias = Episode | Execution
+Member: TypeAlias = Episode | ExecutorEpisode
 
 
 def make_member(
@@ -44,6 +44,6 @@ def make_member(
     cls, source = agent.load(), agent.source
     if issubclass(cls, Executor):
         executor = ExecutorSession(cls, source, settings.env)
-        return Execution(ticket, index, engine=engine, codec=codec, env=executor, settings=settings)
+        return ExecutorEpisode(ticket, index, engine=engine, codec=codec, env=executor, settings=settings)
     agents_spec = multi_agent_spec(cls, source)
     return Episode(ticket, index, engine=engine, codec=codec, env=open_session(), settings=settings, agents_spec=agents_spec)

@@ -1,6 +1,6 @@
-"""Watching an episode as it is played, and letting someone else decide when, or what, it goes on with.
+"""Seams of the episode loop: a watcher of what engine and environment answer, and an engine that is a plain function.
 
-An episode runs as always; what it tells its engine and its environment is handed to a watcher on the way.
+The episode itself runs as always.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Watcher: TypeAlias = Callable[[ResetEvent | SampleEvent | StepEvent], None]
 
 
 class WatchedSession:
-    """An environment whose answers are told to a watcher; see `agentrl.env.boundary.Session`.
+    """An environment whose results are told to a watcher; see `agentrl.env.boundary.Session`.
 
     Args:
         session: The environment.
@@ -69,6 +69,38 @@ class WatchedSession:
     async def close(self) -> None:
         """As `Session.close`."""
         await self._session.close()
+
+
+class SamplerEngine:
+    """An engine made of a function, for tools and for loops within an episode; see `agentrl.core.protocols.Engine`.
+
+    Args:
+        sampler: Samples a turn.
+        max_model_len: Context length in tokens.
+    """
+
+    end_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, sampler: Callable[[GenerationRequest], Awaitable[Generation]], *, max_model_len: int) -> None:
+        self.max_model_len, self._sampler = max_model_len, sampler
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """As the function samples it."""
+        return await self._sampler(request)
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        """There are no weights; the version is taken as it is."""
+        return update.version
+
+    def stats(self) -> EngineStats:
+        """Nothing is counted."""
+        return EngineStats()
+
+    async def close(self) -> None:
+        """Nothing to do."""
 
 
 class WatchedEngine:

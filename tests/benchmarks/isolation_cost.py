@@ -21,7 +21,8 @@ from pathlib import Path
 import psutil
 
 from agentrl import StepState, Task
-from agentrl.env.agent import SamplingParams
+from agentrl.core.types import Sampling
+from agentrl.env.agent import make_sampling_params, make_step_state
 from agentrl.env.boundary import EnvLimits, Session
 from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.env.isolation.pool import ProcessPool
@@ -58,8 +59,16 @@ class Figures:
 
 
 def state(turn: int) -> StepState:
-    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, max_tokens=128, stop=[], stop_token_ids=[])
-    return StepState(observation_text=TEXT, action_text="an answer", label="label", sampling_params=sampling, turn=turn, agent="")
+    return make_step_state(
+        task=Task("prompt", label="label", id="t"),
+        agent="",
+        turn=turn,
+        turns_left=0,
+        observation_text=TEXT,
+        action_text="an answer",
+        finish_reason="stop",
+        sampling_params=make_sampling_params(Sampling()),
+    )
 
 
 async def timed(call: Awaitable[object], into: list[float]) -> None:

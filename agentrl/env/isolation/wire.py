@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.types import Prompt, Task
-from agentrl.env.agent import ResetResult, SamplingParams, StepResult, StepState
+from agentrl.env.agent import ResetResult, SamplingParams, StepResult, StepState, make_step_state
 from agentrl.env.results import MAX_TEXT, RawText, check_reset, check_step
 
 MAX_ANSWER = 32 * 2**20
@@ -44,17 +44,13 @@ def pack_reset(task: Task, seed: int, where: str) -> bytes:
 def pack_step(state: StepState) -> bytes:
     """A call of `step`; the task stays where it is."""
     values = {key: value for key, value in state.items() if key not in ("task", "label")}
-    if "sampling_params" in values:
-        values["sampling_params"] = dict(values["sampling_params"])
+    values["sampling_params"] = dict(state.sampling_params)
     return pickle.dumps(("step", values), pickle.HIGHEST_PROTOCOL)
 
 
 def step_state(values: Mapping[str, Any], task: Task) -> StepState:
-    """What `step` is given, as `pack_step` packed it."""
-    state = StepState(values, label=task.label, task=task)
-    if "sampling_params" in state:
-        state["sampling_params"] = SamplingParams(state["sampling_params"])
-    return state
+    """The state that `pack_step` packed, with the task of the episode."""
+    return make_step_state(**{**values, "sampling_params": SamplingParams(values["sampling_params"]), "task": task})
 
 
 def encode_result(result: ResetResult | StepResult, where: str) -> bytes:

@@ -9,8 +9,9 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -38,21 +39,24 @@ class AgentExecutorBase:
         raise NotImplementedError(f"{type(self).__name__} needs a method async execute(self, prompt, label, sampling_params, ...)")
 
 
+PLAY: ContextVar[Callable[[type[Any] | None, str, Any, Any, int, Any], Awaitable[dict[str, Any]]]] = ContextVar("PLAY")
+"""Plays an episode of a class with prompt, label, sampling settings, tokens that it may have, and engine; set for each `execute`."""
+
+
 class PlayingExecutor(AgentExecutorBase):
-    """Plays an episode in an environment; an override may call its `execute` and change what comes of it.
+    """Plays an episode in an environment; an override may call its `execute` and change the outcome.
 
     Attributes:
-        play: Makes an episode from the tokenizer, the engine and the tokens it may have; whoever loads the executor sets it.
+        environment: The class of the episodes, `None` if nothing judges the only turn; set when the executor is loaded.
     """
 
-    play: Callable[[Any, Any, int], Any]
+    environment: type[Any] | None = None
 
     async def execute(
         self, prompt: str, label: Any, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any, images: Any = None
     ) -> dict[str, Any]:
         """One episode: tokens, the ranges of sampled ones, reward, scores and logs."""
-        outcome: dict[str, Any] = await self.play(hf_tokenizer, llm_engine, max_length).run(prompt, label, sampling_params)
-        return outcome
+        return await PLAY.get()(self.environment, prompt, label, sampling_params, max_length, llm_engine)
 
 
 class MultiTurnAgentExecutor(PlayingExecutor):

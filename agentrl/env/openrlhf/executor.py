@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from agentrl.core.errors import EnvLoadError, EnvResultError
 from agentrl.core.types import Task
 from agentrl.env.agent import SamplingParams, StepResult
 from agentrl.env.executor import Completion, Executor, Policy
-from agentrl.env.openrlhf.play import chosen_sampling
+from agentrl.env.openrlhf.agents import PLAY
+from agentrl.env.openrlhf.play import StepPlayer, chosen_sampling, play
 from agentrl.env.results import bad_result, clipped_score
 
 NEEDED = ("observation_tokens", "action_ranges", "reward")
@@ -107,6 +108,11 @@ class OpenRLHFExecutor(Executor):
         original, engine = type(self.shared), RecordingEngine(llm)
         options = {"images": list(task.images) or None} if _takes_images(original) else {}
         prompt = llm.decode(llm.encode_prompt(task.prompt))
+
+        def play_again(cls: Any, prompt: str, label: Any, params: Any, max_length: int, llm_engine: Any) -> Awaitable[dict[str, Any]]:
+            return play(cast("StepPlayer", llm), cls, replace(task, prompt=prompt, label=label), params, max_length, llm_engine)
+
+        PLAY.set(play_again)
         value = await self.shared.execute(prompt, task.label, _sampling_params(llm), llm.max_length, llm.tokenizer, engine, **options)
         where = f"{Path(inspect.getsourcefile(original) or '').name}: {original.__name__}.execute"
         used = _used(value, engine.completions, where)

@@ -19,7 +19,7 @@ from agentrl.env.executor import ExecutorSession
 from agentrl.inspect.compare import Difference
 from agentrl.inspect.replay import Replay, Replayer, Verdict
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.execution import Execution
+from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.member import make_member
 from agentrl.rollout.penalties import LengthPenalties
 from agentrl.rollout.records import EngineLimits, trajectory_record
@@ -272,7 +272,7 @@ async def played(executor: type[Executor], *texts: str) -> Records:
     engine = ScriptedEngine(answer=says(*texts))
     await engine.start()
     ticket = Scene(TYPED).ticket
-    trajectories = await Execution(ticket, 1, engine=engine, codec=CODEC, env=session, settings=SETTINGS).run()
+    trajectories = await ExecutorEpisode(ticket, 1, engine=engine, codec=CODEC, env=session, settings=SETTINGS).run()
     return [json.loads(encode(trajectory_record(ticket, trajectory, EngineLimits(max_model_len=256)))) for trajectory in trajectories]
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl import StepState
 from agentrl.config.load import field_homes, flag
 from agentrl.config.schema import IsolationConfig
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.env.load import load_agent
 from agentrl.env.sessions import open_sessions
+from tests.unit.env.isolation.support import state
 
 PAGE = (Path(__file__).parents[3] / "docs" / "isolation.md").read_text()
 
@@ -27,7 +27,7 @@ async def test_the_example_plays(process: ProcessLimits | None, tmp_path: Path) 
     await sessions.start()
     session, task = sessions.session(), agent.load().tasks()[12]
     await session.reset(task, 1)
-    assert (await session.step(StepState(action_text="144", label=12, turn=0))).reward == 1.0
+    assert (await session.step(state("144", task=task))).reward == 1.0
     await session.close()
     await sessions.close()
 

@@ -13,7 +13,7 @@ from agentrl.env.executor import Executor, ExecutorSession
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
-from agentrl.rollout.execution import Execution
+from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.settings import EpisodeSettings
 from tests.unit.rollout.templates import tokenizer
 
@@ -47,10 +47,10 @@ class Scene:
     settings: EpisodeSettings = SETTINGS
     ticket: Ticket = Ticket(group_id=3, task=TASK, num_samples=2, version=0)  # noqa: RUF009
 
-    def episode(self, index: int = 0) -> Episode | Execution:
+    def episode(self, index: int = 0) -> Episode | ExecutorEpisode:
         if issubclass(self.env, Executor):
             executor = ExecutorSession(self.env, "file.py", self.settings.env)
-            return Execution(self.ticket, index, engine=self.engine, codec=CODEC, env=executor, settings=self.settings)
+            return ExecutorEpisode(self.ticket, index, engine=self.engine, codec=CODEC, env=executor, settings=self.settings)
         session = EnvSession(self.env, "file.py", Threads(8), self.settings.env)
         agents_spec = multi_agent_spec(self.env, "file.py")
         return Episode(self.ticket, index, engine=self.engine, codec=CODEC, env=session, settings=self.settings, agents_spec=agents_spec)

@@ -254,7 +254,7 @@ async def test_calls_after_the_end_are_refused_and_late_answers_not_recorded() -
     trajectory = await scene.play()
     ((llm, late),) = left
     assert len((await late).token_ids) > 0
-    assert len(trajectory.turns) == len(llm.calls) == 1
+    assert len(trajectory.turns) == len(llm.samples) == 1
     with pytest.raises(EngineError, match="the episode is over"):
         await llm.generate([5])
 

@@ -9,6 +9,8 @@ from typing import Any
 import psutil
 
 from agentrl import StepResult, StepState, Task
+from agentrl.core.types import Sampling
+from agentrl.env.agent import make_sampling_params, make_step_state
 from agentrl.env.boundary import EnvLimits, Session
 from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.env.isolation.pool import MARK, ProcessPool
@@ -69,8 +71,22 @@ def task(**values: Any) -> Task:
 async def act(session: Session, *actions: str) -> StepResult:
     """Take steps; the last result."""
     for number, action in enumerate(actions):
-        result = await session.step(StepState(action_text=action, label="label", turn=number))
+        result = await session.step(state(action, turn=number))
     return result
+
+
+def state(action: str, *, turn: int = 0, task: Task | None = None, observation: str = "") -> StepState:
+    """A complete state."""
+    return make_step_state(
+        task=task or Task("prompt", label="label", id="t"),
+        agent="",
+        turn=turn,
+        turns_left=3,
+        observation_text=observation,
+        action_text=action,
+        finish_reason="stop",
+        sampling_params=make_sampling_params(Sampling(temperature=0.5, stop=("x",))),
+    )
 
 
 def _has(process: psutil.Process, mark: str) -> bool:

@@ -1,20 +1,17 @@
 """An environment does not notice where it runs: the same results, the same errors, in this process and in one of its own."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agentrl import StepState, Task
+from agentrl import Task
 from agentrl.core.errors import EnvError, EnvLoadError
-from agentrl.env.agent import SamplingParams
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.sessions import LocalSessions, Sessions, open_sessions
-from tests.unit.env.isolation.support import survivors
+from tests.unit.env.isolation.support import state, survivors
 
 pytestmark = pytest.mark.anyio
 
@@ -152,7 +149,7 @@ async def played(sessions: Sessions, task: Task) -> list[str]:
         told.append(repr(await session.reset(task, 3)))
         for turn, text in enumerate(ANSWERS):
             try:
-                result = await session.step(state(task, turn, text))
+                result = await session.step(state(text, task=task, turn=turn, observation="before" * turn))
             except EnvError as error:
                 told.append(f"{type(error).__name__}: {without_addresses(str(error))}")
                 continue
@@ -165,12 +162,6 @@ async def played(sessions: Sessions, task: Task) -> list[str]:
         await session.close()
         await sessions.close()
     return told
-
-
-def state(task: Task, turn: int, text: str) -> StepState:
-    values: dict[str, Any] = {"observation_text": "before" * turn, "action_text": text, "agent": "", "finish_reason": "stop"}
-    sampling = SamplingParams(temperature=0.5, stop=["x"])
-    return StepState(**json.loads(json.dumps(values)), turn=turn, label=task.label, task=task, sampling_params=sampling)
 
 
 def without_addresses(text: str) -> str:

@@ -216,7 +216,7 @@ async def test_an_override_may_use_the_execute_of_the_multi_turn_executor(tmp_pa
     [
         ("raise OSError('no game')", "agent.py: Tries.step raised OSError: no game"),
         ("return {'rewards': float('nan'), 'done': True}", "agent.py: Tries.step returned rewards = nan: must be finite"),
-        ("return {'rewards': 1.0, 'done': False, 'environment_feedback': [{'role': 'user', 'content': 'x'}]}", "must be text here"),
+        ("return {'rewards': 1.0, 'done': False, 'environment_feedback': 3}", "environment_feedback = 3: must be text"),
     ],
 )
 async def test_a_failure_below_it_is_named(tmp_path: Path, line: str, message: str) -> None:

@@ -1,0 +1,231 @@
+"""The episode of an executor: user code calls the model, and every call is recorded."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentrl.core.errors import EngineError
+from agentrl.core.protocols import Engine
+from agentrl.core.types import Prompt, Status, Task, Ticket, Trajectory, as_messages
+from agentrl.env.agent import AgentClass, SamplingParams, StepResult, make_sampling_params
+from agentrl.env.boundary import EnvSession, Threads
+from agentrl.env.executor import Completion, ExecutorSession, Policy, Sampler
+from agentrl.env.multi_agent import multi_agent_spec
+from agentrl.env.results import bad_result, check_sampling
+from agentrl.rollout.chat import ChatCodec, encode_prompt
+from agentrl.rollout.episode import Episode, episode_id, guarded, turn_seed
+from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedSession
+from agentrl.rollout.penalties import LengthPenalties, penalize
+from agentrl.rollout.recorder import Recorder, Sample
+from agentrl.rollout.settings import EpisodeSettings
+
+WHERE = "llm.generate"
+
+
+class RecordedPolicy(Policy):
+    """The policy that an executor is given: a front end of the recorder that samples whatever it is asked for.
+
+    Args:
+        ticket: The group.
+        index: Number of the member, from 0.
+        recorder: Samples and records.
+        codec: Of the model's tokenizer.
+        settings: Sampling settings.
+    """
+
+    def __init__(self, ticket: Ticket, index: int, *, recorder: Recorder, codec: ChatCodec, settings: EpisodeSettings) -> None:
+        self._ticket, self._index = ticket, index
+        self._recorder, self._codec, self._settings, self._images = recorder, codec, settings, ticket.task.images
+        self._kept: list[tuple[Completion, Sample]] = []  # in order of completion
+
+    @property
+    def tokenizer(self) -> Any:
+        """As `Policy.tokenizer`."""
+        return self._codec.tokenizer
+
+    @property
+    def max_length(self) -> int:
+        """As `Policy.max_length`."""
+        return self._recorder.limit
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """As `Policy.sampling`."""
+        return make_sampling_params(self._settings.sampling)
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Every sample that was not discarded, in order of completion."""
+        return [sample for _, sample in self._kept]
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Mapping[str, Any] | None = None) -> Completion:
+        """As `Policy.generate`."""
+        prompt = _token_ids(prompt_ids)
+        changed = replace(self._settings.sampling, **(check_sampling(sampling, WHERE, self.sampling) or {}))
+        sample = await self._recorder.sample(prompt, changed, self._images)
+        generation = sample.generation
+        completion = Completion(
+            prompt_ids=tuple(prompt),
+            token_ids=tuple(generation.token_ids.tolist()),
+            logprobs=tuple(generation.logprobs.tolist()),
+            versions=tuple(generation.versions.tolist()),
+            text=self._codec.decode_action(generation.token_ids.tolist()),
+            finish_reason=str(generation.finish_reason),
+        )
+        if not self._recorder.is_over:
+            self._kept.append((completion, sample))
+        return completion
+
+    def discard(self, completion: Completion) -> None:
+        """As `Policy.discard`."""
+        self._kept = [(kept, sample) for kept, sample in self._kept if kept is not completion]
+
+    def encode(self, text: str) -> list[int]:
+        """As `Policy.encode`."""
+        return self._codec.encode_text(text)
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """As `Policy.encode_prompt`."""
+        return encode_prompt(self._codec, prompt, apply_chat_template=self._settings.apply_chat_template)
+
+    def encode_next(self, messages: Prompt, after: Completion) -> list[int]:
+        """As `Policy.encode_next`."""
+        return self._codec.encode_next(as_messages(messages), after.token_ids[-1])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """As `Policy.decode`."""
+        return self._codec.decode(ids)
+
+    async def play(
+        self, cls: AgentClass, task: Task, *, sampling: Mapping[str, Any], max_length: int, sampler: Sampler
+    ) -> tuple[Trajectory, list[StepResult]]:
+        """As `agentrl.env.openrlhf.play.StepPlayer.play`; each turn gets its seed where it is recorded."""
+        settings = replace(
+            self._settings,
+            sampling=replace(self._settings.sampling, **(check_sampling(sampling, WHERE, self.sampling) or {})),
+            max_episode_tokens=0,
+            apply_chat_template=False,
+            penalties=LengthPenalties(),
+        )
+        results: list[StepResult] = []
+        source, threads = inspect.getsourcefile(cls) or cls.__module__, Threads(1)
+        session = WatchedSession(EnvSession(cls, source, threads, settings.env), lambda event: _add_result(results, event))
+        episode = Episode(
+            replace(self._ticket, task=task),
+            self._index,
+            engine=SamplerEngine(sampler, max_model_len=max_length),
+            codec=self._codec,
+            env=session,
+            settings=settings,
+            agents_spec=multi_agent_spec(cls, source),
+            seeded=False,
+        )
+        try:
+            status = await episode.play()
+        finally:
+            await session.close()
+            threads.close()
+        trajectory, *others = episode.trajectories(status)
+        if others:
+            raise bad_result(source, "agents", cls.agents, "an executor records one agent; use the class without an execute of its own")
+        return trajectory, results
+
+
+class ExecutorEpisode:
+    """Runs member number `index` of a ticket's group, once; the counterpart of `Episode` for an `Executor`.
+
+    The reward is earned at the end, less the penalties for length. The number of calls is not limited, their time is.
+
+    Args:
+        ticket: The group.
+        index: Number of the member, from 0.
+        engine: Samples.
+        codec: Of the model's tokenizer.
+        env: The member's own executor; closed at the end, whatever happens.
+        settings: Budgets, deadlines and sampling.
+    """
+
+    def __init__(
+        self, ticket: Ticket, index: int, *, engine: Engine, codec: ChatCodec, env: ExecutorSession, settings: EpisodeSettings
+    ) -> None:
+        self._ticket, self._env, self._settings = ticket, env, settings
+        self._id = episode_id(ticket, index)
+        self._recorder = Recorder(self._id, engine=engine, codec=codec, settings=settings, seed_of=turn_seed(ticket, index, settings.seed))
+        self._llm = RecordedPolicy(ticket, index, recorder=self._recorder, codec=codec, settings=settings)
+        self._result = StepResult()
+
+    async def run(self) -> tuple[Trajectory]:
+        """Run to the end.
+
+        Consumes nothing, produces the trajectory, waits for user code; the episode's deadline unblocks it. Failures of user
+        code and engine become a status; cancellation passes through.
+        """
+        start = time.perf_counter()
+        status, error = await guarded(self._execute, self._close, self._settings.episode_timeout_s)
+        total_s, generate_s = time.perf_counter() - start, self._recorder.generate_s
+        timings = {"generate_s": generate_s, "env_s": max(0.0, total_s - generate_s), "total_s": total_s}
+        return (self._trajectory(status, error, timings),)
+
+    async def _execute(self) -> Status:
+        try:
+            self._result = await self._env.execute(self._ticket.task, self._llm, self._settings.episode_timeout_s)
+        except Exception as error:
+            failure = self._recorder.failure
+            if failure is not None and _caused(error, failure):
+                raise failure from error
+            raise
+        return Status.TRUNCATED if self._result.truncated else Status.FINISHED
+
+    async def _close(self) -> None:
+        self._recorder.end()
+        await self._env.close()
+
+    def _trajectory(self, status: Status, error: str | None, timings: dict[str, float]) -> Trajectory:
+        result, ended = self._result, status.trainable
+        for sample in self._llm.samples:
+            self._recorder.attach(sample)
+        turns = self._recorder.turns
+        if ended and turns:
+            turns = penalize((*turns[:-1], replace(turns[-1], reward=result.reward)), self._recorder.budgets, self._settings.penalties)
+        reward = math.fsum(turn.reward for turn in turns) if turns else result.reward
+        score = min(max(result.reward, 0.0), 1.0) if result.score is None else result.score
+        return Trajectory(
+            trajectory_id=self._id,
+            episode_id=self._id,
+            group_id=self._ticket.group_id,
+            turns=turns,
+            status=status,
+            reward=reward if ended else None,
+            score=score if ended else None,
+            reward_parts=dict(result.reward_parts),
+            metrics=dict(result.info),
+            error=error,
+            timings=timings,
+        )
+
+
+def _add_result(results: list[StepResult], event: ResetEvent | SampleEvent | StepEvent) -> None:
+    if isinstance(event, StepEvent):
+        results.append(event.result)
+
+
+def _caused(error: BaseException, failure: EngineError) -> bool:
+    """Whether `failure` is among the causes of the error that user code ended with."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if seen is failure:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _token_ids(value: Any) -> list[int]:
+    plain = value.tolist() if callable(getattr(value, "tolist", None)) else value
+    if not isinstance(plain, Sequence) or isinstance(plain, str) or not plain or not all(type(token) is int for token in plain):
+        raise bad_result(WHERE, "prompt_ids", value, "must be a list of token ids, at least one; llm.encode makes them of text")
+    return list(plain)

@@ -1,0 +1,218 @@
+"""The recorder of sampled tokens, the same for every kind of environment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from agentrl.core.errors import ContextLengthError, EngineError
+from agentrl.core.protocols import Engine, GenerationRequest
+from agentrl.core.types import Generation, Sampling, Turn, ints
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.settings import EpisodeSettings
+
+NEW_PROMPT = "the prompt does not begin with the tokens of any context so far"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """One continuation that the engine sampled.
+
+    Attributes:
+        number: Place among the recorder's requests, by when they began, from 0.
+        prompt_ids: Every token that the engine was given. # [P]
+        generation: Its answer.
+        temperature: Temperature of the request.
+        budget: Tokens that the request was allowed, before the end of the context limits it.
+    """
+
+    number: int
+    prompt_ids: list[int]
+    generation: Generation
+    temperature: float
+    budget: int
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """Tokens that only ever grow: what the policy read and wrote, one turn after another.
+
+    Attributes:
+        reason: Why this context was opened beside others, which makes it a branch of the episode; "" for the first one.
+        tokens: Every token up to the end of the last turn. # [L]
+        turns: Its turns.
+        budgets: Tokens that each turn was allowed.
+    """
+
+    reason: str = ""
+    tokens: list[int] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    budgets: list[int] = field(default_factory=list)
+
+    def precedes(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a prompt begins with every token of this context."""
+        return list(prompt_ids[: len(self.tokens)]) == self.tokens
+
+    def append(self, turn: Turn, budget: int) -> None:
+        """Add a turn that goes on with this context."""
+        self.turns.append(turn)
+        self.budgets.append(budget)
+        self.tokens += [*turn.prompt_ids.tolist(), *turn.token_ids.tolist()]
+
+
+class Recorder:
+    """Samples for one agent of an episode, and records what was sampled token by token.
+
+    A front end decides what the policy reads, and to which context a sample belongs. There are two: a step environment
+    (`agentrl.rollout.conversation`) has one context, and settles each turn when the environment has judged it; an executor
+    (`agentrl.rollout.executor_episode`) samples freely, and its samples are attached to contexts when it is over. An endpoint
+    for programs that speak HTTP needs no change here: it keeps several contexts open, calls `sample` for each request,
+    and `attach` as soon as the answer is there, which goes on with the longest context that the prompt extends or opens a
+    branch with a reason of its own; `end` refuses requests that come after the episode.
+
+    Args:
+        name: Unique in the run; the prefix of the requests' names, and their session.
+        engine: Samples.
+        codec: Of the model's tokenizer.
+        settings: Budgets.
+        seed_of: Seed of the request with a number; `None` leaves it to the engine.
+
+    Attributes:
+        contexts: The open contexts, in the order in which they were opened.
+        failure: The engine's latest error; `None` if there was none.
+        generate_s: Seconds that requests took, summed over requests that overlap.
+        is_over: The episode is over: requests are refused.
+    """
+
+    def __init__(
+        self, name: str, *, engine: Engine, codec: ChatCodec, settings: EpisodeSettings, seed_of: Callable[[int], int | None]
+    ) -> None:
+        self.name, self._engine, self._codec, self._settings, self._seed_of = name, engine, codec, settings, seed_of
+        self._num_requests = 0
+        self.contexts: list[Context] = []
+        self.failure: EngineError | None = None
+        self.generate_s = 0.0
+        self.is_over = False
+
+    @property
+    def limit(self) -> int:
+        """Tokens that a context may have."""
+        return min(self._engine.max_model_len, self._settings.max_episode_tokens or self._engine.max_model_len)
+
+    @property
+    def limit_flag(self) -> str:
+        """The flag that sets the limit."""
+        return "--max-episode-tokens" if self.limit == self._settings.max_episode_tokens else "--max-model-len"
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns of all contexts, one context after another."""
+        return tuple(turn for context in self.contexts for turn in context.turns)
+
+    @property
+    def budgets(self) -> list[int]:
+        """Tokens that each of `turns` was allowed."""
+        return [budget for context in self.contexts for budget in context.budgets]
+
+    def open(self, reason: str = "") -> Context:
+        """A new context.
+
+        Args:
+            reason: Why it is needed beside the others; "" for the first.
+        """
+        self.contexts.append(Context(reason))
+        return self.contexts[-1]
+
+    async def sample(self, prompt_ids: list[int], sampling: Sampling, images: Sequence[Any] = ()) -> Sample:
+        """Sample one continuation; requests may overlap.
+
+        Args:
+            prompt_ids: The whole context. # [P]
+            sampling: Settings; a seed and the tokens that end a turn are added, and `max_tokens` is cut to the room there is.
+            images: Images that belong to the prompt.
+
+        Raises:
+            ContextLengthError: If the prompt leaves no room for one token.
+            EngineError: If the engine failed, its answer cannot be used, or the episode is over.
+        """
+        number, self._num_requests = self._num_requests, self._num_requests + 1
+        start = time.perf_counter()
+        try:
+            generation = await self._engine.generate(self._request(number, prompt_ids, sampling, images))
+            if not len(generation.token_ids) or not np.isfinite(generation.logprobs).all():
+                problem = "the engine gave no token, or a log-probability that is not finite"
+                raise EngineError(f"request {self.name}-{number}: {problem}")
+        except EngineError as error:
+            self.failure = error
+            raise
+        finally:
+            self.generate_s += time.perf_counter() - start
+        return Sample(
+            number=number,
+            prompt_ids=prompt_ids,
+            generation=generation,
+            temperature=sampling.temperature,
+            budget=sampling.max_tokens,
+        )
+
+    def turn(self, sample: Sample, context: Context, number: int | None = None) -> Turn:
+        """The turn that a sample makes of a context that its prompt extends; the context is left as it is.
+
+        Args:
+            sample: The sample.
+            context: The context.
+            number: Place of the turn in the episode; `None`: that of the request.
+        """
+        generation, prompt_ids = sample.generation, sample.prompt_ids[len(context.tokens) :]
+        return Turn(
+            prompt_ids=ints(prompt_ids),
+            token_ids=generation.token_ids,
+            logprobs=generation.logprobs,
+            versions=generation.versions,
+            finish_reason=generation.finish_reason,
+            fresh=bool(context.reason) and not context.turns,
+            number=sample.number if number is None else number,
+            temperature=sample.temperature,
+            prompt_text=self._codec.decode(prompt_ids),
+            text=self._codec.decode(generation.token_ids.tolist()),
+        )
+
+    def attach(self, sample: Sample, reason: str = NEW_PROMPT) -> Context:
+        """Add a sample to the longest context that its prompt extends, or to a new one; returns that context.
+
+        So requests that overlap, sub-agents and rewritten histories each keep the tokens that the engine saw.
+
+        Args:
+            sample: The sample.
+            reason: Why a new context is needed, if it is and there are others.
+        """
+        fitting = [context for context in self.contexts if context.precedes(sample.prompt_ids)]
+        longest = max(fitting, key=lambda context: len(context.tokens), default=None)
+        context = longest or self.open(reason if self.contexts else "")
+        context.append(self.turn(sample, context), sample.budget)
+        return context
+
+    def end(self) -> None:
+        """The episode is over: later requests are refused."""
+        self.is_over = True
+
+    def _request(self, number: int, prompt_ids: list[int], sampling: Sampling, images: Sequence[Any]) -> GenerationRequest:
+        name, room = f"{self.name}-{number}", self.limit - len(prompt_ids)
+        if self.is_over:
+            raise EngineError(f"request {name}: the episode is over, so nothing is sampled for it any more")
+        if room < 1:
+            problem = f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self.limit}"
+            raise ContextLengthError(f"request {name}: {problem}; shorten it, or raise --max-model-len or --max-episode-tokens")
+        seed = self._seed_of(number) if sampling.seed is None else sampling.seed
+        ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *self._codec.end_token_ids)))
+        return GenerationRequest(
+            request_id=name,
+            prompt_ids=ints(prompt_ids),
+            sampling=replace(sampling, seed=seed, max_tokens=min(sampling.max_tokens, room), stop_token_ids=ends),
+            session=self.name,
+            images=tuple(images),
+        )
