@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -18,9 +19,11 @@ import tyro
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from agentrl.config.foreign import answers
+from agentrl.config.help import help_text
 from agentrl.config.rules import check
 from agentrl.config.schema import TrainConfig
-from agentrl.core.errors import ConfigError
+from agentrl.core.errors import ConfigError, UnknownFlagError
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "--agent-func-path": ("--agent",),
@@ -30,6 +33,25 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "--eval-steps": ("--eval-every",),
     "--eval-n-samples-per-prompt": ("--eval-samples",),
     "--pretrain": ("--model",),
+    "--model-name-or-path": ("--model",),
+    "--dataset-name": ("--prompts",),
+    "--output-dir": ("--run-dir",),
+    "--max-steps": ("--num-steps",),
+    "--save-steps": ("--save-every",),
+    "--save-total-limit": ("--keep-checkpoints",),
+    "--max-ckpt-num": ("--keep-checkpoints",),
+    "--num-generations": ("--n-samples-per-prompt",),
+    "--num-iterations": ("--ppo-epochs",),
+    "--max-epochs": ("--ppo-epochs",),
+    "--max-completion-length": ("--max-new-tokens",),
+    "--beta": ("--init-kl-coef",),
+    "--epsilon": ("--eps-clip-low", "--eps-clip-high"),
+    "--epsilon-high": ("--eps-clip-high",),
+    "--entropy-loss-coef": ("--entropy-coef",),
+    "--lr-scheduler-type": ("--lr-schedule",),
+    "--warmup-steps": ("--lr-warmup-steps",),
+    "--train-max-tokens-per-gpu": ("--micro-batch-tokens",),
+    "--vllm-is-correction-type": ("--off-policy",),
     "--rollout-batch-size": ("--groups-per-step",),
     "--generate-max-len": ("--max-new-tokens",),
     "--vllm-num-engines": ("--num-engines",),
@@ -69,6 +91,9 @@ def expand_aliases(args: Sequence[str]) -> list[str]:
         targets = ALIASES.get(name.replace("_", "-")) if name.startswith("--") else None
         if targets is None:
             words.append(word)
+        elif name.replace("_", "-") == "--use-tensorboard":
+            words += targets
+            rest = rest[1:] if rest and not rest[0].startswith("-") else rest  # OpenRLHF's takes a directory
         elif equals:
             words += [f"{target}={value}" for target in targets]
         elif len(targets) > 1 and rest:
@@ -96,16 +121,47 @@ def load_config(args: Sequence[str], *, prog: str = "agentrl train") -> TrainCon
         ConfigError: If a file key is unknown, a value is out of range or two settings contradict each other.
         SystemExit: With code 2 for a malformed flag, 0 for ``--help`` (raised by the flag parser).
     """
-    path, rest = take_config_flag(expand_aliases(args))
+    words = expand_aliases(args)
+    answer_help(words, prog)
+    path, rest = take_config_flag(words)
+    if rest and not rest[0].startswith("-") and "=" not in rest[0]:
+        rest = ["--agent", *rest]  # `agentrl train FILE`
+    refuse_unknown(rest, prog)
     default = from_mapping(read_file(path), source=str(path)) if path else TrainConfig()
-    config = tyro.cli(TrainConfig, prog=prog, args=rest, default=default, config=TYRO, description=_DESCRIPTION)
+    config = tyro.cli(TrainConfig, prog=prog, args=rest, default=default, config=TYRO)
     return check(validate(config))
 
 
-_DESCRIPTION = (
-    "Train a language-model agent in an environment. Settings come from the defaults, then from --config FILE (TOML, YAML or JSON), "
-    "then from flags. Also: --dry-run prints the resolved configuration and stops."
-)
+def answer_help(words: Sequence[str], prog: str) -> None:
+    """Print the help that ``--help``, ``--help SECTION`` or ``--help all`` asks for.
+
+    Raises:
+        ConfigError: If there is no such section.
+        SystemExit: With code 0, after printing.
+    """
+    at = next((index for index, word in enumerate(words) if word in ("-h", "--help")), None)
+    if at is None:
+        return
+    topic = next((word for word in words[at + 1 : at + 2] if not word.startswith("-")), "")
+    sections = [section.name for section in dataclasses.fields(TrainConfig)]
+    if topic not in ("", "all", *sections):
+        raise ConfigError("--help", topic, "is no section of the settings", f"Sections: {', '.join(sections)}, all.")
+    sys.stdout.write(help_text(TrainConfig(), prog, _INTRO, topic))
+    raise SystemExit(0)
+
+
+_INTRO = "Train a language-model agent in an environment. Settings come from the defaults, then from --config, then from flags."
+
+
+def refuse_unknown(words: Sequence[str], prog: str) -> None:
+    """Answer every word that is no setting with one line.
+
+    Raises:
+        UnknownFlagError: If there is such a word.
+    """
+    flags = [flag(name) for name in field_homes()]
+    if found := answers(words, {*flags, *(f"--no-{name[2:]}" for name in flags), "--tyro-print-completion", "--tyro-write-completion"}):
+        raise UnknownFlagError(prog, tuple(found))
 
 
 def flag_value(words: Iterable[str], name: str) -> str | None:
@@ -238,7 +294,7 @@ def flag(name: str) -> str:
 def suggest(given: str, known: Iterable[str]) -> str:
     """A remedy that names the nearest known name, or where to find them all."""
     near = difflib.get_close_matches(given.replace("-", "_"), list(known), n=1, cutoff=0.5)
-    return f"Did you mean `{near[0]}`?" if near else "`agentrl train --help` lists every setting."
+    return f"Did you mean `{near[0]}`?" if near else "`agentrl train --help all` lists every setting."
 
 
 def to_json(config: TrainConfig) -> str:

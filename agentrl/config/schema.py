@@ -1,6 +1,6 @@
 """Every setting, with its default and what it means. Frozen; resolved once; nothing changes it during a run.
 
-The docstring under each field is what ``agentrl train --help`` and ``docs/configuration.md`` show. Field names are
+The docstring under each field is what ``agentrl train --help all`` and ``docs/configuration.md`` show. Field names are
 unique over all sections, so a flag needs no prefix: ``--learning-rate`` is `LearnerConfig.learning_rate`.
 """
 

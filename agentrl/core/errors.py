@@ -30,6 +30,26 @@ class ConfigError(AgentRLError, ValueError):
         return type(self), (self.field, self.value, self.problem, self.remedy)
 
 
+class UnknownFlagError(ConfigError):
+    """Words of a command line that are no settings.
+
+    Args:
+        command: The command, ``agentrl train``.
+        answers: Each word with one line that says what to write instead.
+    """
+
+    def __init__(self, command: str, answers: tuple[tuple[str, str], ...]) -> None:
+        self.command, self.answers = command, answers
+        super().__init__("flags", ", ".join(name for name, _ in answers), f"no settings of {command}", answers[0][1])
+        width = max(len(name) for name, _ in answers)
+        rows = "".join(f"\n  {name:<{width}}  {answer}" for name, answer in answers)
+        self.args = (f"{command} has no such setting{'s' * (len(answers) > 1)}:{rows}",)
+
+    def __reduce__(self) -> tuple[type[UnknownFlagError], tuple[str, tuple[tuple[str, str], ...]]]:  # type: ignore[override]
+        """Pickle by the constructor's own arguments."""
+        return type(self), (self.command, self.answers)
+
+
 class EnvError(AgentRLError, RuntimeError):
     """User code (environment, reward function, tool) raised an exception."""
 

@@ -48,11 +48,8 @@ def test_a_key_given_twice_is_refused() -> None:
         from_mapping({"algo": {"gamma": 1.0}, "gamma": 0.5})
 
 
-def test_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        load_config([*AGENT, "--num-step", "3"])
-    assert caught.value.code == 2
-    assert "--num-steps" in capsys.readouterr().err
+def test_unknown_flag_names_the_nearest() -> None:
+    assert "--num-step  did you mean --num-steps?" in str(refuse("--num-step", "3"))
 
 
 @pytest.mark.parametrize(
@@ -114,9 +111,9 @@ def test_every_field_has_a_docstring_and_a_unique_name(capsys: pytest.CaptureFix
     total = sum(len(dataclasses.fields(getattr(TrainConfig(), s.name))) for s in dataclasses.fields(TrainConfig))
     assert total == len(field_homes())
     with pytest.raises(SystemExit):
-        load_config(["--help"])
+        load_config(["--help", "all"])
     text = capsys.readouterr().out
-    assert "(default: 0.0005)" in text
+    assert "[0.0005]" in text
     assert all(flag(name) in text for name in field_homes())
 
 
