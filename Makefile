@@ -38,7 +38,7 @@ test-real: $(STAMP)  ## run the tests on a real pretrained model (SmolLM2-135M)
 	$(PY) -m pytest -m real_model --timeout 1800 $(PYTEST_ARGS)
 
 test-faults: $(STAMP)  ## break everything that docs/reliability.md lists, and write what was seen to faults-report.md
-	$(PY) -m pytest -m "faults or row" --timeout 1200 --faults-report faults-report.md $(PYTEST_ARGS)
+	$(PY) -m pytest -m "faults or row" --timeout 1200 --faults-report=faults-report.md $(PYTEST_ARGS)
 
 check: $(STAMP)  ## lint, types, import contracts, sizes, generated docs
 	$(PY) -m ruff check agentrl tests envs examples

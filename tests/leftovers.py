@@ -1,14 +1,15 @@
 """Fails a test session that leaves processes behind, and ends them.
 
 A process belongs to the session if it descends from the test runner, or if it inherited the mark that the runner puts
-into its environment; the mark finds what was orphaned, such as a Ray daemon whose driver was killed.
+into its environment; the mark finds what was orphaned, such as a Ray daemon whose driver was killed. Where several workers share
+the tests (pytest-xdist), the runner that distributes them looks, after its workers have ended.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 import psutil
 import pytest
@@ -24,8 +25,11 @@ def pytest_configure() -> None:
     os.environ.setdefault(MARK, uuid.uuid4().hex)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True, trylast=True)  # after the workers have been told to end, before the summary is written
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
+    yield
+    if hasattr(session.config, "workerinput"):
+        return
     _found[:] = end_leftovers(session_processes(os.environ[MARK]), grace_s=GRACE_S)
     if _found:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

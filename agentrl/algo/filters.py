@@ -1,17 +1,21 @@
-"""Which groups are worth training on. Plain Python, so that the driver may use it without loading torch."""
+"""Choosing the groups that are worth training on. Plain Python, so that the driver may use it without loading torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import TypeAlias
+
+from agentrl.core.summaries import GroupSummary, MemberSummary
+
+GroupFilter: TypeAlias = Callable[[GroupSummary], str | None]
+"""From a finished group to the reason for which it is rejected, or `None` to train on it."""
 
 
 class Rejection(StrEnum):
-    """Why a group is not trained."""
+    """Reasons of `dynamic_filter` to reject a group."""
 
-    TOO_FEW_MEMBERS = "too_few_members"
-    """Fewer members ended properly than the estimator needs."""
     TOO_HARD = "too_hard"
     """The mean score is not above the lower bound."""
     TOO_EASY = "too_easy"
@@ -20,36 +24,38 @@ class Rejection(StrEnum):
     """All rewards are equal, so that every group estimator would give advantage 0."""
 
 
-def rejection(
-    scores: Sequence[float | None],
-    rewards: Sequence[float],
-    *,
-    min_members: int = 1,
-    score_range: tuple[float, float] | None = None,
-    zero_variance: bool = False,
-) -> Rejection | None:
-    """Decide about one group.
+def keep_all(group: GroupSummary) -> str | None:
+    """Reject no group."""
+    del group
+    return None
+
+
+def dynamic_filter(group: GroupSummary, score_range: tuple[float, float] = (0.0, 1.0)) -> Rejection | None:
+    """Reject a group without contrast: DAPO's dynamic sampling (arXiv:2503.14476).
+
+    A group of several agents is kept if it is worth training on for one of them, each judged by its own rewards and scores.
 
     Args:
-        scores: Of the members that ended properly, before penalties; `None` where the environment gave none, and
-            such members are left out of the mean.
-        rewards: Of the same members.
-        min_members: Members needed; 2 for a group estimator.
-        score_range: Keep the group only if its mean score lies strictly inside; `None` switches this off.
-        zero_variance: Reject a group whose rewards are all equal.
+        group: The finished group.
+        score_range: The group is kept only if its mean score lies strictly inside.
 
     Returns:
-        The reason to reject it, or `None` to keep it. A group without any score passes the range.
+        The reason to reject it, for the first agent if there are several; `None` to keep it.
     """
-    if len(rewards) < min_members:
-        return Rejection.TOO_FEW_MEMBERS
-    known = [score for score in scores if score is not None]
-    if score_range is not None and known:
-        mean = math.fsum(known) / len(known)
+    members = group.trainable
+    agents = dict.fromkeys(member.agent for member in members) or ("",)
+    reasons = [_without_contrast([m for m in members if m.agent == agent], score_range) for agent in agents]
+    return None if None in reasons else reasons[0]
+
+
+def _without_contrast(members: Sequence[MemberSummary], score_range: tuple[float, float]) -> Rejection | None:
+    """The reason for which one agent would learn nothing; members without a score are left out of the mean."""
+    scores = [member.score for member in members if member.score is not None]
+    if scores:
+        mean = math.fsum(scores) / len(scores)
         if mean <= score_range[0]:
             return Rejection.TOO_HARD
         if mean >= score_range[1]:
             return Rejection.TOO_EASY
-    if zero_variance and rewards and max(rewards) == min(rewards):
-        return Rejection.ZERO_VARIANCE
-    return None
+    rewards = {member.reward for member in members if member.reward is not None}
+    return Rejection.ZERO_VARIANCE if len(rewards) == 1 else None

@@ -10,25 +10,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.algo.filters import rejection
 from agentrl.api.resume import ResumePoint, resume_point, rewind_records
 from agentrl.cluster.build import model_path
 from agentrl.cluster.runtime import Runtime, make_runtime
 from agentrl.config.load import to_json
+from agentrl.config.plugins import plugins
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, LearnerDeadError
+from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import collect_rarely
-from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Task
 from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
-from agentrl.flow import RunResult, flow_settings
+from agentrl.flow import RunResult, flow_settings, group_filter
 from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint
 from agentrl.flow.progress import repeated_tasks
 from agentrl.flow.stall import StallReport
-from agentrl.flow.state import GroupFilter, StopRequest
+from agentrl.flow.state import StopRequest
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_prompts, context_length, open_tasks
@@ -84,6 +84,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, *, last: bo
     runtime = make_runtime(config, tracker.on_stage)
     status, ledger = "failed", None
     try:
+        copy_plugins((spec for _, spec in plugins(config)), run_dir)
         (run_dir / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")
         await _start(config, [*tasks.first(PROMPTS_CHECKED), *questions], runtime, tracker)
         result = await _train(config, tasks, questions, runtime, tracker, begin, stop)
@@ -143,7 +144,7 @@ async def _train(
         learner=runtime.learner,
         tasks=tasks,
         observer=tracker,
-        keep=keep_rule(config),
+        keep=group_filter(config),
         after_step=[evaluations],
         progress=begin.progress,
         repeat=repeat,
@@ -169,26 +170,6 @@ def _checkpoints(config: TrainConfig, runtime: Runtime) -> Checkpoints | None:
         keep=run.keep_checkpoints,
         config=to_json(config),
     )
-
-
-def keep_rule(config: TrainConfig) -> GroupFilter:
-    """The dynamic filter that the configuration asks for.
-
-    A group of several agents is kept if it is worth training on for one of them, each judged by its own rewards and scores.
-    """
-    if not config.flow.dynamic_filtering:
-        return lambda summary: None
-
-    def keep(summary: GroupSummary) -> str | None:
-        reasons = [judge(agent, summary.trainable) for agent in dict.fromkeys(m.agent for m in summary.trainable) or ("",)]
-        return None if None in reasons else reasons[0]
-
-    def judge(agent: str, members: tuple[MemberSummary, ...]) -> str | None:
-        own = [m for m in members if m.agent == agent]
-        rewards = [m.reward for m in own if m.reward is not None]
-        return rejection([m.score for m in own], rewards, score_range=config.flow.dynamic_filtering_range, zero_variance=True)
-
-    return keep
 
 
 async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:

@@ -24,7 +24,7 @@ RULES = (
         severity=Severity.WARNING,
         title="the answer stands at the same place of every text that the model reads",
         why="Copying it is the first thing that training finds, and often the last.",
-        remedy="GroupFilter the label out of prompts and observations; if copying is what the task teaches, all is well.",
+        remedy="Keep the label out of prompts and observations; if copying is what the task teaches, all is well.",
         snippet='return StepResult(0.0, "Wrong, try again.")  # not: f"Wrong, it was {state.label}."',
     ),
 )

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from agentrl.config.plugins import resolve_plugins
 from agentrl.config.schema import CRITIC_ESTIMATORS, GROUP_ESTIMATORS, AlgoConfig, EvalConfig, FlowConfig, IsolationConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import cuda_device_count
@@ -119,12 +120,13 @@ def check(config: TrainConfig) -> TrainConfig:
     """Apply every rule and fill in what follows from other settings.
 
     Returns:
-        The configuration with ``agent``, ``max_staleness`` and ``asynchronous`` made explicit.
+        The configuration with ``agent``, ``max_staleness`` and ``asynchronous`` made explicit, and absolute paths of plug-ins.
 
     Raises:
         ConfigError: For the first rule that does not hold.
     """
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, agent=_judged_agent(config)))
+    config = resolve_plugins(config)
     for rule in RULES:
         rule(config)
     flow = dataclasses.replace(config.flow, max_staleness=config.staleness, asynchronous=config.staleness > 0)

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.core.errors import EnvLoadError
+from agentrl.core.plugins import suggest
 from agentrl.env.adapters.gem import load_gem
 from agentrl.env.adapters.gymnasium import load_gym
 from agentrl.env.adapters.nemo_gym import load_nemo_gym
@@ -19,7 +20,7 @@ from agentrl.env.adapters.reasoning_gym import load_reasoning_gym
 from agentrl.env.adapters.textarena import load_textarena
 from agentrl.env.agent import AgentClass, AgentInstance
 from agentrl.env.executor import Executor, check_executor
-from agentrl.env.modules import FLAG, FORMS, import_file, import_module, suggest
+from agentrl.env.modules import FLAG, FORMS, import_file, import_module
 from agentrl.env.multi_agent import check_agents
 from agentrl.env.openrlhf import agents as openrlhf
 from agentrl.env.openrlhf.executor import as_executor

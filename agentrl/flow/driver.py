@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import anyio
 
+from agentrl.algo.filters import GroupFilter, keep_all
 from agentrl.core.errors import LedgerError, NothingToTrainError, TooManyFailuresError
 from agentrl.core.protocols import Learner
-from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
 from agentrl.flow.checkpoint import Checkpoints
 from agentrl.flow.ledger import LedgerCounts
@@ -18,7 +18,7 @@ from agentrl.flow.loops import admit, collect, publish, run_attempt, train_steps
 from agentrl.flow.progress import Progress
 from agentrl.flow.settings import FlowSettings
 from agentrl.flow.stall import StallReport, watch_for_stall
-from agentrl.flow.state import AfterStep, GroupFilter, Observer, RunState, StopRequest, stop_when_asked
+from agentrl.flow.state import AfterStep, Observer, RunState, StopRequest, stop_when_asked
 from agentrl.rollout.pool import RolloutPool
 
 
@@ -39,11 +39,6 @@ class RunResult:
     counts: LedgerCounts
     ended: str
     stopped: bool = False
-
-
-def keep_all(summary: GroupSummary) -> str | None:
-    """The filter that rejects nothing."""
-    return None
 
 
 async def train(

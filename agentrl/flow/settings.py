@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
+from agentrl.algo.filters import GroupFilter, dynamic_filter, keep_all
 from agentrl.config.schema import GROUP_ESTIMATORS, TrainConfig
 
 
@@ -72,3 +74,10 @@ def flow_settings(config: TrainConfig) -> FlowSettings:
         record={"none": 0, "sample": 1, "all": rollout.n_samples_per_prompt}[config.track.record],
         stall_timeout_s=config.run.stall_timeout_s,
     )
+
+
+def group_filter(config: TrainConfig) -> GroupFilter:
+    """Return the filter that the configuration asks for."""
+    if not config.flow.dynamic_filtering:
+        return keep_all
+    return partial(dynamic_filter, score_range=config.flow.dynamic_filtering_range)

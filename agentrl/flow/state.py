@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 
 import anyio
 
+from agentrl.algo.filters import GroupFilter
 from agentrl.core.protocols import GroupRef, Learner
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
@@ -62,10 +63,6 @@ class SafePoint:
 
 AfterStep: TypeAlias = Callable[[SafePoint], Awaitable[Mapping[str, float] | None]]
 """A hook between two steps; what it returns is added to the metrics of the step."""
-
-
-GroupFilter: TypeAlias = Callable[[GroupSummary], str | None]
-"""Dynamic filter: the reason for which a group is rejected, or `None` to keep it."""
 
 
 class Observer(Protocol):

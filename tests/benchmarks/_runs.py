@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agentrl.api.training import keep_rule
 from agentrl.cluster.runtime import make_runtime
 from agentrl.config.load import load_config
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
 from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
-from agentrl.flow import RunResult, flow_settings, train
+from agentrl.flow import RunResult, flow_settings, group_filter, train
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.tasks import open_tasks
 
@@ -88,7 +87,7 @@ async def _run(flags: Sequence[str], agent: Path, evaluate: int) -> Trained:
         pool = RolloutPool({"engine-0": runtime.workers[0]})
         start = time.perf_counter()
         result = await train(
-            settings=flow_settings(config), pool=pool, learner=runtime.learner, tasks=tasks, observer=rows, keep=keep_rule(config)
+            settings=flow_settings(config), pool=pool, learner=runtime.learner, tasks=tasks, observer=rows, keep=group_filter(config)
         )
         seconds = time.perf_counter() - start
         evaluation = await _evaluate(pool, tasks, result.steps, evaluate) if evaluate else math.nan

@@ -132,37 +132,11 @@ def read(folder: Path, seconds: float) -> Result:
     return Result([float(row["reward/mean"]) for row in rows], times, seconds - times[-1])
 
 
-def train_with_trl(folder: Path, task: str, seed: int, steps: int, options: dict[str, Any]) -> None:
-    """GRPOTrainer with the settings above; metrics go to `folder`."""
-    import torch
-    from datasets import Dataset
-    from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-    from trl import GRPOConfig, GRPOTrainer
+def trl_config(folder: Path, seed: int, steps: int, options: dict[str, Any]) -> Any:
+    """The settings above in TRL's words."""
+    from trl import GRPOConfig
 
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    env = load_agent(AGENTS[task]).load()
-    tasks: list[Task] = list(env.tasks())
-    rewards: list[float] = []
-
-    def reward(completions: list[Any], label: list[int], **_: Any) -> list[float]:
-        """The environment's own judgement."""
-        states = [StepState(action_text=c[0]["content"], label=answer) for c, answer in zip(completions, label, strict=True)]
-        values = [float(env().step(state).reward) for state in states]
-        rewards.append(statistics.fmean(values))
-        return values
-
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        """Writes down when steps end."""
-
-        def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-            self.begin = time.perf_counter()
-
-        def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-            row = {"time_s": time.perf_counter() - self.begin, "reward/mean": rewards[-1]}
-            with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-
-    config = GRPOConfig(
+    return GRPOConfig(
         output_dir=str(folder),
         seed=seed,
         max_steps=steps,
@@ -192,8 +166,41 @@ def train_with_trl(folder: Path, task: str, seed: int, steps: int, options: dict
         dataloader_pin_memory=False,
         **{"per_device_train_batch_size": GROUPS * SAMPLES, "gradient_accumulation_steps": 1, **options},
     )
+
+
+def train_with_trl(folder: Path, task: str, seed: int, steps: int, options: dict[str, Any]) -> None:
+    """GRPOTrainer with the settings above; metrics go to `folder`."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from trl import GRPOTrainer
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    env = load_agent(AGENTS[task]).load()
+    tasks: list[Task] = list(env.tasks())
+    rewards: list[float] = []
+
+    def reward(completions: list[Any], label: list[int], **_: Any) -> list[float]:
+        """The environment's own judgement."""
+        states = [StepState(action_text=c[0]["content"], label=answer) for c, answer in zip(completions, label, strict=True)]
+        values = [float(env().step(state).reward) for state in states]
+        rewards.append(statistics.fmean(values))
+        return values
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        """Writes down when steps end."""
+
+        def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+            self.begin = time.perf_counter()
+
+        def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+            row = {"time_s": time.perf_counter() - self.begin, "reward/mean": rewards[-1]}
+            with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
     data = Dataset.from_list([{"prompt": as_messages(task.prompt), "label": task.label} for task in tasks])
     tokenizer = AutoTokenizer.from_pretrained(str(tiny_model_path()))
+    config = trl_config(folder, seed, steps, options)
     trainer = GRPOTrainer(
         model=str(tiny_model_path()), reward_funcs=reward, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[Clock()]
     )

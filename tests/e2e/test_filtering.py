@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from agentrl import Task
-from agentrl.api.training import keep_rule
 from agentrl.config.load import load_config
 from agentrl.core.protocols import GenerationRequest, TrainResult
 from agentrl.core.types import Group
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
-from agentrl.flow import RunResult, flow_settings, train
+from agentrl.flow import RunResult, flow_settings, group_filter, train
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.worker import EpisodeWorker
@@ -104,7 +103,7 @@ async def filtered(folder: Path, *flags: str, count: int | None = None) -> Filte
             learner=learner,
             tasks=tasks(count),
             observer=observer,
-            keep=keep_rule(config),
+            keep=group_filter(config),
         )
     finally:
         await worker.close()

@@ -21,13 +21,12 @@ from pathlib import Path
 
 import psutil
 
-from agentrl.api.training import keep_rule
 from agentrl.config.load import load_config, to_json
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.types import Group
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
-from agentrl.flow import flow_settings, train
+from agentrl.flow import flow_settings, group_filter, train
 from agentrl.flow.checkpoint import Checkpoints
 from agentrl.rollout.pool import RolloutPool, Supervision
 from agentrl.rollout.settings import episode_settings
@@ -123,7 +122,7 @@ async def main(folder: Path, steps: int) -> None:
         learner=learner,  # type: ignore[arg-type]
         tasks=open_tasks(config, agent),
         observer=watch,  # type: ignore[arg-type]
-        keep=keep_rule(config),
+        keep=group_filter(config),
         checkpoints=Checkpoints(folder / "run", learner, every=20, num_steps=steps, keep=2, config=to_json(config)),  # type: ignore[arg-type]
     )
     await pool.close()

@@ -3,13 +3,20 @@ import sys
 
 import pytest
 
-from agentrl.algo.filters import Rejection, rejection
+from agentrl.algo.filters import Rejection, dynamic_filter
+from agentrl.core.summaries import GroupSummary
 from agentrl.rollout.penalties import overlong_penalty, stop_properly
+from tests.unit.flow.fakes import member
 
 
 def test_modules_for_the_driver_load_no_torch() -> None:
     code = "import sys, agentrl.algo, agentrl.algo.filters, agentrl.rollout.penalties; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def group(scores: list[float | None], rewards: list[float]) -> GroupSummary:
+    members = tuple(member(reward, score=score) for score, reward in zip(scores, rewards, strict=True))
+    return GroupSummary(group_id=0, members=members, versions=(0, 0), seconds=1.0)
 
 
 @pytest.mark.parametrize(
@@ -24,28 +31,17 @@ def test_modules_for_the_driver_load_no_torch() -> None:
     ],
 )
 def test_the_range_is_open(scores: list[float | None], expected: Rejection | None) -> None:
-    assert rejection(scores, [0.0, 1.0], score_range=(0.0, 1.0)) is expected
+    assert dynamic_filter(group(scores, [0.0, 1.0])) is expected
 
 
 def test_a_mean_on_the_bound_is_outside() -> None:
-    assert rejection([0.1, 0.2, 0.3], [0.0, 1.0, 2.0], score_range=(0.2, 0.9)) is Rejection.TOO_HARD
-    assert rejection([0.9, 0.9, 0.9], [0.0, 1.0, 2.0], score_range=(0.2, 0.9)) is Rejection.TOO_EASY
+    assert dynamic_filter(group([0.1, 0.2, 0.3], [0.0, 1.0, 2.0]), (0.2, 0.9)) is Rejection.TOO_HARD
+    assert dynamic_filter(group([0.9, 0.9, 0.9], [0.0, 1.0, 2.0]), (0.2, 0.9)) is Rejection.TOO_EASY
 
 
-def test_without_a_range_scores_do_not_matter() -> None:
-    assert rejection([0.0, 0.0], [0.0, 1.0]) is None
-
-
-def test_zero_variance_looks_at_rewards_not_scores() -> None:
-    assert rejection([0.0, 1.0], [2.0, 2.0], zero_variance=True) is Rejection.ZERO_VARIANCE
-    assert rejection([0.5, 0.5], [2.0, 2.1], zero_variance=True) is None
-    assert rejection([0.5, 0.5], [2.0, 2.0]) is None
-
-
-def test_too_few_members() -> None:
-    assert rejection([0.5], [1.0], min_members=2) is Rejection.TOO_FEW_MEMBERS
-    assert rejection([0.5], [1.0], min_members=1) is None
-    assert rejection([], []) is Rejection.TOO_FEW_MEMBERS
+def test_equal_rewards_are_rejected_whatever_the_scores() -> None:
+    assert dynamic_filter(group([0.0, 1.0], [2.0, 2.0])) is Rejection.ZERO_VARIANCE
+    assert dynamic_filter(group([0.5, 0.5], [2.0, 2.1])) is None
 
 
 @pytest.mark.parametrize(("length", "expected"), [(10, 0.0), (80, 0.0), (90, -0.5), (100, -1.0), (130, -1.0)])

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess, compare
 from agentrl.evaluation.report import EvalProgress, print_assessment, print_comparison
-from tests.unit.track.conftest import Clock
+from tests.unit.conftest import Clock
 
 
 def outcome(name: str, *rewards: float, kind: str = "", failed: int = 0) -> TaskOutcome:

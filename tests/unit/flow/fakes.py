@@ -9,12 +9,12 @@ from typing import Any
 
 import anyio
 
+from agentrl.algo.filters import GroupFilter, keep_all
 from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status, Task, Ticket
 from agentrl.flow import FlowSettings, RunResult, train
-from agentrl.flow.driver import keep_all
-from agentrl.flow.state import AfterStep, GroupFilter
+from agentrl.flow.state import AfterStep
 from agentrl.profile.simulation import run_virtual
 from agentrl.rollout.pool import RolloutPool
 

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from agentrl.algo.filters import Rejection
-from agentrl.api.training import keep_rule
 from agentrl.config.schema import FlowConfig, TrainConfig
 from agentrl.core.errors import TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status
 from agentrl.flow.ledger import failure_reason
-from agentrl.flow.settings import FlowSettings
+from agentrl.flow.settings import FlowSettings, group_filter
 from tests.unit.flow.fakes import Scene, ScriptedWorker, failed_member, member
 
 SETTINGS = FlowSettings(num_steps=2, groups_per_step=2, num_samples=2)
@@ -48,7 +47,7 @@ def summary(*episodes: list[MemberSummary]) -> GroupSummary:
 )
 def test_a_group_is_kept_if_one_trained_agent_can_learn_from_it(episodes: list[list[MemberSummary]], reason: str | None) -> None:
     config = TrainConfig(flow=FlowConfig(dynamic_filtering=True, dynamic_filtering_range=(0.0, 1.0)))
-    assert keep_rule(config)(summary(*episodes)) == reason
+    assert group_filter(config)(summary(*episodes)) == reason
 
 
 def test_a_group_counts_its_episodes() -> None:
