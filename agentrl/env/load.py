@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl.core.errors import EnvLoadError
+from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.plugins import suggest
 from agentrl.env.adapters.gem import load_gem
 from agentrl.env.adapters.gymnasium import load_gym
@@ -24,9 +24,12 @@ from agentrl.env.modules import FLAG, FORMS, import_file, import_module
 from agentrl.env.multi_agent import check_agents
 from agentrl.env.openrlhf import agents as openrlhf
 from agentrl.env.openrlhf.executor import as_executor
+from agentrl.env.rewards.forms import form_of
 from agentrl.env.rewards.function import is_reward, reward_environment
 from agentrl.env.rewards.server import load_reward_servers
 
+MAX_NAMES = 8
+"""Names of a file that an error lists."""
 REWARDS = ("reward_func", "reward")
 """Names that a file gives to its reward, if it has no environment."""
 
@@ -125,6 +128,8 @@ def _named(spec: str, module: ModuleType, name: str) -> AgentClass:
         return check_executor(FLAG, spec, value)
     if is_reward(value):
         return _rewarded(module, value, name)
+    if inspect.isroutine(value) and len(inspect.signature(value).parameters) > 1:
+        form_of(value, spec)  # says which parameter fits no form
     if not isinstance(value, type):
         raise EnvLoadError(FLAG, spec, f"{name} is a {type(value).__name__}, not a class", "Name a class with reset and step.")
     return _complete(spec, value)
@@ -195,8 +200,21 @@ def _only(spec: str, module: ModuleType) -> str:
         return rewards[0]
     if rewards:
         raise EnvLoadError(FLAG, spec, f"defines several rewards: {', '.join(rewards)}", f"Name one: {spec.rstrip(':')}:{rewards[0]}.")
+    raise _nothing_found(spec, module)
+
+
+def _nothing_found(spec: str, module: ModuleType) -> ConfigError:
+    """Return the error of a file without environment and reward; it names what is there."""
+    for name in REWARDS:
+        if inspect.isroutine(value := getattr(module, name, None)):
+            form_of(value, f"{spec.rstrip(':')}:{name}")
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    found = [name for name in own if not name.startswith("_")]
+    there = f"; it defines {', '.join(found[:MAX_NAMES])}{', ...' * (len(found) > MAX_NAMES)}" if found else ""
+    functions = [name for name in found if is_reward(vars(module)[name])]
     remedy = "Write a class that inherits from agentrl.AgentInstance and has a step, or a function reward(completion, label)."
-    raise EnvLoadError(FLAG, spec, "defines no environment and no reward", remedy)
+    remedy = f"To judge with {functions[0]}, write --agent {spec.rstrip(':')}:{functions[0]}." if functions else remedy
+    return EnvLoadError(FLAG, spec, f"defines no environment and no reward{there}", remedy)
 
 
 def _classes(module: ModuleType) -> list[AgentClass]:

@@ -13,12 +13,11 @@ from agentrl.core.types import Task
 from agentrl.env.agent import AgentInstance, ResetState, StepResult, StepState
 from agentrl.env.boundary import Threads
 from agentrl.env.results import bad_result, clipped_score, known_keys, number
+from agentrl.env.rewards.forms import FORMS, form_of
 
 RewardFunction: TypeAlias = Callable[..., Any]
-"""``reward(completion, label)``, or ``reward_func(queries, prompts, labels)``; plain or async."""
+"""A function in one of the forms of `agentrl.env.rewards.forms`; plain or async."""
 
-FORMS = "Write reward(completion, label) -> float, or reward_func(queries, prompts, labels) -> {'rewards': [...]}."
-BATCH_PARAMETERS = ("queries", "prompts", "labels")
 MIXED_THREADS = 16
 
 
@@ -42,34 +41,47 @@ class FunctionReward(Reward):
     """A reward from a user's function.
 
     Args:
-        function: Function in one of the two forms; if its first parameter is ``queries``, it gets lists of length 1.
+        function: Function in one of the forms of `agentrl.env.rewards.forms`; those on lists get lists of length 1.
         where: File and name, for messages.
+
+    Raises:
+        ConfigError: If the function's parameters fit no form.
     """
 
     def __init__(self, function: RewardFunction, where: str) -> None:
         self._function, self._where = function, where
-        self._is_batch = _is_batch(function)
+        self._form = form_of(function, where)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def judge(self, state: StepState) -> Any:
         """As `Reward.judge`."""
-        if self._is_batch:
-            query = state.observation_text + state.action_text
-            value = self._function([query], [state.observation_text], [state.label])
-        else:
-            value = self._function(state.action_text, state.label)
+        value = self._form.call(self._function, state, self._where)
         return self._later(value) if self.is_async else self._read(value)
 
     async def _later(self, value: Any) -> StepResult:
         return self._read(await value)
 
     def _read(self, value: Any) -> StepResult:
-        if not self._is_batch:
+        if self._form.kind == "plain":
             return StepResult(number(value, self._where, "reward"), terminated=True)
+        if self._form.kind == "verl":
+            return _verl_result(value, self._where)
+        if self._form.kind == "trl" and not isinstance(value, Mapping):
+            value = {"rewards": value}
         result = read_answer(value, 1, self._where, strict=True)[0]
         if isinstance(result, EnvResultError):
             raise result
         return result
+
+
+def _verl_result(value: Any, where: str) -> StepResult:
+    """Return the result that verl's form gives: a number, or a dictionary with a score and further figures."""
+    if not isinstance(value, Mapping):
+        return StepResult(number(value, where, "reward"), terminated=True)
+    if "score" not in value:
+        raise bad_result(where, "result", value, "the key 'score' is missing")
+    figures = {str(key): float(item) for key, item in value.items() if key != "score" and isinstance(item, bool | int | float)}
+    return StepResult(number(value["score"], where, "score"), terminated=True, info=figures)
 
 
 class CombinedReward(Reward):
@@ -166,7 +178,7 @@ def as_reward(value: Any, where: str) -> Reward:
     """
     if isinstance(value, Reward):
         return value
-    if not is_reward(value):
+    if isinstance(value, type) or not callable(value):
         raise ConfigError(where, value, "is not a reward", FORMS)
     return FunctionReward(value, where)
 
@@ -178,8 +190,8 @@ def is_reward(value: Any) -> bool:
     if isinstance(value, type) or not callable(value):
         return False
     try:
-        inspect.signature(value).bind(*([None] * (3 if _is_batch(value) else 2)))
-    except (TypeError, ValueError):
+        form_of(value, "reward")
+    except ConfigError:
         return False
     return True
 
@@ -234,14 +246,6 @@ def reward_environment(value: Any, name: str, *, module: str = "", file: str = "
     base = _AsyncRewardEnvironment if reward.is_async else _RewardEnvironment
     body = {"reward": reward, "tasks": staticmethod(own_tasks), "__module__": module or __name__, "__doc__": f"One turn, judged by {name}."}
     return type(name, (base,), body)
-
-
-def _is_batch(function: RewardFunction) -> bool:
-    try:
-        names = [parameter.name for parameter in inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):
-        return False
-    return getattr(function, "__name__", "") == "reward_func" or names[:1] == [BATCH_PARAMETERS[0]]
 
 
 KEYS = ("rewards", "scores", "extra_logs")

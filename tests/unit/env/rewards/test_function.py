@@ -8,7 +8,7 @@ import pytest
 
 from agentrl import combine_rewards
 from agentrl.core.errors import ConfigError, EnvLoadError
-from agentrl.core.types import Status, Trajectory
+from agentrl.core.types import Status, Task, Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.env.rewards.function import reward_environment
@@ -191,3 +191,62 @@ def test_two_rewards_in_a_file_must_be_told_apart(tmp_path: Path) -> None:
     with pytest.raises(EnvLoadError, match="several rewards: reward_func, reward"):
         load_agent(str(path))
     assert load_agent(f"{path}:reward_func").name == "reward_func"
+
+
+COLUMNS = Task("What is 1 + 2?", "three", id="sum", metadata={"level": 2, "data_source": "sums"})
+
+
+async def played(tmp_path: Path, text: str, task: Task = COLUMNS) -> Trajectory:
+    cls = load_agent(str(write(tmp_path, text))).load()
+    return await Scene(cls, ScriptedEngine(answer=says("three")), ticket=Ticket(group_id=3, task=task, num_samples=2, version=0)).play()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def reward(completions, **kwargs): return [float(n == 2) for n in kwargs['level']]",
+        "def reward(completions, label, level, **kwargs): return [float(c == l and n == 2) for c, l, n in zip(completions, label, level)]",
+        "def reward(prompts, completions, solution): return [float(completions == solution and prompts[0][:4] == 'What')]",
+        "async def reward(completions, ground_truth): return [float(completions == ground_truth)]",
+        "def reward(data_source, solution_str, ground_truth, extra_info=None): return float(data_source + solution_str == 'sumsthree')",
+        "def reward(solution_str, ground_truth, **kwargs): return {'score': float(solution_str == ground_truth), 'long': False}",
+        "def reward(completion, label, level): return float(completion == label and level == 2)",
+        "def reward(completion, label, *, metadata, prompt='', other=None): return float(metadata['level'] == 2 and prompt[:4] == 'What')",
+        "def reward(completion, label, **columns): return float(columns['level'] == 2)",
+        "def reward(label, completion): return float(completion == 'three')",
+        "def reward_func(queries, prompts, labels, **kwargs): return {'rewards': [float(queries[0] == prompts[0] + labels[0])]}",
+    ],
+)
+async def test_each_systems_form_is_called_in_its_own_way(tmp_path: Path, text: str) -> None:
+    trajectory = await played(tmp_path, text + "\n")
+    assert (trajectory.status, trajectory.reward, trajectory.error) == (Status.FINISHED, 1.0, None)
+
+
+async def test_chat_prompts_give_trls_form_messages(tmp_path: Path) -> None:
+    task = Task([{"role": "user", "content": "What is 1 + 2?"}], "three")
+    text = "def reward(prompts, completions): return [float(completions[0][0]['content'] == 'three' and prompts[0][0]['role'] == 'user')]\n"
+    assert (await played(tmp_path, text, task)).reward == 1.0
+
+
+async def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    trajectory = await played(tmp_path, "def reward(completion, label, difficulty): return 1.0\n")
+    assert trajectory.status is Status.ENV_ERROR
+    assert "parameter 'difficulty'" in (trajectory.error or "")
+    assert "its columns: data_source, level" in (trajectory.error or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("def reward(prompts, responses): return 1.0", "the parameter 'prompts' stands for a list"),
+        ("def reward(responses, labels): return 1.0", "the parameter 'responses' stands for a list"),
+        ("def reward(completion): return 1.0", "takes no completion and label"),
+        ("def reward_func(queries): return 1.0", "takes queries, prompts and labels"),
+        ("def judge(completion, label): return 1.0", "it defines judge. To judge with judge, write --agent"),
+        ("x = 1", "defines no environment and no reward. Write a class"),
+    ],
+)
+def test_what_fits_no_form_is_refused_by_the_name_of_its_parameter(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_agent(str(write(tmp_path, text + "\n"))).load()
+    assert problem in str(caught.value)
