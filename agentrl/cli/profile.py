@@ -107,7 +107,7 @@ def make_profile(recorded: Recorded, config: TrainConfig, args: ProfileArgs) -> 
     depths = staleness_predictions(recorded)
     splits = splits_of(recorded, devices, devices_per_engine=per_engine, max_staleness=recommended(depths).max_staleness)
     best = staleness_predictions(recorded, num_engines=splits[0].num_engines, num_learners=splits[0].num_learners)
-    groups = recorded.settings.groups_per_step
+    groups = recorded.settings.rollout.groups_per_step
     return {
         "run": args.run,
         "steps": len(recorded.rows),
@@ -152,8 +152,8 @@ def _sizes(recorded: Recorded, *, devices: int) -> dict[str, int]:
         "devices": devices,
         "num_engines": recorded.num_engines,
         "num_learners": recorded.num_learners,
-        "groups_per_step": settings.groups_per_step,
-        "num_samples": settings.num_samples,
+        "groups_per_step": settings.rollout.groups_per_step,
+        "n_samples_per_prompt": settings.rollout.n_samples_per_prompt,
         "spare_groups": settings.spare_groups,
         "max_staleness": settings.max_staleness,
     }

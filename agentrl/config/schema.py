@@ -6,9 +6,9 @@ unique over all sections, so a flag needs no prefix: ``--learning-rate`` is `Lea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from annotated_types import Ge, Gt, Le, Lt
@@ -349,6 +349,11 @@ class FlowConfig:
     max_failure_rate: Fraction = 0.5
     """Stop the run if more than this share of the last 64 finished groups (at least 8) failed."""
 
+    @property
+    def staleness(self) -> int:
+        """The bound S in force: `max_staleness`, else 1 with `asynchronous`, else 0."""
+        return int(self.asynchronous) if self.max_staleness is None else self.max_staleness
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
@@ -373,11 +378,19 @@ class EvalConfig:
     ``eval/score/hard``; higher is better. Empty: none is kept."""
 
 
+Record = Literal["none", "sample", "all"]
+
+
+def num_recorded(record: Record, episodes: int) -> int:
+    """Return how many of a group's `episodes` are recorded."""
+    return {"none": 0, "sample": 1, "all": episodes}[record]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrackConfig:
     """What is recorded."""
 
-    record: Literal["none", "sample", "all"] = "sample"
+    record: Record = "sample"
     """Trajectories written to ``trajectories.jsonl``: none, one per group, or every one."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
@@ -405,7 +418,27 @@ class TrainConfig:
 
     @property
     def staleness(self) -> int:
-        """The bound S in force: ``--max-staleness``, else 1 with ``--async``, else 0."""
-        if self.flow.max_staleness is not None:
-            return self.flow.max_staleness
-        return 1 if self.flow.asynchronous else 0
+        """The bound on staleness in force; see `FlowConfig.staleness`."""
+        return self.flow.staleness
+
+
+Sections = TypeVar("Sections")
+
+
+def changed(config: Sections, **values: Any) -> Sections:
+    """Return `config` with settings replaced, each named as in its section.
+
+    Args:
+        config: A dataclass with sections of the schema as fields.
+        values: New values by field name, unchecked.
+
+    Raises:
+        TypeError: If no section has a field of that name.
+    """
+    sections = {item.name: getattr(config, item.name) for item in fields(config) if is_dataclass(getattr(config, item.name))}  # type: ignore[arg-type]
+    homes = {item.name: name for name, section in sections.items() for item in fields(section)}
+    if unknown := values.keys() - homes.keys():
+        raise TypeError(f"no section of {type(config).__name__} has a setting named {', '.join(sorted(unknown))}")
+    for name, value in values.items():
+        sections[homes[name]] = replace(sections[homes[name]], **{name: value})
+    return replace(config, **sections)  # type: ignore[type-var]

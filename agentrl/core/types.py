@@ -281,7 +281,7 @@ class Ticket:
     Attributes:
         group_id: Order of admission, from 0; the queue is first-in first-out in this order.
         task: What to run.
-        num_samples: Episodes in the group.
+        n_samples_per_prompt: Episodes in the group.
         version: Policy version that was live at admission.
         attempt: From 0; a group that failed is tried again under the same id.
         record: How many members to render as JSON records.
@@ -290,7 +290,7 @@ class Ticket:
 
     group_id: int
     task: Task
-    num_samples: int
+    n_samples_per_prompt: int
     version: int
     attempt: int = 0
     record: int = 0

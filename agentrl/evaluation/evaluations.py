@@ -44,7 +44,7 @@ class EvalSettings:
     """How a model is evaluated.
 
     Attributes:
-        num_samples: Episodes per task.
+        eval_samples: Episodes per task.
         seed: Seed of sampling, environments and intervals; every evaluation with it draws the same numbers.
         temperature: 0 takes the most likely token each time; `None` is the temperature of training.
         by: Key of the tasks' metadata that tells kinds apart; empty looks for ``kind``, then ``source``.
@@ -54,7 +54,7 @@ class EvalSettings:
         stall_timeout_s: Longest time in which no task is done.
     """
 
-    num_samples: int = 4
+    eval_samples: int = 4
     seed: int = 0
     temperature: float | None = None
     by: str = ""
@@ -114,7 +114,7 @@ class _Playing:
     ) -> None:
         self._pool, self._settings, self._version, self._num_tasks, self._on_group = pool, settings, version, num_tasks, on_group
         self._trial = EvalSampling(name=name, seed=derive_seed(settings.seed, "eval"), temperature=settings.temperature)
-        self._limiter = anyio.CapacityLimiter(max(1, settings.live_episodes // settings.num_samples))
+        self._limiter = anyio.CapacityLimiter(max(1, settings.live_episodes // settings.eval_samples))
         self._clock = asyncio.get_running_loop().time
         self._board = WaitTracker(self._clock)
         self.outcomes: dict[int, TaskOutcome] = {}
@@ -138,7 +138,7 @@ class _Playing:
             ticket = Ticket(
                 group_id=index,
                 task=task,
-                num_samples=settings.num_samples,
+                n_samples_per_prompt=settings.eval_samples,
                 version=version,
                 record=settings.record,
                 eval_sampling=self._trial,
@@ -304,7 +304,7 @@ def eval_settings(config: TrainConfig) -> EvalSettings:
     """How models are evaluated."""
     measured = config.eval
     return EvalSettings(
-        num_samples=measured.eval_samples,
+        eval_samples=measured.eval_samples,
         seed=config.run.seed,
         temperature=measured.eval_temperature,
         by=measured.eval_by,

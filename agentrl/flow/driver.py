@@ -131,7 +131,7 @@ async def _run_loops(run: RunState, stop: StopRequest, report: StallReport | Non
     run.meter.start(await run.pool.stats())
     run.observer.on_stage("first groups")
     async with anyio.create_task_group() as watch:
-        watch.start_soon(watch_for_stall, run.board, run.settings.stall_timeout_s, run.describe, run.clock, report, name="watchdog")
+        watch.start_soon(watch_for_stall, run.board, run.settings.run.stall_timeout_s, run.describe, run.clock, report, name="watchdog")
         watch.start_soon(run.pool.supervise, name="supervise")
         watch.start_soon(stop_when_asked, run, stop, name="stop")
         async with anyio.create_task_group() as loops:
@@ -150,7 +150,7 @@ def _result(run: RunState) -> RunResult:
     counts = run.ledger.check()
     seconds = run.clock() - run.meter.start_s
     if run.stopped:
-        ended = f"stopped after {run.live_version} of {run.settings.num_steps} steps"
+        ended = f"stopped after {run.live_version} of {run.settings.run.num_steps} steps"
         return RunResult(steps=run.live_version, seconds=seconds, counts=counts, ended=ended, stopped=True)
     if counts.in_flight or run.slots.in_use:
         raise LedgerError(f"the run is over with {counts.in_flight} groups in flight and {run.slots.in_use} slots in use")
@@ -160,7 +160,7 @@ def _result(run: RunState) -> RunResult:
 
 
 def _ended(run: RunState) -> str:
-    asked, done, size = run.settings.num_steps, run.live_version, run.settings.groups_per_step
+    asked, done, size = run.settings.run.num_steps, run.live_version, run.settings.rollout.groups_per_step
     if run.last_step_groups < size:
         return f"tasks ran out after {done} of {asked} steps; the last step had {run.last_step_groups} of {size} groups"
     return f"tasks ran out after {done} of {asked} steps" if done < asked else f"all {asked} steps done"

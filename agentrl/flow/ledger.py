@@ -125,6 +125,9 @@ class Ledger:
         self._in_flight.remove(group_id)
 
 
+FAILURE_WINDOW, MIN_FAILURE_WINDOW = 64, 8
+"""Finished attempts over which failures are counted, and how many there must be before the failure rate is looked at."""
+
 MAX_CAUSES = 3
 MAX_CAUSE_CHARS = 300
 
@@ -144,7 +147,7 @@ class Health:
 
     def __init__(self, settings: FlowSettings) -> None:
         self._settings = settings
-        self._attempts: deque[tuple[str, ...]] = deque(maxlen=settings.failure_window)  # causes; empty: the attempt was fine
+        self._attempts: deque[tuple[str, ...]] = deque(maxlen=FAILURE_WINDOW)  # causes; empty: the attempt was fine
         self._verdicts: deque[str | None] = deque(maxlen=settings.pass_window)  # why it was filtered; None: kept
 
     @property
@@ -159,9 +162,9 @@ class Health:
             TooManyFailuresError: If too large a share of the latest attempts failed, or every one of a full window, whatever is allowed.
         """
         self._attempts.append(_causes(summary) if failed else ())
-        limit = self._settings.max_failure_rate
-        judged = len(self._attempts) >= self._settings.min_failure_window and self.failure_rate > limit
-        hopeless = len(self._attempts) == self._settings.failure_window and all(self._attempts)
+        limit = self._settings.flow.max_failure_rate
+        judged = len(self._attempts) >= MIN_FAILURE_WINDOW and self.failure_rate > limit
+        hopeless = len(self._attempts) == FAILURE_WINDOW and all(self._attempts)
         if judged or hopeless:
             allowed = f"more than --max-failure-rate {limit} allows" if judged else "so there is nothing to train on"
             raise TooManyFailuresError(
@@ -179,7 +182,7 @@ class Health:
         if reason is None or len(self._verdicts) < self._settings.pass_window:
             return
         passed = sum(verdict is None for verdict in self._verdicts)
-        if passed < self._settings.min_pass_rate * self._settings.pass_window:
+        if passed < self._settings.flow.min_pass_rate * self._settings.pass_window:
             raise NothingToTrainError(
                 f"only {passed} of the last {len(self._verdicts)} groups passed the filter ({self.filter_reasons()}). The tasks are "
                 "too easy or too hard for this model, or the reward never differs within a group: widen "

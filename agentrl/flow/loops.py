@@ -34,7 +34,7 @@ async def admit(run: RunState, spawn: Spawn) -> None:
     Consumes slots and tasks. Produces running groups. Waits for a free slot. Unblocked by `collect` (a group was filtered or
     dropped) and by `publish` (weights are live). Ends when every group that the run needs is trained, or tasks run out.
     """
-    settings, why = run.settings, "no more groups are needed"
+    samples, recorded, why = run.settings.rollout.n_samples_per_prompt, run.settings.num_recorded, "no more groups are needed"
     run.board.waiting("admit", "a free slot")
     while await run.slots.acquire(group_id := run.admissions.next_id):
         task = run.admissions.draw()
@@ -44,7 +44,7 @@ async def admit(run: RunState, spawn: Spawn) -> None:
             break
         run.ledger.submit(group_id)
         run.queue.admit(group_id)
-        spawn(Ticket(group_id=group_id, task=task, num_samples=settings.num_samples, version=run.live_version, record=settings.record))
+        spawn(Ticket(group_id=group_id, task=task, n_samples_per_prompt=samples, version=run.live_version, record=recorded))
         run.board.waiting("admit", "a free slot")
         await anyio.lowlevel.checkpoint()
     run.queue.close()
@@ -93,7 +93,7 @@ async def collect(run: RunState, spawn: Spawn) -> None:
 
 def _retry_or_drop(run: RunState, spawn: Spawn, finished: Finished) -> None:
     ticket = finished.ticket
-    again = ticket.attempt + 1 < run.settings.max_attempts
+    again = ticket.attempt + 1 < run.settings.flow.max_attempts
     run.meter.attempt(finished.summary, failed=True, retried=again)
     run.health.attempt(finished.summary, failed=True)
     if again:
@@ -127,9 +127,9 @@ async def train_steps(run: RunState) -> None:
     Unblocked by `collect` and `publish`. When tasks run out, the whole groups that are left make a last, smaller step. When the run
     is stopped early, the step under way is the last one, and a checkpoint is written.
     """
-    size, ended_s = run.settings.groups_per_step, run.clock()
+    size, ended_s = run.settings.rollout.groups_per_step, run.clock()
     async with anyio.create_task_group() as saves:
-        for step in range(run.first_step, run.settings.num_steps):
+        for step in range(run.first_step, run.settings.run.num_steps):
             run.board.waiting("train", f"the {size} oldest groups to be accepted (step {step + 1})")
             taken = await run.queue.take(step)
             if not taken.groups:

@@ -166,7 +166,7 @@ class PlaySession:
 
     def _play(self, task: Task, number: int) -> Leave | None:
         """Play one episode; returns why it was left, if it was."""
-        ticket = Ticket(group_id=number, task=task, num_samples=1, version=0)
+        ticket = Ticket(group_id=number, task=task, n_samples_per_prompt=1, version=0)
         self._scene.begin(f"task {task.id}" + (f"  label {task.label!r}" if not self._model and task.label is not None else ""))
         episode = make_member(
             ticket,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from agentrl.config.schema import changed
 from agentrl.profile.recorded import Recorded
 from agentrl.profile.simulated_engine import DrawGroup, EpisodeShape
 from agentrl.profile.simulated_learner import LearnerModel
@@ -113,14 +113,10 @@ def predict(
 
     Training is taken to divide evenly over learner ranks, and engines are taken to be alike.
     """
-    settings = recorded.settings
-    groups = groups_per_step or settings.groups_per_step
-    share = settings.spare_groups / settings.groups_per_step if oversample is None else oversample
-    staleness = settings.max_staleness if max_staleness is None else max_staleness
-    changed = replace(settings, max_staleness=staleness, groups_per_step=groups, spare_groups=math.ceil(share * groups))
+    sizes = {"max_staleness": max_staleness, "groups_per_step": groups_per_step, "oversample": oversample}
     plan = replace(
         recorded.plan(seed=seed),
-        settings=changed,
+        settings=changed(recorded.settings, **{name: value for name, value in sizes.items() if value is not None}),
         num_engines=num_engines or recorded.num_engines,
         learner=replace(recorded.learner, ranks=num_learners or recorded.num_learners),
     )
@@ -130,11 +126,11 @@ def predict(
 def bound_of(recorded: Recorded) -> Bound:
     """The bound for the run's own sizes, from simulations of its parts."""
     plan = recorded.plan()
-    alone = _simulated(replace(plan, settings=replace(plan.settings, max_staleness=0)))
+    alone = _simulated(replace(plan, settings=changed(plan.settings, max_staleness=0)))
     train_s = alone.mean("time/train_s") + recorded.learner.overhead_s
     publish_s = alone.mean("publish/seconds") + alone.mean("publish/export_s")
     free = LearnerModel(ranks=plan.learner.ranks)
-    ahead = replace(plan.settings, max_staleness=max(4, plan.settings.max_staleness))
+    ahead = changed(plan.settings, max_staleness=max(4, plan.settings.max_staleness))
     pipelined = _simulated(replace(plan, settings=ahead, learner=free))
     return Bound(
         generate_s=max(0.0, alone.step_s - train_s - publish_s), train_s=train_s, publish_s=publish_s, pipelined_s=pipelined.step_s
@@ -147,7 +143,9 @@ def causes_of(recorded: Recorded) -> list[Cause]:
     base_s = _simulated(plan).step_s
     instant = replace(plan.engine, pause_s=none, load_s=none)
     variants: dict[str, Plan] = {
-        "episodes of different length (stragglers)": replace(plan, episodes=_levelled(plan.episodes, plan.settings.num_samples)),
+        "episodes of different length (stragglers)": replace(
+            plan, episodes=_levelled(plan.episodes, plan.settings.rollout.n_samples_per_prompt)
+        ),
         "time outside the engine (environment)": replace(plan, episodes=_without_env(plan.episodes)),
         "training": replace(plan, learner=replace(plan.learner, step_s=0.0, token_s=0.0, overhead_s=0.0)),
         "publication": replace(plan, engine=instant, learner=replace(plan.learner, export_s=none)),
@@ -155,7 +153,7 @@ def causes_of(recorded: Recorded) -> list[Cause]:
     if plan.learner.overhead_s > 0.0:
         variants["handing groups to the learner"] = replace(plan, learner=replace(plan.learner, overhead_s=0.0))
     if not plan.settings.max_staleness:
-        variants["taking turns (synchronous)"] = replace(plan, settings=replace(plan.settings, max_staleness=1))
+        variants["taking turns (synchronous)"] = replace(plan, settings=changed(plan.settings, max_staleness=1))
     if plan.pass_rate < 1.0:
         variants["filtered groups"] = replace(plan, pass_rate=1.0)
     times = {name: _simulated(variant).step_s for name, variant in variants.items()}
@@ -217,8 +215,8 @@ def driver_us_per_group(recorded: Recorded) -> float:
 
 def _simulated(plan: Plan) -> Simulated:
     settings = plan.settings
-    steps = max(4 * (settings.max_staleness + 2), min(40, SIMULATED_GROUPS // settings.groups_per_step))
-    return simulate(replace(plan, settings=replace(settings, num_steps=steps)))
+    steps = max(4 * (settings.max_staleness + 2), min(40, SIMULATED_GROUPS // settings.rollout.groups_per_step))
+    return simulate(replace(plan, settings=changed(settings, num_steps=steps)))
 
 
 def _prediction(simulated: Simulated) -> Prediction:
@@ -227,7 +225,7 @@ def _prediction(simulated: Simulated) -> Prediction:
         num_engines=plan.num_engines,
         num_learners=plan.learner.ranks,
         max_staleness=plan.settings.max_staleness,
-        groups_per_step=plan.settings.groups_per_step,
+        groups_per_step=plan.settings.rollout.groups_per_step,
         spare_groups=plan.settings.spare_groups,
         step_s=simulated.step_s,
         episodes_per_s=simulated.episodes_per_s,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from agentrl.config.schema import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Status
 from agentrl.flow.settings import FlowSettings
@@ -92,7 +93,7 @@ class Recorded:
     @property
     def episodes_per_s(self) -> float:
         """Episodes trained on per second, measured."""
-        return self.mean("group/count") * self.settings.num_samples / self.step_s
+        return self.mean("group/count") * self.settings.rollout.n_samples_per_prompt / self.step_s
 
     def plan(self, *, seed: int = 0) -> Plan:
         """The run itself, to be simulated or changed."""
@@ -147,7 +148,7 @@ def read_recorded(
     draw = draw_like(episodes) if episodes else _draw_mean(rows)
     engine = EngineModel(token_s=1.0, max_sequences=max_sequences, pause_s=samples(pauses), load_s=samples(loads))
     recorded = Recorded(
-        settings=replace(settings, stall_timeout_s=1e9, min_pass_rate=0.0, max_failure_rate=1.0, record=0),
+        settings=changed(settings, stall_timeout_s=1e9, min_pass_rate=0.0, max_failure_rate=1.0, record="none"),
         num_engines=num_engines,
         num_learners=num_learners,
         rows=rows,
@@ -281,7 +282,7 @@ def sequences_and_pace(recorded: Recorded) -> list[tuple[float, float]]:
     for episode in recorded.episodes:
         # Without times, the groups of a synchronous step are taken to begin together.
         base, start = (0.0, episode.started_s) if episode.started_s is not None else (float(episode.version), 0.0)
-        weight = recorded.settings.num_samples / sizes[episode.group] / recorded.num_engines
+        weight = recorded.settings.rollout.n_samples_per_prompt / sizes[episode.group] / recorded.num_engines
         density = weight * episode.generate_s / episode.total_s if episode.total_s > 0.0 else 0.0
         timeline.setdefault(base, []).append((start, start + episode.total_s, density))
     points: list[tuple[float, float]] = []
@@ -309,8 +310,8 @@ def _calibrated(recorded: Recorded, share: tuple[float, float]) -> EngineModel:
     for _ in range(3):
         trial = replace(engine, token_s=engine.token_s * scale, token_s_per_sequence=engine.token_s_per_sequence * scale)
         plan = replace(recorded.plan(), engine=trial)
-        steps = max(8, min(24, 1500 // plan.settings.groups_per_step))
-        got = simulate(replace(plan, settings=replace(plan.settings, num_steps=steps)))
+        steps = max(8, min(24, 1500 // plan.settings.rollout.groups_per_step))
+        got = simulate(replace(plan, settings=changed(plan.settings, num_steps=steps)))
         pace = got.mean("episode/generate_s") / got.mean("episode/tokens_mean")
         scale *= wanted / pace
     return replace(engine, token_s=engine.token_s * scale, token_s_per_sequence=engine.token_s_per_sequence * scale)

@@ -46,7 +46,7 @@ def _measured(profile: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         (
             "run",
-            f"{_split(sizes)}, steps of {sizes['groups_per_step']} groups of {sizes['num_samples']} episodes, "
+            f"{_split(sizes)}, steps of {sizes['groups_per_step']} groups of {sizes['n_samples_per_prompt']} episodes, "
             + (f"staleness up to {bound}" if bound else "synchronous"),
         ),
         (

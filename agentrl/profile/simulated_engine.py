@@ -91,7 +91,7 @@ class World:
     def group(self, ticket: Ticket) -> tuple[Sequence[EpisodeShape], list[bool]]:
         """The episodes of a group, and which of them fail."""
         rng = random.Random(f"{self.seed} {ticket.group_id} {ticket.attempt}")
-        shapes = self._draw(rng, ticket.num_samples)
+        shapes = self._draw(rng, ticket.n_samples_per_prompt)
         return shapes, [self._failure_rate > 0.0 and rng.random() < self._failure_rate for _ in shapes]
 
     def began(self, count: int) -> None:

@@ -33,7 +33,9 @@ async def run_group(
         live: Holds the members' tasks while they run; whoever cancels one of them makes it a cancelled trajectory.
         straggler_policy: When those that are much later than the rest are withheld: cancelled, and in the group under that status.
     """
-    members = [asyncio.create_task(run_member(index), name=f"episode {episode_id(ticket, index)}") for index in range(ticket.num_samples)]
+    members = [
+        asyncio.create_task(run_member(index), name=f"episode {episode_id(ticket, index)}") for index in range(ticket.n_samples_per_prompt)
+    ]
     live.update(members)
     withheld = ""
     try:

@@ -293,7 +293,7 @@ class RolloutPool:
 
     async def _run_on(self, seat: WorkerSlot, ticket: Ticket) -> tuple[GroupSummary, GroupRef] | None:
         """The outcome, or `None` if the worker was set aside meanwhile."""
-        seat.live_episodes += ticket.num_samples
+        seat.live_episodes += ticket.n_samples_per_prompt
         self._by_load.update(seat)
         scope = anyio.CancelScope()
         seat.scopes.add(scope)
@@ -302,7 +302,7 @@ class RolloutPool:
                 return await seat.worker.run_group(ticket)
         finally:
             seat.scopes.discard(scope)
-            seat.live_episodes -= ticket.num_samples
+            seat.live_episodes -= ticket.n_samples_per_prompt
             self._by_load.update(seat)
         return None
 

@@ -96,7 +96,7 @@ def recorded_ticket(record: Mapping[str, Any]) -> Ticket:
             position=int(task["position"]),
             epoch=int(task["epoch"]),
         ),
-        num_samples=1,
+        n_samples_per_prompt=1,
         version=int(record["version"]),
         attempt=int(record["attempt"]),
         eval_sampling=EvalSampling(**record["eval_sampling"]) if record.get("eval_sampling") else None,

@@ -31,14 +31,14 @@ class StragglerPolicy:
     factor: float
     least: int = 1
 
-    def deadline_s(self, ended_s: Sequence[float], num_samples: int) -> float | None:
+    def deadline_s(self, ended_s: Sequence[float], n_samples_per_prompt: int) -> float | None:
         """Seconds after the start of the group at which the rest is withheld; `None` while too few have ended well.
 
         Args:
             ended_s: What those that ended well took, seconds.
-            num_samples: Episodes of the group.
+            n_samples_per_prompt: Episodes of the group.
         """
-        if len(ended_s) < max(self.least, math.ceil(self.quorum * num_samples)):
+        if len(ended_s) < max(self.least, math.ceil(self.quorum * n_samples_per_prompt)):
             return None
         return self.factor * median(ended_s)
 

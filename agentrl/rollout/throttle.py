@@ -102,10 +102,10 @@ class Throttle:
 
         Consumes room for the group. Waits for episodes to end or the limit to rise; unblocked by `leave` and by the tick.
         """
-        self._adaptive.floor = max(self._adaptive.floor, ticket.num_samples)
+        self._adaptive.floor = max(self._adaptive.floor, ticket.n_samples_per_prompt)
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         priority = (ticket.eval_sampling is None, ticket.group_id, ticket.attempt)
-        heapq.heappush(self._held, (priority, next(self._order), ticket.num_samples, begun))
+        heapq.heappush(self._held, (priority, next(self._order), ticket.n_samples_per_prompt, begun))
         self._begin_next()
         if self._timer is None:
             self._looked_s = self._clock()
@@ -114,7 +114,7 @@ class Throttle:
             await begun
         except asyncio.CancelledError:
             if begun.done() and not begun.cancelled():
-                self.leave(ticket.num_samples)
+                self.leave(ticket.n_samples_per_prompt)
             raise
 
     def leave(self, episodes: int = 1) -> None:

@@ -92,7 +92,7 @@ class EpisodeWorker:
 
     async def _play(self, ticket: Ticket) -> Group:
         """The members side by side; each makes room for others when it ends."""
-        left = ticket.num_samples
+        left = ticket.n_samples_per_prompt
 
         async def play(index: int) -> Played:
             nonlocal left

@@ -99,7 +99,7 @@ async def _run(flags: Sequence[str], agent: Path, evaluate: int) -> Trained:
 async def _evaluate(pool: RolloutPool, tasks: TaskSource, version: int, samples: int) -> float:
     """Mean reward over all tasks; ids and epoch are never those of a training episode, so neither are the seeds."""
     tickets = [
-        Ticket(group_id=-1 - i, task=replace(task, epoch=-1), num_samples=samples, version=version)
+        Ticket(group_id=-1 - i, task=replace(task, epoch=-1), n_samples_per_prompt=samples, version=version)
         for i, task in enumerate(tasks.first(tasks.num_tasks or 0))
     ]
     groups = await asyncio.gather(*(pool.run_group(ticket) for ticket in tickets))

@@ -136,7 +136,7 @@ async def compare(engine: VllmEngine, process: Bare | None, workload: Workload, 
     agent = AgentSpec(f"{MODULE}:{workload.agent}", "", workload.agent, __file__)
     settings = EpisodeSettings(model=str(tiny_model_path()), sampling=workload.sampling)
     tasks = agent.load().tasks()  # type: ignore[union-attr]
-    tickets = [Ticket(group_id=i, task=tasks[i], num_samples=GROUP, version=0) for i in range(episodes // GROUP)]
+    tickets = [Ticket(group_id=i, task=tasks[i], n_samples_per_prompt=GROUP, version=0) for i in range(episodes // GROUP)]
     watched, worker = EpisodeWorker(WatchedEngine(engine, record, at_once), agent, settings), EpisodeWorker(engine, agent, settings)
     await watched.start()
     await worker.start()

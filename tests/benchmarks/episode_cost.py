@@ -105,7 +105,7 @@ async def _started(waits: list[list[float]]) -> tuple[EpisodeWorker, list[Ticket
     worker = EpisodeWorker(engine, AGENT, settings)
     await worker.start()
     tasks = [Task("Find the way out.", id=str(number)) for number in range(len(waits) // GROUP)]
-    return worker, [Ticket(group_id=number, task=task, num_samples=GROUP, version=0) for number, task in enumerate(tasks)]
+    return worker, [Ticket(group_id=number, task=task, n_samples_per_prompt=GROUP, version=0) for number, task in enumerate(tasks)]
 
 
 def run(num_episodes: int, loop: Callable[[], asyncio.AbstractEventLoop] = CpuLoop) -> Cost:

@@ -12,27 +12,28 @@ import time
 from agentrl.core.process import collect_rarely
 from agentrl.core.summaries import MemberSummary
 from agentrl.core.types import Ticket
-from agentrl.flow import FlowSettings
 from agentrl.profile.simulated_engine import EngineModel
 from agentrl.profile.simulated_learner import LearnerModel
 from agentrl.profile.simulation import Plan, constant, episodes_of, lognormal, simulate
-from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, member
+from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, flow_of, member
 
 
-def cost(*, num_workers: int, groups_per_step: int, num_samples: int = 8, staleness: int = 1, num_groups: int = 5000) -> float:
+def cost(*, num_workers: int, groups_per_step: int, n_samples_per_prompt: int = 8, staleness: int = 1, num_groups: int = 5000) -> float:
     """Microseconds of CPU per submitted group, the scripted parts and the event loop included."""
     collect_rarely()  # as the driver of a run does
     rng = random.Random(0)
     members: tuple[MemberSummary, ...] = tuple(
         member(float(i % 2), metrics={"guesses": 2.0}, timings={"env_s": 0.1, "generate_s": 0.2, "total_s": 0.3})
-        for i in range(num_samples)
+        for i in range(n_samples_per_prompt)
     )
 
     def duration(ticket: Ticket) -> float:
         return rng.lognormvariate(0.0, 1.0)
 
     num_steps = max(4, num_groups // groups_per_step)
-    settings = FlowSettings(num_steps=num_steps, groups_per_step=groups_per_step, num_samples=num_samples, max_staleness=staleness)
+    settings = flow_of(
+        num_steps=num_steps, groups_per_step=groups_per_step, n_samples_per_prompt=n_samples_per_prompt, max_staleness=staleness
+    )
     scene = Scene(
         settings,
         workers=[ScriptedWorker(duration=duration, outcome=lambda ticket: members, load_s=0.01) for _ in range(num_workers)],
@@ -55,7 +56,7 @@ def main() -> None:
 
 def crowd(*, num_engines: int = 1024, groups_per_step: int = 6250) -> str:
     """A simulated run, engines that slow down with their sequences included; the flow raises if a group is too old or lost."""
-    settings = FlowSettings(num_steps=4, groups_per_step=groups_per_step, num_samples=8, max_staleness=1, stall_timeout_s=1e9)
+    settings = flow_of(num_steps=4, groups_per_step=groups_per_step, n_samples_per_prompt=8, max_staleness=1, stall_timeout_s=1e9)
     plan = Plan(
         settings=settings,
         num_engines=num_engines,

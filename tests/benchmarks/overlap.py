@@ -18,13 +18,14 @@ import random
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.cluster.runtime import make_runtime
 from agentrl.config.load import load_config
+from agentrl.config.schema import changed
 from agentrl.core.protocols import EngineStats, GenerationRequest, Learner, WeightUpdate
 from agentrl.core.types import Generation, Sampling
 from agentrl.engine.scripted import ScriptedEngine
@@ -38,7 +39,7 @@ from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from tests.benchmarks._runs import Rows
 from tests.benchmarks.episode_cost import CpuLoop
-from tests.unit.flow.fakes import ScriptedLearner, endless_tasks
+from tests.unit.flow.fakes import ScriptedLearner, endless_tasks, flow_of
 
 ENVIRONMENTS = Path(__file__).with_name("_environments.py")
 SETTLING = 3  # first steps of a stretch that are not counted: the pipeline fills, the other mode's heat is gone
@@ -120,7 +121,7 @@ def stretch(settings: FlowSettings, rows: Sequence[Row]) -> Stretch:
         publish_s=mean("publish/seconds") + mean("publish/export_s"),
         generator_idle=mean("idle/generator"),
         learner_idle=mean("idle/learner"),
-        episodes_per_s=settings.groups_per_step * settings.num_samples / step_s,
+        episodes_per_s=settings.rollout.groups_per_step * settings.rollout.n_samples_per_prompt / step_s,
     )
 
 
@@ -156,7 +157,7 @@ class Rig:
     async def run(self, max_staleness: int, num_steps: int) -> Stretch:
         """Train so many steps more."""
         begin, rows = self._progress, Rows()
-        settings = replace(flow_settings(self.config), max_staleness=max_staleness, num_steps=begin.step + num_steps)
+        settings = changed(flow_settings(self.config), max_staleness=max_staleness, num_steps=begin.step + num_steps)
         learner: Learner = self._runtime.learner
         result = await train(settings=settings, pool=self._pool, learner=learner, tasks=self._tasks, observer=rows, progress=begin)
         groups = result.counts.trained
@@ -267,8 +268,8 @@ class SeatedEngine(ScriptedEngine):
 
 async def scripted_stretch(max_staleness: int, train_s: float, num_steps: int) -> Stretch:
     """Real episodes, groups, slots and loops between a scripted engine and a scripted learner."""
-    settings = FlowSettings(
-        num_steps=num_steps + SETTLING + 2 * max_staleness + 1, groups_per_step=16, num_samples=8, max_staleness=max_staleness
+    settings = flow_of(
+        num_steps=num_steps + SETTLING + 2 * max_staleness + 1, groups_per_step=16, n_samples_per_prompt=8, max_staleness=max_staleness
     )
     engine = SeatedEngine(seats=16 * 8, token_s=0.01, load_s=0.03)
     agent = AgentSpec("tests.benchmarks._environments:Talk", "", "Talk", __file__)

@@ -13,12 +13,12 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from agentrl.flow import FlowSettings, RunResult, train
+from agentrl.flow import RunResult, train
 from agentrl.flow.progress import Progress
 from agentrl.flow.state import SafePoint
 from agentrl.rollout.pool import RolloutPool, Supervision
 from tests.faults.report import Saw
-from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks
+from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
 PLACES = {
     "admit": "agentrl.flow.driver.admit",
@@ -59,7 +59,7 @@ async def go() -> RunResult:
     workers = [ScriptedWorker(duration=lambda ticket: 0.01, load_s=0.001) for _ in range(2)]
     pool = RolloutPool({f"engine-{i}": worker for i, worker in enumerate(workers)}, Supervision(respawn=respawn, check_every_s=0.05))
     return await train(
-        settings=FlowSettings(num_steps=10**6, groups_per_step=2, num_samples=2, max_staleness=1),
+        settings=flow_of(num_steps=10**6, groups_per_step=2, n_samples_per_prompt=2, max_staleness=1),
         pool=pool,
         learner=ScriptedLearner(train_s=lambda step: 0.01),
         tasks=endless_tasks(),

@@ -23,7 +23,7 @@ from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import ENVS, SMALL, Run, succeeded
 from tests.faults.report import Saw
 from tests.faults.support import disturbed, ended, lines
-from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, run_virtual
+from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of, run_virtual
 from tests.unit.rollout.scenes import SETTINGS
 from tests.unit.rollout.templates import tokenizer
 
@@ -71,7 +71,9 @@ async def test_requests_that_fail_set_an_engine_aside_whatever_its_counters_say(
     summaries: list[GroupSummary] = []
 
     async def run(group_id: int) -> None:
-        summaries.append((await pool.run_group(Ticket(group_id=group_id, task=Task("x", id=str(group_id)), num_samples=1, version=0)))[0])
+        summaries.append(
+            (await pool.run_group(Ticket(group_id=group_id, task=Task("x", id=str(group_id)), n_samples_per_prompt=1, version=0)))[0]
+        )
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pool.supervise)
@@ -153,7 +155,9 @@ class Play:
     """A run on mortal workers, and the workers that were started in their place."""
 
     workers: list[Mortal]
-    settings: FlowSettings = field(default_factory=lambda: FlowSettings(num_steps=40, groups_per_step=4, num_samples=2, max_staleness=2))
+    settings: FlowSettings = field(
+        default_factory=lambda: flow_of(num_steps=40, groups_per_step=4, n_samples_per_prompt=2, max_staleness=2)
+    )
     made: list[Mortal] = field(default_factory=list)
     observer: Recorder = field(default_factory=Recorder)
     learner: ScriptedLearner = field(default_factory=ScriptedLearner)

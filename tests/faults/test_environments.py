@@ -19,10 +19,9 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.env.load import load_agent
-from agentrl.flow import FlowSettings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.faults.report import Saw
-from tests.unit.flow.fakes import Scene, ScriptedWorker, failed_member
+from tests.unit.flow.fakes import Scene, ScriptedWorker, failed_member, flow_of
 from tests.unit.rollout.scenes import SETTINGS
 from tests.unit.rollout.templates import tokenizer
 
@@ -78,7 +77,7 @@ async def worker_on(folder: Path, name: str, *, isolated: bool = False, step_s: 
 
 
 async def play(worker: EpisodeWorker, label: str | Mapping[str, str], members: int = 4) -> tuple[GroupSummary, Group]:
-    return await worker.run_group(Ticket(group_id=1, task=Task("x", label=label, id="t"), num_samples=members, version=0))
+    return await worker.run_group(Ticket(group_id=1, task=Task("x", label=label, id="t"), n_samples_per_prompt=members, version=0))
 
 
 def only_one_failed(summary: GroupSummary, status: Status) -> MemberSummary:
@@ -122,7 +121,7 @@ def test_a_task_that_always_fails_is_dropped_with_its_reason(saw: Saw) -> None:
     def outcome(ticket: Ticket) -> list[MemberSummary] | None:
         return [failed_member()] * 2 if ticket.task.prompt in ("3", "7") else None
 
-    flow = FlowSettings(num_steps=20, groups_per_step=4, num_samples=2, max_staleness=1)
+    flow = flow_of(num_steps=20, groups_per_step=4, n_samples_per_prompt=2, max_staleness=1)
     scene = Scene(flow, workers=[ScriptedWorker(outcome=outcome)], tasks=tasks)
     counts = scene.run().counts
     attempts = [ticket.attempt for ticket in scene.workers[0].seen if ticket.task.prompt in ("3", "7")]
@@ -136,7 +135,7 @@ def test_a_task_that_always_fails_is_dropped_with_its_reason(saw: Saw) -> None:
 @pytest.mark.row(9, "every task fails every time")
 def test_failures_everywhere_end_the_run(saw: Saw) -> None:
     worker = ScriptedWorker(outcome=lambda ticket: [failed_member()])
-    scene = Scene(FlowSettings(num_steps=20, groups_per_step=4, num_samples=2), workers=[worker])
+    scene = Scene(flow_of(num_steps=20, groups_per_step=4, n_samples_per_prompt=2), workers=[worker])
     with pytest.raises(TooManyFailuresError, match=r"--max-failure-rate(.|\n)*ValueError: broken"):
         scene.run()
     saw(f"TooManyFailuresError after {len(scene.workers[0].seen)} attempts, with the most frequent causes")

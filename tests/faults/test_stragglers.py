@@ -7,9 +7,8 @@ import random
 import pytest
 
 from agentrl.core.types import Ticket
-from agentrl.flow import FlowSettings
 from tests.faults.report import Saw
-from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker
+from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, flow_of
 
 STEPS = 120
 MEMBERS = 4
@@ -23,7 +22,7 @@ def seconds(staleness: int, train_s: float, share: float, spare: int = 0) -> tup
         rolls = random.Random(ticket.group_id)
         return max(SLOW_S if rolls.random() < share else 1.0 for _ in range(MEMBERS))
 
-    flow = FlowSettings(num_steps=STEPS, groups_per_step=8, num_samples=MEMBERS, max_staleness=staleness, spare_groups=spare)
+    flow = flow_of(num_steps=STEPS, groups_per_step=8, n_samples_per_prompt=MEMBERS, max_staleness=staleness, oversample=spare / 8)
     worker = ScriptedWorker(duration=duration, load_s=0.02)
     scene = Scene(flow, workers=[worker], learner=ScriptedLearner(train_s=lambda step: train_s))
     return scene.run().seconds, scene
@@ -54,7 +53,7 @@ def test_spare_groups_cover_slow_ones_and_count_them(saw: Saw) -> None:
 @pytest.mark.row(17, "training takes 10 times as long as generation, --max-staleness {staleness}, a third of the groups filtered")
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_a_slow_learner_bounds_queue_and_staleness(staleness: int, saw: Saw) -> None:
-    flow = FlowSettings(num_steps=60, groups_per_step=4, num_samples=2, max_staleness=staleness)
+    flow = flow_of(num_steps=60, groups_per_step=4, n_samples_per_prompt=2, max_staleness=staleness)
     learner = ScriptedLearner(train_s=lambda step: 10.0)
     scene = Scene(flow, learner=learner, keep=lambda summary: "third" if summary.group_id % 3 == 0 else None)
     result = scene.run()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.config.schema import changed
 from agentrl.core.errors import NothingToTrainError, StalenessError, TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Task, Ticket
 from agentrl.flow import FlowSettings
 from agentrl.flow.queue import Accepted, GroupQueue
-from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, run_virtual
+from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, flow_of, run_virtual
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Script:
         return self.roll("fail", group_id, attempt) < self.failure_rate
 
     def outcome(self, ticket: Ticket) -> Sequence[MemberSummary] | None:
-        return [failed_member()] * ticket.num_samples if self.fails(ticket.group_id, ticket.attempt) else None
+        return [failed_member()] * ticket.n_samples_per_prompt if self.fails(ticket.group_id, ticket.attempt) else None
 
     def rejects(self, group_id: int) -> bool:
         return self.roll("filter", group_id) < self.filter_rate
@@ -72,9 +73,14 @@ scripts = st.builds(
 )
 
 
-def flow_of(staleness: int, size: int, num_steps: int) -> FlowSettings:
-    return FlowSettings(
-        num_steps=num_steps, groups_per_step=size, num_samples=2, max_staleness=staleness, min_members=2, max_failure_rate=1.0
+def bounded(staleness: int, size: int, num_steps: int) -> FlowSettings:
+    return flow_of(
+        num_steps=num_steps,
+        groups_per_step=size,
+        n_samples_per_prompt=2,
+        max_staleness=staleness,
+        advantage_estimator="group_norm",
+        max_failure_rate=1.0,
     )
 
 
@@ -90,7 +96,7 @@ def flow_of(staleness: int, size: int, num_steps: int) -> FlowSettings:
 def test_bounded_staleness_and_conservation(
     staleness: int, script: Script, size: int, num_steps: int, workers: int, num_tasks: int
 ) -> None:
-    scene = scene_of(script, flow_of(staleness, size, num_steps), workers, num_tasks)
+    scene = scene_of(script, bounded(staleness, size, num_steps), workers, num_tasks)
     try:
         counts = scene.run().counts
     except (NothingToTrainError, TooManyFailuresError):  # the tasks ran out and not one group could be trained on
@@ -128,7 +134,7 @@ def test_bounded_staleness_and_conservation(
 def test_spare_groups_keep_the_bound_and_the_accounts(
     staleness: int, script: Script, size: int, spare: int, num_steps: int, workers: int, num_tasks: int
 ) -> None:
-    scene = scene_of(script, replace(flow_of(staleness, size, num_steps), spare_groups=spare), workers, num_tasks)
+    scene = scene_of(script, changed(bounded(staleness, size, num_steps), oversample=spare / size), workers, num_tasks)
     try:
         counts = scene.run().counts
     except (NothingToTrainError, TooManyFailuresError):
@@ -160,7 +166,7 @@ def test_a_slow_group_does_not_hold_up_a_step_that_has_spare_groups() -> None:
 
     seconds = {}
     for spare in (0, 1):
-        flow = FlowSettings(num_steps=6, groups_per_step=4, num_samples=2, spare_groups=spare)
+        flow = flow_of(num_steps=6, groups_per_step=4, n_samples_per_prompt=2, oversample=spare / 4)
         scene = Scene(flow, workers=[ScriptedWorker(duration=slow)])
         seconds[spare] = scene.run().seconds
         assert (set(scene.learner.trained_ids) & set(range(2, 30, 5)) == set()) is bool(spare)
@@ -171,7 +177,7 @@ def test_a_slow_group_does_not_hold_up_a_step_that_has_spare_groups() -> None:
 @settings(max_examples=150, deadline=None)
 def test_a_synchronous_run_trains_the_same_groups_whatever_the_timing(script: Script, other_timing: int, size: int, workers: int) -> None:
     slow = Script(script.seed, other_timing, script.filter_rate, script.failure_rate)
-    runs = [scene_of(s, flow_of(0, size, 5), workers, 1000) for s in (script, slow)]
+    runs = [scene_of(s, bounded(0, size, 5), workers, 1000) for s in (script, slow)]
     for scene in runs:
         scene.run()
     assert runs[0].learner.steps == runs[1].learner.steps
@@ -198,7 +204,7 @@ def test_the_queue_yields_accepted_groups_in_order_of_admission(order: list[int]
 
 
 def accepted(group_id: int) -> Accepted:
-    ticket = Ticket(group_id=group_id, task=Task("x"), num_samples=1, version=0)
+    ticket = Ticket(group_id=group_id, task=Task("x"), n_samples_per_prompt=1, version=0)
     return Accepted(ticket, None, GroupSummary(group_id=group_id, members=(), versions=(0, 0), seconds=0.0), 0.0)
 
 
@@ -220,7 +226,7 @@ def test_order_of_arrival_would_break_the_bound(ordered: bool, monkeypatch: pyte
     if not ordered:
         monkeypatch.setattr("agentrl.flow.state.GroupQueue", ArrivalQueue)
     slow = ScriptedWorker(duration=lambda ticket: 40.0 if ticket.group_id == 3 else 1.0)
-    scene = Scene(FlowSettings(num_steps=30, groups_per_step=4, num_samples=2, max_staleness=1), workers=[slow])
+    scene = Scene(flow_of(num_steps=30, groups_per_step=4, n_samples_per_prompt=2, max_staleness=1), workers=[slow])
     if ordered:
         scene.run()
         assert max(row["staleness/max"] for row in scene.observer.steps) == 1

@@ -89,7 +89,7 @@ class Scene:
         evaluations = Evaluations(
             pool,
             TASKS,
-            EvalSettings(num_samples=2, live_episodes=6),
+            EvalSettings(eval_samples=2, live_episodes=6),
             every=self.every,
             num_steps=self.num_steps,
             best=BestModel(self.run_dir, self.learner, self.metric, resumed=self.resumed) if self.run_dir else None,

@@ -15,7 +15,7 @@ from agentrl.rollout.pool import RolloutPool, Supervision
 from tests.unit.flow.fakes import ScriptedWorker, failed_member, group_summary, member, run_virtual
 
 TASKS = [Task(f"question {i}", id=str(i), metadata={"kind": "odd" if i % 2 else "even"}) for i in range(6)]
-SETTINGS = EvalSettings(num_samples=2)
+SETTINGS = EvalSettings(eval_samples=2)
 
 
 def played(tasks: Sequence[Task] = TASKS, settings: EvalSettings = SETTINGS, version: int = 0, **worker: Any) -> Any:
@@ -29,7 +29,7 @@ def test_every_task_is_played_once_and_told_in_order() -> None:
     assert [outcome.task_id for outcome in outcomes] == [task.id for task in TASKS]
     assert [outcome.kind for outcome in outcomes] == ["even", "odd"] * 3
     assert sorted(ticket.task.id for ticket in worker.seen) == [task.id for task in TASKS]
-    assert {(ticket.num_samples, ticket.attempt) for ticket in worker.seen} == {(2, 0)}
+    assert {(ticket.n_samples_per_prompt, ticket.attempt) for ticket in worker.seen} == {(2, 0)}
     assert [episode.reward for episode in outcomes[0].episodes] == [0.0, 1.0]
 
 
@@ -39,15 +39,15 @@ def test_no_more_episodes_than_allowed_run_at_once() -> None:
     class Worker(ScriptedWorker):
         async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
             nonlocal running, most
-            running += ticket.num_samples
+            running += ticket.n_samples_per_prompt
             most = max(most, running)
             try:
                 return await super().run_group(ticket)
             finally:
-                running -= ticket.num_samples
+                running -= ticket.n_samples_per_prompt
 
     pool = RolloutPool({"engine-0": Worker()})
-    run_virtual(lambda: evaluate(pool, TASKS, EvalSettings(num_samples=2, live_episodes=5), version=0))
+    run_virtual(lambda: evaluate(pool, TASKS, EvalSettings(eval_samples=2, live_episodes=5), version=0))
     assert most == 4
 
 
@@ -66,7 +66,7 @@ def test_weights_of_another_version_are_an_error() -> None:
 
 def test_an_evaluation_that_hangs_ends_with_a_diagnosis() -> None:
     with pytest.raises(StallError, match=r"6 tasks with version 0(.|\n)*tasks done: 0"):
-        played(settings=EvalSettings(num_samples=2, stall_timeout_s=5.0), duration=lambda ticket: 1e9)
+        played(settings=EvalSettings(eval_samples=2, stall_timeout_s=5.0), duration=lambda ticket: 1e9)
 
 
 def test_a_worker_that_breaks_ends_it_with_its_own_error() -> None:
@@ -102,12 +102,14 @@ def test_an_episode_of_several_agents_has_the_mean_of_those_that_are_trained() -
     def agent(name: str, reward: float, *, frozen: bool = False) -> MemberSummary:
         return member(reward, episode_id="0", agent=name, frozen=frozen)
 
-    summary = group_summary(Ticket(group_id=0, task=TASKS[0], num_samples=1, version=0), (0, 0), [agent("a", 1.0), agent("b", 0.0)])
+    summary = group_summary(
+        Ticket(group_id=0, task=TASKS[0], n_samples_per_prompt=1, version=0), (0, 0), [agent("a", 1.0), agent("b", 0.0)]
+    )
     assert [episode.reward for episode in outcome_of(TASKS[0], summary).episodes] == [0.5]
     each = outcome_of(TASKS[0], summary).agents
     assert {name: [episode.reward for episode in episodes] for name, episodes in each.items()} == {"a": [1.0], "b": [0.0]}
     summary = group_summary(
-        Ticket(group_id=0, task=TASKS[0], num_samples=1, version=0), (0, 0), [agent("a", 1.0), agent("b", 0.0, frozen=True)]
+        Ticket(group_id=0, task=TASKS[0], n_samples_per_prompt=1, version=0), (0, 0), [agent("a", 1.0), agent("b", 0.0, frozen=True)]
     )
     assert outcome_of(TASKS[0], summary).agents == {}
     (episode,) = outcome_of(TASKS[0], summary).episodes

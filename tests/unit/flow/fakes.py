@@ -10,10 +10,11 @@ from typing import Any
 import anyio
 
 from agentrl.algo.filters import GroupFilter, keep_all
+from agentrl.config.schema import TrainConfig, changed
 from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status, Task, Ticket
-from agentrl.flow import FlowSettings, RunResult, train
+from agentrl.flow import FlowSettings, RunResult, flow_settings, train
 from agentrl.flow.state import AfterStep
 from agentrl.profile.simulation import run_virtual
 from agentrl.rollout.pool import RolloutPool
@@ -37,7 +38,7 @@ def failed_member(error: str = "ValueError: broken") -> MemberSummary:
 
 
 def group_summary(ticket: Ticket, versions: tuple[int, int], members: Sequence[MemberSummary] | None = None) -> GroupSummary:
-    members = tuple(members) if members is not None else tuple(member(float(i % 2)) for i in range(ticket.num_samples))
+    members = tuple(members) if members is not None else tuple(member(float(i % 2)) for i in range(ticket.n_samples_per_prompt))
     trainable = any(m.trainable for m in members)
     return GroupSummary(group_id=ticket.group_id, members=members, versions=versions if trainable else None, seconds=1.0)
 
@@ -149,6 +150,11 @@ class Recorder:
 
     def on_step(self, metrics: Mapping[str, float]) -> None:
         self.steps.append(dict(metrics))
+
+
+def flow_of(**values: Any) -> FlowSettings:
+    """Settings of a flow in which an episode is compared with no other, but for `values` by the names of their flags."""
+    return flow_settings(changed(TrainConfig(), **{"advantage_estimator": "reinforce", **values}))
 
 
 @dataclass

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from agentrl.algo.filters import Rejection
-from agentrl.config.schema import FlowConfig, TrainConfig
+from agentrl.config.schema import FlowConfig, TrainConfig, changed
 from agentrl.core.errors import TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status
 from agentrl.flow.ledger import failure_reason
 from agentrl.flow.settings import FlowSettings, group_filter
-from tests.unit.flow.fakes import Scene, ScriptedWorker, failed_member, member
+from tests.unit.flow.fakes import Scene, ScriptedWorker, failed_member, flow_of, member
 
-SETTINGS = FlowSettings(num_steps=2, groups_per_step=2, num_samples=2)
+SETTINGS = flow_of(num_steps=2, groups_per_step=2, n_samples_per_prompt=2)
 
 
 def episode(number: int, ann: float, bob: float, **bobs: Any) -> list[MemberSummary]:
@@ -67,10 +67,10 @@ def test_metrics_are_by_agent_and_by_episode() -> None:
     scene = played(SETTINGS, episode(0, 1.0, 0.25), episode(1, 0.5, 0.25, truncated=True), failed(2))
     row = scene.observer.steps[0]
     assert (row["reward/ann"], row["reward/bob"], row["reward/mean"]) == (0.75, 0.25, 0.5)
-    assert row["episode/count"] == 2.0 * SETTINGS.groups_per_step
+    assert row["episode/count"] == 2.0 * SETTINGS.rollout.groups_per_step
     assert (row["episode/tokens_mean"], row["episode/turns_mean"], row["episode/truncated"], row["env/deal"]) == (15.0, 3.0, 0.5, 1.0)
     assert row["group/zero_variance"] == 0.5
-    assert row["failures/env_error"] == SETTINGS.groups_per_step
+    assert row["failures/env_error"] == SETTINGS.rollout.groups_per_step
 
 
 def test_a_frozen_agents_reward_is_reported_but_not_part_of_the_mean() -> None:
@@ -80,7 +80,7 @@ def test_a_frozen_agents_reward_is_reported_but_not_part_of_the_mean() -> None:
 
 def test_one_episode_of_two_agents_is_not_two_members() -> None:
     """The estimators need two episodes; one episode's two trajectories do not stand in for them."""
-    settings = replace(SETTINGS, min_members=2)
+    settings = changed(SETTINGS, advantage_estimator="group_norm")
     assert len(played(settings, episode(0, 1.0, 0.0), episode(1, 0.0, 1.0)).observer.steps) == 2
     with pytest.raises(TooManyFailuresError, match="ValueError: broken"):
         played(settings, episode(0, 1.0, 0.0), failed(1))

@@ -14,11 +14,10 @@ from agentrl.core.errors import EngineDeadError, LearnerError, LedgerError, Stal
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
-from agentrl.flow import FlowSettings
 from agentrl.flow.driver import first_cause
-from tests.unit.flow.fakes import Recorder, Scene, ScriptedLearner, ScriptedWorker, failed_member, group_summary
+from tests.unit.flow.fakes import Recorder, Scene, ScriptedLearner, ScriptedWorker, failed_member, flow_of, group_summary
 
-SIZES = FlowSettings(num_steps=5, groups_per_step=3, num_samples=2, max_staleness=1)
+SIZES = flow_of(num_steps=5, groups_per_step=3, n_samples_per_prompt=2, max_staleness=1)
 
 
 def real_time() -> Scene:
@@ -79,7 +78,7 @@ def break_hook(scene: Scene) -> None:
 def break_answer(scene: Scene) -> None:
     class Confused(ScriptedWorker):
         async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
-            return group_summary(Ticket(group_id=99, task=ticket.task, num_samples=2, version=0), (0, 0)), "ref"
+            return group_summary(Ticket(group_id=99, task=ticket.task, n_samples_per_prompt=2, version=0), (0, 0)), "ref"
 
     scene.workers = [Confused()]
 
@@ -203,8 +202,8 @@ def test_the_first_cause_is_kept_whole_and_the_others_are_named() -> None:
 
 
 def test_a_run_in_which_everything_fails_ends_whatever_rate_is_allowed() -> None:
-    worker = ScriptedWorker(outcome=lambda ticket: [failed_member("KeyError: broken")] * ticket.num_samples)
-    scene = Scene(FlowSettings(num_steps=2, groups_per_step=2, num_samples=2, max_failure_rate=1.0), workers=[worker])
+    worker = ScriptedWorker(outcome=lambda ticket: [failed_member("KeyError: broken")] * ticket.n_samples_per_prompt)
+    scene = Scene(flow_of(num_steps=2, groups_per_step=2, n_samples_per_prompt=2, max_failure_rate=1.0), workers=[worker])
     with pytest.raises(TooManyFailuresError, match=r"64 of the last 64 groups failed, so there is nothing(.|\n)*KeyError: broken"):
         scene.run()
     assert len(worker.seen) < 80

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import pytest
 
 from agentrl.core.types import Ticket
-from agentrl.flow import FlowSettings, train
+from agentrl.flow import train
 from agentrl.profile.simulated_engine import EngineModel, EpisodeShape, SimulatedWorker, World
 from agentrl.profile.simulated_learner import LearnerModel, SimulatedLearner
 from agentrl.profile.simulation import constant, run_virtual
 from agentrl.rollout.pool import RolloutPool
-from tests.unit.flow.fakes import Recorder, endless_tasks
+from tests.unit.flow.fakes import Recorder, endless_tasks, flow_of
 
 TOKENS = {0: 100, 1: 100, 2: 50, 3: 50, 4: 200, 5: 200}
 
@@ -38,7 +38,7 @@ def steps_of_the_run() -> list[dict[str, float]]:
         engine = EngineModel(token_s=0.01, load_s=constant(0.2), pause_s=constant(0.3))
         worker = SimulatedWorker(engine, Script(lambda rng, size: [], 0.0, 0))
         await train(
-            settings=FlowSettings(num_steps=3, groups_per_step=2, num_samples=1, max_staleness=1),
+            settings=flow_of(num_steps=3, groups_per_step=2, n_samples_per_prompt=1, max_staleness=1),
             pool=RolloutPool({"engine-0": worker}),
             learner=SimulatedLearner(LearnerModel(step_s=3.0, export_s=lambda rng: 0.25)),
             tasks=endless_tasks(),

@@ -12,17 +12,17 @@ from agentrl.config.schema import AlgoConfig, FlowConfig, TrackConfig, TrainConf
 from agentrl.core.errors import LedgerError, NothingToTrainError, StalenessError, TooManyFailuresError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Status, Task, Ticket
-from agentrl.flow import FlowSettings, flow_settings
+from agentrl.flow import flow_settings
 from agentrl.flow.ledger import Health, Ledger, failure_reason
 from agentrl.flow.queue import Accepted, GroupQueue, Release, Slots
-from tests.unit.flow.fakes import failed_member, group_summary, member, run_virtual
+from tests.unit.flow.fakes import failed_member, flow_of, group_summary, member, run_virtual
 
 pytestmark = pytest.mark.anyio
-SETTINGS = FlowSettings(num_steps=4, groups_per_step=2, num_samples=4, pass_window=20, min_pass_rate=0.1)
+SETTINGS = flow_of(num_steps=4, groups_per_step=2, n_samples_per_prompt=4, min_pass_rate=0.1)
 
 
 def ticket(group_id: int) -> Ticket:
-    return Ticket(group_id=group_id, task=Task("x"), num_samples=2, version=0)
+    return Ticket(group_id=group_id, task=Task("x"), n_samples_per_prompt=2, version=0)
 
 
 def accepted(group_id: int, versions: tuple[int, int] | None = (0, 0)) -> Accepted:
@@ -216,9 +216,9 @@ def test_half_of_the_attempts_may_fail_and_old_ones_are_forgotten() -> None:
 
 def test_a_filter_that_rejects_nearly_all_stops_the_run() -> None:
     health = Health(SETTINGS)
-    for index in range(60):
-        health.verdict(None if index % 10 == 0 else "zero_variance")  # 2 of 20 pass, just enough
-    with pytest.raises(NothingToTrainError, match=r"only 1 of the last 20 .*zero_variance: 19.*--dynamic-filtering"):
+    for passed in [True] * 52 + [False] * 460:  # a little more than 0.1 of 512
+        health.verdict(None if passed else "zero_variance")
+    with pytest.raises(NothingToTrainError, match=r"only 51 of the last 512 .*zero_variance: 461.*--dynamic-filtering"):
         health.verdict("zero_variance")
 
 
@@ -232,9 +232,9 @@ def test_settings_follow_the_configuration() -> None:
     config = TrainConfig(flow=FlowConfig(asynchronous=True, max_attempts=3), track=TrackConfig(record="all"))
     built = flow_settings(config)
     assert (built.max_staleness, built.num_slots, built.min_members) == (1, 2 * config.rollout.groups_per_step, 2)
-    assert (built.max_attempts, built.record) == (3, config.rollout.n_samples_per_prompt)
+    assert (built.flow.max_attempts, built.num_recorded) == (3, config.rollout.n_samples_per_prompt)
     spare = flow_settings(TrainConfig(flow=FlowConfig(oversample=0.3, max_staleness=2, min_pass_rate=0.2)))  # of 16 groups
-    assert (spare.spare_groups, spare.groups_removed_per_step, spare.num_slots, spare.min_pass_rate) == (5, 21, 63, 0.2)
+    assert (spare.spare_groups, spare.groups_removed_per_step, spare.num_slots) == (5, 21, 63)
     assert flow_settings(TrainConfig(algo=AlgoConfig(advantage_estimator="reinforce"))).min_members == 1
 
 

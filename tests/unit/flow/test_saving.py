@@ -13,12 +13,12 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl.flow import FlowSettings, train
+from agentrl.flow import train
 from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint
 from agentrl.flow.progress import Progress
 from agentrl.profile.simulation import run_virtual
 from agentrl.rollout.pool import RolloutPool
-from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks
+from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
 
 class SlowDisk:
@@ -47,7 +47,7 @@ class SlowDisk:
 @pytest.mark.parametrize(("rest_s", "pause_s"), [(0.5, 0.25), (30.0, 30.25)])
 def test_the_next_step_begins_before_the_checkpoint_is_complete(rest_s: float, pause_s: float) -> None:
     disk, learner = SlowDisk(0.25, rest_s), ScriptedLearner(train_s=lambda step: 1.0)
-    settings = FlowSettings(num_steps=4, groups_per_step=2, num_samples=2, max_staleness=3)
+    settings = flow_of(num_steps=4, groups_per_step=2, n_samples_per_prompt=2, max_staleness=3)
     worker = ScriptedWorker(duration=lambda ticket: 0.01, load_s=0.01)
     pool = RolloutPool({"engine-0": worker})
     result = run_virtual(

@@ -14,13 +14,12 @@ from agentrl.core.errors import EngineDeadError, StallError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
 from agentrl.evaluation.evaluations import EvalSettings, evaluate
-from agentrl.flow import FlowSettings
 from agentrl.flow.driver import train
 from agentrl.flow.stall import StallReport
 from agentrl.rollout.pool import RolloutPool
-from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, run_virtual
+from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of, run_virtual
 
-SIZES = FlowSettings(num_steps=3, groups_per_step=2, num_samples=2, max_staleness=1)
+SIZES = flow_of(num_steps=3, groups_per_step=2, n_samples_per_prompt=2, max_staleness=1)
 
 
 class Stuck(ScriptedWorker):
@@ -109,7 +108,7 @@ def test_a_long_wait_is_warned_of_once_at_half_the_time_out(caplog: pytest.LogCa
 def test_every_stall_is_warned_of_and_a_run_that_goes_on_is_not(caplog: pytest.LogCaptureFixture) -> None:
     async def main(durations: list[float]) -> None:
         worker = ScriptedWorker(duration=waiting(durations))
-        settings = FlowSettings(num_steps=3, groups_per_step=2, num_samples=2)
+        settings = flow_of(num_steps=3, groups_per_step=2, n_samples_per_prompt=2)
         await train(
             settings=settings, pool=RolloutPool({"engine-0": worker}), learner=ScriptedLearner(), tasks=endless_tasks(), observer=Recorder()
         )
@@ -124,7 +123,7 @@ def test_every_stall_is_warned_of_and_a_run_that_goes_on_is_not(caplog: pytest.L
 def test_a_stalled_evaluation_is_written_down_too(tmp_path: Path) -> None:
     async def main() -> None:
         tasks = [Task(f"task {number}", id=str(number)) for number in range(5)]
-        await evaluate(RolloutPool({"engine-0": Stuck()}), tasks, EvalSettings(num_samples=2), version=0, report=StallReport(tmp_path))
+        await evaluate(RolloutPool({"engine-0": Stuck()}), tasks, EvalSettings(eval_samples=2), version=0, report=StallReport(tmp_path))
 
     with pytest.raises(StallError, match=r"Stacks of all threads and tasks: .*stall-"):
         run_virtual(main)

@@ -8,7 +8,7 @@ from tests.unit.flow.fakes import member
 
 
 def group(number: int, task: Task, *rewards: float) -> Accepted:
-    ticket = Ticket(group_id=number, task=task, num_samples=len(rewards), version=0)
+    ticket = Ticket(group_id=number, task=task, n_samples_per_prompt=len(rewards), version=0)
     summary = GroupSummary(group_id=number, members=tuple(map(member, rewards)), seconds=1.0, versions=(0, 0))
     return Accepted(ticket, "ref", summary, 0.0)
 

@@ -12,12 +12,18 @@ from agentrl.core.summaries import MemberSummary
 from agentrl.core.types import Status, Task, Ticket
 from agentrl.flow import FlowSettings
 from agentrl.flow.state import SafePoint
-from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, member
+from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, flow_of, member
 
 
 def sizes(num_steps: int = 4, groups: int = 3, staleness: int = 0, **changes: float) -> FlowSettings:
-    values = {"num_steps": num_steps, "groups_per_step": groups, "num_samples": 2, "max_staleness": staleness, "min_members": 2}
-    return FlowSettings(**{**values, **changes})  # type: ignore[arg-type]
+    values = {
+        "num_steps": num_steps,
+        "groups_per_step": groups,
+        "n_samples_per_prompt": 2,
+        "max_staleness": staleness,
+        "advantage_estimator": "group_norm",
+    }
+    return flow_of(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def first(count: int) -> Iterator[Task]:
@@ -119,8 +125,8 @@ def test_too_many_failures_end_the_run_with_their_causes() -> None:
 
 
 def test_a_filter_that_rejects_everything_ends_the_run() -> None:
-    scene = Scene(sizes(pass_window=30), keep=lambda s: "zero_variance")
-    with pytest.raises(NothingToTrainError, match="0 of the last 30"):
+    scene = Scene(sizes(), keep=lambda s: "zero_variance")
+    with pytest.raises(NothingToTrainError, match="0 of the last 512"):
         scene.run()
     assert scene.learner.steps == []
 

@@ -59,7 +59,7 @@ async def test_recorded_episodes_replay(agent: str, tmp_path: Path) -> None:
     await worker.start()
     try:
         for number, task in enumerate(islice(tasks, 4)):
-            summary, _ = await worker.run_group(Ticket(group_id=number, task=task, num_samples=3, version=0, record=3))
+            summary, _ = await worker.run_group(Ticket(group_id=number, task=task, n_samples_per_prompt=3, version=0, record=3))
             recorder.on_group(summary)
     finally:
         await worker.close()

@@ -6,11 +6,11 @@ from functools import cache
 from typing import Any
 
 from agentrl.core.types import Task, Ticket
-from agentrl.flow import FlowSettings
 from agentrl.profile.recorded import Recorded, read_recorded
 from agentrl.profile.simulated_engine import EngineModel, World
 from agentrl.profile.simulated_learner import LearnerModel
 from agentrl.profile.simulation import Plan, Simulated, constant, episodes_of, lognormal, simulate
+from tests.unit.flow.fakes import flow_of
 
 ENGINE = EngineModel(token_s=0.010, token_s_per_sequence=0.0005, pause_s=constant(0.1), load_s=constant(0.05))
 LEARNER = LearnerModel(step_s=0.5, token_s=0.0001, overhead_s=0.05, export_s=constant(0.02))
@@ -19,10 +19,10 @@ MIXED = episodes_of(tokens=lognormal(30, 0.7), env_s=lognormal(0.3, 1.0), turns=
 
 def plan(**changes: Any) -> Plan:
     """A run of known speeds; names of flow settings and of the plan may be changed."""
-    flow = {"num_steps": 24, "groups_per_step": 8, "num_samples": 4, "max_staleness": 0, "stall_timeout_s": 1e9}
-    flow |= {name: changes.pop(name) for name in list(changes) if name in FlowSettings.__dataclass_fields__}
+    flow = {"num_steps": 24, "groups_per_step": 8, "n_samples_per_prompt": 4, "max_staleness": 0, "stall_timeout_s": 1e9}
+    flow |= {name: changes.pop(name) for name in list(changes) if name not in Plan.__dataclass_fields__}
     values = {"num_engines": 1, "engine": ENGINE, "learner": LEARNER, "episodes": MIXED, **changes}
-    return Plan(settings=FlowSettings(**flow), **values)  # type: ignore[arg-type]
+    return Plan(settings=flow_of(**flow), **values)  # type: ignore[arg-type]
 
 
 def records_of(run: Simulated, *, times: bool = True, members: int | None = None) -> list[dict[str, Any]]:
@@ -35,7 +35,7 @@ def records_of(run: Simulated, *, times: bool = True, members: int | None = None
     """
     world, records = World(run.plan.episodes, run.plan.failure_rate, run.plan.seed), []
     for ended_s, summary in run.groups:
-        ticket = Ticket(group_id=summary.group_id, task=Task(""), num_samples=len(summary.members), version=0)
+        ticket = Ticket(group_id=summary.group_id, task=Task(""), n_samples_per_prompt=len(summary.members), version=0)
         shapes, _ = world.group(ticket)
         for index, (member, shape) in enumerate(zip(summary.members, shapes, strict=True)):
             if index < (members or len(shapes)):

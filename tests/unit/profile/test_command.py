@@ -54,7 +54,7 @@ def test_a_run_of_constant_durations_is_explained_exactly(run: Path, capsys: pyt
         "num_engines": 1,
         "num_learners": 1,
         "groups_per_step": 8,
-        "num_samples": 4,
+        "n_samples_per_prompt": 4,
         "spare_groups": 0,
         "max_staleness": 0,
     }

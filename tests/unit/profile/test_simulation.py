@@ -10,26 +10,26 @@ import anyio
 import pytest
 
 from agentrl.core.errors import ConfigError
-from agentrl.flow import FlowSettings
 from agentrl.profile.simulated_engine import Decoder, EngineModel
 from agentrl.profile.simulated_learner import LearnerModel
 from agentrl.profile.simulation import Plan, constant, episodes_of, lognormal, run_virtual, samples, simulate
 from tests.benchmarks.flow_cost import cost
+from tests.unit.flow.fakes import flow_of
 
 ENGINE = EngineModel(token_s=0.010, token_s_per_sequence=0.001, pause_s=constant(0.2), load_s=constant(0.1))
 LEARNER = LearnerModel(step_s=0.5, token_s=0.001, ranks=2, overhead_s=0.1, export_s=constant(0.3))
 
 
 def plan(**changes: Any) -> Plan:
-    flow = {"num_steps": 12, "groups_per_step": 4, "num_samples": 4, "max_staleness": 0, "stall_timeout_s": 1e9}
-    flow |= {name: changes.pop(name) for name in list(changes) if name in FlowSettings.__dataclass_fields__}
+    flow = {"num_steps": 12, "groups_per_step": 4, "n_samples_per_prompt": 4, "max_staleness": 0, "stall_timeout_s": 1e9}
+    flow |= {name: changes.pop(name) for name in list(changes) if name not in Plan.__dataclass_fields__}
     values = {
         "num_engines": 1,
         "engine": ENGINE,
         "learner": LEARNER,
         "episodes": episodes_of(tokens=constant(50), env_s=constant(0.25), reset_s=constant(0.5), turns=2),
     }
-    return Plan(settings=FlowSettings(**flow), **{**values, **changes})  # type: ignore[arg-type]
+    return Plan(settings=flow_of(**flow), **{**values, **changes})  # type: ignore[arg-type]
 
 
 def ends(model: EngineModel, script: list[tuple[float, float]], pauses: list[tuple[float, bool]] = []) -> tuple[list[float], Decoder]:  # noqa: B006
@@ -104,7 +104,17 @@ def test_more_engines_are_less_crowded() -> None:
 
 
 def test_filtered_and_failed_groups_are_accounted_for() -> None:
-    run = simulate(plan(num_steps=40, pass_rate=0.5, failure_rate=0.3, min_members=4, max_staleness=1, num_engines=3, max_failure_rate=1.0))
+    run = simulate(
+        plan(
+            num_steps=40,
+            pass_rate=0.5,
+            failure_rate=0.5,
+            advantage_estimator="group_norm",
+            max_staleness=1,
+            num_engines=3,
+            max_failure_rate=1.0,
+        )
+    )
     counts = run.result.counts
     assert (counts.trained, counts.in_flight) == (160, 0)
     assert 60 < sum(counts.filtered.values()) < 320
@@ -126,7 +136,7 @@ def test_lost_engines_are_replaced_and_their_groups_run_again() -> None:
 def test_spare_groups_save_waiting_for_the_slowest() -> None:
     slow = episodes_of(tokens=constant(50), env_s=lognormal(0.3, 1.5))
     waiting = simulate(plan(episodes=slow, num_steps=40))
-    spared = simulate(plan(episodes=slow, num_steps=40, spare_groups=2))
+    spared = simulate(plan(episodes=slow, num_steps=40, oversample=0.5))
     assert spared.step_s < 0.8 * waiting.step_s
     assert spared.result.counts.dropped == {"oversampled": 80}
 
@@ -135,7 +145,7 @@ def crowd(num_engines: int, groups_per_step: int, **changes: Any) -> Plan:
     return plan(
         num_engines=num_engines,
         groups_per_step=groups_per_step,
-        num_samples=8,
+        n_samples_per_prompt=8,
         max_staleness=1,
         episodes=episodes_of(tokens=lognormal(100, 0.7), env_s=lognormal(0.3, 1.0), turns=2),
         learner=LearnerModel(step_s=5.0),

@@ -45,7 +45,7 @@ class Scene:
     env: type[Any]
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     settings: EpisodeSettings = SETTINGS
-    ticket: Ticket = Ticket(group_id=3, task=TASK, num_samples=2, version=0)  # noqa: RUF009
+    ticket: Ticket = Ticket(group_id=3, task=TASK, n_samples_per_prompt=2, version=0)  # noqa: RUF009
 
     def episode(self, index: int = 0) -> Episode | ExecutorEpisode:
         if issubclass(self.env, Executor):

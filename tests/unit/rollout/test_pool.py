@@ -15,8 +15,8 @@ pytestmark = pytest.mark.anyio
 UPDATE = WeightUpdate(version=3, transport="scripted")
 
 
-def ticket(group_id: int, num_samples: int = 4) -> Ticket:
-    return Ticket(group_id=group_id, task=Task("x"), num_samples=num_samples, version=0)
+def ticket(group_id: int, n_samples_per_prompt: int = 4) -> Ticket:
+    return Ticket(group_id=group_id, task=Task("x"), n_samples_per_prompt=n_samples_per_prompt, version=0)
 
 
 def pool_of(*workers: ScriptedWorker) -> RolloutPool:

@@ -12,14 +12,13 @@ import pytest
 from agentrl import Task
 from agentrl.core.summaries import GroupSummary, summarize
 from agentrl.core.types import FinishReason, Group, Status, Ticket, Trajectory, Turn, floats, ints
-from agentrl.flow import FlowSettings
 from agentrl.rollout.episode import episode_id
 from agentrl.rollout.group import Played, run_group
 from agentrl.rollout.settings import StragglerPolicy
-from tests.unit.flow.fakes import Recorder, Scene, ScriptedWorker, run_virtual
+from tests.unit.flow.fakes import Recorder, Scene, ScriptedWorker, flow_of, run_virtual
 
 PATIENCE = StragglerPolicy(quorum=0.75, factor=3.0, least=2)
-TICKET = Ticket(group_id=3, task=Task("a"), num_samples=8, version=0)
+TICKET = Ticket(group_id=3, task=Task("a"), n_samples_per_prompt=8, version=0)
 
 
 def trajectory(ticket: Ticket, index: int, status: Status, version: int = 0) -> Trajectory:
@@ -134,7 +133,7 @@ def run(
 ) -> tuple[float, Recorder, Episodes]:
     """Seconds of 20 steps of 8 groups of 16."""
     worker = Episodes(takes=takes, straggler_policy=straggler_policy)
-    settings = FlowSettings(num_steps=20, groups_per_step=8, num_samples=16, max_staleness=staleness, min_members=2)
+    settings = flow_of(num_steps=20, groups_per_step=8, n_samples_per_prompt=16, max_staleness=staleness, advantage_estimator="group_norm")
     scene = Scene(settings, workers=[worker])
     result = scene.run()
     assert result.counts.trained == 160

@@ -20,7 +20,7 @@ def update_to(version: int) -> WeightUpdate:
 
 
 def ticket(group_id: int) -> Ticket:
-    return Ticket(group_id=group_id, task=Task("x"), num_samples=4, version=0)
+    return Ticket(group_id=group_id, task=Task("x"), n_samples_per_prompt=4, version=0)
 
 
 @dataclass

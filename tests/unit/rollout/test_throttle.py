@@ -17,8 +17,8 @@ pytestmark = pytest.mark.anyio
 IDLE, FULL = EngineLoad(running=8, kv_usage=0.5), EngineLoad(running=8, waiting=5, kv_usage=0.5)
 
 
-def ticket(group_id: int, num_samples: int = 4, **changes: object) -> Ticket:
-    return Ticket(group_id=group_id, task=Task("a"), num_samples=num_samples, version=0, **changes)  # type: ignore[arg-type]
+def ticket(group_id: int, n_samples_per_prompt: int = 4, **changes: object) -> Ticket:
+    return Ticket(group_id=group_id, task=Task("a"), n_samples_per_prompt=n_samples_per_prompt, version=0, **changes)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -62,7 +62,7 @@ def worker_of(folder: Path, model: str, engine: ScriptedEngine) -> EpisodeWorker
 
 
 def ticket(*label: str, record: int = 0) -> Ticket:
-    return Ticket(group_id=4, task=replace(TASK, label=label), num_samples=len(label), version=2, record=record)
+    return Ticket(group_id=4, task=replace(TASK, label=label), n_samples_per_prompt=len(label), version=2, record=record)
 
 
 async def test_one_failing_member_disturbs_no_other(tmp_path: Path, model: str) -> None:

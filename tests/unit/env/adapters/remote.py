@@ -40,7 +40,7 @@ async def play(cls: type[AgentInstance], task: Task, player: Player, index: int 
 
     engine = ScriptedEngine(answer, max_model_len=100_000)
     await engine.start()
-    ticket = Ticket(group_id=index, task=task, num_samples=1, version=0)
+    ticket = Ticket(group_id=index, task=task, n_samples_per_prompt=1, version=0)
     used = replace(SETTINGS, **settings)
     session = EnvSession(cls, "file.py", Threads(2), used.env)
     played: Any = await Episode(ticket, 0, engine=engine, codec=CODEC, env=session, settings=used).run()

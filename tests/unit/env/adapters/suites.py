@@ -58,5 +58,5 @@ async def episode(spec: str, seed: int, answers: Sequence[str]) -> Trajectory:
     """A whole episode against a scripted engine."""
     settings = replace(SETTINGS, env=LIMITS, sampling=Sampling(max_tokens=512), max_turns=len(answers))
     engine = ScriptedEngine(answer=says(*answers), max_model_len=16384)
-    ticket = Ticket(group_id=1, task=Task("x", seed=seed), num_samples=2, version=0)
+    ticket = Ticket(group_id=1, task=Task("x", seed=seed), n_samples_per_prompt=2, version=0)
     return await Scene(load_agent(spec).load(), engine, settings, ticket).play()

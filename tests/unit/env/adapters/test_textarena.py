@@ -134,7 +134,7 @@ async def rounds(spec: str, *answers: str) -> dict[str, Trajectory]:
     engine = ScriptedEngine(answer=lambda request: CODEC.encode_text(f"{answers[len(engine.requests) - 1]}<|im_end|>"), max_model_len=8192)
     cls = load_agent(spec).load()
     settings = replace(SETTINGS, env=LIMITS, sampling=Sampling(max_tokens=64), max_turns=len(answers))
-    scene = Scene(cls, engine, settings, Ticket(group_id=1, task=Task("x", seed=1), num_samples=2, version=0))
+    scene = Scene(cls, engine, settings, Ticket(group_id=1, task=Task("x", seed=1), n_samples_per_prompt=2, version=0))
     return {trajectory.agent: trajectory for trajectory in await scene.play_all()}
 
 

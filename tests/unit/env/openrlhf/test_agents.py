@@ -24,7 +24,7 @@ AGENT = "class AgentInstance(AgentInstanceBase):\n    async def step(self, state
 
 
 async def play(spec: Path | str, *texts: str) -> Trajectory:
-    ticket = Ticket(group_id=3, task=Task("What is 1+2?", label="3", id="sum"), num_samples=1, version=0)
+    ticket = Ticket(group_id=3, task=Task("What is 1+2?", label="3", id="sum"), n_samples_per_prompt=1, version=0)
     scene = Scene(load_agent(str(spec)).load(), ScriptedEngine(answer=says(*texts)), ticket=ticket)
     trajectory = await scene.play()
     assert (trajectory.error, trajectory.status) == (None, Status.FINISHED)

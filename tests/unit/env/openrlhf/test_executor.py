@@ -37,7 +37,7 @@ class AgentExecutor(AgentExecutorBase):
 
 
 def scene_of(spec: Path, answer: Any, version: int = 0) -> Scene:
-    ticket = Ticket(group_id=3, task=Task("What is 1+2?", label="3", id="sum"), num_samples=1, version=0)
+    ticket = Ticket(group_id=3, task=Task("What is 1+2?", label="3", id="sum"), n_samples_per_prompt=1, version=0)
     engine = ScriptedEngine(answer=answer, version=version)
     settings = replace(SETTINGS, env=EnvLimits(), sampling=Sampling(max_tokens=8))
     return Scene(load_agent(str(spec)).load(), engine, settings, ticket)

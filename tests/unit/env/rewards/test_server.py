@@ -34,7 +34,7 @@ ANSWERS = ["three", "it is three", "3", "\u00e9 <|im_start|>", " three"]
 
 
 async def play(cls: type[Any], text: str = "three", label: Any = "three") -> Trajectory:
-    ticket = Ticket(group_id=3, task=Task("What is 1+2?", label=label, id="sum"), num_samples=1, version=0)
+    ticket = Ticket(group_id=3, task=Task("What is 1+2?", label=label, id="sum"), n_samples_per_prompt=1, version=0)
     return await Scene(cls, ScriptedEngine(answer=says(text)), PATIENT, ticket).play()
 
 
