@@ -8,41 +8,39 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.schema import TrainConfig
 from agentrl.core.process import cuda_device_count
 from agentrl.core.protocols import RolloutWorker
-from agentrl.engine.settings import EngineSettings, engine_environment
+from agentrl.engine.settings import Device, EngineSettings, Transport, engine_environment, weight_transport
 
 if TYPE_CHECKING:
     from agentrl.weights.sender import WeightSender
 
-Transport = Literal["shm", "nccl", "ipc"]
 Stage = Callable[[str], None]
 """Told what start-up is doing, in a few words for the display."""
 
 
 def model_path(config: TrainConfig) -> str:
-    """The directory or hub name of the initial policy; the bundled model unless ``--model`` names one."""
+    """Return the directory or hub name of the initial policy; the bundled model unless ``--model`` names one."""
     return config.model.model or str(tiny_model_path())
 
 
-def device() -> Literal["cpu", "cuda"]:
-    """Where this process computes."""
+def device() -> Device:
+    """Return the kind of device that this process computes on."""
     return "cuda" if cuda_device_count() else "cpu"
 
 
 def transport(config: TrainConfig) -> Transport:
-    """How weights travel: shared memory without GPUs, CUDA IPC between colocated pairs, else NCCL."""
-    if device() == "cpu":
-        return "shm"
-    return "ipc" if config.engine.colocate else "nccl"
+    """Return the path of new weights to the engines."""
+    return weight_transport(config.engine, device())
 
 
 def worker_environment(config: TrainConfig) -> dict[str, str]:
-    """Environment variables that worker processes start with; libraries read some of them only once.
+    """Return the environment variables that worker processes start with; libraries read some of them only once.
 
     The number of threads of a process is the user's ``OMP_NUM_THREADS``, if it is set.
     """
@@ -51,28 +49,13 @@ def worker_environment(config: TrainConfig) -> dict[str, str]:
 
 
 def engine_settings(config: TrainConfig, index: int) -> EngineSettings:
-    """Settings of engine number `index`."""
-    engine = config.engine
-    return EngineSettings(
-        model=model_path(config),
-        device=device(),
-        dtype=engine.engine_dtype,
-        max_model_len=engine.max_model_len,
-        max_num_seqs=engine.max_num_seqs,
-        kv_cache_gib=engine.kv_cache_gib,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
-        tensor_parallel_size=engine.tensor_parallel_size,
-        enforce_eager=engine.enforce_eager,
-        seed=config.run.seed,
-        trust_remote_code=config.model.trust_remote_code,
-        transport=transport(config),
-        index=index,
-        stop_strings=True,  # environments may ask for them at any turn
-    )
+    """Return the settings of engine number `index`."""
+    model = replace(config.model, model=model_path(config))
+    return EngineSettings(model=model, engine=config.engine, device=device(), seed=config.run.seed, index=index)
 
 
 def build_worker(config: TrainConfig, index: int) -> RolloutWorker:
-    """Rollout worker number `index` with its engine; nothing is loaded before its `start`."""
+    """Return rollout worker number `index` with its engine; nothing is loaded before its `start`."""
     from agentrl.engine.vllm_engine import VllmEngine
     from agentrl.env.load import load_agent
     from agentrl.rollout.settings import episode_settings
@@ -83,7 +66,7 @@ def build_worker(config: TrainConfig, index: int) -> RolloutWorker:
 
 
 def build_learner_rank(config: TrainConfig, rank: int = 0) -> Any:
-    """One learner rank; nothing is loaded before its `start`."""
+    """Return one learner rank; nothing is loaded before its `start`."""
     from agentrl.learner.learner import LearnerRank
     from agentrl.learner.settings import settings_from
 
@@ -103,5 +86,5 @@ def _sender(config: TrainConfig, rank: int) -> WeightSender:
 
 
 def _own_address(config: TrainConfig) -> str:
-    """The address at which engines on other machines reach this one; loopback in a private cluster."""
+    """Return the address at which engines on other machines reach this one; loopback in a private cluster."""
     return socket.gethostbyname(socket.gethostname()) if config.run.ray_address else "127.0.0.1"

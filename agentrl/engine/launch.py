@@ -46,7 +46,7 @@ def build(settings: EngineSettings) -> AsyncLLM:
     """Load the model and start the engine: on CUDA in processes of its own, on the CPU on a thread of this process."""
     if settings.device == "cuda":
         return with_core_stats(lambda: AsyncLLM.from_engine_args(AsyncEngineArgs(**_common(settings), **_cuda(settings))))
-    config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
+    config = AutoConfig.from_pretrained(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
     _inspect_here(config)
     arguments = AsyncEngineArgs(**_common(settings), **_cpu(settings, config))
     with warnings.catch_warnings():
@@ -92,11 +92,11 @@ def _inspect_here(config: Any) -> None:
 
 def _common(settings: EngineSettings) -> dict[str, Any]:
     return {
-        "model": settings.model,
-        "dtype": settings.resolved_dtype,
-        "max_num_seqs": settings.max_num_seqs,
+        "model": settings.model.model,
+        "dtype": settings.dtype,
+        "max_num_seqs": settings.engine.max_num_seqs,
         "seed": settings.seed,
-        "trust_remote_code": settings.trust_remote_code,
+        "trust_remote_code": settings.model.trust_remote_code,
         "skip_tokenizer_init": not settings.stop_strings,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
@@ -109,21 +109,21 @@ def _common(settings: EngineSettings) -> dict[str, Any]:
 
 def _cuda(settings: EngineSettings) -> dict[str, Any]:
     return {
-        "max_model_len": settings.max_model_len or None,
-        "tensor_parallel_size": settings.tensor_parallel_size,
-        "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "enforce_eager": settings.enforce_eager,
+        "max_model_len": settings.engine.max_model_len or None,
+        "tensor_parallel_size": settings.engine.tensor_parallel_size,
+        "gpu_memory_utilization": settings.engine.gpu_memory_utilization,
+        "enforce_eager": settings.engine.enforce_eager,
     }
 
 
 def _cpu(settings: EngineSettings, config: Any) -> dict[str, Any]:
     own = int(getattr(config.get_text_config(), "max_position_embeddings", CPU_CONTEXT_LIMIT))
-    context = settings.max_model_len or min(own, CPU_CONTEXT_LIMIT)
+    context = settings.engine.max_model_len or min(own, CPU_CONTEXT_LIMIT)
     return {
         "max_model_len": context,
         "block_size": CPU_BLOCK,
         "enforce_eager": True,
-        "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30),
+        "kv_cache_memory_bytes": int(settings.engine.kv_cache_gib * 2**30),
         "distributed_executor_backend": "uni",
         "async_scheduling": False,
         # Whole prompts only: vLLM 0.32 rewinds a seeded request's generator after each part of a prompt, which a CPU

@@ -1,4 +1,4 @@
-"""What an inference engine is started with; imports no heavy library, so that any process may build and pickle it."""
+"""Settings and environment variables of an inference engine; no heavy import, so that any process may build and pickle them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agentrl.config.schema import EngineConfig, ModelConfig
 from agentrl.core.errors import ConfigError
+
+Device = Literal["cpu", "cuda"]
+Transport = Literal["shm", "nccl", "ipc"]
 
 _ALWAYS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -45,17 +49,24 @@ _TRANSPORTS = {
 }
 
 
-def engine_environment(device: Literal["cpu", "cuda"], transport: str = "shm") -> dict[str, str]:
-    """The variables a process that hosts an engine should start with.
+def weight_transport(engine: EngineConfig, device: Device) -> Transport:
+    """Return the path of new weights: shared memory without GPUs, CUDA IPC between colocated pairs, else NCCL."""
+    if device == "cpu":
+        return "shm"
+    return "ipc" if engine.colocate else "nccl"
+
+
+def engine_environment(device: Device, transport: Transport) -> dict[str, str]:
+    """Return the environment variables that a process with an engine starts with.
 
     Args:
-        device: Where the engine runs.
-        transport: How weights arrive, as in `EngineSettings.transport`.
+        device: Kind of device the engine runs on.
+        transport: Path of new weights to the engine.
     """
     return {**_ALWAYS, **(_CPU if device == "cpu" else _CUDA), **_TRANSPORTS[transport]}
 
 
-def prepare_environment(device: Literal["cpu", "cuda"], transport: str = "shm") -> None:
+def prepare_environment(device: Device, transport: Transport = "shm") -> None:
     """Set, in this process, what `engine_environment` lists and the user has not set.
 
     Call it before torch and vLLM are imported: OpenMP and vLLM read some of these only once.
@@ -94,52 +105,34 @@ class EngineSettings:
     """Settings of one engine.
 
     Attributes:
-        model: Hugging Face directory or hub name.
-        device: Where the engine runs.
-        dtype: Data type of the weights; ``auto`` is float32 on CPU and bfloat16 on CUDA.
-        max_model_len: Context length in tokens; 0 is the model's own, at most 4096 on CPU.
-        max_num_seqs: Sequences decoded at once.
-        kv_cache_gib: Memory for the KV cache of a CPU engine, GiB.
-        gpu_memory_utilization: Share of GPU memory the engine may take.
-        tensor_parallel_size: GPUs of this engine.
-        enforce_eager: Capture no CUDA graphs; always so on CPU.
+        model: Section of the model, with the bundled one already filled in.
+        engine: Section of the engines.
+        device: Kind of device the engine runs on.
         seed: Seed for requests that carry none.
-        trust_remote_code: Allow the model's own Python code to run.
-        transport: How new weights arrive: a file in shared memory, NCCL, or CUDA IPC.
         index: Place of this engine among all engines, from 0; its ranks in an NCCL group follow from it.
-        stop_strings: Load the tokenizer, so that requests may carry stop strings.
-        deterministic: On the CPU, make a request's tokens and log-probabilities independent, bit for bit, of the requests
-            that share its batch. Costs nothing for small models; a lone request to a model with layers of more than
-            about 1,000 inputs is decoded at a bit over half the speed. On CUDA set ``VLLM_BATCH_INVARIANT=1`` instead.
+        stop_strings: Load the tokenizer, so that requests may carry stop strings, as environments do at any turn.
     """
 
-    model: str
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_model_len: int = 0
-    max_num_seqs: int = 256
-    kv_cache_gib: float = 0.25
-    gpu_memory_utilization: float = 0.9
-    tensor_parallel_size: int = 1
-    enforce_eager: bool = False
+    model: ModelConfig
+    engine: EngineConfig
+    device: Device = "cpu"
     seed: int = 0
-    trust_remote_code: bool = False
-    transport: Literal["shm", "nccl", "ipc"] = "shm"
     index: int = 0
-    stop_strings: bool = False
-    deterministic: bool = True
+    stop_strings: bool = True
 
     def __post_init__(self) -> None:
-        if self.device == "cpu" and self.transport != "shm":
-            raise ConfigError("transport", self.transport, "needs CUDA", "Use shm for engines on the CPU.")
-        if self.device == "cpu" and self.tensor_parallel_size != 1:
-            raise ConfigError(
-                "--tensor-parallel-size", self.tensor_parallel_size, "must be 1 on the CPU", "Use --num-engines for more engines."
-            )
+        gpus = self.engine.tensor_parallel_size
+        if self.device == "cpu" and gpus != 1:
+            raise ConfigError("--tensor-parallel-size", gpus, "must be 1 on the CPU", "Use --num-engines for more engines.")
 
     @property
-    def resolved_dtype(self) -> str:
-        """The data type in force."""
-        if self.dtype != "auto":
-            return self.dtype
+    def dtype(self) -> str:
+        """Data type of the weights; ``auto`` is float32 on CPU and bfloat16 on CUDA."""
+        if self.engine.engine_dtype != "auto":
+            return self.engine.engine_dtype
         return "float32" if self.device == "cpu" else "bfloat16"
+
+    @property
+    def transport(self) -> Transport:
+        """Path of new weights to this engine."""
+        return weight_transport(self.engine, self.device)

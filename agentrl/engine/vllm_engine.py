@@ -64,12 +64,12 @@ class VllmEngine:
         prepare_environment(self._settings.device, self._settings.transport)
         try:
             await asyncio.to_thread(self._load)
-            if self._settings.deterministic and self._settings.device == "cpu":
+            if self._settings.device == "cpu":
                 await self._llm.collective_rpc("make_row_invariant")
             await self._llm.update_weight_version("0")
         except Exception as error:
             await self.close()
-            raise EngineError(f"vLLM did not start with model {self._settings.model!r}: {_reason(error)}") from error
+            raise EngineError(f"vLLM did not start with model {self._settings.model.model!r}: {_reason(error)}") from error
         self._end_ids = _end_token_ids(self._llm.model_config)
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
         self._meter = UsageMeter()
@@ -208,7 +208,7 @@ class VllmEngine:
         await llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
         connection = update.payload.get("connect")
         if connection is not None and connection != self._connection:
-            offset = {"rank_offset": 1 + self._settings.index * self._settings.tensor_parallel_size} if update.transport == "nccl" else {}
+            offset = {"rank_offset": 1 + self._settings.index * self._settings.engine.tensor_parallel_size} if update.transport == "nccl" else {}
             await llm.init_weight_transfer_engine(WeightTransferInitRequest({**connection, **offset}))
             self._connection = connection
         await llm.start_weight_update()

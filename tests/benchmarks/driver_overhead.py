@@ -26,6 +26,7 @@ from typing import Any
 from agentrl.assets import tiny_model_path
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Sampling, Ticket
+from agentrl.config.schema import EngineConfig, ModelConfig
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.env.load import AgentSpec
@@ -106,7 +107,7 @@ async def stock_engine(settings: EngineSettings) -> Any:
 
     from agentrl.engine import launch
 
-    config = launch.AutoConfig.from_pretrained(settings.model)
+    config = launch.AutoConfig.from_pretrained(settings.model.model)
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**launch._common(settings), **launch._cpu(settings, config)))
     await llm.collective_rpc("make_row_invariant")
     return llm
@@ -179,7 +180,7 @@ def random_model(folder: Path) -> str:
 
 async def measure(model: str, options: argparse.Namespace) -> None:
     """Start the engines and print the table."""
-    settings = EngineSettings(model=model, stop_strings=True)
+    settings = EngineSettings(model=ModelConfig(model=model), engine=EngineConfig())
     engine = VllmEngine(settings)
     await engine.start()
     process = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Generation, Sampling, ints
+from agentrl.config.schema import EngineConfig, ModelConfig
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.vllm_engine import VllmEngine
 
@@ -50,7 +52,9 @@ def saved(model: Any, path: Path) -> str:
 
 
 def settings(model: str, **changes: Any) -> EngineSettings:
-    return EngineSettings(model=model, max_num_seqs=64, kv_cache_gib=0.06, **changes)
+    """Of a model without a tokenizer, unless `stop_strings` is among the changes."""
+    own = EngineSettings(model=ModelConfig(model=model), engine=EngineConfig(max_num_seqs=64, kv_cache_gib=0.06), stop_strings=False)
+    return replace(own, **changes)
 
 
 def request(prompt: Iterable[int], **sampling: Any) -> GenerationRequest:

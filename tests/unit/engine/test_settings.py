@@ -2,13 +2,18 @@ import pickle
 
 import pytest
 
+from agentrl.config.schema import EngineConfig, ModelConfig
 from agentrl.core.errors import ConfigError
 from agentrl.engine.settings import EngineSettings
 
 
+def settings(device: str = "cpu", **engine: object) -> EngineSettings:
+    return EngineSettings(model=ModelConfig(model="m"), engine=EngineConfig(**engine), device=device)  # type: ignore[arg-type]
+
+
 def test_settings_survive_pickling() -> None:
-    settings = EngineSettings(model="m", max_model_len=32, stop_strings=True)
-    assert pickle.loads(pickle.dumps(settings)) == settings
+    made = settings(max_model_len=32)
+    assert pickle.loads(pickle.dumps(made)) == made
 
 
 @pytest.mark.parametrize(
@@ -16,10 +21,14 @@ def test_settings_survive_pickling() -> None:
     [("cpu", "auto", "float32"), ("cuda", "auto", "bfloat16"), ("cpu", "bfloat16", "bfloat16"), ("cuda", "float32", "float32")],
 )
 def test_auto_dtype_follows_the_device(device: str, dtype: str, resolved: str) -> None:
-    assert EngineSettings(model="m", device=device, dtype=dtype).resolved_dtype == resolved  # type: ignore[arg-type]
+    assert settings(device, engine_dtype=dtype).dtype == resolved
 
 
-@pytest.mark.parametrize(("name", "value"), [("transport", "nccl"), ("tensor_parallel_size", 2)])
-def test_what_needs_cuda_is_refused_on_the_cpu(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=str(value)):
-        EngineSettings(model="m", **{name: value})  # type: ignore[arg-type]
+@pytest.mark.parametrize(("device", "colocate", "transport"), [("cpu", True, "shm"), ("cuda", True, "ipc"), ("cuda", False, "nccl")])
+def test_the_path_of_weights_follows_device_and_placement(device: str, colocate: bool, transport: str) -> None:
+    assert settings(device, colocate=colocate).transport == transport
+
+
+def test_several_gpus_are_refused_on_the_cpu() -> None:
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2"):
+        settings(tensor_parallel_size=2)
