@@ -6,9 +6,9 @@ unique over all sections, so a flag needs no prefix: ``--learning-rate`` is `Lea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import tyro
 from annotated_types import Ge, Gt, Le, Lt
@@ -381,11 +381,6 @@ class EvalConfig:
 Record = Literal["none", "sample", "all"]
 
 
-def num_recorded(record: Record, episodes: int) -> int:
-    """Return how many of a group's `episodes` are recorded."""
-    return {"none": 0, "sample": 1, "all": episodes}[record]
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrackConfig:
     """What is recorded."""
@@ -420,25 +415,3 @@ class TrainConfig:
     def staleness(self) -> int:
         """The bound on staleness in force; see `FlowConfig.staleness`."""
         return self.flow.staleness
-
-
-Sections = TypeVar("Sections")
-
-
-def changed(config: Sections, **values: Any) -> Sections:
-    """Return `config` with settings replaced, each named as in its section.
-
-    Args:
-        config: A dataclass with sections of the schema as fields.
-        values: New values by field name, unchecked.
-
-    Raises:
-        TypeError: If no section has a field of that name.
-    """
-    sections = {item.name: getattr(config, item.name) for item in fields(config) if is_dataclass(getattr(config, item.name))}  # type: ignore[arg-type]
-    homes = {item.name: name for name, section in sections.items() for item in fields(section)}
-    if unknown := values.keys() - homes.keys():
-        raise TypeError(f"no section of {type(config).__name__} has a setting named {', '.join(sorted(unknown))}")
-    for name, value in values.items():
-        sections[homes[name]] = replace(sections[homes[name]], **{name: value})
-    return replace(config, **sections)  # type: ignore[type-var]

@@ -208,7 +208,9 @@ class VllmEngine:
         await llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
         connection = update.payload.get("connect")
         if connection is not None and connection != self._connection:
-            offset = {"rank_offset": 1 + self._settings.index * self._settings.engine.tensor_parallel_size} if update.transport == "nccl" else {}
+            offset = (
+                {"rank_offset": 1 + self._settings.index * self._settings.engine.tensor_parallel_size} if update.transport == "nccl" else {}
+            )
             await llm.init_weight_transfer_engine(WeightTransferInitRequest({**connection, **offset}))
             self._connection = connection
         await llm.start_weight_update()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentrl.algo.filters import GroupFilter, dynamic_filter, keep_all
-from agentrl.config.schema import GROUP_ESTIMATORS, AlgoConfig, FlowConfig, RolloutConfig, RunConfig, TrackConfig, TrainConfig, num_recorded
+from agentrl.config.schema import GROUP_ESTIMATORS, AlgoConfig, FlowConfig, RolloutConfig, RunConfig, TrackConfig, TrainConfig
+from agentrl.config.sections import num_recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

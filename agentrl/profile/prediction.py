@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agentrl.config.schema import changed
+from agentrl.config.sections import changed
 from agentrl.profile.recorded import Recorded
 from agentrl.profile.simulated_engine import DrawGroup, EpisodeShape
 from agentrl.profile.simulated_learner import LearnerModel

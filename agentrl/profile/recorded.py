@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from agentrl.config.schema import changed
+from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Status
 from agentrl.flow.settings import FlowSettings

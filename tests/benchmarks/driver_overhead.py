@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.assets import tiny_model_path
+from agentrl.config.schema import EngineConfig, ModelConfig
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Sampling, Ticket
-from agentrl.config.schema import EngineConfig, ModelConfig
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.env.load import AgentSpec

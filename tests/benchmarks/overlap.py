@@ -25,7 +25,7 @@ from typing import Any
 from agentrl.assets import tiny_model_path
 from agentrl.cluster.runtime import make_runtime
 from agentrl.config.load import load_config
-from agentrl.config.schema import changed
+from agentrl.config.sections import changed
 from agentrl.core.protocols import EngineStats, GenerationRequest, Learner, WeightUpdate
 from agentrl.core.types import Generation, Sampling
 from agentrl.engine.scripted import ScriptedEngine

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from agentrl.config.schema import EngineConfig, ModelConfig
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Generation, Sampling, ints
-from agentrl.config.schema import EngineConfig, ModelConfig
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.vllm_engine import VllmEngine
 

@@ -9,13 +9,13 @@ from agentrl.engine.settings import engine_environment, prepare_environment, wit
 
 
 def test_values_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in engine_environment("cpu"):
+    for name in engine_environment("cpu", "shm"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     prepare_environment("cpu")
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    for name in engine_environment("cpu"):
+    for name in engine_environment("cpu", "shm"):
         monkeypatch.delenv(name)  # what `prepare_environment` set is undone at the end, like the rest
 
 

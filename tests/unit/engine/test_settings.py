@@ -30,5 +30,5 @@ def test_the_path_of_weights_follows_device_and_placement(device: str, colocate:
 
 
 def test_several_gpus_are_refused_on_the_cpu() -> None:
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 2"):
+    with pytest.raises(ConfigError, match="--tensor-parallel-size = 2"):
         settings(tensor_parallel_size=2)

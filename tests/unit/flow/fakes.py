@@ -10,7 +10,8 @@ from typing import Any
 import anyio
 
 from agentrl.algo.filters import GroupFilter, keep_all
-from agentrl.config.schema import TrainConfig, changed
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status, Task, Ticket

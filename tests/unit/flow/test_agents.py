@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from agentrl.algo.filters import Rejection
-from agentrl.config.schema import FlowConfig, TrainConfig, changed
+from agentrl.config.schema import FlowConfig, TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.errors import TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status

@@ -1,0 +1,34 @@
+"""Helpers for what is made of sections of the schema: the configuration of a command, and the settings of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from agentrl.config.schema import Record
+
+Sections = TypeVar("Sections")
+
+
+def changed(config: Sections, **values: Any) -> Sections:
+    """Return `config` with settings replaced, each named as in its section.
+
+    Args:
+        config: A dataclass with sections of the schema as fields.
+        values: New values by field name, unchecked.
+
+    Raises:
+        TypeError: If no section has a field of that name.
+    """
+    sections = {item.name: getattr(config, item.name) for item in fields(config) if is_dataclass(getattr(config, item.name))}  # type: ignore[arg-type]
+    homes = {item.name: name for name, section in sections.items() for item in fields(section)}
+    if unknown := values.keys() - homes.keys():
+        raise TypeError(f"no section of {type(config).__name__} has a setting named {', '.join(sorted(unknown))}")
+    for name, value in values.items():
+        sections[homes[name]] = replace(sections[homes[name]], **{name: value})
+    return replace(config, **sections)  # type: ignore[type-var]
+
+
+def num_recorded(record: Record, episodes: int) -> int:
+    """Return how many of a group's `episodes` are recorded."""
+    return {"none": 0, "sample": 1, "all": episodes}[record]
