@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import random
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 
 from agentrl.check.context import Context
 from agentrl.check.findings import Rule, Severity
-from agentrl.check.play import Played, Policy
+from agentrl.check.play import CheckedEpisode, repeating
 from agentrl.check.policies import standard_policies
 from agentrl.core.types import Task
 
@@ -23,8 +24,8 @@ EPISODES = 4
 PLAIN = (bool, int, float, complex, str, bytes, list, dict, set, frozenset, tuple, deque)
 STATES = (11, 22)
 
-Script: TypeAlias = tuple[Task, int, list[str]]
-"""Task, seed and actions of an episode to repeat."""
+Script: TypeAlias = tuple[Task, list[str]]
+"""Task and actions of an episode to repeat."""
 
 RULES = (
     Rule(
@@ -81,11 +82,11 @@ async def check_determinism(context: Context) -> None:
     """Play episodes again, and against each other."""
     saved = random.getstate(), np.random.get_state()
     try:
-        for task, seed, actions in scripts_to_repeat(context):
+        for task, actions in scripts_to_repeat(context):
             if context.left(0.6) <= 0:
                 context.report.skipped.append("determinism of some policies: no time left")
                 return
-            await _check_script(context, task, seed, actions, _first_time(context, task, actions))
+            await _check_script(context, task, actions, _first_time(context, task, actions))
         if not context.report.has("shared-state", "nondeterministic", "group-differs", "global-reseed"):
             await _check_interleaved(context)
     finally:
@@ -93,23 +94,23 @@ async def check_determinism(context: Context) -> None:
         np.random.set_state(saved[1])
 
 
-def _script(played: Played) -> Script:
-    return played.task, played.seed, [turn.action for turn in played.turns]
+def _script(played: CheckedEpisode) -> Script:
+    return played.task, played.actions
 
 
 def scripts_to_repeat(context: Context) -> list[Script]:
     """Actions to repeat: of the longest episodes, and of each policy once."""
     scripts = list(map(_script, context.good()))
     policies = len(standard_policies(context.cls, context.tasks))
-    longest = sorted(scripts, key=lambda script: -len(script[2]))[:EPISODES]
+    longest = sorted(scripts, key=lambda script: -len(script[1]))[:EPISODES]
     return list({id(script): script for script in [*longest, *scripts[:policies]]}.values())
 
 
-async def _check_script(context: Context, task: Task, seed: int, actions: Sequence[str], first: Played | None) -> None:
+async def _check_script(context: Context, task: Task, actions: list[str], first: CheckedEpisode | None) -> None:
     state = _class_state(context)
-    one, after_one = await _with_global_state(STATES[0], lambda: _replay(context, task, seed, actions))
-    two, _ = await _with_global_state(STATES[0], lambda: _replay(context, task, seed, actions))
-    other, after_other = await _with_global_state(STATES[1], lambda: _replay(context, task, seed, actions))
+    one, after_one = await _with_global_state(STATES[0], lambda: _replay(context, task, actions))
+    two, _ = await _with_global_state(STATES[0], lambda: _replay(context, task, actions))
+    other, after_other = await _with_global_state(STATES[1], lambda: _replay(context, task, actions))
     changed = [name for name, value in _class_state(context).items() if state.get(name, value) != value]
     original = context.originals.get(task.id)
     if original is not None and pickled(task) != original:
@@ -134,13 +135,13 @@ async def _check_script(context: Context, task: Task, seed: int, actions: Sequen
         context.found("class-state", "step", ", ".join(changed))
 
 
-def _first_time(context: Context, task: Task, actions: Sequence[str]) -> Played | None:
+def _first_time(context: Context, task: Task, actions: Sequence[str]) -> CheckedEpisode | None:
     """The episode that a script repeats, as it was when few others had been played."""
-    return next((played for played in context.good() if played.task is task and [turn.action for turn in played.turns] == actions), None)
+    return next((played for played in context.good() if played.task is task and played.actions == actions), None)
 
 
 async def _check_interleaved(context: Context) -> None:
-    """Two episodes that take turns must be what they are alone."""
+    """Compare two episodes that take turns with the same two one after the other."""
     if hasattr(context.cls, "make_vector"):  # a step of one waits for a step of the other, which comes after it here
         context.report.skipped.append("episodes in turns: those on a vector environment take their steps together")
         return
@@ -148,9 +149,9 @@ async def _check_interleaved(context: Context) -> None:
         if context.left(0.6) <= 0:
             context.report.skipped.append("some pairs of episodes side by side: no time left")
             return
-        alone = [await _replay(context, *script) for script in (first, second)]
+        separate = [await _replay(context, *script) for script in (first, second)]
         together = await _both(context, first, second)
-        for lonely, beside in zip(alone, together, strict=True):
+        for lonely, beside in zip(separate, together, strict=True):
             found = _difference(lonely, beside)
             if found:
                 context.found("shared-state", "step", f"beside another episode {found[1]}")
@@ -166,28 +167,52 @@ def _pairs(context: Context) -> list[tuple[Script, Script]]:
     return pairs
 
 
-async def _both(context: Context, *scripts: Script) -> list[Played]:
-    table = context.table()
-    episodes = [table.open(task, seed) for task, seed, _ in scripts]
+class _Turns:
+    """Lets an episode take one turn at a time."""
+
+    def __init__(self) -> None:
+        self._waits, self._may = asyncio.Event(), asyncio.Event()
+
+    async def gate(self) -> None:
+        """Wait for leave to take a turn."""
+        self._waits.set()
+        await self._may.wait()
+        self._may.clear()
+
+    async def next(self, playing: asyncio.Task[CheckedEpisode]) -> None:
+        """Give leave, if it is waited for, and return when the episode asks again or is over."""
+        if self._waits.is_set():
+            self._waits.clear()
+            self._may.set()
+        asks = asyncio.create_task(self._waits.wait())
+        await asyncio.wait({playing, asks}, return_when=asyncio.FIRST_COMPLETED)
+        asks.cancel()
+
+
+async def _both(context: Context, *scripts: Script) -> list[CheckedEpisode]:
+    """Episodes that take their turns one after the other."""
+    turns = [_Turns() for _ in scripts]
+    episodes = [context.player.open(task, repeating(actions), gate=turn.gate) for (task, actions), turn in zip(scripts, turns, strict=True)]
+    playing: list[asyncio.Task[CheckedEpisode]] = []
     try:
-        for episode in episodes:
-            await episode.reset()
-        for actions in zip_longest(*(script[2] for script in scripts)):
-            for episode, action in zip(episodes, actions, strict=True):
-                if action is not None and not episode.played.over:
-                    await episode.step(action)
+        for episode, turn in zip(episodes, turns, strict=True):
+            playing.append(asyncio.create_task(episode.run()))
+            await turn.next(playing[-1])
+        while not all(task.done() for task in playing):
+            for task, turn in zip(playing, turns, strict=True):
+                if not task.done():
+                    await turn.next(task)
     finally:
         for episode in episodes:
             await episode.close()
     return [episode.played for episode in episodes]
 
 
-async def _replay(context: Context, task: Task, seed: int, actions: Sequence[str]) -> Played:
-    policy = Policy("again", lambda view: actions[view.turn])
-    return await context.table().play(task, policy, seed=seed, max_turns=len(actions))
+async def _replay(context: Context, task: Task, actions: list[str]) -> CheckedEpisode:
+    return await context.player.play(task, repeating(actions))
 
 
-async def _with_global_state(state: int, play: Callable[[], Any]) -> tuple[Played, dict[str, Any]]:
+async def _with_global_state(state: int, play: Callable[[], Any]) -> tuple[CheckedEpisode, dict[str, Any]]:
     """An episode that begins with given global random states, and the states after it."""
     random.seed(state)
     np.random.seed(state)
@@ -196,7 +221,7 @@ async def _with_global_state(state: int, play: Callable[[], Any]) -> tuple[Playe
     return played, after
 
 
-def _difference(one: Played, two: Played) -> tuple[str, str] | None:
+def _difference(one: CheckedEpisode, two: CheckedEpisode) -> tuple[str, str] | None:
     """Where two episodes part: ``reset`` or ``step``, and in words."""
     if one.first != two.first:
         return "reset", f"reset said {short(one.first)} and then {short(two.first)}"

@@ -13,19 +13,18 @@ import random
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from agentrl.check.context import CheckSettings, Context, digest
+from agentrl.check.context import Context, digest
 from agentrl.check.determinism import scripts_to_repeat, short
-from agentrl.check.findings import Rule, Severity
-from agentrl.check.play import Codec, Played, Player, Policy
-from agentrl.check.probe import Watch, probed
-from agentrl.core.types import Task
-from agentrl.env.boundary import EnvLimits, Threads
+from agentrl.check.findings import CheckSettings, Rule, Severity
+from agentrl.check.play import CheckedEpisode, Player, make_player, repeating
+from agentrl.check.probe import Watch
+from agentrl.check.tokenizer import load_codec
 from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
 
@@ -87,10 +86,10 @@ async def check_elsewhere(context: Context, command: Sequence[str]) -> None:
     if not command or context.settings.env.startswith(REMOTE) or context.report.has(*UNSTABLE) or context.left() < 1:
         return
     own_tasks = not context.settings.prompts and not context.report.has("tasks-unstable")
-    scripts = [(task, seed, actions) for task, seed, actions in scripts_to_repeat(context) if task.id in context.originals]
+    scripts = [(task, actions) for task, actions in scripts_to_repeat(context) if task.id in context.originals]
     request = {
         "settings": asdict(context.settings),
-        "episodes": [(base64.b64encode(context.originals[task.id]).decode(), seed, actions) for task, seed, actions in scripts],
+        "episodes": [(base64.b64encode(context.originals[task.id]).decode(), actions) for task, actions in scripts],
         "tasks": own_tasks,
     }
     answer = await asyncio.to_thread(_ask, context, command, {**request, "clock_s": CLOCK_S}, HASH_SEEDS[0])
@@ -102,7 +101,7 @@ async def check_elsewhere(context: Context, command: Sequence[str]) -> None:
     reseeded = [name for name, state in answer["random"].items() if state == context.after_import.get(name)]
     if reseeded:
         context.found("import-reseeds", "import", f"the state of {' and '.join(reseeded)} is the same in two processes")
-    here = [await _again(context, *script) for script in scripts]
+    here = [_told(await context.player.play(task, repeating(actions))) for task, actions in scripts]
     if own_tasks and (differ := _tasks_differ(context, answer)):
         context.found("tasks-unstable", "tasks", f"{differ} in a process with another hash seed, at another time")
     elif found := _first_difference(here, answer["episodes"]):
@@ -111,15 +110,7 @@ async def check_elsewhere(context: Context, command: Sequence[str]) -> None:
         context.found(at_fault, "step", found)
 
 
-async def _again(context: Context, task: Task, seed: int, actions: Sequence[str]) -> dict[str, Any]:
-    return _told(await _replay(context.table(), task, seed, actions))
-
-
-async def _replay(player: Player, task: Task, seed: int, actions: Sequence[str]) -> Played:
-    return await player.play(task, Policy("again", lambda view: actions[view.turn]), seed=seed, max_turns=len(actions))
-
-
-def _told(played: Played) -> dict[str, Any]:
+def _told(played: CheckedEpisode) -> dict[str, Any]:
     """An episode as JSON."""
     return {"error": str(played.error or ""), "first": played.first, "steps": [list(step) for step in played.steps()]}
 
@@ -173,13 +164,12 @@ def _ask(context: Context, command: Sequence[str], request: Mapping[str, Any], h
             return None
 
 
-def answer(request: str, told: str, open_codec: Callable[[str], Codec]) -> None:
-    """What the second process does.
+def answer(request: str, told: str) -> None:
+    """Be the second process.
 
     Args:
         request: File to read.
         told: File to write.
-        open_codec: Makes a codec for a model.
     """
     with open(request, encoding="utf-8") as file:
         asked = json.load(file)
@@ -189,21 +179,11 @@ def answer(request: str, told: str, open_codec: Callable[[str], Codec]) -> None:
     try:
         settings = CheckSettings(**asked["settings"])
         spec = load_agent(settings.env)
-        cls = spec.load()
+        spec.load()
         result["random"] = random_states()
         if asked["tasks"]:
             result["tasks"] = [digest(task) for task in TaskSource.from_agent(spec, shuffle=False).first(PEEK)]
-        limits = EnvLimits(reset_timeout_s=settings.timeout_s, step_timeout_s=settings.timeout_s, close_timeout_s=settings.timeout_s)
-        player = Player(
-            cls=probed(cls, Watch()),
-            source=spec.source,
-            codec=open_codec(settings.model),
-            threads=Threads(settings.env_threads),
-            limits=limits,
-            max_turns=settings.max_turns,
-            seed=settings.seed,
-            watch=Watch(),
-        )
+        player = make_player(settings, spec, load_codec(settings.model), Watch())
         result["episodes"] = asyncio.new_event_loop().run_until_complete(_play_all(player, asked["episodes"]))
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"[:300]
@@ -211,8 +191,8 @@ def answer(request: str, told: str, open_codec: Callable[[str], Codec]) -> None:
         json.dump(result, file)
 
 
-async def _play_all(player: Player, episodes: Sequence[tuple[str, int, list[str]]]) -> list[dict[str, Any]]:
-    return [_told(await _replay(player, pickle.loads(base64.b64decode(task)), seed, actions)) for task, seed, actions in episodes]
+async def _play_all(player: Player, episodes: Sequence[tuple[str, list[str]]]) -> list[dict[str, Any]]:
+    return [_told(await player.play(pickle.loads(base64.b64decode(task)), repeating(actions))) for task, actions in episodes]
 
 
 def random_states() -> dict[str, str]:

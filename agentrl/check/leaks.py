@@ -8,7 +8,7 @@ from statistics import fmean
 
 from agentrl.check.context import Context
 from agentrl.check.findings import Rule, Severity
-from agentrl.check.play import Played
+from agentrl.check.play import CheckedEpisode
 from agentrl.check.policies import label_text
 
 MIN_TASKS, MIN_LABELS = 4, 3
@@ -49,7 +49,7 @@ def check_leaks(context: Context) -> None:
             return
 
 
-def _answers(played: Played) -> str:
+def _answers(played: CheckedEpisode) -> str:
     """What a player was told who earned no answer."""
     return "\n".join(turn.text for turn in (played.turns[:-1] if played.over else played.turns))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.check.context import Context
 from agentrl.check.findings import Rule, Severity
-from agentrl.check.play import SOLVER, Played, Policy, View
+from agentrl.check.play import SOLVER, CheckedEpisode, PolicyInput, TextPolicy
 from agentrl.check.policies import COMMON, bracketed, constant_answers, label_texts, options_in, words_of
 from agentrl.check.results import spread
 from agentrl.core.types import Task
@@ -128,7 +128,7 @@ def _in_the_way(context: Context) -> str:
     return f"every episode {leaks[0].replace('-', ' ')}" if leaks else ""
 
 
-def _judge(context: Context, everything: Sequence[Played]) -> None:
+def _judge(context: Context, everything: Sequence[CheckedEpisode]) -> None:
     if len(everything) > 1 and _range(everything) <= SAME:
         blind = not words_of(context.cls) and all(task.label is None for task in context.tasks)
         rule = "reward-unseen" if blind else "reward-constant"
@@ -203,8 +203,8 @@ async def _try_constants(context: Context) -> None:
     _judge_constant(context, scores)
 
 
-async def _constant(context: Context, task: Task, answer: str) -> Played:
-    return await context.table().play(task, Policy("constant", lambda view: answer), seed=context.seed_of(task))
+async def _constant(context: Context, task: Task, answer: str) -> CheckedEpisode:
+    return await context.player.play(task, TextPolicy("constant", lambda given: answer))
 
 
 def _judge_constant(context: Context, scores: dict[str, dict[str, float]]) -> None:
@@ -235,33 +235,33 @@ async def _search(context: Context) -> None:
             context.searched.append(played)
         for turn_number, turn in enumerate(played.turns):
             if turn.text and not turn.result.terminated and turn.text not in visited:
-                visited[turn.text] = (0, [done.action for done in played.turns[: turn_number + 1]])
+                visited[turn.text] = (0, played.actions[: turn_number + 1])
         finished = any(found.finished for found in context.searched) or any(found.finished for found in context.good())
         if finished and _range([*context.good(), *context.searched]) > SAME:
             return
 
 
-async def _explore(context: Context, task: Task, prefix: list[str], words: Sequence[str], number: int) -> Played:
-    def act(view: View) -> str:
-        if view.turn < len(prefix):
-            return prefix[view.turn]
-        forms = bracketed(view.first, view.rng)
-        return view.rng.choice(words or forms or options_in(view.text) or COMMON)
+async def _explore(context: Context, task: Task, prefix: list[str], words: Sequence[str], number: int) -> CheckedEpisode:
+    def act(given: PolicyInput) -> str:
+        if given.turn < len(prefix):
+            return prefix[given.turn]
+        forms = bracketed(given.first, given.rng)
+        return given.rng.choice(words or forms or options_in(given.text) or COMMON)
 
     turns = min(SEARCH_TURNS * context.settings.max_turns, len(prefix) + context.settings.max_turns)
-    return await context.table().play(task, Policy("search", act), seed=context.seed_of(task), index=number, max_turns=turns)
+    return await context.player.play(task, TextPolicy("search", act), index=number, max_turns=turns)
 
 
 def _flat_share(context: Context) -> float:
     """Share of the tasks in which the random policies all earned the same."""
-    groups: dict[str, list[Played]] = {}
+    groups: dict[str, list[CheckedEpisode]] = {}
     for played in context.good():
         if played.policy.startswith("random") or played.policy in ("empty", "copy"):
             groups.setdefault(played.task.id, []).append(played)
     return _mean([float(_range(group) <= SAME) for group in groups.values()])
 
 
-def _row(name: str, played: Sequence[Played]) -> dict[str, Any]:
+def _row(name: str, played: Sequence[CheckedEpisode]) -> dict[str, Any]:
     good = [one for one in played if one.error is None and one.turns]
     rewards = [one.reward for one in good]
     return {
@@ -277,7 +277,7 @@ def _row(name: str, played: Sequence[Played]) -> dict[str, Any]:
     }
 
 
-def _range(played: Sequence[Played]) -> float:
+def _range(played: Sequence[CheckedEpisode]) -> float:
     rewards = [one.reward for one in played]
     return max(rewards) - min(rewards) if rewards else 0.0
 

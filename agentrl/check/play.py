@@ -1,58 +1,45 @@
-"""Episodes without a model: the same boundary, prompts and states as in a run, with actions that are given."""
+"""Episodes without a model: the episode loop of a run, with an engine that writes the tokens of a scripted policy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
-from agentrl.check.probe import Watch
-from agentrl.core.errors import EnvError, EnvResultError
-from agentrl.core.types import Message, Prompt, Task
-from agentrl.env.agent import AgentClass, SamplingParams, StepResult, StepState
+from agentrl.check.findings import CheckSettings
+from agentrl.check.probe import Watch, probed
+from agentrl.core.errors import EngineError, EnvError, EnvResultError
+from agentrl.core.protocols import GenerationRequest
+from agentrl.core.types import FinishReason, Generation, Prompt, Sampling, Task, Ticket, floats, ints
+from agentrl.env.agent import AgentClass, StepState
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import MultiAgentSpec, multi_agent_spec
-from agentrl.env.results import NEEDS_ONE, bad_result
+from agentrl.env.results import bad_result
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.episode import Episode
+from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedSession
+from agentrl.rollout.settings import EpisodeSettings
 
+CLOSE_TIMEOUT_S = 10.0
+"""Deadline of `close`, as in a run."""
 
-class Codec(Protocol):
-    """Between prompts and tokens, as the model's chat template has it."""
-
-    end_token_ids: tuple[int, ...]
-
-    def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of the first prompt."""
-        ...
-
-    def encode_next(self, messages: Sequence[Message], last_id: int) -> list[int]:
-        """Token ids of the environment's answer to a turn."""
-        ...
-
-    def encode_text(self, text: str) -> list[int]:
-        """Token ids of text as it is."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids."""
-        ...
-
-    def control_in(self, text: str) -> str:
-        """The first control token that is spelled in a text, or ""."""
-        ...
+UNLIMITED = 2**31
+"""Context length: how long prompts and observations are is judged from what was seen, and cuts no episode."""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What a policy sees.
+class PolicyInput:
+    """Everything that a scripted policy may look at.
 
     Attributes:
-        task: Of the episode.
-        turn: From 0.
-        text: What the environment said last.
-        first: What it said first.
-        rng: For policies that draw.
+        task: Task of the episode.
+        turn: Number of the turn, from 0.
+        text: Text that the environment gave last.
+        first: Text that the environment gave first.
+        rng: Random numbers, for policies that draw.
         index: Number of the episode with this policy.
     """
 
@@ -65,24 +52,29 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """Writes a turn.
+class TextPolicy:
+    """Writes turns by a rule, in place of a model.
 
     Attributes:
         name: For reports.
-        act: From what is seen to what is written.
+        act: The text of the turn; `None` leaves the episode there.
     """
 
     name: str
-    act: Callable[[View], str]
+    act: Callable[[PolicyInput], str | None]
 
 
-SOLVER = Policy("solve", lambda view: "")
-"""Writes what the environment's own `solve` says."""
+SOLVER = TextPolicy("solve", lambda given: "")
+"""Writes the right answer, as the environment's own `solve` gives it."""
+
+
+def repeating(actions: list[str]) -> TextPolicy:
+    """A policy that writes given texts and then leaves the episode."""
+    return TextPolicy("again", lambda given: actions[given.turn] if given.turn < len(actions) else None)
 
 
 def solves(cls: AgentClass) -> bool:
-    """Whether a class says what a right answer is."""
+    """Whether a class has a method that gives the right answer."""
     return callable(getattr(cls, "solve", None))
 
 
@@ -90,7 +82,7 @@ class SolvingSession(EnvSession):
     """A session that can be asked for a right answer."""
 
     async def solve(self, state: StepState) -> str:
-        """What the environment's `solve` writes.
+        """The text that the environment's `solve` returns.
 
         Raises:
             EnvError: If it raised.
@@ -104,46 +96,52 @@ class SolvingSession(EnvSession):
 
 
 @dataclass(slots=True)
-class PlayedTurn:
-    """One turn: what was written, what came of it, and what is read next, with its tokens; is it an agent's first prompt?"""
+class CheckedTurn:
+    """One turn of a checked episode.
+
+    Attributes:
+        action: Text that `step` was given.
+        result: What `step` returned.
+        text: Text that is read next.
+        num_tokens: Tokens of that text; 0 if nobody reads it.
+        opens: Whether it is the first prompt of another agent.
+    """
 
     action: str
-    result: StepResult
+    result: Any
     text: str
-    num_tokens: int
+    num_tokens: int = 0
     opens: bool = False
 
     @property
     def reward(self) -> float:
-        """What it earned, for all agents together."""
+        """Reward of the turn, for all agents together."""
         return math.fsum((self.result.reward, *self.result.rewards.values()))
 
 
 @dataclass(slots=True)
-class Played:
+class CheckedEpisode:
     """One episode so far.
 
     Attributes:
-        task: It is about.
-        seed: It was reset with.
-        policy: Who played.
-        first: What the model would see first, as text.
+        task: Its task.
+        policy: Name of the policy that played.
+        first: Text that the model would see first.
         raw_first: Whether that is raw text, as the dictionary form gives it.
-        first_tokens: Its tokens.
+        first_tokens: Tokens of the first prompt.
         turns: In order.
-        error: What ended it before its time.
-        method: During which that was.
+        error: Failure that ended it before its time.
+        method: Method of the environment in which the failure happened.
     """
 
     task: Task
-    seed: int
     policy: str = ""
     first: str = ""
     raw_first: bool = False
     first_tokens: int = 0
-    turns: list[PlayedTurn] = field(default_factory=list)
+    turns: list[CheckedTurn] = field(default_factory=list)
     error: EnvError | None = None
-    method: str = ""
+    method: str = "reset"
 
     @property
     def finished(self) -> bool:
@@ -156,149 +154,210 @@ class Played:
         return self.error is not None or (bool(self.turns) and (self.finished or self.turns[-1].result.truncated))
 
     @property
+    def actions(self) -> list[str]:
+        """Texts that `step` was given."""
+        return [turn.action for turn in self.turns]
+
+    @property
     def reward(self) -> float:
         """Sum of the turns' rewards."""
         return math.fsum(turn.reward for turn in self.turns)
 
     @property
     def score(self) -> float:
-        """As an episode of a run has it."""
+        """Score of the last turn; without one the reward, clipped to 0..1."""
         given = self.turns[-1].result.score if self.turns else None
-        return min(max(self.reward, 0.0), 1.0) if given is None else given
+        return min(max(self.reward, 0.0), 1.0) if given is None else float(given)
 
     def steps(self) -> list[tuple[Any, ...]]:
-        """What can be compared of every turn: observation, reward, terminated, truncated, score."""
+        """Of each turn all that can be compared: observation, reward, terminated, truncated, score."""
         return [(turn.text, turn.reward, turn.result.terminated, turn.result.truncated, turn.result.score) for turn in self.turns]
 
 
-class Episode:
-    """One episode that is stepped by hand; a failure is noted in `played`, not raised."""
+class TextEpisode:
+    """One episode of the loop of a run in which a scripted policy takes the place of the model.
 
-    def __init__(self, session: SolvingSession, codec: Codec, agents_spec: MultiAgentSpec, played: Played) -> None:
-        self._session, self._codec, self._agents_spec, self.played = session, codec, agents_spec, played
-        self._agent = agents_spec.agents[0]
-        self._texts: dict[str, str] = {}  # agent -> all that it has read and written
-        self._openings: Mapping[str, Prompt] = {}
+    Args:
+        player: The environment and the settings.
+        task: The task.
+        policy: Writes the turns.
+        index: Number of the episode with this policy.
+        max_turns: Turns of the episode at most; 0: as the settings say.
+        gate: Waited for before each turn.
 
-    async def reset(self) -> None:
-        """Begin."""
-        played = self.played
-        try:
-            result = await self._session.reset(played.task, played.seed)
-            self._openings = result.observations
-            self._agent = result.agent or self._agent
-            played.raw_first = isinstance(result.observation, str)
-            played.first, played.first_tokens = self._tell(self._agent, result.observation)
-        except EnvError as error:
-            played.error, played.method = error, "reset"
+    Attributes:
+        played: The episode so far.
+    """
 
-    async def solve(self) -> str:
-        """What the environment itself would write now; "" if it fails, which is noted."""
-        try:
-            return await self._session.solve(self._state(""))
-        except EnvError as error:
-            self.played.error, self.played.method = error, "solve"
-            return ""
-
-    async def step(self, action: str) -> None:
-        """Take a turn."""
-        played = self.played
-        try:
-            result = await self._session.step(self._state(action))
-            self._texts[self._agent] = self._texts.get(self._agent, "") + action
-            known = set(self._texts)
-            text, size = self._hand_over(result)
-        except EnvError as error:
-            played.error, played.method = error, "step"
-            return
-        played.turns.append(PlayedTurn(action, result, text, size, opens=set(self._texts) != known))
-
-    def _state(self, action: str) -> StepState:
-        played = self.played
-        return StepState(
-            observation_text=self._texts.get(self._agent, ""),
-            action_text=action,
-            label=played.task.label,
-            sampling_params=SamplingParams(temperature=1.0, top_p=1.0, top_k=0, max_tokens=128, stop=[], stop_token_ids=[]),
-            task=played.task,
-            agent=self._agent,
-            turn=len(played.turns),
-            finish_reason="stop",
+    def __init__(
+        self, player: Player, task: Task, policy: TextPolicy, *, index: int, max_turns: int, gate: Callable[[], Awaitable[object]] | None
+    ) -> None:
+        self._player, self._policy, self._index, self._gate = player, policy, index, gate
+        self._rng = Random(f"{player.settings.seed} {policy.name} {task.id} {index}")
+        self.played = CheckedEpisode(task, policy.name)
+        self._session = SolvingSession(player.cls, player.source, player.threads, player.settings.env)
+        self._episode = Episode(
+            Ticket(group_id=0, task=task, num_samples=1, version=0),
+            0,
+            engine=SamplerEngine(self._sample, max_model_len=UNLIMITED),
+            codec=player.codec,
+            env=WatchedSession(self._session, self._watch),
+            settings=replace(player.settings, max_turns=max_turns or player.settings.max_turns),
+            agents_spec=player.agents_spec,
         )
+        self._openings: Mapping[str, Prompt] = {}
+        self._agents: set[str] = set()  # those that have read something
+        self._tokens: dict[str, int] = {}  # conversation -> tokens so far
+
+    async def run(self) -> CheckedEpisode:
+        """Play until the episode ends, fails, or is left by the policy; a failure is noted in `played`, not raised."""
+        try:
+            await self._episode.play()
+        except EnvError as error:
+            self.played.error = error
+        except EngineError:  # the policy left
+            pass
+        return self.played
 
     async def close(self) -> None:
-        """End it."""
+        """Close the environment."""
         await self._session.close()
 
-    def _hand_over(self, result: StepResult) -> tuple[str, int]:
-        """Tell the agent that is next; text and tokens of what it is told."""
-        if result.terminated or result.truncated:
-            return ("" if result.observation is None else plain(result.observation)), 0
-        self._agent = result.agent or self._agents_spec.after(self._agent)
-        if self._agent in self._texts and result.observation is None:
-            raise bad_result(f"{self._agents_spec.env}.step", "observation", None, f"agent {self._agent!r} acts next; {NEEDS_ONE}")
-        return self._tell(self._agent, result.observation)
+    def _watch(self, event: ResetEvent | SampleEvent | StepEvent) -> None:
+        played, spec = self.played, self._player.agents_spec
+        if isinstance(event, ResetEvent):
+            self._openings = event.result.observations
+            played.raw_first = isinstance(event.result.observation, str)
+            played.first = self._read(event.result.agent or spec.agents[0], event.result.observation)
+        elif isinstance(event, StepEvent):
+            result = event.result
+            if result.terminated or result.truncated:
+                text = "" if result.observation is None else plain(result.observation)
+            else:
+                text = self._read(result.agent or spec.after(event.state.agent), result.observation)
+            played.turns.append(CheckedTurn(event.state.action_text, result, text))
 
-    def _tell(self, agent: str, observation: Prompt | None) -> tuple[str, int]:
-        """What an agent reads before its turn, as text, and its number of tokens."""
-        first = agent not in self._texts
-        opening = self._openings.get(agent) if first else None
-        parts = [part for part in (opening, observation) if part is not None] or [self.played.task.prompt]
-        ids = [token for part in parts for token in (self._codec.encode_prompt(part) if first else self._answer(part))]
-        self._texts[agent] = self._texts.get(agent, "") + self._codec.decode(ids)
-        return "\n".join(map(plain, parts)), len(ids)
+    def _read(self, agent: str, observation: Prompt | None) -> str:
+        """Text that an agent reads before its turn: its opening if it has read nothing so far, and the observation."""
+        opening = None if agent in self._agents else self._openings.get(agent)
+        self._agents.add(agent)
+        parts = [part for part in (opening, observation) if part is not None]
+        return "\n".join(map(plain, parts or [self.played.task.prompt]))
 
-    def _answer(self, observation: Prompt) -> list[int]:
-        if isinstance(observation, str):
-            return self._codec.encode_text(observation)
-        return self._codec.encode_next(observation, self._codec.end_token_ids[0] if self._codec.end_token_ids else -1)
+    async def _sample(self, request: GenerationRequest) -> Generation:
+        """The tokens of the turn that the policy writes.
+
+        Raises:
+            EngineError: If it leaves the episode.
+        """
+        self._count(request)
+        if self._gate is not None:
+            await self._gate()
+        played = self.played
+        if self._policy is SOLVER:
+            played.method = "solve"
+            text: str | None = await self._session.solve(self._episode.state())
+        else:
+            said = played.turns[-1].text if played.turns else played.first
+            text = self._policy.act(PolicyInput(played.task, len(played.turns), said, played.first, self._rng, self._index))
+        played.method = "step"
+        if text is None:
+            raise EngineError("the policy leaves the episode")
+        generation = self._generation(text, request.sampling)
+        self._tokens[request.session] += len(generation.token_ids)
+        return generation
+
+    def _count(self, request: GenerationRequest) -> None:
+        """Note how many tokens are read before this turn."""
+        played, known = self.played, self._tokens.get(request.session)
+        fresh = len(request.prompt_ids) - (known or 0)
+        self._tokens[request.session] = len(request.prompt_ids)
+        if played.turns:
+            played.turns[-1].num_tokens, played.turns[-1].opens = fresh, known is None
+        else:
+            played.first_tokens = fresh
+
+    def _generation(self, text: str, sampling: Sampling) -> Generation:
+        """A text as a model would write it: none of it a control token, and cut as the environment asks.
+
+        The budget of the command line cuts nothing, because the texts are to try what the environment can take.
+        """
+        codec, own_budget = self._player.codec, self._player.settings.sampling.max_tokens
+        ends = [text.index(stop) + len(stop) for stop in sampling.stop if stop in text]
+        ids = codec.encode_plain(text[: min(ends)] if ends else text)
+        if not ends:
+            ids = [*ids, *codec.end_token_ids[:1]]
+        budget = len(ids) if sampling.max_tokens >= own_budget else sampling.max_tokens
+        kept = ids[:budget]
+        return Generation(
+            token_ids=ints(kept),
+            logprobs=floats([0.0] * len(kept)),
+            versions=ints([0] * len(kept)),
+            finish_reason=FinishReason.STOP if len(kept) == len(ids) else FinishReason.LENGTH,
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
     """Plays episodes of one environment.
 
     Attributes:
         cls: The user's class, behind a probe.
         source: File it is defined in.
+        agents_spec: Its agents.
         codec: Of the model's tokenizer.
         threads: For plain methods.
-        limits: Deadlines.
-        max_turns: Turns of an episode.
-        seed: Of the check.
-        watch: Gets the name of what is being done.
+        settings: Settings of the episodes, as a run has them.
     """
 
     cls: AgentClass
     source: str
-    codec: Codec
+    agents_spec: MultiAgentSpec
+    codec: ChatCodec
     threads: Threads
-    limits: EnvLimits
-    max_turns: int
-    seed: int
-    watch: Watch
+    settings: EpisodeSettings
 
-    def open(self, task: Task, seed: int, policy: str = "") -> Episode:
-        """An episode that is not begun."""
-        session = SolvingSession(self.cls, self.source, self.threads, self.limits)
-        return Episode(session, self.codec, multi_agent_spec(self.cls, self.source), Played(task, seed, policy))
+    def open(
+        self, task: Task, policy: TextPolicy, *, index: int = 0, max_turns: int = 0, gate: Callable[[], Awaitable[object]] | None = None
+    ) -> TextEpisode:
+        """An episode that is not begun; `TextEpisode` describes the arguments."""
+        return TextEpisode(self, task, policy, index=index, max_turns=max_turns, gate=gate)
 
-    async def play(self, task: Task, policy: Policy, *, seed: int, index: int = 0, max_turns: int = 0) -> Played:
+    async def play(self, task: Task, policy: TextPolicy, *, index: int = 0, max_turns: int = 0) -> CheckedEpisode:
         """One episode from beginning to end."""
-        episode = self.open(task, seed, policy.name)
-        played = episode.played
-        rng = Random(f"{self.seed} {policy.name} {task.id} {index}")
+        episode = self.open(task, policy, index=index, max_turns=max_turns)
         try:
-            await episode.reset()
-            while not played.over and len(played.turns) < (max_turns or self.max_turns):
-                text = played.turns[-1].text if played.turns else played.first
-                view = View(task, len(played.turns), text, played.first, rng, index)
-                action = await episode.solve() if policy is SOLVER else policy.act(view)
-                if played.error is None:
-                    await episode.step(action)
+            return await episode.run()
         finally:
             await episode.close()
-        return played
+
+
+def make_player(settings: CheckSettings, spec: AgentSpec, codec: ChatCodec, watch: Watch) -> Player:
+    """A player of an environment.
+
+    Args:
+        settings: Settings of the check.
+        spec: Where the environment is.
+        codec: Of the model's tokenizer.
+        watch: Sees every call of user code.
+    """
+    cls, limit = spec.load(), settings.timeout_s
+    close_s = min(limit, CLOSE_TIMEOUT_S)
+    limits = EnvLimits(reset_timeout_s=limit, step_timeout_s=limit, close_timeout_s=close_s, threads=settings.env_threads)
+    return Player(
+        cls=probed(cls, watch),
+        source=spec.source,
+        agents_spec=multi_agent_spec(cls, spec.source),
+        codec=codec,
+        threads=Threads(settings.env_threads),
+        settings=EpisodeSettings(
+            model=settings.model,
+            seed=settings.seed,
+            sampling=Sampling(max_tokens=settings.max_new_tokens),
+            max_turns=settings.max_turns,
+            env=limits,
+        ),
+    )
 
 
 def plain(value: Prompt) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from agentrl.check.play import SOLVER, Policy, View, plain, solves
+from agentrl.check.play import SOLVER, PolicyInput, TextPolicy, plain, solves
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass
 
@@ -42,33 +42,33 @@ _FORM = re.compile(r"\{[^{}\n]*\}")
 _NAME = re.compile(r"(?<=[\[,:])(\s*)([A-Za-z_]\w*)(?=\s*[\],}])")
 
 
-def standard_policies(cls: AgentClass, tasks: Sequence[Task]) -> list[Policy]:
+def standard_policies(cls: AgentClass, tasks: Sequence[Task]) -> list[TextPolicy]:
     """Everyone who plays every environment."""
     labels = label_texts(tasks)
     return [
         *([SOLVER] if solves(cls) else []),
-        Policy("label", _label),
-        Policy("random choice", lambda view: _choose(view, [*words_of(cls), *labels])),
-        Policy("random text", lambda view: _random_text(view.rng)),
-        Policy("copy", lambda view: view.text),
-        Policy("empty", lambda view: ""),
-        Policy("long", lambda view: (f"{view.rng.choice(labels or ('7',))} and so on, " * LONG_CHARS)[:LONG_CHARS]),
-        Policy("control tokens", lambda view: CONTROL_TEXT),
+        TextPolicy("label", _label),
+        TextPolicy("random choice", lambda given: _choose(given, [*words_of(cls), *labels])),
+        TextPolicy("random text", lambda given: _random_text(given.rng)),
+        TextPolicy("copy", lambda given: given.text),
+        TextPolicy("empty", lambda given: ""),
+        TextPolicy("long", lambda given: (f"{given.rng.choice(labels or ('7',))} and so on, " * LONG_CHARS)[:LONG_CHARS]),
+        TextPolicy("control tokens", lambda given: CONTROL_TEXT),
     ]
 
 
-def recorded_policy(actions: Mapping[str, Sequence[str]]) -> Policy:
+def recorded_policy(actions: Mapping[str, Sequence[str]]) -> TextPolicy:
     """Writes what was written in a run.
 
     Args:
         actions: Per task id, the texts of the turns of one episode.
     """
 
-    def act(view: View) -> str:
-        texts = actions.get(view.task.id, ())
-        return texts[view.turn] if view.turn < len(texts) else ""
+    def act(given: PolicyInput) -> str:
+        texts = actions.get(given.task.id, ())
+        return texts[given.turn] if given.turn < len(texts) else ""
 
-    return Policy("recorded", act)
+    return TextPolicy("recorded", act)
 
 
 def words_of(cls: AgentClass) -> list[str]:
@@ -138,17 +138,17 @@ def fill_form(text: str, label: Any) -> str | None:
     return _NAME.sub(fill, re.sub(r'"([^"]*\|[^"]*)"', choose, found.group()))
 
 
-def _label(view: View) -> str:
+def _label(given: PolicyInput) -> str:
     """The label in one of three forms; the form of a call is followed by copying what came of it."""
-    form = fill_form(view.first, view.task.label) if view.index % 3 == 1 else None
+    form = fill_form(given.first, given.task.label) if given.index % 3 == 1 else None
     if form is not None:
-        return form if view.turn == 0 else view.text
-    return _as_json(view.task.label) if view.index % 3 == 2 else label_text(view.task.label)
+        return form if given.turn == 0 else given.text
+    return _as_json(given.task.label) if given.index % 3 == 2 else label_text(given.task.label)
 
 
-def _choose(view: View, words: Sequence[str]) -> str:
-    options = [*words, *options_in(view.text), *bracketed(view.first, view.rng)] or COMMON
-    return view.rng.choice(options)
+def _choose(given: PolicyInput, words: Sequence[str]) -> str:
+    options = [*words, *options_in(given.text), *bracketed(given.first, given.rng)] or COMMON
+    return given.rng.choice(options)
 
 
 def _random_text(rng: Random) -> str:

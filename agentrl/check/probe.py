@@ -21,7 +21,7 @@ STATUS_BYTES = 200
 
 
 @dataclass(slots=True)
-class Call:
+class UserCall:
     """One call of user code.
 
     Attributes:
@@ -58,12 +58,12 @@ class Watch:
     status_fd: int = -1
     effects: Effects | None = None
     tag: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[UserCall] = field(default_factory=list)
     holds: tuple[str, float, int] | None = None
 
-    def begin(self, method: str, is_async: bool) -> Call:
+    def begin(self, method: str, is_async: bool) -> UserCall:
         """Note that a call begins."""
-        call = Call(method, is_async, self.tag)
+        call = UserCall(method, is_async, self.tag)
         self.calls.append(call)
         if self.status_fd >= 0:
             os.pwrite(self.status_fd, method.encode()[:STATUS_BYTES].ljust(STATUS_BYTES), 0)
@@ -79,7 +79,7 @@ class Watch:
             self.holds = None
 
     @contextmanager
-    def measured(self, method: str) -> Iterator[Call]:
+    def measured(self, method: str) -> Iterator[UserCall]:
         """Measure a plain call."""
         call = self.begin(method, False)
         before = self.effects.before() if self.effects else None
@@ -110,7 +110,7 @@ def probed(cls: AgentClass, watch: Watch) -> AgentClass:
     return type(cls.__name__, (), body)
 
 
-def _constructor(cls: AgentClass, watch: Watch) -> Callable[[Any], None]:
+def _constructor(cls: AgentClass, watch: Watch) -> Callable[[Any], Any]:
     main = threading.get_ident()
 
     def construct(self: Any) -> None:
@@ -121,7 +121,11 @@ def _constructor(cls: AgentClass, watch: Watch) -> Callable[[Any], None]:
             else:
                 self.inner = cls()
 
-    return construct
+    async def construct_async(self: Any) -> None:
+        self.inner = object.__new__(cls)
+        await _async_call(self.inner.__init__, "__init__", watch)
+
+    return construct_async if inspect.iscoroutinefunction(cls.__init__) else construct
 
 
 def _plain_method(name: str, watch: Watch) -> Callable[..., Any]:
@@ -135,19 +139,23 @@ def _plain_method(name: str, watch: Watch) -> Callable[..., Any]:
 
 def _async_method(name: str, watch: Watch) -> Callable[..., Any]:
     async def call(self: Any, *args: Any) -> Any:
-        record = watch.begin(name, True)
-        before = watch.effects.before() if watch.effects else None
-        try:
-            return await _timed(getattr(self.inner, name)(*args), watch, record)
-        finally:
-            if watch.effects and before:
-                watch.effects.compare(before, name)
+        return await _async_call(getattr(self.inner, name), name, watch, *args)
 
     return call
 
 
+async def _async_call(method: Callable[..., Any], name: str, watch: Watch, *args: Any) -> Any:
+    record = watch.begin(name, True)
+    before = watch.effects.before() if watch.effects else None
+    try:
+        return await _timed(method(*args), watch, record)
+    finally:
+        if watch.effects and before:
+            watch.effects.compare(before, name)
+
+
 @types.coroutine
-def _timed(awaitable: Awaitable[Any], watch: Watch, call: Call) -> Generator[Any, Any, Any]:
+def _timed(awaitable: Awaitable[Any], watch: Watch, call: UserCall) -> Generator[Any, Any, Any]:
     """Await, and measure how long each stretch between two suspensions holds the event loop."""
     inner: Any = awaitable.__await__()
     started = time.perf_counter()

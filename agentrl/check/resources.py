@@ -16,7 +16,7 @@ import psutil
 
 from agentrl.check.context import Context
 from agentrl.check.findings import Rule, Severity
-from agentrl.check.play import Policy
+from agentrl.check.play import repeating
 from agentrl.core.types import Task
 
 ROUNDS = 3
@@ -84,17 +84,14 @@ async def check_resources(context: Context) -> None:
     if not good:
         return
     longest = max(good, key=lambda played: len(played.turns))
-    actions = [turn.action for turn in longest.turns]
     before = await _settled(None)
     for round_number in range(ROUNDS):
         if context.left(0.4) <= 0:
             context.report.skipped.append("resources: no time left")
             return
-        await context.table().play(
-            longest.task, Policy("again", lambda view: actions[view.turn]), seed=longest.seed, max_turns=len(actions)
-        )
-        await _leave(context, longest.task, longest.seed)
-        await _cancel(context, longest.task, longest.seed, actions[0], round_number)
+        await context.player.play(longest.task, repeating(longest.actions))
+        await context.player.play(longest.task, repeating([]))
+        await _cancel(context, longest.task, longest.actions[0], round_number)
     after = await _settled(before)
     _report(context, before, after)
 
@@ -109,25 +106,14 @@ def _report(context: Context, before: dict[str, int], after: dict[str, int]) -> 
         context.found(f"leaks-{kind}", "close", f"{count} {kind} more after {2 * ROUNDS} to {3 * ROUNDS} episodes")
 
 
-async def _leave(context: Context, task: Task, seed: int) -> None:
-    """An episode that is closed before its first turn."""
-    episode = context.table().open(task, seed)
-    try:
-        await episode.reset()
-    finally:
-        await episode.close()
-
-
-async def _cancel(context: Context, task: Task, seed: int, action: str, number: int) -> None:
+async def _cancel(context: Context, task: Task, action: str, number: int) -> None:
     """Cancel `step` where it first waits for something; the first round cancels `reset` as well."""
     for method in ("step", "reset") if number == 0 else ("step",):
         if not inspect.iscoroutinefunction(getattr(context.cls, method, None)):
             continue
-        episode = context.table().open(task, seed)
+        episode = context.player.open(task, repeating([action]))
         try:
-            if method == "step":
-                await episode.reset()
-            running = asyncio.create_task(episode.step(action) if method == "step" else episode.reset())
+            running = asyncio.create_task(episode.run())
             await _until_waiting(context, method)
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from agentrl.check.context import Context
 from agentrl.check.effects import output_size
 from agentrl.check.findings import Rule, Severity
-from agentrl.check.play import Played, refused_by_template
+from agentrl.check.play import CheckedEpisode, refused_by_template
 from agentrl.check.policies import recorded_policy, standard_policies
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.types import Task
@@ -157,7 +157,7 @@ _RETURNED = re.compile(r" returned (\w+)")
 
 async def play_standard(context: Context) -> None:
     """Play every policy on some tasks, one episode after another, and report what failed."""
-    table, watch = context.table(), context.watch
+    player, watch = context.player, context.watch
     tasks = spread(context.tasks, context.settings.episodes)
     policies = standard_policies(context.cls, context.tasks)
     if context.recorded:
@@ -173,7 +173,7 @@ async def play_standard(context: Context) -> None:
             if policy.name == "recorded" and task.id not in context.recorded:
                 continue
             watch.tag = policy.name
-            played = await table.play(task, policy, seed=context.seed_of(task), index=index)
+            played = await player.play(task, policy, index=index)
             context.played.append(played)
             if played.error is not None:
                 context.found(rule_of(played.error, played.method), _method(played), _seen(played))
@@ -221,18 +221,18 @@ def _result_rule(field: str, text: str) -> str:
     return _FIELDS.get(field, "result-type")
 
 
-def _hopeless(played: Sequence[Played]) -> bool:
+def _hopeless(played: Sequence[CheckedEpisode]) -> bool:
     """Whether nothing has worked so far, and it is known why; deadlines are not waited for often."""
     errors = [episode.error for episode in played]
     late = sum(isinstance(error, EnvTimeoutError) for error in errors)
     return (len(errors) >= 8 or late >= 2) and None not in errors
 
 
-def _method(played: Played) -> str:
+def _method(played: CheckedEpisode) -> str:
     return "__init__" if ".__init__ raised" in str(played.error).partition("\n")[0] else played.method
 
 
-def _seen(played: Played) -> str:
+def _seen(played: CheckedEpisode) -> str:
     """The error, and for which answer it came."""
     text = str(played.error)
     line = text.partition("\n")[0]
@@ -245,10 +245,10 @@ def _check_close(context: Context) -> None:
     """The boundary only logs what close raises; its call knows."""
     for call in context.watch.calls[-2:]:
         if call.method == "close" and call.done and isinstance(call.error, asyncio.CancelledError):
-            context.found("timeout", "close", f"close did not return within {context.table().limits.close_timeout_s:g} s")
+            context.found("timeout", "close", f"close did not return within {context.player.settings.env.close_timeout_s:g} s")
             context.close_hangs, call.error = True, None
         elif call.method == "close" and call.error is not None and call.done:
             context.found("close-raises", "close", f"{type(call.error).__name__}: {call.error}")
             call.error = None
         elif call.method == "close" and not call.done:
-            context.found("timeout", "close", f"close did not return within {context.table().limits.close_timeout_s:g} s")
+            context.found("timeout", "close", f"close did not return within {context.player.settings.env.close_timeout_s:g} s")

@@ -14,28 +14,26 @@ from typing import Any
 
 import psutil
 
-from agentrl.check.context import CheckSettings, Context
+from agentrl.check.context import Context
 from agentrl.check.determinism import check_determinism
 from agentrl.check.effects import Effects, importing, watch_background, watch_tasks
 from agentrl.check.elsewhere import check_elsewhere, random_states
-from agentrl.check.findings import Report
+from agentrl.check.findings import CheckSettings, Report
 from agentrl.check.leaks import check_leaks
 from agentrl.check.learning import check_learning
-from agentrl.check.play import Codec, Player
-from agentrl.check.probe import Watch, probed
+from agentrl.check.play import make_player
+from agentrl.check.probe import Watch
 from agentrl.check.resources import check_resources
 from agentrl.check.results import play_standard
 from agentrl.check.speed import check_speed
 from agentrl.check.tasks import read_tasks
 from agentrl.check.text import check_text
-from agentrl.env.boundary import EnvLimits, Threads
 from agentrl.env.executor import Executor
 from agentrl.env.load import load_agent
+from agentrl.rollout.chat import ChatCodec
 
 POLL_S = 0.1
 HOLD_GRACE_S = 1.0
-CLOSE_S = 10.0
-"""Deadline of `close`, as in a run."""
 
 Emit = Callable[[Mapping[str, Any]], None]
 """Gets ``{"phase": what comes next, "report": all so far}``, and at the end a phase of ``done``."""
@@ -43,7 +41,7 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 def run_checks(
     settings: CheckSettings,
-    codec: Codec,
+    codec: ChatCodec,
     recorded: Mapping[str, Sequence[str]],
     emit: Emit,
     status_fd: int = -1,
@@ -72,7 +70,8 @@ def run_checks(
             spec = load_agent(settings.env)
             cls = spec.load()
         report.env = {"spec": settings.env, "name": spec.name, "source": os.path.basename(spec.source), "tasks": None}
-        context = Context(settings, spec, cls, codec, report, watch, started, recorded, after_import=random_states())
+        player = make_player(settings, spec, codec, watch)
+        context = Context(settings, spec, cls, player, report, watch, started, recorded, after_import=random_states())
         watch_background(report, context.where)
         emit({"phase": "tasks", "report": report.to_dict()})
         read_tasks(context)
@@ -89,18 +88,6 @@ async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
     settings, report = context.settings, context.report
     context.watch.effects = effects = Effects(report, context.where)
     watch_tasks(asyncio.get_running_loop(), report, context.where)
-    limit = settings.timeout_s
-    limits = EnvLimits(reset_timeout_s=limit, step_timeout_s=limit, close_timeout_s=min(limit, CLOSE_S), threads=settings.env_threads)
-    context.player = Player(
-        cls=probed(context.cls, context.watch),
-        source=context.spec.source,
-        codec=context.codec,
-        threads=Threads(settings.env_threads),
-        limits=limits,
-        max_turns=settings.max_turns,
-        seed=settings.seed,
-        watch=context.watch,
-    )
     phases: dict[str, Callable[[Context], Awaitable[None] | None]] = {
         "policies": play_standard,
         "resources": check_resources,

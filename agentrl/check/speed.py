@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.check.context import Context
 from agentrl.check.findings import Rule, Severity
-from agentrl.check.probe import Call
+from agentrl.check.probe import UserCall
 
 HOLD_S = 0.05
 HOLDS, HOLD_SHARE = 3, 0.2
@@ -62,7 +62,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(math.ceil(share * len(ordered)), len(ordered)) - 1] if ordered else 0.0
 
 
-def _row(method: str, calls: Sequence[Call]) -> dict[str, Any]:
+def _row(method: str, calls: Sequence[UserCall]) -> dict[str, Any]:
     later = calls[1:] or calls  # the first may import and connect
     seconds = [call.seconds for call in later]
     return {
@@ -75,7 +75,7 @@ def _row(method: str, calls: Sequence[Call]) -> dict[str, Any]:
     }
 
 
-def _blocked(context: Context, calls: Sequence[Call]) -> bool:
+def _blocked(context: Context, calls: Sequence[UserCall]) -> bool:
     """Once may be the machine's fault, or an import; so it takes several times."""
     for method in ("reset", "step", "close"):
         held = [call.longest_s for call in calls if call.method == method and call.is_async and call.tag != "long"]
@@ -90,7 +90,7 @@ def _blocked(context: Context, calls: Sequence[Call]) -> bool:
     return False
 
 
-def _slow_text(context: Context, calls: Sequence[Call]) -> bool:
+def _slow_text(context: Context, calls: Sequence[UserCall]) -> bool:
     steps = [call for call in calls if call.method == "step"]
     usual = percentile([call.seconds for call in steps if call.tag != "long"], 0.5)
     long = percentile([call.seconds for call in steps if call.tag == "long"], 0.25)
@@ -100,7 +100,7 @@ def _slow_text(context: Context, calls: Sequence[Call]) -> bool:
     return False
 
 
-def _bounds(context: Context, calls: Sequence[Call], known: bool) -> None:
+def _bounds(context: Context, calls: Sequence[UserCall], known: bool) -> None:
     """What one worker can do: threads work side by side, the event loop does one thing at a time."""
     settings, good = context.settings, context.good()
     steps = [call.seconds for call in calls if call.method == "step"]

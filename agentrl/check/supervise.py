@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import IO, Any, Protocol
 
-from agentrl.check.context import CheckSettings
-from agentrl.check.findings import Report, Rule, Severity
+from agentrl.check.findings import CheckSettings, Report, Rule, Severity
 from agentrl.core.errors import ConfigError
 
 GRACE_S = 2.0

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from agentrl.check.context import Context
 from agentrl.check.findings import Rule, Severity
-from agentrl.check.play import Played, plain
+from agentrl.check.play import CheckedEpisode, plain
 from agentrl.check.speed import percentile
 from agentrl.core.errors import EnvResultError
+from agentrl.rollout.chat import encode_prompt
 
 MAX_PROMPTS = 256
 HUGE_SHARE = 0.25
@@ -96,7 +97,7 @@ def _check_prompts(context: Context) -> None:
 def _task_prompts(context: Context) -> Iterator[tuple[int, str]]:
     for task in context.tasks[:MAX_PROMPTS]:
         try:
-            yield len(context.codec.encode_prompt(task.prompt)), task.id
+            yield len(encode_prompt(context.codec, task.prompt, apply_chat_template=True)), task.id
         except EnvResultError as error:
             context.found("template-refuses", "tasks", f"task {task.id!r}: {error}")
             return
@@ -106,7 +107,7 @@ def _model(context: Context) -> str:
     return "of --model" if context.settings.model_given else "of the bundled tiny model"
 
 
-def _check_control(context: Context, played: Played) -> None:
+def _check_control(context: Context, played: CheckedEpisode) -> None:
     """Text in messages must not spell control tokens; raw text must, where it follows a turn."""
     if not played.raw_first and (found := context.codec.control_in(played.first)):
         context.found("control-tokens", "reset", f"{found!r} in the first prompt of task {played.task.id!r}")
@@ -119,7 +120,7 @@ def _check_control(context: Context, played: Played) -> None:
             context.found("control-tokens", "step", f"{found!r} in {turn.text[:60]!r}")
 
 
-def _check_history(context: Context, played: Played) -> None:
+def _check_history(context: Context, played: CheckedEpisode) -> None:
     """An observation that holds the one before it and the action between them, or three that grow."""
     texts = [turn.text for turn in played.turns]
     for before, turn, text in zip(texts, played.turns[1:], texts[1:], strict=False):
@@ -140,7 +141,7 @@ def _check_history(context: Context, played: Played) -> None:
             return
 
 
-def _check_size(context: Context, played: Played) -> None:
+def _check_size(context: Context, played: CheckedEpisode) -> None:
     limit = context.settings.max_model_len
     for turn in played.turns:
         echoed = played.policy in ("long", "copy") and re.sub(r"\W", "", turn.action[:50]) in re.sub(r"\W", "", turn.text)

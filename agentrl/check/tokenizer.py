@@ -1,4 +1,4 @@
-"""A tokenizer read from its files, without transformers and so without torch, as far as prompts need one."""
+"""The chat codec of a model from its tokenizer's files, where possible without transformers and so without torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from agentrl.core.tokenizers import load_tokenizer
+from agentrl.rollout.chat import ChatCodec
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -49,6 +52,10 @@ class FileTokenizer:
         """Id of the token that begins a text."""
         return self._id("bos_token")
 
+    def get_vocab(self) -> dict[str, int]:
+        """Every token with its id."""
+        return dict(self._tokenizer.get_vocab())
+
     def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]:
         """Ids of tokens."""
         return [self._tokenizer.token_to_id(token) for token in tokens]
@@ -73,6 +80,19 @@ class FileTokenizer:
     def _id(self, name: str) -> int | None:
         token = self._names.get(name)
         return None if token is None else self._tokenizer.token_to_id(token)
+
+
+def load_codec(model: str) -> ChatCodec:
+    """The codec of a model's tokenizer.
+
+    Args:
+        model: Directory or hub name; a tokenizer that `FileTokenizer` cannot read is left to transformers.
+
+    Raises:
+        ConfigError: If the model has no usable tokenizer.
+    """
+    path = Path(model)
+    return ChatCodec(FileTokenizer(path) if FileTokenizer.can_read(path) else load_tokenizer(model))
 
 
 def _content(value: Any) -> str:

@@ -13,8 +13,7 @@ import tyro
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.assets import tiny_model_path
-from agentrl.check.context import CheckSettings
-from agentrl.check.findings import Report, Severity
+from agentrl.check.findings import CheckSettings, Report, Severity
 from agentrl.check.report import print_report
 from agentrl.check.rules import by_severity, count, rule
 from agentrl.check.supervise import check, command

@@ -126,6 +126,14 @@ class ChatCodec:
         """Token ids of text as it is; control tokens spelled in it count."""
         return self._ids(_clean(text))
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of text in which control tokens are ordinary text, as a model writes what it quotes."""
+        return self._ids(_clean(text), split_special_tokens=True)
+
+    def control_in(self, text: str) -> str:
+        """The first control token that is spelled in a text; "" if there is none."""
+        return next((found.group() for found in self._control.finditer(text) if found.group() not in "\ue000\ue001"), "")
+
     def fewest_tokens(self, prompt: Prompt) -> int:
         """A lower bound on the tokens of text or messages, found without encoding them, which takes long for a megabyte."""
         texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]

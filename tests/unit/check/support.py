@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.assets import tiny_model_path
-from agentrl.check.context import CheckSettings
-from agentrl.check.findings import Report, Severity
+from agentrl.check.findings import CheckSettings, Report, Severity
 from agentrl.check.rules import RULES
 from agentrl.check.supervise import check
 from tests.unit.check.forks import forked
