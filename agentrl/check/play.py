@@ -286,7 +286,7 @@ class TextEpisode:
         ends = [text.index(stop) + len(stop) for stop in sampling.stop if stop in text]
         ids = codec.encode_plain(text[: min(ends)] if ends else text)
         if not ends:
-            ids = [*ids, *codec.end_token_ids[:1]]
+            ids = [*ids, *codec.turn_end_ids]
         budget = len(ids) if sampling.max_tokens >= own_budget else sampling.max_tokens
         kept = ids[:budget]
         return Generation(

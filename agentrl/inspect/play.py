@@ -18,7 +18,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, EngineError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Message, Task, Ticket, Trajectory
+from agentrl.core.types import Task, Ticket, Trajectory
 from agentrl.engine.human import HumanEngine
 from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
@@ -233,12 +233,7 @@ class PlaySession:
         text = self._reader.answer(f"{who}> ")
         if not self._reader.interactive:
             self._screen.line((f"{who}> ", "bold green"), text)
-        return [*self._codec.encode_text(text), *self._end_of_turn()]
-
-    def _end_of_turn(self) -> list[int]:
-        """The token that the chat template puts after a turn."""
-        after = self._codec.encode_next([Message(role="user", content="?")], -1)
-        return [next((token for token in after if token in self._codec.end_token_ids), self._codec.end_token_ids[0])]
+        return [*self._codec.encode_text(text), *self._codec.turn_end_ids]
 
     def _after(self, task: Task, left: Leave | None, played: int) -> Task:
         """The next task to play.

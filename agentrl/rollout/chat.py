@@ -154,15 +154,24 @@ class ChatCodec:
         ended = len(ids) > 0 and int(ids[-1]) in self.end_token_ids
         return self.decode(ids[:-1] if ended else ids)
 
-    def _own_end_token_ids(self) -> set[int]:
-        """The tokenizer's end token, and the one that the template puts after a turn."""
+    @cached_property
+    def turn_end_ids(self) -> list[int]:
+        """The token that ends a turn of the model: the one that the template puts there, else the tokenizer's; empty if there is none.
+
+        Raises:
+            ConfigError: If the template cannot render a dialogue of several turns.
+        """
         try:
             ids = self.encode_next([Message(role="user", content="?")], -1)
         except EnvResultError as error:
             name = getattr(self._tokenizer, "name_or_path", "")
             raise ConfigError("--model", name, str(error), "Use a chat template that renders every turn.") from error
-        ends = {self._tokenizer.eos_token_id, next((token for token in ids if token in self._control_ids), None)}
-        return {token for token in ends if token is not None}
+        found = next((token for token in ids if token in self._control_ids), self._tokenizer.eos_token_id)
+        return [] if found is None else [found]
+
+    def _own_end_token_ids(self) -> set[int]:
+        """The tokenizer's end token, and the one that the template puts after a turn."""
+        return {*self.turn_end_ids, *([] if self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id])}
 
     def _protect(self, value: Any, table: list[str]) -> Any:
         """A copy of a message in which control text is replaced by marks; `table` gets what the marks stand for."""
