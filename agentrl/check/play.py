@@ -197,7 +197,7 @@ class TextEpisode:
         self.played = CheckedEpisode(task, policy.name)
         self._session = SolvingSession(player.cls, player.source, player.threads, player.settings.env)
         self._episode = Episode(
-            Ticket(group_id=0, task=task, num_samples=1, version=0),
+            Ticket(group_id=0, task=task, n_samples_per_prompt=1, version=0),
             0,
             engine=SamplerEngine(self._sample, max_model_len=UNLIMITED),
             codec=player.codec,

@@ -137,7 +137,7 @@ async def train(spec: AgentSpec, task: Task, settings: EpisodeSettings) -> list[
     worker = EpisodeWorker(says(load_codec(MODEL)), spec, settings)
     await worker.start()
     try:
-        summary, group = await worker.run_group(Ticket(group_id=0, task=task, num_samples=1, version=0, record=1))
+        summary, group = await worker.run_group(Ticket(group_id=0, task=task, n_samples_per_prompt=1, version=0, record=1))
         assert [trajectory.status for trajectory in group.trajectories] == [Status.FINISHED] * len(group.trajectories)
         return [dict(record) for record in summary.records]
     finally:
