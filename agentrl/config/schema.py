@@ -58,7 +58,7 @@ class DataConfig:
     """Where tasks come from."""
 
     prompts: str = ""
-    """JSONL or Parquet file, folder of such files, or Hugging Face data set (``name`` or ``name@configuration``); several with commas
+    """JSONL, CSV or Parquet file, folder of such files, or Hugging Face data set (``name`` or ``name@configuration``); several with commas
     between them. Empty: the environment's own ``tasks()``."""
     prompt_probs: str = ""
     """Proportions in which to draw from several ``--prompts``: ``0.7,0.3``. Empty: they are one collection."""

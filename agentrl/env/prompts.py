@@ -1,7 +1,8 @@
-"""Reading prompts from JSONL and Parquet files and from Hugging Face data sets."""
+"""Reading prompts from JSONL, CSV and Parquet files and from Hugging Face data sets."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import difflib
 import json
@@ -15,7 +16,10 @@ from agentrl.core.errors import DataError
 from agentrl.core.types import Task
 from agentrl.env.adapters.nemo_rows import PARAMS, chat_of
 
-FILE_SUFFIXES = {".jsonl", ".json", ".ndjson", ".parquet"}
+TABLES = {".csv": ",", ".tsv": "\t"}
+"""Ending of a table's file -> what stands between two cells."""
+
+FILE_SUFFIXES = {".jsonl", ".json", ".ndjson", ".parquet", *TABLES}
 
 SPLIT_NAMES = {name: split for split, names in {
     "train": ("train", "training"), "test": ("test", "testing", "eval", "evaluation"), "validation": ("validation", "valid", "val", "dev"),
@@ -62,7 +66,7 @@ def read_prompts(sources: Sequence[str], form: PromptFormat) -> list[PromptSet]:
     unless the rows have such a column.
 
     Args:
-        sources: JSONL or Parquet files, folders of them, folders saved by ``datasets``, or names on the Hugging Face hub
+        sources: JSONL, CSV, TSV or Parquet files, folders of them, folders saved by ``datasets``, or names on the Hugging Face hub
             (``name@configuration`` for a data set with several configurations).
         form: Columns, split and template to read with.
 
@@ -159,7 +163,24 @@ def _split_of(path: Path) -> str:
 
 
 def _rows(path: Path, form: PromptFormat) -> Iterable[Row]:
-    return _parquet(path, form) if path.suffix.lower() == ".parquet" else _jsonl(path, form)
+    suffix = path.suffix.lower()
+    if suffix in TABLES:
+        return _table(path, form, TABLES[suffix])
+    return _parquet(path, form) if suffix == ".parquet" else _jsonl(path, form)
+
+
+def _table(path: Path, form: PromptFormat, delimiter: str) -> Iterator[Row]:
+    """Yield the rows of a CSV or TSV file with a heading; every cell is text."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+            for row in reader:
+                if None in row or None in row.values():
+                    problem = f"line {reader.line_num} has not as many cells as the heading"
+                    raise DataError(form.flag, str(path), problem, "Put quotes around text with commas or line breaks.")
+                yield f"line {reader.line_num}", row
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(form.flag, str(path), f"is not a readable table: {error}", "Save it as UTF-8 CSV with a heading.") from error
 
 
 def _jsonl(path: Path, form: PromptFormat) -> Iterator[Row]:
@@ -214,7 +235,7 @@ def _hugging_face(source: str, path: Path, form: PromptFormat) -> Iterable[Row]:
         reason = str(error).strip().splitlines() or [""]
         problem = f"cannot be loaded: {type(error).__name__}: {reason[0]}"
         raise DataError(
-            form.flag, source, problem, "Give a .jsonl or .parquet file, a folder of them, a saved data set, or a hub name."
+            form.flag, source, problem, "Give a .jsonl, .csv or .parquet file, a folder of them, a saved data set, or a hub name."
         ) from error
     if isinstance(loaded, dict):
         if form.split not in loaded:
@@ -227,4 +248,4 @@ def _nearest_file(path: Path) -> str:
     folder = path.parent
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
-    return f"Did you mean {folder / close[0]}?" if close else "Give a .jsonl or .parquet file, or a Hugging Face name."
+    return f"Did you mean {folder / close[0]}?" if close else "Give a .jsonl, .csv or .parquet file, or a Hugging Face name."

@@ -17,6 +17,7 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec
 from agentrl.env.prompts import PromptFormat, read_prompts
+from agentrl.env.rewards.function import judged_by_reward
 from agentrl.env.tasks import PEEK, TaskSource, checked, own_tasks, unique
 from agentrl.rollout.chat import ChatCodec, encode_prompt
 from agentrl.rollout.settings import EpisodeSettings
@@ -34,6 +35,29 @@ def open_tasks(config: TrainConfig, agent: AgentSpec) -> TaskSource:
         return TaskSource.from_agent(agent, seed=seed, shuffle=data.shuffle, holdout=holdout)
     parts = read_prompts(data.prompt_sources, _form(data))
     return TaskSource.from_prompts(parts, weights=data.prompt_weights, seed=seed, shuffle=data.shuffle, holdout=holdout)
+
+
+LABEL_COLUMNS = ("answer", "solution", "ground_truth", "target", "final_answer", "expected", "output", "reference", "gold")
+"""Columns that often hold the label."""
+
+
+def missing_labels(config: TrainConfig, agent: AgentSpec, tasks: Sequence[Task]) -> tuple[str, str] | None:
+    """Return what to say if not one task has a label although the reward is given one, and the remedy; else `None`.
+
+    Args:
+        config: The resolved configuration.
+        agent: The environment.
+        tasks: The first tasks of the run.
+    """
+    if not tasks or any(task.label is not None for task in tasks):
+        return None
+    columns = list(dict.fromkeys(name for task in tasks for name in task.metadata if name != "source"))
+    likely = next((name for name in LABEL_COLUMNS if name in columns), "")
+    if not (likely and config.data.prompts) and not judged_by_reward(agent.load()):
+        return None  # an environment with a step of its own may need no labels
+    there = f"the columns beside the prompt are {', '.join(columns)}" if columns else "there is no column beside the prompt"
+    text = f"no task has a label (--label-key {config.data.label_key}); {there if config.data.prompts else 'Task(prompt, label) sets it'}"
+    return text, f"Write --label-key {likely}." if likely else "Name the column with --label-key, if the reward needs labels."
 
 
 def eval_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:

@@ -171,7 +171,7 @@ def combine_rewards(**parts: tuple[RewardFunction | Reward, float] | RewardFunct
 
 
 def as_reward(value: Any, where: str) -> Reward:
-    """Return `value` if it is a `Reward`, else the reward of a function in one of the two forms.
+    """Return `value` if it is a `Reward`, else the reward of a function in one of the forms.
 
     Raises:
         ConfigError: If `value` is neither.
@@ -226,11 +226,16 @@ class _AsyncRewardEnvironment(AgentInstance):
             await self.reward.close()
 
 
+def judged_by_reward(cls: type[Any]) -> bool:
+    """Return True for a class that `reward_environment` made."""
+    return issubclass(cls, _RewardEnvironment | _AsyncRewardEnvironment)
+
+
 def reward_environment(value: Any, name: str, *, module: str = "", file: str = "", tasks: Any = None) -> type[AgentInstance]:
     """Return the class of a single-turn environment that ends with the reward of the answer.
 
     Args:
-        value: A reward, or a function in one of the two forms.
+        value: A reward, or a function in one of the forms.
         name: Name of the class.
         module: Module that defines the function.
         file: File that defines the function, for messages.

@@ -146,3 +146,19 @@ def test_a_template_is_put_around_text_and_not_around_chat(tmp_path: Path) -> No
     path = jsonl(tmp_path, json.dumps({"prompt": "1+1 {x}"}) + "\n" + json.dumps({"prompt": chat}) + "\n")
     tasks = read(path, input_template="Q: {}\nAnswer in \\boxed{{}}.")
     assert [task.prompt for task in tasks] == ["Q: 1+1 {x}\nAnswer in \\boxed{}.", chat]
+
+
+def test_a_table_with_a_heading_is_read_cell_by_cell(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text('\ufeffprompt,label,level\n"What is 1, and\n1?",2,easy\nb,3,hard\n', encoding="utf-8")
+    first, second = read(tmp_path / "data.csv")
+    assert (first.prompt, first.label, first.metadata) == ("What is 1, and\n1?", "2", {"level": "easy"})
+    (tmp_path / "data.tsv").write_text("prompt\tlabel\na, b\t4\n")
+    assert [(task.prompt, task.label) for task in read(tmp_path / "data.tsv")] == [("a, b", "4")]
+    assert second.label == "3"
+
+
+@pytest.mark.parametrize("body", ["prompt,label\na,b,c\n", "prompt,label\na\n", 'prompt,label\n"a,b\n'])
+def test_a_broken_table_names_file_and_line(tmp_path: Path, body: str) -> None:
+    (tmp_path / "bad.csv").write_text(body)
+    with pytest.raises(DataError, match=r"bad\.csv.*(line 2 has not as many cells|is not a readable table)"):
+        read(tmp_path / "bad.csv")

@@ -12,7 +12,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.tasks import PEEK
-from agentrl.rollout.tasks import eval_tasks, open_tasks
+from agentrl.rollout.tasks import eval_tasks, missing_labels, open_tasks
 
 ENV = """import itertools
 from agentrl import AgentInstance, StepResult, Task
@@ -148,3 +148,28 @@ def test_a_template_is_put_around_the_prompts_of_both(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", 2)
     config, agent = setting(tmp_path, "--prompts", path, "--eval-prompts", path, "--input-template", "Q: {}!")
     assert open_tasks(config, agent).first(1)[0].prompt == eval_tasks(config, agent)[0].prompt == "Q: a 0!"
+
+
+REWARD = "def reward(completion, label): return 1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "code", "said"),
+    [
+        ({"prompt": "a", "answer": "b"}, REWARD, "Write --label-key answer."),
+        ({"prompt": "a", "answer": "b"}, ENV.format(tasks="None", more=""), "Write --label-key answer."),
+        ({"prompt": "a", "x": "b"}, REWARD, "the columns beside the prompt are x"),
+        ({"prompt": "a"}, REWARD, "there is no column beside the prompt"),
+        ({"prompt": "a", "x": "b"}, ENV.format(tasks="None", more=""), None),
+        ({"prompt": "a", "label": 0}, REWARD, None),
+    ],
+)
+def test_tasks_without_any_label_are_said_where_the_reward_is_given_one(
+    tmp_path: Path, row: dict[str, Any], code: str, said: str | None
+) -> None:
+    (tmp_path / "env.py").write_text(code)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    config = load_config(["--agent", str(tmp_path / "env.py"), "--prompts", str(tmp_path / "rows.jsonl")])
+    agent = load_agent(config.run.agent)
+    found = missing_labels(config, agent, open_tasks(config, agent).first(10))
+    assert found is None if said is None else said in ". ".join(found or ())
