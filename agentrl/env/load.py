@@ -13,7 +13,7 @@ from typing import Any
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.plugins import suggest
 from agentrl.env.adapters.gem import load_gem
-from agentrl.env.adapters.gymnasium import load_gym
+from agentrl.env.adapters.gymnasium_vector import load_gym
 from agentrl.env.adapters.nemo_gym import load_nemo_gym
 from agentrl.env.adapters.openenv import load_openenv
 from agentrl.env.adapters.reasoning_gym import load_reasoning_gym

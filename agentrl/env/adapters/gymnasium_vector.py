@@ -1,9 +1,10 @@
-"""Any gymnasium vector environment as an agent's environment: each episode plays on one lane of the vector."""
+"""Any gymnasium vector environment as an agent's environment: each episode plays on one lane. Loader of ``gym:ID``."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -11,7 +12,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from agentrl.env.adapters.gymnasium import SEEDS, GymEnv
+from agentrl.core.errors import EnvLoadError
+from agentrl.env.adapters.gymnasium import SEEDS, TOY_TEXT, GymEnv
+from agentrl.env.adapters.specs import split_spec
 from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
 from agentrl.env.boundary import Threads
 
@@ -342,3 +345,45 @@ class GymVectorEnv(GymEnv):
     def _pool(cls) -> LanePool:
         pools = _POOLS.setdefault(asyncio.get_running_loop(), {})
         return pools.setdefault(cls, LanePool(cls.make_vector, cls.straggler_s))
+
+
+OWN_OPTIONS = ("num_tasks", "max_invalid", "invalid_reward")
+VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "straggler_s")
+
+
+def load_gym(spec: str) -> type[GymEnv]:
+    """Return the class for ``gym:ID`` or ``gym:ID?option=value&...``.
+
+    Options are keyword arguments of the environment, or attributes of `GymEnv`: ``num_tasks``, ``max_invalid``,
+    ``invalid_reward``; with ``num_envs``, those of `GymVectorEnv`. Values are read as Python literals, else as text.
+
+    Raises:
+        EnvLoadError: If gymnasium has no such environment, or the environment does not take such an option.
+    """
+    env_id, options = split_spec(spec)
+    own: dict[str, Any] = {key: options.pop(key) for key in OWN_OPTIONS if key in options}
+    name = re.sub(r"\W", "_", env_id.rpartition("/")[2].rpartition(":")[2].partition("-v")[0])
+    base = TOY_TEXT.get(name, GymEnv)
+    bases: tuple[type[GymEnv], ...] = (base,)
+    if "num_envs" in options:
+        bases = (GymVectorEnv, base) if base is not GymEnv else (GymVectorEnv,)
+        own.update((key, options.pop(key)) for key in VECTOR_OPTIONS if key in options)
+    cls = type(name or "GymEnv", bases, {"env_id": env_id, "env_options": options, "__module__": base.__module__, **own})
+    _try(spec, cls, own)
+    return cls
+
+
+def _try(spec: str, cls: type[GymEnv], own: Mapping[str, Any]) -> None:
+    """Make one environment, so that a wrong name or option fails before anything heavy starts."""
+    for key, value in own.items():
+        least = 1 if key in ("num_tasks", "num_envs") else 0
+        if key == "vectorization_mode":
+            if value not in ("sync", "async"):
+                raise EnvLoadError("--agent", spec, f"{key} = {value!r} is unknown", "Give sync or async.")
+        elif not isinstance(value, int | float) or (key != "invalid_reward" and value < least) or (key == "num_envs" and value % 1):
+            raise EnvLoadError("--agent", spec, f"{key} = {value!r} is out of range", "Give a number.")
+    try:
+        cls().make().close()
+    except Exception as error:  # gymnasium's own errors, and whatever the environment's constructor raises
+        remedy = "Give gym:ID?option=value, for example gym:FrozenLake-v1?is_slippery=False."
+        raise EnvLoadError("--agent", spec, f"gymnasium.make raised {type(error).__name__}: {error}", remedy) from error

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agentrl import AgentInstance, ResetState, StepResult, StepState, Task
 from agentrl.core.errors import EnvLoadError
-from agentrl.env.adapters.gymnasium import TOY_TEXT, GymEnv, last_word, load_gym
+from agentrl.env.adapters.gymnasium import TOY_TEXT, GymEnv, last_word
+from agentrl.env.adapters.gymnasium_vector import load_gym
 from agentrl.env.load import load_agent
 from agentrl.env.results import check_step
 

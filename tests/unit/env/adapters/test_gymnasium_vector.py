@@ -15,8 +15,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from agentrl import ResetState, StepResult, StepState, Task
 from agentrl.core.errors import EnvLoadError
-from agentrl.env.adapters.gymnasium import GymEnv, load_gym
-from agentrl.env.adapters.gymnasium_vector import GymVectorEnv, lane_info
+from agentrl.env.adapters.gymnasium import GymEnv
+from agentrl.env.adapters.gymnasium_vector import GymVectorEnv, lane_info, load_gym
 from agentrl.env.load import load_agent
 
 T = TypeVar("T")
