@@ -1,5 +1,6 @@
 """Asynchronous reinforcement learning for language-model agents: write an environment, run ``agentrl train``."""
 
+from agentrl.api.commands import check, check_async, evaluate, evaluate_async, load_run, make_callable, train, train_async
 from agentrl.core.errors import (
     AgentRLError,
     ConfigError,
@@ -24,6 +25,8 @@ from agentrl.env.rewards.function import combine_rewards
 from agentrl.env.rewards.server import remote_reward
 from agentrl.env.tools.environment import ToolEnv
 from agentrl.env.tools.python import run_python
+
+make_callable("agentrl.check")
 
 __version__ = "0.1.0"
 
@@ -54,8 +57,15 @@ __all__ = [
     "StepState",
     "Task",
     "ToolEnv",
+    "check",
+    "check_async",
     "combine_rewards",
+    "evaluate",
+    "evaluate_async",
+    "load_run",
     "remote_reward",
     "run_python",
+    "train",
+    "train_async",
     "verifiers",
 ]

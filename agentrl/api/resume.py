@@ -7,12 +7,14 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.load import flag, flag_value, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.env.given import PREFIX
 from agentrl.flow.checkpoint import LEARNER, latest_checkpoint, read_checkpoint
 from agentrl.flow.progress import Progress
 from agentrl.track.jsonl import encode, read_lines
@@ -57,10 +59,19 @@ def with_saved_settings(words: list[str]) -> list[str]:
     given = flag_value(words, "--resume")
     if given in (None, "", AUTO) or flag_value(words, "--config") is not None:
         return words
-    saved = Path(str(given)).expanduser() / "config.json"
+    return ["--config", str(saved_settings(str(given))), *words]
+
+
+def saved_settings(run_dir: str) -> Path:
+    """Return the file with the settings of a run.
+
+    Raises:
+        ConfigError: If the directory holds no run.
+    """
+    saved = Path(run_dir).expanduser() / "config.json"
     if not saved.is_file():
-        raise ConfigError("--resume", given, "holds no run", "Name a run's directory, as printed at its end.")
-    return ["--config", str(saved), *words]
+        raise ConfigError("--resume", run_dir, "holds no run", "Name a run's directory, as printed at its end.")
+    return saved
 
 
 def resumed_run_dir(config: TrainConfig) -> Path | None:
@@ -142,6 +153,35 @@ def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> list[di
     return rows
 
 
-def at_directory(config: TrainConfig, run_dir: Path) -> TrainConfig:
-    """The configuration with its run's directory filled in."""
+def agent_name(config: TrainConfig) -> str:
+    """Return a short name of the environment, for the names of directories."""
+    return Path(config.run.agent.removeprefix(PREFIX).partition(":")[0]).stem or "run"
+
+
+def _new_run_dir(config: TrainConfig) -> Path:
+    """Return the directory of a new run, which must not hold another run; one that never made a step may be tried again.
+
+    Raises:
+        ConfigError: If it is taken.
+    """
+    if config.run.run_dir is None:
+        return Path("runs") / f"{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}"
+    path = config.run.run_dir.expanduser()
+    if path.exists() and not path.is_dir():
+        raise ConfigError("--run-dir", str(path), "is a file", "Name a directory that is new or empty.")
+    metrics = path / "metrics.jsonl"
+    if metrics.exists() and any(row.get("step", 1) for row in read_lines(metrics)):
+        raise ConfigError("--run-dir", str(path), "already holds a run", "Choose another directory, or continue it with --resume.")
+    if (path / "eval.json").exists():
+        raise ConfigError("--run-dir", str(path), "already holds an evaluation", "Choose another directory.")
+    return path
+
+
+def with_directory(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with its run's directory filled in: the resumed one, or a new one.
+
+    Raises:
+        ConfigError: If the directory is taken, or there is no run to resume.
+    """
+    run_dir = resumed_run_dir(config) or _new_run_dir(config)
     return dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=run_dir))

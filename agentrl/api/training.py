@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.api.resume import ResumePoint, resume_point, rewind_records
-from agentrl.cluster.build import model_path
+from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import Runtime, make_runtime
 from agentrl.config.load import to_json
 from agentrl.config.plugins import plugins
@@ -20,7 +20,7 @@ from agentrl.core.errors import ConfigError, LearnerDeadError
 from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import collect_rarely
 from agentrl.core.types import Task
-from agentrl.env.load import load_agent
+from agentrl.env.given import write_source
 from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
 from agentrl.flow import RunResult, flow_settings, group_filter
@@ -71,7 +71,7 @@ def _can_go_on(config: TrainConfig) -> bool:
 
 
 async def _train_once(config: TrainConfig, stop: StopRequest | None, *, last: bool = False) -> RunResult:
-    agent = load_agent(config.run.agent)
+    agent = load_environment(config)
     tasks = open_tasks(config, agent)
     questions = run_eval_tasks(config, agent)
     run_dir = config.run.run_dir
@@ -84,6 +84,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, *, last: bo
     runtime = make_runtime(config, tracker.on_stage)
     status, ledger = "failed", None
     try:
+        write_source(config.run.agent, run_dir)
         copy_plugins((spec for _, spec in plugins(config)), run_dir)
         (run_dir / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")
         await _start(config, [*tasks.first(PROMPTS_CHECKED), *questions], runtime, tracker)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,9 @@ from agentrl.check.run import run_checks
 from agentrl.check.tokenizer import load_codec
 from agentrl.core.errors import ConfigError
 from agentrl.rollout.chat import ChatCodec
+
+GIVEN = "AGENTRL_CHECK_GIVEN"
+"""Environment variable that names a file with an environment that was given as an object in Python, pickled."""
 
 
 def recorded_actions(path: str) -> dict[str, list[str]]:
@@ -45,6 +49,8 @@ def recorded_actions(path: str) -> dict[str, list[str]]:
 
 def main() -> int:
     """Read settings, check, write events; with two files as arguments, be the second process that plays some episodes again."""
+    if GIVEN in os.environ:
+        pickle.loads(Path(os.environ[GIVEN]).read_bytes())  # from now on `load_agent` knows it
     if len(sys.argv) == 3:
         answer(sys.argv[1], sys.argv[2])
         os._exit(0)

@@ -6,6 +6,7 @@ What is heavy is imported inside the functions, because the driver imports this 
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import EnvLoadError
 from agentrl.core.process import cuda_device_count
 from agentrl.core.protocols import RolloutWorker
 from agentrl.engine.settings import Device, EngineSettings, Transport, engine_environment, weight_transport
+from agentrl.env.load import AgentSpec, load_agent
 
 if TYPE_CHECKING:
     from agentrl.weights.sender import WeightSender
@@ -27,6 +30,24 @@ Stage = Callable[[str], None]
 def model_path(config: TrainConfig) -> str:
     """Return the directory or hub name of the initial policy; the bundled model unless ``--model`` names one."""
     return config.model.model or str(tiny_model_path())
+
+
+MAX_SENT = 60_000
+"""Bytes of an environment that processes of its own can be given; it goes in one packet."""
+
+
+def load_environment(config: TrainConfig) -> AgentSpec:
+    """Load the environment, and make sure that the other processes of the run can have it.
+
+    Raises:
+        EnvLoadError: If it cannot be loaded, or is an object of this process that cannot be sent.
+    """
+    agent, isolated = load_agent(config.run.agent), config.isolation.env_isolation == "process"
+    size = len(pickle.dumps(agent)) if isolated or config.run.runtime == "ray" else 0
+    if isolated and size > MAX_SENT:
+        problem = f"takes {size:,} bytes with what it refers to, and --env-isolation process sends {MAX_SENT:,} at most"
+        raise EnvLoadError("--agent", agent.spec, problem, "Load what is large inside reset, or put the class into a file and name that.")
+    return agent
 
 
 def device() -> Device:
@@ -57,7 +78,6 @@ def engine_settings(config: TrainConfig, index: int) -> EngineSettings:
 def build_worker(config: TrainConfig, index: int) -> RolloutWorker:
     """Return rollout worker number `index` with its engine; nothing is loaded before its `start`."""
     from agentrl.engine.vllm_engine import VllmEngine
-    from agentrl.env.load import load_agent
     from agentrl.rollout.settings import episode_settings
     from agentrl.rollout.worker import EpisodeWorker
 

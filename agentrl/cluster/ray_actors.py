@@ -20,6 +20,7 @@ from agentrl.core.process import describe_process
 from agentrl.core.protocols import EngineStats, GroupRef, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
+from agentrl.env.load import AgentSpec
 
 T = TypeVar("T")
 
@@ -37,7 +38,8 @@ def _beside(method: F) -> F:
 class RolloutActor:
     """Holds one rollout worker; its asynchronous methods run side by side on the actor's event loop."""
 
-    def __init__(self, config: TrainConfig, index: int) -> None:
+    def __init__(self, config: TrainConfig, index: int, agent: AgentSpec) -> None:
+        del agent  # its arrival makes an environment known here that was given as an object in Python
         self._worker = build_worker(config, index)
         self._loops: list[asyncio.AbstractEventLoop] = []
 

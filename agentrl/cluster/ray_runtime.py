@@ -23,6 +23,7 @@ from agentrl.cluster.reaper import Reaper
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError
 from agentrl.core.protocols import Learner, RolloutWorker
+from agentrl.env.load import load_agent
 from agentrl.rollout.pool import Supervision
 
 PLACEMENT_TIMEOUT_S = 120.0
@@ -169,7 +170,8 @@ class RayRuntime:
         from agentrl.cluster.ray_actors import DIAGNOSIS, RayWorker, RolloutActor
 
         options = self._options(placement, placement.engine_bundles[index], placement.gpus_per_engine, max_concurrency=4096)
-        return RayWorker(ray.remote(concurrency_groups=DIAGNOSIS)(RolloutActor).options(**options).remote(self._config, index))
+        actor = ray.remote(concurrency_groups=DIAGNOSIS)(RolloutActor).options(**options)
+        return RayWorker(actor.remote(self._config, index, load_agent(self._config.run.agent)))
 
     def _options(self, placement: Placement, bundle: int, num_gpus: float, **more: Any) -> dict[str, Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +14,7 @@ from typing import Any
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.plugins import suggest
 from agentrl.env.adapters.gem import load_gem
+from agentrl.env.adapters.gymnasium import GymEnv
 from agentrl.env.adapters.gymnasium_vector import load_gym
 from agentrl.env.adapters.nemo_gym import load_nemo_gym
 from agentrl.env.adapters.openenv import load_openenv
@@ -20,6 +22,7 @@ from agentrl.env.adapters.reasoning_gym import load_reasoning_gym
 from agentrl.env.adapters.textarena import load_textarena
 from agentrl.env.agent import AgentClass, AgentInstance
 from agentrl.env.executor import Executor, check_executor
+from agentrl.env.given import PREFIX, from_bytes, module_of, remembered, to_bytes
 from agentrl.env.modules import FLAG, FORMS, import_file, import_module
 from agentrl.env.multi_agent import check_agents
 from agentrl.env.openrlhf import agents as openrlhf
@@ -47,7 +50,7 @@ SCHEMES: dict[str, Callable[[str], AgentClass]] = {
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """Where an environment's class is; small and picklable, so that another process can load it too.
+    """Where an environment's class is, so that another process can load it too; pickled, it brings along a class that is in no file.
 
     Attributes:
         spec: What ``--agent`` said, with the path of a file made absolute and the class named.
@@ -69,12 +72,28 @@ class AgentSpec:
         """
         return _load(self.spec, self.root)[1]
 
+    def __reduce__(self) -> tuple[Callable[..., AgentSpec], tuple[Any, ...]]:
+        """Pickle by value what the other process cannot import.
+
+        Raises:
+            EnvLoadError: If it refers to something that cannot be sent.
+        """
+        data = to_bytes(self.spec) if self.spec.startswith(PREFIX) else b""
+        return _unpickled, (self.spec, self.root, self.name, self.source, data)
+
+
+def _unpickled(spec: str, root: str, name: str, source: str, data: bytes) -> AgentSpec:
+    if data:
+        from_bytes(spec, data)
+    return AgentSpec(spec, root, name, source)
+
 
 def load_agent(spec: str) -> AgentSpec:
     """Load what ``--agent`` names, and say where it is.
 
     Args:
-        spec: ``file.py``, ``file.py:Name``, ``package.module:Name``, or a scheme in `SCHEMES` and what follows it.
+        spec: ``file.py``, ``file.py:Name``, ``package.module:Name``, a scheme in `SCHEMES` and what follows it, or what
+            `agentrl.env.given.specify` returned for an object.
 
     Raises:
         EnvLoadError: If there is no such file, module or class, if importing it fails, or if the choice is not clear.
@@ -91,9 +110,20 @@ def load_agent(spec: str) -> AgentSpec:
     return AgentSpec(spec=full, root=root, name=cls.__name__, source=_source(cls))
 
 
-@lru_cache
 def _load(spec: str, root: str) -> tuple[str, AgentClass]:
     """The name that was chosen and the class that it stands for."""
+    if spec.startswith(PREFIX):
+        return "", _load_object(spec, remembered(spec))
+    return _load_named(spec, root)
+
+
+@lru_cache
+def _load_object(spec: str, value: Any) -> AgentClass:
+    return _usable(spec, ModuleType("") if module_of(value).__name__ == "__main__" else module_of(value), value, spec.removeprefix(PREFIX))
+
+
+@lru_cache
+def _load_named(spec: str, root: str) -> tuple[str, AgentClass]:
     scheme = spec.partition(":")[0]
     if scheme in SCHEMES:
         return "", SCHEMES[scheme](spec)
@@ -106,7 +136,7 @@ def _load(spec: str, root: str) -> tuple[str, AgentClass]:
 
 def _split_file(spec: str) -> tuple[Path | None, str]:
     """The file and the class name, or no file if the specification names a module or begins with a scheme."""
-    if spec.partition(":")[0] in SCHEMES:
+    if spec.startswith(PREFIX) or spec.partition(":")[0] in SCHEMES:
         return None, ""
     path, colon, name = spec.rpartition(":")
     if not colon or name.endswith(".py"):
@@ -122,6 +152,11 @@ def _named(spec: str, module: ModuleType, name: str) -> AgentClass:
         classes = [cls.__name__ for cls in _classes(module) if _has_step(cls)] + _rewards(module)
         remedy = suggest(name, classes) or (f"There is {', '.join(classes)}." if classes else FORMS)
         raise EnvLoadError(FLAG, spec, f"there is no {name!r} in it", remedy)
+    return _usable(spec, module, value, name)
+
+
+def _usable(spec: str, module: ModuleType, value: Any, name: str) -> AgentClass:
+    """The class of an environment, whatever form the user's object has."""
     if openrlhf.is_executor(value):
         return _executed(spec, module, value)
     if inspect.isclass(value) and issubclass(value, Executor):
@@ -132,6 +167,9 @@ def _named(spec: str, module: ModuleType, name: str) -> AgentClass:
         form_of(value, spec)  # says which parameter fits no form
     if not isinstance(value, type):
         raise EnvLoadError(FLAG, spec, f"{name} is a {type(value).__name__}, not a class", "Name a class with reset and step.")
+    gymnasium = sys.modules.get("gymnasium")
+    if gymnasium is not None and issubclass(value, gymnasium.Env):
+        return type(name, (GymEnv,), {"make": lambda self: value(), "__module__": value.__module__, "__doc__": value.__doc__})
     return _complete(spec, value)
 
 
@@ -171,7 +209,8 @@ def _environment_of(executor: Any, module: ModuleType) -> AgentClass | None:
 
 def _rewarded(module: ModuleType, reward: Any, name: str) -> AgentClass:
     """A single-turn environment around a file's reward; the file may say its `tasks` too."""
-    return reward_environment(reward, name, module=module.__name__, file=module.__file__ or "", tasks=getattr(module, "tasks", None))
+    file, tasks = getattr(module, "__file__", None) or "", getattr(module, "tasks", None)
+    return reward_environment(reward, name, module=module.__name__, file=file, tasks=tasks)
 
 
 def _rewards(module: ModuleType) -> list[str]:
@@ -238,7 +277,7 @@ def _similar_method(cls: AgentClass, method: str) -> str:
 def _source(cls: AgentClass) -> str:
     try:
         return inspect.getsourcefile(cls) or cls.__module__
-    except TypeError:
+    except (OSError, TypeError):  # of a notebook cell, or typed in
         return cls.__module__
 
 

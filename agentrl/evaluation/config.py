@@ -130,13 +130,39 @@ def load_request(args: Sequence[str]) -> Request:
         SystemExit: With code 2 for a malformed flag, 0 for ``--help`` (raised by the flag parser).
     """
     path, rest = take_config_flag(_same_here(expand_aliases(args)))
-    run_dir = _run_dir(rest)
+    base, default = base_settings(flag_value(rest, "--run"), path)
+    settings = tyro.cli(EvaluateConfig, prog="agentrl eval", args=rest, default=default, config=TYRO, description=_DESCRIPTION)
+    return make_request(settings, base)
+
+
+def base_settings(run: str | None, path: Path | None) -> tuple[TrainConfig, EvaluateConfig]:
+    """Return the settings of training that an evaluation begins with, and its own defaults that follow from them.
+
+    Args:
+        run: Directory of the run to evaluate, if there is one.
+        path: File with settings, if there is one.
+
+    Raises:
+        ConfigError: If both are given, or one cannot be read.
+    """
+    run_dir = _run_dir(run)
     if run_dir is not None and path is not None:
         raise ConfigError("--config", str(path), "--run brings its own settings", "Leave out one of the two.")
     path = run_dir / "config.json" if run_dir is not None else path
     base = from_mapping(read_file(path), source=str(path)) if path is not None else TrainConfig()
-    default = _defaults(base, run_dir)
-    settings = tyro.cli(EvaluateConfig, prog="agentrl eval", args=rest, default=default, config=TYRO, description=_DESCRIPTION)
+    return base, _defaults(base, run_dir)
+
+
+def make_request(settings: EvaluateConfig, base: TrainConfig) -> Request:
+    """Return the checked request.
+
+    Args:
+        settings: As given.
+        base: The settings of training that they began with.
+
+    Raises:
+        ConfigError: If a value is wrong, or the run has no model.
+    """
     _check_fields(settings)
     config = _as_training(settings, base.algo)
     return Request(settings=settings, config=config, baseline=_baseline(settings, base))
@@ -153,8 +179,7 @@ def _same_here(words: Sequence[str]) -> list[str]:
     return [SAME_HERE.get(name, name) + equals + value for name, equals, value in parts]
 
 
-def _run_dir(words: Sequence[str]) -> Path | None:
-    given = flag_value(words, "--run")
+def _run_dir(given: str | None) -> Path | None:
     if given is None:
         return None
     path = Path(given).expanduser()

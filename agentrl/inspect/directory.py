@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,6 +12,7 @@ from typing import Any, TypeAlias
 from agentrl.config.load import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.track.summary import SummaryBuilder
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -55,6 +57,23 @@ class RunDirectory:
     def summary(self) -> Record:
         """Return the contents of ``summary.json``; empty if the run has not written it."""
         return self._json(SUMMARY) or {}
+
+    def summed_up(self) -> Record:
+        """The summary, with what it lacks filled in from the metrics; empty before the first step."""
+        written = self.summary()
+        metrics = [{name: value for name, value in row.items() if value is not None} for row in self.metrics()]
+        metrics = [row for row in metrics if "reward/mean" in row]
+        if not written and not metrics:
+            return {}
+        builder = SummaryBuilder()
+        for row in metrics:
+            builder.on_step(row)
+        wall_s = float(metrics[-1].get("time_s", math.nan)) if metrics else math.nan
+        return {**builder.build(run_dir=self.path, wall_s=wall_s, status="unfinished"), **written}
+
+    def model(self) -> Path | None:
+        """The best model if one was kept, else the last; `None` if there is none."""
+        return next((path for path in (self.path / "best", self.path / "model") if (path / CONFIG).is_file()), None)
 
     def metrics(self) -> list[Record]:
         """Return one row per step; empty without ``metrics.jsonl``."""

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import agentrl
 
 NAMES = [
@@ -36,9 +38,16 @@ NAMES = [
     "StepState",
     "Task",
     "ToolEnv",
+    "check",
+    "check_async",
     "combine_rewards",
+    "evaluate",
+    "evaluate_async",
+    "load_run",
     "remote_reward",
     "run_python",
+    "train",
+    "train_async",
     "verifiers",
 ]
 FIELDS = {
@@ -57,6 +66,7 @@ STATES = {
 HEAVY = ["torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "pyarrow", "pandas", "gymnasium"]
 DRIVER_MODULES = [
     "agentrl",
+    "agentrl.api.commands",
     "agentrl.env.tasks",
     "agentrl.env.boundary",
     "agentrl.rollout.worker",
@@ -103,6 +113,44 @@ def test_signatures_of_reward_helpers() -> None:
         assert list(inspect.signature(getattr(agentrl.verifiers, name)).parameters) == ["completion", "label"]
     assert list(inspect.signature(agentrl.verifiers.matches).parameters) == ["pattern"]
     assert list(inspect.signature(agentrl.verifiers.extract).parameters) == ["pattern", "verifier"]
+
+
+def test_signatures_of_the_commands() -> None:
+    for name, first in (("train", "env"), ("evaluate", "env"), ("check", "env")):
+        for function in (getattr(agentrl, name), getattr(agentrl, f"{name}_async")):
+            parameters = inspect.signature(function).parameters
+            assert list(parameters) == [first, "settings"]
+            assert parameters["settings"].kind is inspect.Parameter.VAR_KEYWORD
+        assert inspect.iscoroutinefunction(getattr(agentrl, f"{name}_async"))
+    assert list(inspect.signature(agentrl.load_run).parameters) == ["path"]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import agentrl",
+        "import agentrl.check",
+        "import agentrl.check.report",
+        "from agentrl.check import report",
+        "from agentrl.check.findings import Report",
+        "import agentrl.api.commands",
+        "import importlib, agentrl.check; importlib.reload(agentrl.check)",
+    ],
+)
+def test_check_is_a_function_and_a_package_whatever_is_imported_first(first: str) -> None:
+    code = f"""{first}
+import inspect, agentrl, agentrl.check.rules
+from agentrl import check
+assert callable(agentrl.check) and agentrl.check is check, agentrl.check
+assert list(inspect.signature(check).parameters) == ["env", "settings"]
+assert agentrl.check.rules.RULES
+try:
+    agentrl.check("no_such_file.py")
+except agentrl.ConfigError as error:
+    print(error.field)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == "--agent", result.stderr
 
 
 def test_errors_are_standard_errors_too() -> None:

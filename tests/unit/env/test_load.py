@@ -45,7 +45,7 @@ def test_a_spec_survives_pickling_and_a_change_of_folder(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     spec = load_agent("envfile.py")
     monkeypatch.chdir("/")
-    load._load.cache_clear()
+    load._load_named.cache_clear()
     assert pickle.loads(pickle.dumps(spec)).load().__name__ == "Echo"
     assert spec.spec == f"{tmp_path}/envfile.py:Echo"
 

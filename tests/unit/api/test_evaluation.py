@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.eval import measured_tasks
+from agentrl.api.evaluation import measured_tasks
 from agentrl.config.load import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.api.resume import rewind_records
-from agentrl.cli.train import _run_dir
+from agentrl.api.resume import rewind_records, with_directory
 from agentrl.config.load import from_mapping
 from agentrl.core.errors import ConfigError
 from agentrl.flow.progress import Progress
@@ -19,9 +18,9 @@ def test_a_run_that_ended_before_its_first_step_may_be_started_again(tmp_path: P
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(json.dumps({"step": 0, "eval/reward": 0.5}) + "\n")
     (tmp_path / "evaluations.jsonl").write_text(json.dumps({"step": 0}) + "\n")
-    assert _run_dir(config) == tmp_path
+    assert with_directory(config).run.run_dir == tmp_path
     assert rewind_records(tmp_path, Progress()) == []
     assert metrics.read_text() == (tmp_path / "evaluations.jsonl").read_text() == ""
     metrics.write_text(json.dumps({"step": 0}) + "\n" + json.dumps({"step": 1}) + "\n")
     with pytest.raises(ConfigError, match="already holds a run"):
-        _run_dir(config)
+        with_directory(config)

@@ -1,0 +1,107 @@
+"""Runs a coroutine on a thread with an event loop of its own, so that a notebook's running loop does not matter."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+from agentrl.core.errors import ConfigError
+from agentrl.flow.state import StopRequest
+
+T = TypeVar("T")
+
+_one_at_a_time = threading.Lock()
+
+
+class Background(Generic[T]):
+    """Work on a thread of its own, which begins at once.
+
+    Args:
+        work: Makes the coroutine; what it is given asks it for an early end. It cleans up after itself when it is cancelled.
+        stop_timeout_s: Seconds from the request for an early end to the cancellation.
+
+    Raises:
+        ConfigError: If other work goes on in this process; engines and learners are one of each.
+    """
+
+    def __init__(self, work: Callable[[StopRequest], Coroutine[Any, Any, T]], stop_timeout_s: float = 0.0) -> None:
+        if not _one_at_a_time.acquire(blocking=False):
+            remedy = "Wait until it has ended, or start this one in a process of its own."
+            raise ConfigError("agentrl", "busy", "a training or an evaluation goes on in this process already", remedy)
+        self._work, self._stop_timeout_s, self._stop = work, stop_timeout_s, StopRequest()
+        self._ended: Future[T] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[T] | None = None
+        self._interrupts = 0
+        run = contextvars.copy_context().run  # a notebook tells by the context in which cell output belongs
+        threading.Thread(target=run, args=(self._run,), name="agentrl-run", daemon=True).start()
+
+    def wait(self) -> T:
+        """Wait for the end on this thread; Ctrl-C asks for an early end, once more ends the work without saving.
+
+        Raises:
+            KeyboardInterrupt: If there was one; by then everything is saved and cleaned up.
+        """
+        while True:
+            try:
+                result = self._ended.result()
+            except KeyboardInterrupt:
+                self.interrupt()
+            except asyncio.CancelledError:
+                raise KeyboardInterrupt from None
+            else:
+                if self._interrupts:
+                    raise KeyboardInterrupt
+                return result
+
+    async def wait_async(self) -> T:
+        """Wait for the end on this thread's event loop; cancelling it is an interrupt, after which the end is still waited for."""
+        cancelled: asyncio.CancelledError | None = None
+        while not self._ended.done():
+            try:
+                await asyncio.wait([asyncio.wrap_future(self._ended)])
+            except asyncio.CancelledError as error:
+                cancelled = error
+                self.interrupt()
+        if cancelled is not None:
+            raise cancelled
+        return self._ended.result()
+
+    def interrupt(self) -> None:
+        """Ask for an early end; the second time, and the first if nobody listens, cancel the work."""
+        self._interrupts += 1
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._on_interrupt)
+
+    def _on_interrupt(self) -> None:
+        if self._task is None:
+            return
+        if self._interrupts > 1 or not self._stop.heard:
+            sys.stderr.write("\nagentrl: stopping\n")
+            self._task.cancel()
+            return
+        sys.stderr.write("\nagentrl: finishing the step under way, then saving; interrupt again to end at once\n")
+        self._stop.ask()
+        asyncio.get_running_loop().call_later(self._stop_timeout_s, self._task.cancel)
+
+    def _run(self) -> None:
+        try:
+            result = asyncio.run(self._main())
+        except BaseException as error:
+            _one_at_a_time.release()
+            self._ended.set_exception(error)
+        else:
+            _one_at_a_time.release()
+            self._ended.set_result(result)
+
+    async def _main(self) -> T:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.ensure_future(self._work(self._stop))
+        if self._interrupts:
+            self._on_interrupt()
+        return await self._task

@@ -1,0 +1,170 @@
+"""One check of an environment, from its settings to a report that says of each finding which rule it breaks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import tyro
+
+from agentrl.assets import tiny_model_path
+from agentrl.check.findings import CheckSettings, Finding, Report, Rule, Severity
+from agentrl.check.rules import by_severity, rule
+from agentrl.check.supervise import check, command
+from agentrl.check.worker import GIVEN
+from agentrl.config.ranges import Count, CountOrZero, Positive
+from agentrl.core.errors import ConfigError
+from agentrl.env.given import PREFIX
+from agentrl.env.load import load_agent
+from agentrl.rollout.tasks import context_length
+
+CPU_CONTEXT = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckArguments:
+    """Play an environment without a model and report what is wrong with it. Exit code: 0 no errors, 1 errors, 2 bad request."""
+
+    env: Annotated[str, tyro.conf.Positional]
+    """What ``agentrl train --agent`` takes: ``file.py``, ``file.py:Name``, ``package.module:Name``, ``gym:ID``."""
+    prompts: str = ""
+    """JSONL or Parquet file, or data set, with the tasks. Empty: the environment's own."""
+    prompt_split: str = "train"
+    """Split to load when ``--prompts`` names a Hugging Face data set."""
+    input_key: str = "prompt"
+    """Column that holds the prompt."""
+    label_key: str = "label"
+    """Column that holds the label."""
+    model: str = ""
+    """Model whose tokenizer and chat template are used; its weights are not read. Empty: the bundled tiny one."""
+    max_model_len: CountOrZero = 0
+    """Context length in tokens; 0: the model's own."""
+    max_new_tokens: Count = 128
+    """Tokens that a turn may take."""
+    max_turns: Count = 8
+    """Turns of an episode at most."""
+    concurrency: Count = 128
+    """Episodes that one worker is to run at once."""
+    env_threads: Count = 32
+    """Threads per worker for plain ``def`` methods."""
+    turn_s: Positive = 1.0
+    """Seconds that the model is assumed to take for a turn."""
+    episodes: Count = 8
+    """Episodes per policy."""
+    recorded: str = ""
+    """Directory of a run, or its ``trajectories.jsonl``, whose answers are given as well."""
+    timeout_s: Positive = 30.0
+    """Deadline of one call of the environment."""
+    budget_s: Positive = 120.0
+    """Seconds for the whole check."""
+    seed: CountOrZero = 0
+    """Decides which tasks are played and what the random policies write."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFinding:
+    """A finding with its rule.
+
+    Attributes:
+        finding: The rule's id, where it is broken, what was seen, and how often.
+        rule: What is wrong in general: severity, title, why it matters, remedy, and a piece of code.
+    """
+
+    finding: Finding
+    rule: Rule
+
+    def __str__(self) -> str:
+        """In one line."""
+        return f"{self.rule.severity} {self.rule.id}: {self.finding.where}: {self.finding.seen}"
+
+    def to_dict(self, *, fix_hints: bool = False) -> dict[str, Any]:
+        """In JSON's own types."""
+        seen, known = asdict(self.finding), asdict(self.rule)
+        names = ("id", "severity", "title", "where", "seen", "count", "why", "remedy", *(("snippet",) if fix_hints else ()))
+        return {name: str(known[name]) if name in known else seen[name] for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The outcome of a check.
+
+    Attributes:
+        report: Everything that was seen: rewards by policy, times of calls, speed, lengths of prompts, checks that were not made.
+        findings: The rules that are broken, errors first.
+    """
+
+    report: Report
+    findings: tuple[CheckFinding, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look the rules up."""
+        found = tuple(CheckFinding(finding, rule(finding)) for finding in by_severity(self.report.findings))
+        object.__setattr__(self, "findings", found)
+
+    @property
+    def errors(self) -> list[CheckFinding]:
+        """Findings with which training would fail, or learn from wrong data."""
+        return self._of(Severity.ERROR)
+
+    @property
+    def warnings(self) -> list[CheckFinding]:
+        """Findings with which training works, but probably not as meant."""
+        return self._of(Severity.WARNING)
+
+    @property
+    def notes(self) -> list[CheckFinding]:
+        """Findings that are good to know."""
+        return self._of(Severity.NOTE)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error."""
+        return not self.errors
+
+    def to_dict(self, *, fix_hints: bool = False) -> dict[str, Any]:
+        """The whole result in JSON's own types, as ``agentrl check --json`` prints it."""
+        counts = {str(severity): len(self._of(severity)) for severity in Severity}
+        findings = [finding.to_dict(fix_hints=fix_hints) for finding in self.findings]
+        return {"ok": self.ok, "counts": counts, **self.report.to_dict(), "findings": findings}
+
+    def __repr__(self) -> str:
+        """The environment, and its errors and warnings."""
+        listed = "".join(f"\n  {finding}" for finding in (*self.errors, *self.warnings))
+        return f"<CheckResult {self.report.env.get('name', '')}: {len(self.errors)} errors, {len(self.warnings)} warnings>{listed}"
+
+    def _of(self, severity: Severity) -> list[CheckFinding]:
+        return [finding for finding in self.findings if finding.rule.severity is severity]
+
+
+def run_check(arguments: CheckArguments) -> CheckResult:
+    """Check an environment in a process of its own.
+
+    Raises:
+        ConfigError: If the request itself is wrong, or the environment cannot be sent to the process.
+    """
+    settings, run = _settings(arguments), command(sys.executable, "-m", "agentrl.check.worker")
+    if not arguments.env.startswith(PREFIX):
+        return CheckResult(check(settings, run))
+    with tempfile.NamedTemporaryFile(prefix="agentrl-check-") as file:
+        file.write(pickle.dumps(load_agent(arguments.env)))
+        file.flush()
+        more = {GIVEN: file.name, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+        def run_with_it(request: bytes, names: Mapping[str, str], output: IO[bytes], limit_s: float) -> int | None:
+            return run(request, {**names, **more}, output, limit_s)
+
+        return CheckResult(check(settings, run_with_it))
+
+
+def _settings(args: CheckArguments) -> CheckSettings:
+    model = args.model or str(tiny_model_path())
+    if args.model and Path(args.model).exists() and not Path(args.model).is_dir():
+        raise ConfigError("--model", args.model, "is a file", "Give the directory of a model.")
+    length = args.max_model_len or min(context_length(model) or CPU_CONTEXT, CPU_CONTEXT)
+    return CheckSettings(**{**asdict(args), "model": model, "model_given": bool(args.model), "max_model_len": length})

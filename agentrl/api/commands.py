@@ -1,0 +1,149 @@
+"""The commands as functions of Python: ``agentrl.train``, ``evaluate``, ``check`` and ``load_run``, and their asynchronous twins.
+
+Nothing heavy is imported before one of them is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrl.api.background import Background
+    from agentrl.api.checking import CheckResult
+    from agentrl.api.evaluation import Evaluation
+    from agentrl.api.run import Run
+
+
+def train(env: object = "", **settings: Any) -> Run:
+    """Train a model in an environment, as ``agentrl train`` does.
+
+    It may be called in a script, in a notebook and from any thread. Ctrl-C ends the step under way, saves a checkpoint and raises
+    `KeyboardInterrupt`; a second one ends at once.
+
+    Args:
+        env: A class with ``reset`` and ``step``, a gymnasium environment class, an `Executor` or a reward; or what ``--agent`` takes,
+            such as ``"env.py"`` or ``"gym:FrozenLake-v1"``. It may be left out with ``resume``.
+        **settings: The flags of ``agentrl train`` in the form of Python: ``model="org/name"``, ``num_steps=100``, ``max_staleness=1``,
+            ``async_=True``; ``config="settings.toml"`` takes the others from a file.
+
+    Returns:
+        The run.
+
+    Raises:
+        ConfigError: If a setting, the environment, its tasks or the model cannot be used; then nothing has been started.
+        AgentRLError: If the run failed; nothing is left running, and what was measured until then is in its directory.
+    """
+    return _started(env, settings).wait()
+
+
+async def train_async(env: object = "", **settings: Any) -> Run:
+    """Train as `train` does, while the caller's event loop goes on; cancelling it is a Ctrl-C."""
+    return await _started(env, settings).wait_async()
+
+
+def evaluate(env: object = "", **settings: Any) -> Evaluation:
+    """Measure a model in an environment, or compare two on the same tasks, as ``agentrl eval`` does.
+
+    Args:
+        env: As for `train`; it may be left out with ``run``.
+        **settings: The flags of ``agentrl eval``: ``run=`` a run or its directory, ``model=``, ``baseline=``, ``eval_samples=8``.
+
+    Returns:
+        The figures with their intervals.
+
+    Raises:
+        ConfigError: If a setting, the environment, its tasks or a model cannot be used; then nothing has been started.
+        AgentRLError: If nothing could be measured.
+    """
+    return _measuring(env, settings).wait()
+
+
+async def evaluate_async(env: object = "", **settings: Any) -> Evaluation:
+    """Evaluate as `evaluate` does, while the caller's event loop goes on; cancelling it saves the figures of the tasks that are done."""
+    return await _measuring(env, settings).wait_async()
+
+
+def check(env: object, **settings: Any) -> CheckResult:
+    """Play an environment without a model and report what is wrong with it, as ``agentrl check`` does.
+
+    Args:
+        env: As for `train`.
+        **settings: The flags of ``agentrl check``: ``episodes=16``, ``budget_s=60``.
+
+    Returns:
+        The findings: ``ok``, ``errors``, ``warnings``, ``findings``.
+
+    Raises:
+        ConfigError: If the request itself is wrong.
+    """
+    from agentrl.api.checking import CheckArguments, run_check
+    from agentrl.api.settings import environment, with_settings
+
+    given = {"env": environment(env), **settings}
+    return run_check(with_settings(CheckArguments(env=""), given, command="check"))
+
+
+async def check_async(env: object, **settings: Any) -> CheckResult:
+    """Check as `check` does, while the caller's event loop goes on."""
+    return await asyncio.to_thread(check, env, **settings)
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """Return a training run from its directory: one that has ended, goes on, or was killed.
+
+    Raises:
+        ConfigError: If the directory holds no run.
+    """
+    from agentrl.api.run import Run
+
+    return Run(Path(path))
+
+
+def _started(env: object, settings: dict[str, Any]) -> Background[Run]:
+    from agentrl.api.background import Background
+    from agentrl.api.resume import with_directory
+    from agentrl.api.run import Run
+    from agentrl.api.settings import train_settings
+    from agentrl.api.training import train as run_training
+    from agentrl.flow.state import StopRequest
+
+    config = with_directory(train_settings(env, settings))
+
+    async def work(stop: StopRequest) -> Run:
+        result = await run_training(config, stop)
+        if result.stopped:
+            sys.stderr.write(f"agentrl: {result.ended}; continue with resume={str(config.run.run_dir)!r}\n")
+        return Run(str(config.run.run_dir))
+
+    return Background(work, config.run.stop_timeout_s)
+
+
+def _measuring(env: object, settings: dict[str, Any]) -> Background[Evaluation]:
+    from agentrl.api.background import Background
+    from agentrl.api.evaluation import measure
+    from agentrl.api.settings import eval_request
+
+    request = eval_request(env, settings)
+    return Background(lambda stop: measure(request))
+
+
+class _CheckPackage(ModuleType):
+    """The package ``agentrl.check``, which can be called as well."""
+
+    def __call__(self, env: object, **settings: Any) -> CheckResult:
+        """As `check`."""
+        return check(env, **settings)
+
+
+def make_callable(name: str) -> None:
+    """Let a package be called like the function `check`, so that ``agentrl.check`` may be either, whatever was imported before."""
+    module = importlib.import_module(name)
+    module.__class__ = _CheckPackage
+    parent, _, own = name.rpartition(".")
+    setattr(sys.modules[parent], own, module)

@@ -1,0 +1,271 @@
+"""One evaluation from a checked request to its figures: a model in an environment, alone or next to another one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from agentrl.api.resume import agent_name
+from agentrl.api.training import uninterrupted
+from agentrl.cluster.build import load_environment, model_path
+from agentrl.cluster.runtime import make_runtime
+from agentrl.config.load import to_json
+from agentrl.config.schema import LearnerConfig, TrainConfig
+from agentrl.core.errors import ConfigError
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Task
+from agentrl.env.given import write_source
+from agentrl.env.load import AgentSpec
+from agentrl.env.tasks import own_tasks
+from agentrl.evaluation.assessment import Assessment, Comparison, TaskOutcome, assess, compare
+from agentrl.evaluation.config import Request
+from agentrl.evaluation.evaluations import check_failures, eval_settings, outcome_of
+from agentrl.evaluation.evaluations import evaluate as play_tasks
+from agentrl.evaluation.report import EvalProgress, estimate_text, print_assessment, print_comparison
+from agentrl.rollout.pool import RolloutPool
+from agentrl.rollout.settings import episode_settings
+from agentrl.rollout.tasks import check_prompts, context_length, eval_tasks, open_tasks
+from agentrl.track.jsonl import encode
+from agentrl.track.tracker import TrajectoryRecorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One model on the tasks.
+
+    Attributes:
+        model: Directory or hub name of the model; "" is the bundled one.
+        outcomes: One per task.
+        assessment: The figures over all tasks, with intervals.
+    """
+
+    model: str
+    outcomes: Sequence[TaskOutcome]
+    assessment: Assessment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """An evaluation that has ended; the same is in ``eval.json`` of its directory.
+
+    Attributes:
+        path: Directory of the results.
+        num_tasks: Tasks to measure on.
+        model: The model.
+        baseline: The model that it is compared with, if there is one.
+        comparison: The differences between the two, with intervals.
+        partial: Whether it was interrupted; the tasks that take long are missing then.
+    """
+
+    path: Path
+    num_tasks: int
+    model: Measured
+    baseline: Measured | None = None
+    comparison: Comparison | None = None
+    partial: bool = False
+
+    @property
+    def assessment(self) -> Assessment:
+        """The figures of the model, with intervals: ``assessment.overall["reward"].low``."""
+        return self.model.assessment
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The figures of the model under flat names: ``reward``, ``reward_low``, ``pass@1``, ``reward/hard``."""
+        return self.model.assessment.metrics()
+
+    @property
+    def failed_tasks(self) -> list[int]:
+        """Number of tasks that are in no figure because all of their episodes failed, for each model."""
+        return [len(part.assessment.failed_tasks) for part in (self.model, self.baseline) if part is not None]
+
+    def __repr__(self) -> str:
+        """Where it is, and the figures."""
+        figures = ", ".join(f"{name} {estimate_text(estimate)}" for name, estimate in self.assessment.overall.items())
+        return f"<Evaluation {str(self.path)!r}: {self.assessment.tasks} tasks, {figures or 'nothing measured'}>"
+
+
+async def measure(request: Request, console: Console | None = None) -> Evaluation:
+    """Measure as `request` says; cancelling it saves and shows the tasks that are done.
+
+    Args:
+        request: The checked settings.
+        console: Where to show progress and figures; standard output by default.
+
+    Raises:
+        ConfigError: If the environment, the tasks or a model cannot be used.
+        TooManyFailuresError: If nothing could be measured.
+    """
+    config = request.config
+    tasks = measured_tasks(config, load_environment(config))
+    path = (request.settings.measure.output or _output(config)).expanduser()
+    path.mkdir(parents=True, exist_ok=True)
+    settings = to_json(dataclasses.replace(config, learner=LearnerConfig()))
+    (path / "config.json").write_text(settings + "\n", encoding="utf-8")  # for inspect and replay
+    write_source(config.run.agent, path)
+    return await _Measurement(request, tasks, path, console or Console()).run()
+
+
+@dataclass(slots=True)
+class _Measurement:
+    """One evaluation under way; `done` has the outcomes of each model that was begun, by the number of the task."""
+
+    request: Request
+    tasks: Sequence[Task]
+    path: Path
+    console: Console
+    done: list[tuple[str, dict[int, TaskOutcome]]] = field(default_factory=list)
+
+    async def run(self) -> Evaluation:
+        config, baseline = self.request.config, self.request.baseline
+        progress = EvalProgress(self.console)
+        heading = f"{config.run.agent}: {len(self.tasks)} tasks, {config.eval.eval_samples} episodes each"
+        self.console.print(Text(heading, style="bold"), soft_wrap=True)
+        try:
+            await self._measure(config.model.model, "trajectories.jsonl", progress)
+            if baseline is not None:
+                await self._measure(baseline, "baseline.jsonl", progress)
+        except asyncio.CancelledError:
+            progress.close()
+            self._keep_partial()
+            raise
+        finally:
+            progress.close()
+        return self._finish()
+
+    async def _measure(self, model: str, records: str, progress: EvalProgress) -> None:
+        """Start an engine with the model, play the tasks, and close it again."""
+        config = self.request.with_model(model)
+        path = model_path(config)
+        progress.on_stage(f"checking prompts for {model_name(model)}")
+        context = config.engine.max_model_len or context_length(path)
+        await asyncio.to_thread(check_prompts, episode_settings(config, path), self.tasks, context)
+        recorded = {"none": 0, "sample": 1, "all": config.eval.eval_samples}[self.request.settings.measure.record]
+        settings = dataclasses.replace(eval_settings(config), record=recorded)
+        recorder = TrajectoryRecorder(self.path / records) if recorded else None
+        so_far: dict[int, TaskOutcome] = {}
+        self.done.append((model, so_far))
+
+        def on_group(summary: GroupSummary, count: int, total: int) -> None:
+            so_far[summary.group_id] = outcome_of(self.tasks[summary.group_id], summary, settings.by)
+            if recorder is not None:
+                recorder.on_group(summary)
+            progress.on_task(count, total)
+
+        runtime = make_runtime(config, progress.on_stage)
+        try:
+            await runtime.start()
+            pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
+            progress.on_stage("playing")
+            outcomes = await play_tasks(pool, self.tasks, settings, version=0, on_group=on_group, supervise=True)
+        finally:
+            await uninterrupted(runtime.close())
+            if recorder is not None:
+                recorder.close()
+        check_failures(outcomes, 1.0)
+
+    def _finish(self, *, partial: bool = False) -> Evaluation:
+        """Compare, save and show what is done."""
+        config = self.request.config
+        measured = [_measured(config, model, [by_task[task] for task in sorted(by_task)]) for model, by_task in self.done if by_task]
+        model, baseline = measured[0], measured[1] if len(measured) > 1 else None
+        comparison = None
+        if baseline is not None:
+            comparison = compare(model.outcomes, baseline.outcomes, solved_at=config.eval.eval_pass_score, seed=config.run.seed)
+        result = Evaluation(
+            path=self.path, num_tasks=len(self.tasks), model=model, baseline=baseline, comparison=comparison, partial=partial
+        )
+        _write(result, config)
+        if partial:
+            counts = " and ".join(f"{len(part.outcomes)} of {len(self.tasks)} tasks" for part in measured)
+            words = f"\ninterrupted after {counts}; those that take long are missing, so these figures are not those of all"
+            self.console.print(Text(words, style="bold"), soft_wrap=True)
+        _show(self.console, result)
+        return result
+
+    def _keep_partial(self) -> None:
+        if any(by_task for _, by_task in self.done):
+            self._finish(partial=True)
+
+
+def measured_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
+    """Return the tasks to measure on: those that a training run with these settings would be evaluated on, else its training tasks.
+
+    Raises:
+        ConfigError: If there are none, or no end of them and ``--eval-size`` does not say how many.
+    """
+    data = config.data
+    if data.eval_prompts or own_tasks(agent, "eval_tasks") is not None:
+        return eval_tasks(config, agent)
+    source = open_tasks(dataclasses.replace(config, data=dataclasses.replace(data, eval_size=0)), agent)
+    total = source.num_tasks
+    if data.eval_size and (total is None or data.eval_size < total):
+        return eval_tasks(config, agent)
+    if total is None:
+        raise ConfigError("--eval-size", 0, "there is no end of tasks", "Say how many to measure on.")
+    return [dataclasses.replace(task, position=index) for index, task in enumerate(source.first(total))]
+
+
+def _output(config: TrainConfig) -> Path:
+    return Path("runs") / f"eval-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _measured(config: TrainConfig, model: str, outcomes: Iterable[TaskOutcome]) -> Measured:
+    listed = list(outcomes)
+    assessment = assess(listed, solved_at=config.eval.eval_pass_score, seed=config.run.seed)
+    return Measured(model=model, outcomes=listed, assessment=assessment)
+
+
+def model_name(model: str) -> str:
+    """Return the name of a model for people."""
+    return model or "the bundled tiny model"
+
+
+def _write(evaluation: Evaluation, config: TrainConfig) -> None:
+    """Write ``eval.json``, whole or not at all: figures with their intervals, and every task's own figures."""
+    solved_at, baseline, comparison = config.eval.eval_pass_score, evaluation.baseline, evaluation.comparison
+    result = {
+        "agent": config.run.agent,
+        "tasks": evaluation.num_tasks,
+        "partial": evaluation.partial,
+        "samples": config.eval.eval_samples,
+        "temperature": config.rollout.temperature if config.eval.eval_temperature is None else config.eval.eval_temperature,
+        "seed": config.run.seed,
+        "model": _result(evaluation.model, solved_at),
+        "baseline": None if baseline is None else _result(baseline, solved_at),
+        "comparison": None if comparison is None else comparison.to_json(),
+    }
+    unfinished = evaluation.path / "eval.json.partial"
+    unfinished.write_text(json.dumps(json.loads(encode(result)), indent=2) + "\n", encoding="ascii")
+    os.replace(unfinished, evaluation.path / "eval.json")
+
+
+def _result(measured: Measured, solved_at: float) -> dict[str, Any]:
+    by_task = {
+        outcome.task_id: {"kind": outcome.kind, "failed": len(outcome.failures), **outcome.values(solved_at)}
+        for outcome in measured.outcomes
+    }
+    return {"path": measured.model, **measured.assessment.to_json(), "by_task": by_task}
+
+
+def _show(console: Console, evaluation: Evaluation) -> None:
+    model, baseline, comparison = evaluation.model, evaluation.baseline, evaluation.comparison
+    console.print()
+    console.print(Text(f"model     {model_name(model.model)}"), soft_wrap=True)
+    if baseline is None or comparison is None:
+        console.print()
+        print_assessment(console, model.assessment)
+    else:
+        console.print(Text(f"baseline  {model_name(baseline.model)}\n"), soft_wrap=True)
+        print_comparison(console, comparison, model.assessment, baseline.assessment)
+    console.print(Text(f"\nsaved     {evaluation.path / 'eval.json'}"), soft_wrap=True)
