@@ -82,18 +82,30 @@ class OpenEnvEnv(AgentInstance):
         Raises:
             ValueError: If the answer names no action; the model reads the message.
         """
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
+        if (value := _json_object(text)) is not None:
             return value
-        fields = {name: field for name, field in self.schema.get("properties", {}).items() if name != "metadata"}
+        fields = self._fields()
         required = [name for name in self.schema.get("required", ()) if name in fields]
-        only = self.action_field or (required[0] if len(required) == 1 else next(iter(fields)) if len(fields) == 1 else "")
+        if named := _named_fields(text, fields):
+            return named
+        only = self.action_field or (next(iter(fields)) if len(fields) == 1 else "")
         if not only:
-            raise ValueError(f"Write the action as a JSON object{' with ' + ', '.join(fields) if fields else ''}.")
+            optional = [name for name in fields if name not in required]
+            needs = f" with {', '.join(required or fields)}{' and perhaps ' + ', '.join(optional) if required and optional else ''}"
+            raise ValueError(f"Write the action as a JSON object{needs if fields else ''}.")
         return {only: _value(text, only, fields.get(only, {}))}
+
+    def describe_action(self) -> str:
+        """Return what the model reads of the action's form before its first turn; empty if an action is a single field."""
+        fields = self._fields()
+        if len(fields) < 2 or self.action_field:
+            return ""
+        required = self.schema.get("required", ())
+        lines = [f"  {_field_line(name, field, name in required)}" for name, field in fields.items()]
+        return "Write each action as a JSON object with these fields:\n" + "\n".join(lines)
+
+    def _fields(self) -> Mapping[str, Mapping[str, Any]]:
+        return {name: field for name, field in self.schema.get("properties", {}).items() if name != "metadata"}
 
     def is_truncated(self, answer: Mapping[str, Any]) -> bool:
         """Return True if the episode was cut short; OpenEnv has no field for truncation, so environments put it in metadata."""
@@ -130,7 +142,8 @@ class OpenEnvEnv(AgentInstance):
         assert answer is not None
         if answer["done"]:
             raise RemoteError(f"{self.url}: the episode was over when it began", infrastructure=False)
-        return ResetResult(_after(state.task, self.format_observation(answer["observation"])))
+        observation, form = self.format_observation(answer["observation"]), self.describe_action()
+        return ResetResult(_after(state.task, _with_form(observation, form) if form else observation))
 
     async def step(self, state: StepState) -> StepResult:
         """Take the action that the model named, or tell the model why its answer names none.
@@ -310,6 +323,41 @@ def _value(text: str, name: str, field: Mapping[str, Any]) -> Any:
     if kind in ("array", "object"):
         raise ValueError(f"Write the action as a JSON object with {name}.")
     return text.strip()
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    """Return the JSON object that an answer is, or the last one in it, in a code block for example."""
+    decoder, found, start = json.JSONDecoder(), None, text.find("{")
+    while start >= 0:
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        else:
+            found = value if isinstance(value, dict) else found
+        start = text.find("{", end)
+    return found
+
+
+def _named_fields(text: str, fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the values of lines such as ``number: 5``, one per field, if there are several fields."""
+    if len(fields) < 2:
+        return {}
+    lines = re.findall(r"^\s*[\"']?(\w+)[\"']?\s*[:=]\s*(.+?)\s*$", text, re.MULTILINE)
+    return {name: _value(value, name, fields[name]) for name, value in lines if name in fields}
+
+
+def _field_line(name: str, field: Mapping[str, Any], required: bool) -> str:
+    words = field.get("enum")
+    kind = f"one of {', '.join(map(str, words))}" if words else str(field.get("type", "any value"))
+    text = excerpt(str(field.get("description") or ""), 200)
+    return f"{name}: {kind}{'' if required else ', optional'}{' (' + text + ')' if text else ''}"
+
+
+def _with_form(observation: Prompt, form: str) -> Prompt:
+    if isinstance(observation, str):
+        return f"{observation}\n{form}"
+    return [*observation, *as_messages(form)]
 
 
 def _last(text: str, words: Mapping[str, Any], problem: str) -> Any:

@@ -308,11 +308,22 @@ def test_the_only_field_of_an_action(field: Any, text: str, action: Any) -> None
         assert fields(a=field).parse_action(text) == {"a": action}
 
 
-def test_several_fields_are_written_in_json() -> None:
+def test_several_fields_are_written_in_json_or_line_by_line() -> None:
     env = fields(a={"type": "integer"}, b={"type": "string"})
     assert env.parse_action('{"a": 1, "b": "x"}') == {"a": 1, "b": "x"}
-    with pytest.raises(ValueError, match="a JSON object with a, b"):
+    assert env.parse_action('I try this.\n```json\n{"a": 1, "b": "x"}\n```') == {"a": 1, "b": "x"}
+    assert env.parse_action("a: 1\nb = x y") == {"a": 1, "b": "x y"}
+    with pytest.raises(ValueError, match="JSON object with a, b"):
         env.parse_action("1")
+
+
+def test_optional_fields_are_not_lost_and_the_model_is_told_of_all() -> None:
+    env = fields(a={"type": "integer", "description": "the guess"}, b={"type": "string", "enum": ["x", "y"]})
+    env.schema = {**env.schema, "required": ["a"]}
+    with pytest.raises(ValueError, match="with a and perhaps b"):
+        env.parse_action("1 x")
+    assert env.describe_action().splitlines()[1:] == ["  a: integer (the guess)", "  b: one of x, y, optional"]
+    assert fields(a={"type": "integer"}).describe_action() == ""
 
 
 def test_observations_as_text() -> None:
