@@ -19,8 +19,9 @@ from agentrl.api.resume import agent_name
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import make_runtime
+from agentrl.config.evaluate import EvaluateConfig, PlayConfig
 from agentrl.config.load import to_json
-from agentrl.config.schema import LearnerConfig, TrainConfig
+from agentrl.config.sections import num_recorded
 from agentrl.core.errors import ConfigError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
@@ -28,7 +29,7 @@ from agentrl.env.given import write_source
 from agentrl.env.load import AgentSpec
 from agentrl.env.tasks import own_tasks
 from agentrl.evaluation.assessment import Assessment, Comparison, TaskOutcome, assess, compare
-from agentrl.evaluation.config import Request
+from agentrl.evaluation.config import Request, as_training
 from agentrl.evaluation.evaluations import check_failures, eval_settings, outcome_of
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress, estimate_text, print_assessment, print_comparison
@@ -108,9 +109,9 @@ async def measure(request: Request, console: Console | None = None) -> Evaluatio
     """
     config = request.config
     tasks = measured_tasks(config, load_environment(config))
-    path = (request.settings.measure.output or _output(config)).expanduser()
+    path = (config.run.output or _output(config)).expanduser()
     path.mkdir(parents=True, exist_ok=True)
-    settings = to_json(dataclasses.replace(config, learner=LearnerConfig()))
+    settings = to_json(as_training(config))
     (path / "config.json").write_text(settings + "\n", encoding="utf-8")  # for inspect and replay
     write_source(config.run.agent, path)
     return await _Measurement(request, tasks, path, console or Console()).run()
@@ -150,14 +151,13 @@ class _Measurement:
         progress.on_stage(f"checking prompts for {model_name(model)}")
         context = config.engine.max_model_len or context_length(path)
         await asyncio.to_thread(check_prompts, episode_settings(config, path), self.tasks, context)
-        recorded = {"none": 0, "sample": 1, "all": config.eval.eval_samples}[self.request.settings.measure.record]
-        settings = dataclasses.replace(eval_settings(config), record=recorded)
-        recorder = TrajectoryRecorder(self.path / records) if recorded else None
+        settings = eval_settings(config, num_recorded(config.run.record, config.eval.eval_samples))
+        recorder = TrajectoryRecorder(self.path / records) if settings.num_recorded else None
         so_far: dict[int, TaskOutcome] = {}
         self.done.append((model, so_far))
 
         def on_group(summary: GroupSummary, count: int, total: int) -> None:
-            so_far[summary.group_id] = outcome_of(self.tasks[summary.group_id], summary, settings.by)
+            so_far[summary.group_id] = outcome_of(self.tasks[summary.group_id], summary, config.eval.eval_by)
             if recorder is not None:
                 recorder.on_group(summary)
             progress.on_task(count, total)
@@ -198,7 +198,7 @@ class _Measurement:
             self._finish(partial=True)
 
 
-def measured_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
+def measured_tasks(config: PlayConfig, agent: AgentSpec) -> list[Task]:
     """Return the tasks to measure on: those that a training run with these settings would be evaluated on, else its training tasks.
 
     Raises:
@@ -216,11 +216,11 @@ def measured_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
     return [dataclasses.replace(task, position=index) for index, task in enumerate(source.first(total))]
 
 
-def _output(config: TrainConfig) -> Path:
+def _output(config: EvaluateConfig) -> Path:
     return Path("runs") / f"eval-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _measured(config: TrainConfig, model: str, outcomes: Iterable[TaskOutcome]) -> Measured:
+def _measured(config: EvaluateConfig, model: str, outcomes: Iterable[TaskOutcome]) -> Measured:
     listed = list(outcomes)
     assessment = assess(listed, solved_at=config.eval.eval_pass_score, seed=config.run.seed)
     return Measured(model=model, outcomes=listed, assessment=assessment)
@@ -231,7 +231,7 @@ def model_name(model: str) -> str:
     return model or "the bundled tiny model"
 
 
-def _write(evaluation: Evaluation, config: TrainConfig) -> None:
+def _write(evaluation: Evaluation, config: EvaluateConfig) -> None:
     """Write ``eval.json``, whole or not at all: figures with their intervals, and every task's own figures."""
     solved_at, baseline, comparison = config.eval.eval_pass_score, evaluation.baseline, evaluation.comparison
     result = {

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.evaluate import PlayConfig
 from agentrl.config.load import flag, flag_value, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
@@ -153,7 +154,7 @@ def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> list[di
     return rows
 
 
-def agent_name(config: TrainConfig) -> str:
+def agent_name(config: PlayConfig) -> str:
     """Return a short name of the environment, for the names of directories."""
     return Path(config.run.agent.removeprefix(PREFIX).partition(":")[0]).stem or "run"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,7 +56,7 @@ def eval_request(env: object, given: Mapping[str, Any]) -> Request:
     given = {**given, "run": run} if run is not None else given
     base, default = base_settings(None if run is None else str(run), path)
     names = {flag.removeprefix("--").replace("-", "_"): other.removeprefix("--").replace("-", "_") for flag, other in SAME_HERE.items()}
-    return make_request(with_settings(default, _with_agent(env, given), command="eval", names=names), base)
+    return make_request(with_settings(default, _with_agent(env, given), command="eval", names=names, without=("algo",)), base)
 
 
 def _without_config(given: Mapping[str, Any]) -> tuple[dict[str, Any], Path | None]:
@@ -71,7 +71,9 @@ def _with_agent(env: object, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"agent": environment(env), **given}
 
 
-def with_settings(default: S, given: Mapping[str, Any], *, command: str, names: Mapping[str, str] | None = None) -> S:
+def with_settings(
+    default: S, given: Mapping[str, Any], *, command: str, names: Mapping[str, str] | None = None, without: Container[str] = ()
+) -> S:
     """Return settings with some of them changed, types and ranges checked.
 
     Args:
@@ -79,12 +81,13 @@ def with_settings(default: S, given: Mapping[str, Any], *, command: str, names: 
         given: Name in the form of Python, or alias, -> value.
         command: The command that has the same settings, for messages.
         names: Further names -> fields.
+        without: Sections that are not for users to set.
 
     Raises:
         ConfigError: If a name is unknown (the nearest one is named), is given twice, or a value is wrong.
     """
     values = dataclasses.asdict(default)  # type: ignore[call-overload]
-    homes = {name: section for section, part in values.items() if _is_section(default, section) for name in part}
+    homes = {name: section for section, part in values.items() if section not in without and _is_section(default, section) for name in part}
     homes |= {name: "" for name in values if not _is_section(default, name)}
     seen: dict[str, str] = {}
     for key, value in given.items():

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl.assets import tiny_model_path
+from agentrl.config.evaluate import PlayConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.process import cuda_device_count
@@ -27,7 +28,7 @@ Stage = Callable[[str], None]
 """Told what start-up is doing, in a few words for the display."""
 
 
-def model_path(config: TrainConfig) -> str:
+def model_path(config: PlayConfig) -> str:
     """Return the directory or hub name of the initial policy; the bundled model unless ``--model`` names one."""
     return config.model.model or str(tiny_model_path())
 
@@ -36,7 +37,7 @@ MAX_SENT = 60_000
 """Bytes of an environment that processes of its own can be given; it goes in one packet."""
 
 
-def load_environment(config: TrainConfig) -> AgentSpec:
+def load_environment(config: PlayConfig) -> AgentSpec:
     """Load the environment, and make sure that the other processes of the run can have it.
 
     Raises:
@@ -55,12 +56,12 @@ def device() -> Device:
     return "cuda" if cuda_device_count() else "cpu"
 
 
-def transport(config: TrainConfig) -> Transport:
+def transport(config: PlayConfig) -> Transport:
     """Return the path of new weights to the engines."""
     return weight_transport(config.engine, device())
 
 
-def worker_environment(config: TrainConfig) -> dict[str, str]:
+def worker_environment(config: PlayConfig) -> dict[str, str]:
     """Return the environment variables that worker processes start with; libraries read some of them only once.
 
     The number of threads of a process is the user's ``OMP_NUM_THREADS``, if it is set.
@@ -69,13 +70,13 @@ def worker_environment(config: TrainConfig) -> dict[str, str]:
     return {**engine_environment(device(), transport(config)), "DS_ACCELERATOR": device(), "PYTHONWARNINGS": "ignore", **own}
 
 
-def engine_settings(config: TrainConfig, index: int) -> EngineSettings:
+def engine_settings(config: PlayConfig, index: int) -> EngineSettings:
     """Return the settings of engine number `index`."""
     model = replace(config.model, model=model_path(config))
     return EngineSettings(model=model, engine=config.engine, device=device(), seed=config.run.seed, index=index)
 
 
-def build_worker(config: TrainConfig, index: int) -> RolloutWorker:
+def build_worker(config: PlayConfig, index: int) -> RolloutWorker:
     """Return rollout worker number `index` with its engine; nothing is loaded before its `start`."""
     from agentrl.engine.vllm_engine import VllmEngine
     from agentrl.rollout.settings import episode_settings

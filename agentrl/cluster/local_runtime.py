@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from agentrl.cluster.build import Stage, build_learner_rank, build_worker, worker_environment
+from agentrl.config.evaluate import PlayConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.protocols import GroupRef, Learner, RolloutWorker, TrainResult, WeightUpdate
 
@@ -16,9 +17,9 @@ T = TypeVar("T")
 
 
 class LocalRuntime:
-    """One engine and one learner rank in this process; no rank with ``num_learners`` 0."""
+    """One engine and one learner rank in this process; no rank if nothing is trained."""
 
-    def __init__(self, config: TrainConfig, on_stage: Stage) -> None:
+    def __init__(self, config: PlayConfig, on_stage: Stage) -> None:
         self._config, self._on_stage = config, on_stage
         self._worker: RolloutWorker | None = None
         self._learner: ThreadedLearner | None = None
@@ -43,7 +44,7 @@ class LocalRuntime:
     async def start(self) -> None:
         """Load the learner, then the engine, which joins the learner's process group of one."""
         os.environ.update(worker_environment(self._config))
-        if self._config.learner.num_learners:
+        if isinstance(self._config, TrainConfig):
             self._on_stage("loading learner")
             self._learner = ThreadedLearner(build_learner_rank(self._config))
             await self._learner.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agentrl.config.evaluate import PlayConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 
@@ -30,7 +31,12 @@ class Placement:
     gpus_per_rank: float
 
 
-def plan(config: TrainConfig, *, gpus: int) -> Placement:
+def num_ranks(config: PlayConfig) -> int:
+    """Return the number of learner ranks; 0 if nothing is trained."""
+    return config.learner.num_learners if isinstance(config, TrainConfig) else 0
+
+
+def plan(config: PlayConfig, *, gpus: int) -> Placement:
     """Place engines and learner ranks on a cluster with `gpus` GPUs; without any, everything runs on CPUs.
 
     Args:
@@ -43,7 +49,7 @@ def plan(config: TrainConfig, *, gpus: int) -> Placement:
     Raises:
         ConfigError: If there are some GPUs, but too few.
     """
-    engines, ranks, parallel = config.engine.num_engines, config.learner.num_learners, config.engine.tensor_parallel_size
+    engines, ranks, parallel = config.engine.num_engines, num_ranks(config), config.engine.tensor_parallel_size
     if gpus == 0:
         apart = ({"CPU": 1.0},) * (engines + ranks)
         return Placement(
@@ -75,12 +81,12 @@ def plan(config: TrainConfig, *, gpus: int) -> Placement:
     )
 
 
-def _require(config: TrainConfig, needed: int, gpus: int) -> None:
+def _require(config: PlayConfig, needed: int, gpus: int) -> None:
     if needed > gpus:
         engines = f"{config.engine.num_engines} engines x {config.engine.tensor_parallel_size} GPUs"
         raise ConfigError(
             "--num-engines",
             config.engine.num_engines,
-            f"{engines} and {config.learner.num_learners} learner ranks need {needed} GPUs, there are {gpus}",
+            f"{engines} and {num_ranks(config)} learner ranks need {needed} GPUs, there are {gpus}",
             "Lower --num-engines, --tensor-parallel-size or --num-learners, or share GPUs with --colocate.",
         )

@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from agentrl.cluster.build import build_learner_rank, build_worker
+from agentrl.config.evaluate import PlayConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError, EngineDeadError, LearnerDeadError
 from agentrl.core.process import describe_process
@@ -38,7 +39,7 @@ def _beside(method: F) -> F:
 class RolloutActor:
     """Holds one rollout worker; its asynchronous methods run side by side on the actor's event loop."""
 
-    def __init__(self, config: TrainConfig, index: int, agent: AgentSpec) -> None:
+    def __init__(self, config: PlayConfig, index: int, agent: AgentSpec) -> None:
         del agent  # its arrival makes an environment known here that was given as an object in Python
         self._worker = build_worker(config, index)
         self._loops: list[asyncio.AbstractEventLoop] = []

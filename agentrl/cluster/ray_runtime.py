@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from agentrl.cluster.build import Stage, transport, worker_environment
-from agentrl.cluster.placement import Placement, plan
+from agentrl.cluster.placement import Placement, num_ranks, plan
 from agentrl.cluster.reaper import Reaper
-from agentrl.config.schema import TrainConfig
+from agentrl.config.evaluate import PlayConfig
 from agentrl.core.errors import ClusterError
 from agentrl.core.protocols import Learner, RolloutWorker
 from agentrl.env.load import load_agent
@@ -36,7 +36,7 @@ TOKEN = secrets.token_hex(32)  # one for all clusters of this process, because R
 class RayRuntime:
     """Starts the cluster and the actors, hands out their handles, and takes everything down again; no learner with 0 ranks."""
 
-    def __init__(self, config: TrainConfig, on_stage: Stage) -> None:
+    def __init__(self, config: PlayConfig, on_stage: Stage) -> None:
         self._config, self._on_stage = config, on_stage
         self._private = not config.run.ray_address
         self._folder: str | None = None
@@ -121,7 +121,7 @@ class RayRuntime:
             return
         self._folder = tempfile.mkdtemp(prefix="agentrl-")
         self._reaper = Reaper(self._folder)
-        actors = self._config.engine.num_engines + self._config.learner.num_learners
+        actors = self._config.engine.num_engines + num_ranks(self._config)
         ray.init(
             num_cpus=max(os.cpu_count() or 1, actors),
             include_dashboard=False,

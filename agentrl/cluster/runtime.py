@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol
 
 from agentrl.cluster.build import Stage
-from agentrl.config.schema import TrainConfig
+from agentrl.config.evaluate import PlayConfig
 from agentrl.core.protocols import Learner, RolloutWorker
 from agentrl.rollout.pool import Supervision
 
@@ -45,7 +45,7 @@ class Runtime(Protocol):
         """End everything that was started; safe to call twice and after a failed start."""
 
 
-def make_runtime(config: TrainConfig, on_stage: Stage) -> Runtime:
+def make_runtime(config: PlayConfig, on_stage: Stage) -> Runtime:
     """The runtime that ``--runtime`` names; nothing is started yet.
 
     Args:

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from agentrl.config.evaluate import EvaluateConfig, PlayConfig
 from agentrl.config.plugins import resolve_plugins
 from agentrl.config.schema import CRITIC_ESTIMATORS, GROUP_ESTIMATORS, AlgoConfig, EvalConfig, FlowConfig, IsolationConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import cuda_device_count
 
 
-def prompts_exist(config: TrainConfig) -> None:
+def prompts_exist(config: PlayConfig) -> None:
     """Files that are named are there."""
     for flag, sources in (("--prompts", config.data.prompt_sources), ("--eval-prompts", config.data.eval_sources)):
         for name in sources:
@@ -25,7 +26,7 @@ def prompts_exist(config: TrainConfig) -> None:
                 raise ConfigError(flag, name, "no such file", f"Looked for {path.absolute()}.")
 
 
-def probabilities_fit(config: TrainConfig) -> None:
+def probabilities_fit(config: PlayConfig) -> None:
     """There is one positive number per data set."""
     given, sources = config.data.prompt_probs, config.data.prompt_sources
     if not given:
@@ -41,7 +42,7 @@ def probabilities_fit(config: TrainConfig) -> None:
         raise ConfigError("--prompt-probs", given, "must hold numbers above 0", "Leave out the data set that is not to be used.")
 
 
-def template_has_one_place(config: TrainConfig) -> None:
+def template_has_one_place(config: PlayConfig) -> None:
     """The prompt has exactly one place in the template."""
     template = config.data.input_template
     if not template:
@@ -57,7 +58,7 @@ def template_has_one_place(config: TrainConfig) -> None:
         raise ConfigError("--input-template", template, problem, "Write {{ and }} for braces that are meant as such.")
 
 
-DATA_RULES: tuple[Callable[[TrainConfig], None], ...] = (prompts_exist, probabilities_fit, template_has_one_place)
+DATA_RULES: tuple[Callable[[PlayConfig], None], ...] = (prompts_exist, probabilities_fit, template_has_one_place)
 
 
 MEASURES = re.compile(r"eval/(reward|score|pass@([1-9]\d*))(/.+)?")
@@ -92,7 +93,7 @@ def _eval_flags_have_an_evaluation(config: TrainConfig) -> None:
 EVAL_RULES: tuple[Callable[[TrainConfig], None], ...] = (_best_is_measured, _eval_flags_have_an_evaluation)
 
 
-def _limits_have_processes(config: TrainConfig) -> None:
+def _limits_have_processes(config: PlayConfig) -> None:
     if config.isolation.env_isolation != "none":
         return
     for item in dataclasses.fields(IsolationConfig):
@@ -102,18 +103,18 @@ def _limits_have_processes(config: TrainConfig) -> None:
             raise ConfigError(flag, value, "has no effect on environments in the rollout worker", "Add --env-isolation process.")
 
 
-def _processes_can_be_held(config: TrainConfig) -> None:
+def _processes_can_be_held(config: PlayConfig) -> None:
     if config.isolation.env_isolation == "process" and sys.platform != "linux":
         raise ConfigError("--env-isolation", "process", f"needs Linux, and this is {sys.platform}", "Leave it out, or use a container.")
 
 
-def _passed_are_names(config: TrainConfig) -> None:
+def _passed_are_names(config: PlayConfig) -> None:
     for name in config.isolation.env_pass:
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise ConfigError("--env-pass", name, "is not the name of an environment variable", "Give names only, not values.")
 
 
-ISOLATION_RULES: tuple[Callable[[TrainConfig], None], ...] = (_limits_have_processes, _processes_can_be_held, _passed_are_names)
+ISOLATION_RULES: tuple[Callable[[PlayConfig], None], ...] = (_limits_have_processes, _processes_can_be_held, _passed_are_names)
 
 
 def check(config: TrainConfig) -> TrainConfig:
@@ -133,7 +134,7 @@ def check(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, flow=flow)
 
 
-def _judged_agent(config: TrainConfig) -> str:
+def _judged_agent(config: PlayConfig) -> str:
     """The agent, or what ``--remote-rm-url`` stands for."""
     urls, given = config.data.remote_rm_url, config.run.agent
     if not urls:
@@ -148,7 +149,7 @@ def _judged_agent(config: TrainConfig) -> str:
     return agent
 
 
-def _reward_servers_can_be_asked(config: TrainConfig) -> None:
+def _reward_servers_can_be_asked(config: PlayConfig) -> None:
     urls, limit = config.data.remote_rm_url, config.rollout.step_timeout_s
     if not urls or urls.endswith(".py"):
         return
@@ -162,7 +163,7 @@ def _reward_servers_can_be_asked(config: TrainConfig) -> None:
         raise ConfigError("--reward-timeout-s", config.rollout.reward_timeout_s, problem, "Lower it, or raise the other.")
 
 
-def _agent_is_named(config: TrainConfig) -> None:
+def _agent_is_named(config: PlayConfig) -> None:
     if not config.run.agent:
         raise ConfigError("--agent", "", "no environment is named", "Give one, for example --agent envs/calculator.py.")
     path = config.run.agent.partition(":")[0]
@@ -170,7 +171,7 @@ def _agent_is_named(config: TrainConfig) -> None:
         raise ConfigError("--agent", config.run.agent, "no such file", f"Looked for {Path(path).absolute()}.")
 
 
-def _model_exists(config: TrainConfig) -> None:
+def _model_exists(config: PlayConfig) -> None:
     name = config.model.model
     if not name:
         return
@@ -356,15 +357,16 @@ def _ranges_are_ordered(config: TrainConfig) -> None:
         raise ConfigError("--reward-clip-range", (low, high), "must contain 0", "Give a lower bound <= 0 and an upper bound >= 0.")
 
 
-def _local_runtime_is_single(config: TrainConfig) -> None:
+def _local_runtime_is_single(config: PlayConfig) -> None:
     if config.run.runtime != "local":
         return
-    for flag, value in (("--num-engines", config.engine.num_engines), ("--num-learners", config.learner.num_learners)):
+    ranks = config.learner.num_learners if isinstance(config, TrainConfig) else 0
+    for flag, value in (("--num-engines", config.engine.num_engines), ("--num-learners", ranks)):
         if value > 1:
             raise ConfigError(flag, value, "--runtime local runs one of each in one process", "Use --runtime ray.")
 
 
-def _budgets_fit(config: TrainConfig) -> None:
+def _budgets_fit(config: PlayConfig) -> None:
     budget, context = config.rollout.max_new_tokens, config.engine.max_model_len
     if context and budget >= context:
         raise ConfigError("--max-new-tokens", budget, f"leaves no room for a prompt in --max-model-len {context}", "Lower it.")
@@ -375,20 +377,20 @@ def _filtering_needs_groups(config: TrainConfig) -> None:
         raise ConfigError("--dynamic-filtering", True, "filters on the spread within a group", "Use --n-samples-per-prompt 2 or more.")
 
 
-def _gpu_flags_have_a_gpu(config: TrainConfig) -> None:
+def _gpu_flags_have_a_gpu(config: PlayConfig) -> None:
     if config.run.ray_address or cuda_device_count():
         return
-    for flag, value, off in (
-        ("--tensor-parallel-size", config.engine.tensor_parallel_size, 1),
-        ("--colocate", config.engine.colocate, False),
-        ("--optimizer-offload", config.learner.optimizer_offload, False),
-        ("--engine-dtype", config.engine.engine_dtype == "float16" and "float16", False),
-        ("--attn-implementation", config.learner.attn_implementation == "flash_attention_2" and "flash_attention_2", False),
-    ):
-        if value != off:
-            raise ConfigError(
-                flag, value, "needs a GPU, and this machine has none", "Leave the flag out, or join a cluster with --ray-address."
-            )
+    engine = config.engine
+    wanted: list[tuple[str, object]] = []
+    wanted += [("--tensor-parallel-size", engine.tensor_parallel_size)] * (engine.tensor_parallel_size > 1)
+    wanted += [("--colocate", True)] * engine.colocate
+    wanted += [("--engine-dtype", "float16")] * (engine.engine_dtype == "float16")
+    if isinstance(config, TrainConfig):
+        wanted += [("--optimizer-offload", True)] * config.learner.optimizer_offload
+        wanted += [("--attn-implementation", "flash_attention_2")] * (config.learner.attn_implementation == "flash_attention_2")
+    for flag, value in wanted:
+        remedy = "Leave the flag out, or join a cluster with --ray-address."
+        raise ConfigError(flag, value, "needs a GPU, and this machine has none", remedy)
 
 
 def _colocated_pairs_match(config: TrainConfig) -> None:
@@ -402,11 +404,19 @@ def _colocated_pairs_match(config: TrainConfig) -> None:
         )
 
 
-RULES: tuple[Callable[[TrainConfig], None], ...] = (
+PLAY_RULES: tuple[Callable[[PlayConfig], None], ...] = (
     _agent_is_named,
     _reward_servers_can_be_asked,
     *DATA_RULES,
     _model_exists,
+    _local_runtime_is_single,
+    _budgets_fit,
+    _gpu_flags_have_a_gpu,
+    *ISOLATION_RULES,
+)
+
+RULES: tuple[Callable[[TrainConfig], None], ...] = (
+    *PLAY_RULES,
     _group_size_fits_estimator,
     _a_group_may_begin,
     _group_estimators_do_not_discount,
@@ -425,11 +435,38 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _async_is_corrected,
     _sampling_keeps_ratio_unbiased,
     _ranges_are_ordered,
-    _local_runtime_is_single,
-    _budgets_fit,
     _filtering_needs_groups,
-    _gpu_flags_have_a_gpu,
     _colocated_pairs_match,
     *EVAL_RULES,
-    *ISOLATION_RULES,
 )
+
+
+def check_evaluation(config: EvaluateConfig) -> EvaluateConfig:
+    """Apply the rules of ``agentrl eval`` and fill in what follows from other settings.
+
+    Returns:
+        The settings with ``agent`` and ``runtime`` made explicit.
+
+    Raises:
+        ConfigError: For the first rule that does not hold.
+    """
+    runtime = config.run.runtime
+    if runtime == "auto":
+        runtime = "ray" if config.engine.num_engines > 1 or config.run.ray_address else "local"
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, agent=_judged_agent(config), runtime=runtime))
+    for rule in (*PLAY_RULES, _the_episodes_of_a_task_may_begin, _penalties_of_the_run_fit):
+        rule(config)
+    return config
+
+
+def _the_episodes_of_a_task_may_begin(config: PlayConfig) -> None:
+    limit, n = config.rollout.max_concurrent_episodes, config.eval.eval_samples
+    if 0 < limit < n:
+        problem = f"is less than --eval-samples {n}, and the episodes of a task begin together"
+        raise ConfigError("--max-concurrent-episodes", limit, problem, f"Use at least {n}, or 0.")
+
+
+def _penalties_of_the_run_fit(config: PlayConfig) -> None:
+    budget, buffer = config.rollout.max_new_tokens, config.algo.overlong_buffer
+    if budget < buffer:
+        raise ConfigError("--max-new-tokens", budget, f"is less than the run's --overlong-buffer {buffer}", f"Use at least {buffer}.")

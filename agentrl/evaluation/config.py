@@ -1,31 +1,20 @@
-"""The settings of ``agentrl eval``: those of training that bear on episodes, and which models are measured."""
+"""From the words of ``agentrl eval`` to its checked settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import tyro
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.config.load import TYRO, expand_aliases, field_error, flag_value, from_mapping, read_file, take_config_flag, validate
-from agentrl.config.ranges import CountOrZero, Positive
-from agentrl.config.rules import check
-from agentrl.config.schema import (
-    AlgoConfig,
-    DataConfig,
-    EngineConfig,
-    EvalConfig,
-    IsolationConfig,
-    LearnerConfig,
-    ModelConfig,
-    RolloutConfig,
-    RunConfig,
-    TrainConfig,
-)
+from agentrl.config.evaluate import EnginesConfig, EvaluateConfig, FiguresConfig, MeasureConfig, PlayedConfig
+from agentrl.config.load import TYRO, expand_aliases, field_error, field_homes, flag_value, from_mapping, read_file, take_config_flag
+from agentrl.config.rules import check_evaluation
+from agentrl.config.schema import AlgoConfig, TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 
 START = "start"
@@ -35,88 +24,21 @@ SAME_HERE = {"--n-samples-per-prompt": "--eval-samples", "--temperature": "--eva
 """Flags that say the same as another one where nothing is trained."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasureConfig:
-    """What is measured, and where results go."""
-
-    run: Path | None = None
-    """Directory of a run: its environment, its settings, and its best model if one was kept, else its last."""
-    agent: str = ""
-    """Environment or reward to measure in, as for ``agentrl train``. Required, unless ``--run`` is given."""
-    baseline: str = ""
-    """Model to compare with on the same tasks: a directory or hub name, or ``start`` for the one that the run of ``--run`` began with,
-    without ``--run`` the bundled one."""
-    output: Path | None = None
-    """Directory for the results. Default: ``runs/eval-<environment>-<date>-<time>``."""
-    seed: CountOrZero = 0
-    """Seed of the choice of tasks, of sampling and of the intervals."""
-    record: Literal["none", "sample", "all"] = "all"
-    """Trajectories written to ``trajectories.jsonl``: none, one per task, or every one."""
-    runtime: Literal["auto", "local", "ray"] = "auto"
-    """``local`` runs the engine in this process, ``ray`` runs engines as Ray actors; ``auto`` is local for one engine."""
-    ray_address: str = ""
-    """Ray cluster to join (``auto`` or ``host:port``). Empty starts a private cluster on loopback."""
-    stall_timeout_s: Positive = 600.0
-    """Stop with a diagnosis if no task is done for this many seconds."""
-    debug: bool = False
-    """Show tracebacks and the output of worker processes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlayedConfig(RolloutConfig):
-    """How episodes are run."""
-
-    groups_per_step: tyro.conf.Suppress[int] = RolloutConfig.groups_per_step
-    n_samples_per_prompt: tyro.conf.Suppress[int] = RolloutConfig.n_samples_per_prompt
-    temperature: tyro.conf.Suppress[float] = RolloutConfig.temperature
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnginesConfig(EngineConfig):
-    """vLLM."""
-
-    colocate: tyro.conf.Suppress[bool] = EngineConfig.colocate
-
-
-@dataclass(frozen=True, kw_only=True)
-class FiguresConfig(EvalConfig):
-    """Which figures."""
-
-    eval_every: tyro.conf.Suppress[int] = EvalConfig.eval_every
-    eval_at_start: tyro.conf.Suppress[bool] = EvalConfig.eval_at_start
-    keep_best: tyro.conf.Suppress[str] = EvalConfig.keep_best
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """Everything ``agentrl eval`` needs, one section per concern."""
-
-    measure: MeasureConfig = field(default_factory=MeasureConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    rollout: PlayedConfig = field(default_factory=PlayedConfig)
-    isolation: IsolationConfig = field(default_factory=IsolationConfig)
-    engine: EnginesConfig = field(default_factory=EnginesConfig)
-    eval: FiguresConfig = field(default_factory=FiguresConfig)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A checked call of ``agentrl eval``.
 
     Attributes:
-        settings: As given.
-        config: The same for who knows training only: one model, no learner.
+        config: The settings.
         baseline: The model to compare with, "" being the bundled one; `None` if there is none.
     """
 
-    settings: EvaluateConfig
-    config: TrainConfig
+    config: EvaluateConfig
     baseline: str | None
 
-    def with_model(self, model: str) -> TrainConfig:
-        """The configuration for another model."""
-        return replace(self.config, model=replace(self.config.model, model=model))
+    def with_model(self, model: str) -> EvaluateConfig:
+        """Return the settings for another model."""
+        return changed(self.config, model=model)
 
 
 def load_request(args: Sequence[str]) -> Request:
@@ -163,9 +85,7 @@ def make_request(settings: EvaluateConfig, base: TrainConfig) -> Request:
     Raises:
         ConfigError: If a value is wrong, or the run has no model.
     """
-    _check_fields(settings)
-    config = _as_training(settings, base.algo)
-    return Request(settings=settings, config=config, baseline=_baseline(settings, base))
+    return Request(config=check_evaluation(_with_valid_fields(settings)), baseline=_baseline(settings, base))
 
 
 _DESCRIPTION = (
@@ -189,15 +109,16 @@ def _run_dir(given: str | None) -> Path | None:
 
 
 def _defaults(base: TrainConfig, run_dir: Path | None) -> EvaluateConfig:
-    measure = MeasureConfig(agent=base.run.agent, seed=base.run.seed, ray_address=base.run.ray_address)
+    penalties = ("overlong_buffer", "overlong_penalty", "stop_properly_penalty")
     return EvaluateConfig(
-        measure=measure,
+        run=MeasureConfig(agent=base.run.agent, seed=base.run.seed, ray_address=base.run.ray_address),
         model=replace(base.model, model=_model_of(run_dir)) if run_dir is not None else base.model,
         data=replace(base.data, remote_rm_url=""),  # by now it is the agent
         rollout=PlayedConfig(**asdict(base.rollout)),
         isolation=base.isolation,
         engine=EnginesConfig(**asdict(replace(base.engine, colocate=False))),
         eval=FiguresConfig(**asdict(replace(base.eval, eval_every=0, eval_at_start=False, keep_best=""))),
+        algo=AlgoConfig(advantage_estimator="reinforce", off_policy="none", **{name: getattr(base.algo, name) for name in penalties}),
     )
 
 
@@ -207,16 +128,17 @@ def _model_of(run_dir: Path) -> str:
     return str(found[0]) if found else ""
 
 
-def _check_fields(settings: EvaluateConfig) -> None:
+def _with_valid_fields(settings: EvaluateConfig) -> EvaluateConfig:
     try:
-        _adapter().validate_python(asdict(settings))
+        settings = _adapter().validate_python(asdict(settings))
     except ValidationError as error:
         raise field_error(error, "eval") from None
-    output = settings.measure.output
+    output = settings.run.output
     if output is not None and (output / "eval.json").exists():
         raise ConfigError("--output", str(output), "already holds results", "Choose another directory.")
-    if settings.measure.run is not None and not settings.model.model:
-        raise ConfigError("--run", str(settings.measure.run), "has no model in it", "Let the run finish, or name one with --model.")
+    if settings.run.run is not None and not settings.model.model:
+        raise ConfigError("--run", str(settings.run.run), "has no model in it", "Let the run finish, or name one with --model.")
+    return settings
 
 
 @cache
@@ -224,44 +146,14 @@ def _adapter() -> TypeAdapter[EvaluateConfig]:
     return TypeAdapter(EvaluateConfig)
 
 
-def _as_training(settings: EvaluateConfig, algo: AlgoConfig) -> TrainConfig:
-    """A training configuration with the same episodes, checked by the rules of training; its length penalties are those of `algo`."""
-    measure = settings.measure
-    runtime: Literal["ray", "local"] = "local" if measure.runtime == "auto" else measure.runtime
-    if measure.runtime == "auto" and (settings.engine.num_engines > 1 or measure.ray_address):
-        runtime = "ray"
-    config = TrainConfig(
-        run=RunConfig(
-            agent=measure.agent,
-            seed=measure.seed,
-            runtime=runtime,
-            ray_address=measure.ray_address,
-            stall_timeout_s=measure.stall_timeout_s,
-            debug=measure.debug,
-        ),
-        data=settings.data,
-        model=settings.model,
-        rollout=RolloutConfig(**asdict(settings.rollout)),
-        isolation=settings.isolation,
-        engine=EngineConfig(**asdict(settings.engine)),
-        algo=AlgoConfig(
-            advantage_estimator="reinforce",
-            off_policy="none",
-            overlong_buffer=algo.overlong_buffer,
-            overlong_penalty=algo.overlong_penalty,
-            stop_properly_penalty=algo.stop_properly_penalty,
-        ),
-        eval=replace(EvalConfig(**asdict(settings.eval)), eval_every=1),
-    )
-    return replace(check(validate(config)), learner=_no_learner())
-
-
-def _no_learner() -> LearnerConfig:
-    return replace(LearnerConfig(), num_learners=0)
+def as_training(config: EvaluateConfig) -> TrainConfig:
+    """Return the settings in the form of a run's, in which ``agentrl inspect`` and ``agentrl replay`` read them."""
+    given = {name: value for section in asdict(config).values() for name, value in section.items()}
+    return from_mapping({name: value for name, value in given.items() if name in field_homes()})
 
 
 def _baseline(settings: EvaluateConfig, base: TrainConfig) -> str | None:
-    given = settings.measure.baseline
+    given = settings.run.baseline
     if given != START:
         return given or None
-    return base.model.model if settings.measure.run is not None else ""
+    return base.model.model if settings.run.run is not None else ""

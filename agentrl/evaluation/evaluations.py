@@ -13,7 +13,8 @@ from statistics import fmean
 import anyio
 import anyio.lowlevel
 
-from agentrl.config.schema import TrainConfig
+from agentrl.config.evaluate import MeasureConfig, PlayConfig
+from agentrl.config.schema import EngineConfig, EvalConfig, RunConfig, TrainConfig
 from agentrl.core.errors import ConfigError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import Learner
 from agentrl.core.seeding import derive_seed
@@ -23,7 +24,7 @@ from agentrl.env.load import AgentSpec
 from agentrl.evaluation.assessment import Assessment, EpisodeOutcome, TaskOutcome, assess
 from agentrl.evaluation.best import BestModel
 from agentrl.evaluation.report import EvaluationLog, evaluation_line
-from agentrl.flow.driver import first_cause
+from agentrl.flow.driver import first_error
 from agentrl.flow.stall import StallReport, WaitTracker, watch_for_stall
 from agentrl.flow.state import SafePoint
 from agentrl.rollout.pool import RolloutPool
@@ -41,27 +42,29 @@ OnGroup = Callable[[GroupSummary, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSettings:
-    """How a model is evaluated.
+    """Sections of the configuration that an evaluation reads, and what follows from them.
 
     Attributes:
-        eval_samples: Episodes per task.
-        seed: Seed of sampling, environments and intervals; every evaluation with it draws the same numbers.
-        temperature: 0 takes the most likely token each time; `None` is the temperature of training.
-        by: Key of the tasks' metadata that tells kinds apart; empty looks for ``kind``, then ``source``.
-        solved_at: Score from which an episode counts as solved.
-        live_episodes: Episodes under way at once, at least one task's.
-        record: Episodes per task to render as JSON records.
-        stall_timeout_s: Longest time in which no task is done.
+        run: Section with the seed, which makes every evaluation draw the same numbers, and the stall time-out.
+        eval: Section of the figures.
+        engine: Section of the engines.
+        num_recorded: Episodes per task to render as JSON records.
     """
 
-    eval_samples: int = 4
-    seed: int = 0
-    temperature: float | None = None
-    by: str = ""
-    solved_at: float = 1.0
-    live_episodes: int = 256
-    record: int = 0
-    stall_timeout_s: float = 600.0
+    run: RunConfig | MeasureConfig
+    eval: EvalConfig
+    engine: EngineConfig
+    num_recorded: int = 0
+
+    @property
+    def max_concurrent_tasks(self) -> int:
+        """Tasks under way at once: as many as the engines have sequences for, at least one."""
+        return max(1, self.engine.num_engines * self.engine.max_num_seqs // self.eval.eval_samples)
+
+
+def eval_settings(config: PlayConfig, num_recorded: int = 0) -> EvalSettings:
+    """Return the settings of the evaluations of a run, or of ``agentrl eval``."""
+    return EvalSettings(run=config.run, eval=config.eval, engine=config.engine, num_recorded=num_recorded)
 
 
 async def evaluate(
@@ -96,13 +99,7 @@ async def evaluate(
         Exception: The first error of a worker that is no failure of an episode.
     """
     playing = _Playing(pool, settings, version, name, len(tasks), on_group)
-    failure: BaseException | None = None
-    try:
-        await playing.run(tasks, report, supervise)
-    except BaseExceptionGroup as group:
-        failure = first_cause(group)
-    if failure is not None:  # raised out here, so that its own cause and context stay what they are
-        raise failure
+    await first_error(playing.run(tasks, report, supervise))
     return [playing.outcomes[index] for index in range(len(tasks))]
 
 
@@ -113,8 +110,8 @@ class _Playing:
         self, pool: RolloutPool, settings: EvalSettings, version: int, name: str, num_tasks: int, on_group: OnGroup | None
     ) -> None:
         self._pool, self._settings, self._version, self._num_tasks, self._on_group = pool, settings, version, num_tasks, on_group
-        self._trial = EvalSampling(name=name, seed=derive_seed(settings.seed, "eval"), temperature=settings.temperature)
-        self._limiter = anyio.CapacityLimiter(max(1, settings.live_episodes // settings.eval_samples))
+        self._trial = EvalSampling(name=name, seed=derive_seed(settings.run.seed, "eval"), temperature=settings.eval.eval_temperature)
+        self._limiter = anyio.CapacityLimiter(settings.max_concurrent_tasks)
         self._clock = asyncio.get_running_loop().time
         self._board = WaitTracker(self._clock)
         self.outcomes: dict[int, TaskOutcome] = {}
@@ -123,7 +120,7 @@ class _Playing:
         """Play all of them."""
         self._board.waiting("evaluation", f"{len(tasks)} tasks with version {self._version}")
         async with anyio.create_task_group() as watch:
-            watch.start_soon(watch_for_stall, self._board, self._settings.stall_timeout_s, self._describe, self._clock, report)
+            watch.start_soon(watch_for_stall, self._board, self._settings.run.stall_timeout_s, self._describe, self._clock, report)
             if supervise:
                 watch.start_soon(self._pool.supervise)
                 await anyio.lowlevel.checkpoint()  # it is at work before the first group is
@@ -138,15 +135,15 @@ class _Playing:
             ticket = Ticket(
                 group_id=index,
                 task=task,
-                n_samples_per_prompt=settings.eval_samples,
+                n_samples_per_prompt=settings.eval.eval_samples,
                 version=version,
-                record=settings.record,
+                record=settings.num_recorded,
                 eval_sampling=self._trial,
             )
             summary, _ = await self._pool.run_group(ticket)
         if summary.versions not in (None, (version, version)):
             raise WeightSyncError(f"version {version} was to be evaluated, but task {task.id!r} was sampled by versions {summary.versions}")
-        self.outcomes[index] = outcome_of(task, summary, settings.by)
+        self.outcomes[index] = outcome_of(task, summary, settings.eval.eval_by)
         self._board.progress()
         if self._on_group is not None:
             self._on_group(summary, len(self.outcomes), self._num_tasks)
@@ -265,7 +262,7 @@ class Evaluations:
         )
         seconds = clock() - begin
         check_failures(outcomes, self._max_failure_rate)
-        assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.solved_at, seed=self._settings.seed)
+        assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.eval.eval_pass_score, seed=self._settings.run.seed)
         self._on_result(step, assessment, seconds)
         metrics = {f"eval/{name}": value for name, value in assessment.metrics().items()} | {"eval/seconds": seconds}
         return metrics | await self._keep(step, metrics)
@@ -298,20 +295,6 @@ def check_failures(outcomes: Sequence[TaskOutcome], max_failure_rate: float) -> 
 def is_evaluated(config: TrainConfig) -> bool:
     """Whether the run is evaluated at all."""
     return bool(config.eval.eval_every) or config.eval.eval_at_start
-
-
-def eval_settings(config: TrainConfig) -> EvalSettings:
-    """How models are evaluated."""
-    measured = config.eval
-    return EvalSettings(
-        eval_samples=measured.eval_samples,
-        seed=config.run.seed,
-        temperature=measured.eval_temperature,
-        by=measured.eval_by,
-        solved_at=measured.eval_pass_score,
-        live_episodes=config.engine.num_engines * config.engine.max_num_seqs,
-        stall_timeout_s=config.run.stall_timeout_s,
-    )
 
 
 def run_eval_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import anyio
 
@@ -20,6 +21,8 @@ from agentrl.flow.settings import FlowSettings
 from agentrl.flow.stall import StallReport, watch_for_stall
 from agentrl.flow.state import AfterStep, Observer, RunState, StopRequest, stop_when_asked
 from agentrl.rollout.pool import RolloutPool
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,7 @@ async def train(
     Workers and learner are started before and closed after by the caller. Cancellation cancels every group and waits for it.
 
     Args:
-        settings: Sizes, bounds and limits.
+        settings: Sections of the configuration.
         pool: Started rollout workers, all at version 0.
         learner: Started learner, at version 0 or, when resuming, at that of the checkpoint.
         tasks: What to run, in order; one is drawn per admitted group and never more than are needed.
@@ -97,20 +100,24 @@ async def train(
         repeat=repeat,
         checkpoints=checkpoints,
     )
-    failure: BaseException | None = None
     try:
-        await _run_loops(run, stop or StopRequest(), report)
-    except BaseExceptionGroup as group:
-        failure = first_cause(group)
+        await first_error(_run_loops(run, stop or StopRequest(), report))
     finally:
         run.close()
-    if failure is not None:  # raised out here, so that its own cause and context stay what they are
-        raise failure
     return _result(run)
 
 
+async def first_error(work: Awaitable[T]) -> T:
+    """Await `work`, and raise a single exception in place of a group of them."""
+    try:
+        return await work
+    except BaseExceptionGroup as group:
+        failure = first_cause(group)
+    raise failure  # out here, so that its own cause and context stay what they are
+
+
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first single exception inside nested groups; the others are named in a note."""
+    """Return the first single exception inside nested groups; the others are named in a note."""
     leaves = _leaves(group)
     first = leaves[0]
     for other in leaves[1:]:

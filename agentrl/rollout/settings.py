@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from agentrl.config.evaluate import PlayConfig
 from agentrl.config.schema import GROUP_ESTIMATORS, TrainConfig
 from agentrl.core.types import EvalSampling, Sampling
 from agentrl.env.boundary import EnvLimits
@@ -87,7 +88,7 @@ class EpisodeSettings:
         return replace(self, seed=eval_sampling.seed, sampling=replace(self.sampling, temperature=temperature))
 
 
-def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:
+def episode_settings(config: PlayConfig, model: str) -> EpisodeSettings:
     """The part of the configuration that episodes need.
 
     Args:
@@ -122,7 +123,7 @@ def episode_settings(config: TrainConfig, model: str) -> EpisodeSettings:
             overlong_factor=config.algo.overlong_penalty,
             stop_properly=config.algo.stop_properly_penalty,
         ),
-        straggler_policy=straggler_policy(config),
+        straggler_policy=straggler_policy(config) if isinstance(config, TrainConfig) else None,
         max_concurrent=rollout.max_concurrent_episodes,
         start_concurrent=EPISODES_PER_SEQUENCE * config.engine.max_num_seqs,
     )
@@ -137,7 +138,7 @@ def straggler_policy(config: TrainConfig) -> StragglerPolicy | None:
     return StragglerPolicy(quorum=flow.group_quorum, factor=flow.straggler_factor, least=least)
 
 
-def process_limits(config: TrainConfig) -> ProcessLimits | None:
+def process_limits(config: PlayConfig) -> ProcessLimits | None:
     """What the process of an episode may use; `None` if episodes run in the rollout worker's."""
     isolation = config.isolation
     if isolation.env_isolation == "none":

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.schema import DataConfig, TrainConfig
+from agentrl.config.evaluate import PlayConfig
+from agentrl.config.schema import DataConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.seeding import derive_seed
 from agentrl.core.tokenizers import load_tokenizer
@@ -23,7 +24,7 @@ from agentrl.rollout.chat import ChatCodec, encode_prompt
 from agentrl.rollout.settings import EpisodeSettings
 
 
-def open_tasks(config: TrainConfig, agent: AgentSpec) -> TaskSource:
+def open_tasks(config: PlayConfig, agent: AgentSpec) -> TaskSource:
     """The tasks to train on: those that ``--prompts`` names, else the environment's own, less those held out.
 
     Raises:
@@ -41,7 +42,7 @@ LABEL_COLUMNS = ("answer", "solution", "ground_truth", "target", "final_answer",
 """Columns that often hold the label."""
 
 
-def missing_labels(config: TrainConfig, agent: AgentSpec, tasks: Sequence[Task]) -> tuple[str, str] | None:
+def missing_labels(config: PlayConfig, agent: AgentSpec, tasks: Sequence[Task]) -> tuple[str, str] | None:
     """Return what to say if not one task has a label although the reward is given one, and the remedy; else `None`.
 
     Args:
@@ -60,7 +61,7 @@ def missing_labels(config: TrainConfig, agent: AgentSpec, tasks: Sequence[Task])
     return text, f"Write --label-key {likely}." if likely else "Name the column with --label-key, if the reward needs labels."
 
 
-def eval_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
+def eval_tasks(config: PlayConfig, agent: AgentSpec) -> list[Task]:
     """The tasks to evaluate on, none of which `open_tasks` gives; the same ones in the same order each time.
 
     They come from ``--eval-prompts``, else from the environment's ``eval_tasks``, of each at most ``--eval-size``; else
@@ -79,7 +80,7 @@ def eval_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
     return [dataclasses.replace(task, position=index) for index, task in enumerate(tasks)]
 
 
-def _is_held_out(config: TrainConfig, agent: AgentSpec) -> bool:
+def _is_held_out(config: PlayConfig, agent: AgentSpec) -> bool:
     return not config.data.eval_prompts and own_tasks(agent, "eval_tasks") is None
 
 
@@ -87,7 +88,7 @@ def _form(data: DataConfig) -> PromptFormat:
     return PromptFormat(split=data.prompt_split, input_key=data.input_key, label_key=data.label_key, input_template=data.input_template)
 
 
-def _separate(config: TrainConfig, agent: AgentSpec) -> list[Task]:
+def _separate(config: PlayConfig, agent: AgentSpec) -> list[Task]:
     """Tasks that have nothing to do with those trained on."""
     data = config.data
     loaded: Iterable[Task]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from agentrl.cluster.placement import num_ranks
 from agentrl.config.load import from_mapping, to_json
 from agentrl.core.errors import ConfigError
-from agentrl.evaluation.config import load_request
+from agentrl.evaluation.config import as_training, load_request
 
 AGENT = ["--agent", "module:Name"]
 
@@ -31,7 +32,7 @@ def test_flags_of_episodes_engines_and_figures_are_those_of_training() -> None:
     )
     config = request.config
     assert (config.rollout.max_new_tokens, config.rollout.top_p, config.eval.eval_by, config.engine.kv_cache_gib) == (9, 0.5, "level", 1.0)
-    assert (config.isolation.env_isolation, config.run.runtime, config.learner.num_learners) == ("process", "local", 0)
+    assert (config.isolation.env_isolation, config.run.runtime) == ("process", "local")
     assert request.baseline is None
 
 
@@ -88,7 +89,7 @@ def test_an_asynchronous_run_with_groups_and_ranks_can_be_measured(tmp_path: Pat
         num_engines=2,
     )
     config = load_request(["--run", str(run)]).config
-    assert (config.staleness, config.learner.num_learners, config.run.runtime) == (0, 0, "ray")
+    assert (as_training(config).staleness, num_ranks(config), config.run.runtime) == (0, 0, "ray")
 
 
 def test_start_without_a_run_is_the_bundled_model() -> None:

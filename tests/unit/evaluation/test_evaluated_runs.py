@@ -13,13 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, TooManyFailuresError
 from agentrl.core.files import check_directory
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Task, Ticket
 from agentrl.evaluation.assessment import Assessment
 from agentrl.evaluation.best import Best, BestModel, read_best
-from agentrl.evaluation.evaluations import EvalSettings, Evaluations
+from agentrl.evaluation.evaluations import Evaluations, eval_settings
 from agentrl.flow import RunResult, train
 from agentrl.flow.state import StopRequest
 from agentrl.rollout.pool import RolloutPool
@@ -89,7 +91,7 @@ class Scene:
         evaluations = Evaluations(
             pool,
             TASKS,
-            EvalSettings(eval_samples=2, live_episodes=6),
+            changed(eval_settings(TrainConfig()), eval_samples=2, max_num_seqs=6),
             every=self.every,
             num_steps=self.num_steps,
             best=BestModel(self.run_dir, self.learner, self.metric, resumed=self.resumed) if self.run_dir else None,

@@ -7,15 +7,23 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, StallError, TooManyFailuresError, WeightSyncError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Task, Ticket
-from agentrl.evaluation.evaluations import EvalSettings, Evaluations, check_failures, evaluate, kind_of, outcome_of
+from agentrl.evaluation.evaluations import EvalSettings, Evaluations, check_failures, eval_settings, evaluate, kind_of, outcome_of
 from agentrl.rollout.pool import RolloutPool, Supervision
 from tests.unit.flow.fakes import ScriptedWorker, failed_member, group_summary, member, run_virtual
 
 TASKS = [Task(f"question {i}", id=str(i), metadata={"kind": "odd" if i % 2 else "even"}) for i in range(6)]
-SETTINGS = EvalSettings(eval_samples=2)
+
+
+def settings_of(**changes: Any) -> EvalSettings:
+    return changed(eval_settings(TrainConfig()), **{"eval_samples": 2, **changes})
+
+
+SETTINGS = settings_of()
 
 
 def played(tasks: Sequence[Task] = TASKS, settings: EvalSettings = SETTINGS, version: int = 0, **worker: Any) -> Any:
@@ -47,7 +55,7 @@ def test_no_more_episodes_than_allowed_run_at_once() -> None:
                 running -= ticket.n_samples_per_prompt
 
     pool = RolloutPool({"engine-0": Worker()})
-    run_virtual(lambda: evaluate(pool, TASKS, EvalSettings(eval_samples=2, live_episodes=5), version=0))
+    run_virtual(lambda: evaluate(pool, TASKS, settings_of(max_num_seqs=5), version=0))
     assert most == 4
 
 
@@ -66,7 +74,7 @@ def test_weights_of_another_version_are_an_error() -> None:
 
 def test_an_evaluation_that_hangs_ends_with_a_diagnosis() -> None:
     with pytest.raises(StallError, match=r"6 tasks with version 0(.|\n)*tasks done: 0"):
-        played(settings=EvalSettings(eval_samples=2, stall_timeout_s=5.0), duration=lambda ticket: 1e9)
+        played(settings=settings_of(stall_timeout_s=5.0), duration=lambda ticket: 1e9)
 
 
 def test_a_worker_that_breaks_ends_it_with_its_own_error() -> None:

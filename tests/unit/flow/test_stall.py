@@ -10,10 +10,12 @@ from pathlib import Path
 import anyio
 import pytest
 
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, StallError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
-from agentrl.evaluation.evaluations import EvalSettings, evaluate
+from agentrl.evaluation.evaluations import eval_settings, evaluate
 from agentrl.flow.driver import train
 from agentrl.flow.stall import StallReport
 from agentrl.rollout.pool import RolloutPool
@@ -123,7 +125,13 @@ def test_every_stall_is_warned_of_and_a_run_that_goes_on_is_not(caplog: pytest.L
 def test_a_stalled_evaluation_is_written_down_too(tmp_path: Path) -> None:
     async def main() -> None:
         tasks = [Task(f"task {number}", id=str(number)) for number in range(5)]
-        await evaluate(RolloutPool({"engine-0": Stuck()}), tasks, EvalSettings(eval_samples=2), version=0, report=StallReport(tmp_path))
+        await evaluate(
+            RolloutPool({"engine-0": Stuck()}),
+            tasks,
+            changed(eval_settings(TrainConfig()), eval_samples=2),
+            version=0,
+            report=StallReport(tmp_path),
+        )
 
     with pytest.raises(StallError, match=r"Stacks of all threads and tasks: .*stall-"):
         run_virtual(main)

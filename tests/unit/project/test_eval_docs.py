@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 from agentrl.cli.eval import INCOMPLETE
+from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.load import flag
 from agentrl.config.schema import EvalConfig, TrainConfig
-from agentrl.evaluation.config import SAME_HERE, EvaluateConfig
+from agentrl.evaluation.config import SAME_HERE
 from agentrl.evaluation.statistics import LEVEL, RESAMPLES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "eval.md").read_text()
