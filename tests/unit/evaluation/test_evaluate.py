@@ -92,6 +92,15 @@ def test_an_asynchronous_run_with_groups_and_ranks_can_be_measured(tmp_path: Pat
     assert (as_training(config).staleness, num_ranks(config), config.run.runtime) == (0, 0, "ray")
 
 
+def test_rules_of_its_own_name_flags_that_it_takes(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", "model", overlong_buffer=8, n_samples_per_prompt=16)
+    with pytest.raises(ConfigError, match=r"--max-new-tokens = 4: is less than the run's --overlong-buffer 8"):
+        load_request(["--run", str(run), "--max-new-tokens", "4"])
+    with pytest.raises(ConfigError, match="--max-concurrent-episodes = 3: is less than --eval-samples 4"):
+        load_request(["--run", str(run), "--max-concurrent-episodes", "3"])
+    assert load_request(["--run", str(run), "--max-concurrent-episodes", "4"]).config.rollout.max_concurrent_episodes == 4
+
+
 def test_start_without_a_run_is_the_bundled_model() -> None:
     request = load_request([*AGENT, "--baseline", "start"])
     assert request.baseline == ""
@@ -128,7 +137,9 @@ def test_errors_name_the_flag(tmp_path: Path, words: list[str], field: str, says
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("flag", ["--learning-rate", "--groups-per-step", "--eval-every", "--keep-best", "--num-steps"])
+@pytest.mark.parametrize(
+    "flag", ["--learning-rate", "--groups-per-step", "--eval-every", "--keep-best", "--num-steps", "--gamma", "--overlong-buffer"]
+)
 def test_flags_of_training_are_not_taken(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         load_request([*AGENT, flag, "1"])

@@ -125,13 +125,8 @@ def test_every_stall_is_warned_of_and_a_run_that_goes_on_is_not(caplog: pytest.L
 def test_a_stalled_evaluation_is_written_down_too(tmp_path: Path) -> None:
     async def main() -> None:
         tasks = [Task(f"task {number}", id=str(number)) for number in range(5)]
-        await evaluate(
-            RolloutPool({"engine-0": Stuck()}),
-            tasks,
-            changed(eval_settings(TrainConfig()), eval_samples=2),
-            version=0,
-            report=StallReport(tmp_path),
-        )
+        settings = changed(eval_settings(TrainConfig()), eval_samples=2)
+        await evaluate(RolloutPool({"engine-0": Stuck()}), tasks, settings, version=0, report=StallReport(tmp_path))
 
     with pytest.raises(StallError, match=r"Stacks of all threads and tasks: .*stall-"):
         run_virtual(main)
