@@ -88,6 +88,7 @@ def test_an_evaluation_has_the_flags_of_its_command() -> None:
     del given["n_samples_per_prompt"]
     words = ["--eval-samples", "2", "--num-tasks", "3", "--baseline", "start", "--temperature", "0.5"]
     assert eval_request(AGENT, given) == load_request(["--agent", AGENT, *words])
+    assert "is not a setting" in message(eval_request, AGENT, {"gamma": 0.9})
     assert message(eval_request, AGENT, {"eval_samples": 0}) == message(load_request, ["--agent", AGENT, "--eval-samples", "0"])
     assert message(eval_request, "", {"run": "/no/run"}) == message(load_request, ["--run", "/no/run"])
 
