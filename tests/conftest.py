@@ -1,10 +1,30 @@
 """Fixtures every test may use."""
 
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
 import pytest
 
-pytest_plugins = ["tests.leftovers", "tests.faults.report"]
+from agentrl.engine.settings import without_gc
+from tests.forks import end_all
+
+pytest_plugins = ["tests.leftovers", "tests.time_limit", "tests.faults.report"]
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forks_end() -> Iterator[None]:
+    yield
+    end_all()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Test files import PyTorch and much else, which later garbage collections need not look at again and again."""
+    with without_gc():
+        return (yield)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.e2e import forked
+
 ROOT = Path(__file__).parents[2]
 ENVS = ROOT / "envs"
 
@@ -53,10 +55,20 @@ def start(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str
 
 
 def train(
-    directory: Path, *args: str, agent: str | Path = ENVS / "arithmetic.py", timeout_s: float = 240, env: dict[str, str] | None = None
+    directory: Path,
+    *args: str,
+    agent: str | Path = ENVS / "arithmetic.py",
+    timeout_s: float = 240,
+    env: dict[str, str] | None = None,
+    fork: bool = True,
 ) -> Run:
-    """Run ``agentrl train`` to its end."""
-    process = start("train", "--agent", str(agent), "--run-dir", str(directory), *args, env=env)
+    """Run ``agentrl train`` to its end; with `fork`, a run without Ray is forked from a process that has the libraries loaded."""
+    words = ("train", "--agent", str(agent), "--run-dir", str(directory), *args)
+    if fork and "local" in args:
+        code, output = forked.run(words, env or {}, timeout_s)
+        assert code is not None, f"no end after {timeout_s} s:\n{output}"
+        return Run(code, output, directory)
+    process = start(*words, env=env)
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

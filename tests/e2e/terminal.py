@@ -11,6 +11,8 @@ import termios
 import time
 from types import TracebackType
 
+import psutil
+
 from tests.e2e.runs import ROOT, command
 
 
@@ -41,6 +43,13 @@ class Terminal:
         seen = self.shown[self._mark : self._mark + found.end()]
         self._mark += found.end()
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+
+    def until_it_waits(self, timeout_s: float = 60.0) -> None:
+        """Wait until the process waits for a key: `input` forgets a signal that comes between its prompt and that moment."""
+        deadline, process = time.monotonic() + timeout_s, psutil.Process(self.process.pid)
+        while process.status() != psutil.STATUS_SLEEPING and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.05)
 
     def end(self, timeout_s: float = 60.0) -> int:
         """Wait for the end of the process; returns its exit code."""

@@ -79,6 +79,7 @@ def test_control_c_at_the_prompt_closes_the_environment_and_gives_the_terminal_b
     with Terminal("play", str(env)) as terminal:
         shown = terminal.until("you> ")
         assert "Say \\x1b[31mhi\\x07." in shown
+        terminal.until_it_waits()
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.end() == 130
         assert terminal.attributes() == terminal.at_start

@@ -11,7 +11,8 @@ import pytest
 
 from agentrl import Task
 from agentrl.env.load import load_agent
-from tests.e2e.runs import ROOT, SMALL, Run, command, start, succeeded, train
+from tests.e2e import forked
+from tests.e2e.runs import ROOT, SMALL, Run, command, succeeded, train
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
@@ -43,9 +44,8 @@ def test_make_targets_exist() -> None:
 def test_command_runs(words: list[str], tmp_path: Path) -> None:
     """As it stands, but for its length and the place of its results."""
     extra = () if {"--help", "--dry-run"} & set(words) else (*SHORT, "--run-dir", str(tmp_path / "run"))
-    process = start(*words, *extra)
-    output, _ = process.communicate(timeout=110)
-    assert process.returncode == 0, f"{command(*words, *extra)}\n{output}"
+    code, output = forked.run([*words, *extra], {}, 110)
+    assert code == 0, f"{command(*words, *extra)}\n{output}"
     if extra:
         assert (tmp_path / "run" / "summary.json").exists()
 

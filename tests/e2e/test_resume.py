@@ -16,7 +16,15 @@ from tests.faults.support import disturbed, kill, lines, until
 
 pytestmark = pytest.mark.timeout(900)
 
-LOCAL = ("--runtime", "local", "--save-every", "2", *SMALL)
+LOCAL = ("--runtime", "local", *SMALL)
+SAVED = (*LOCAL, "--save-every", "2")
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that nothing disturbs."""
+    return succeeded(train(tmp_path_factory.mktemp("once") / "run", *SAVED, "--num-steps", str(STEPS)))
 
 
 def kill_at(directory: Path, step: int, moment: float, *args: str) -> int:
@@ -41,9 +49,9 @@ def kill_in_each_part(directory: Path, kills: int, once: Run, *args: str) -> lis
     return [kill_at(directory, step, random.uniform(0.0, step_s), *args) for step in steps]
 
 
-def same_after_kills(folder: Path, kills: int, num_steps: int) -> list[int]:
-    arguments = (*LOCAL, "--num-steps", str(num_steps))
-    once = succeeded(train(folder / "once", *arguments))
+def same_after_kills(folder: Path, kills: int, once: Run) -> list[int]:
+    num_steps = once.summary["steps"]
+    arguments = (*SAVED, "--num-steps", str(num_steps))
     killed = kill_in_each_part(folder / "killed", kills, once, *arguments)
     again = succeeded(train(folder / "killed", "--resume", "auto", *arguments))
     assert weights(again) == weights(once)
@@ -53,13 +61,12 @@ def same_after_kills(folder: Path, kills: int, num_steps: int) -> list[int]:
     return killed
 
 
-def test_one_kill_changes_nothing(tmp_path: Path) -> None:
-    same_after_kills(tmp_path, 1, 8)
+def test_one_kill_changes_nothing(tmp_path: Path, once: Run) -> None:
+    same_after_kills(tmp_path, 1, once)
 
 
-def test_a_signal_saves_and_changes_nothing(tmp_path: Path) -> None:
-    arguments = ("--runtime", "local", "--num-steps", "6", *SMALL)
-    once = succeeded(train(tmp_path / "once", *arguments))
+def test_a_signal_saves_and_changes_nothing(tmp_path: Path, once: Run) -> None:
+    arguments = (*LOCAL, "--num-steps", str(STEPS))
     process = start("train", "--run-dir", str(tmp_path / "stopped"), "--agent", str(ENVS / "arithmetic.py"), *arguments)
     metrics, deadline = tmp_path / "stopped" / "metrics.jsonl", time.monotonic() + 100
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
@@ -71,7 +78,7 @@ def test_a_signal_saves_and_changes_nothing(tmp_path: Path) -> None:
     assert f"continue with: agentrl train --resume {tmp_path / 'stopped'}" in output
     assert time.monotonic() - begin < 30
     done = len(metrics.read_text().splitlines())
-    assert 1 <= done < 6
+    assert 1 <= done < STEPS
     assert [path.name for path in (tmp_path / "stopped" / "checkpoints").iterdir()] == [f"step-{done:08d}"]
     resumed = start("train", "--resume", str(tmp_path / "stopped"))
     output, _ = resumed.communicate(timeout=200)
@@ -83,6 +90,6 @@ def test_a_signal_saves_and_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.faults
 @pytest.mark.row(12, "10 times SIGKILL at random points of a synchronous run (real vLLM and DeepSpeed), resumed each time")
 def test_ten_kills_change_nothing(tmp_path: Path, saw: Saw) -> None:
-    killed = same_after_kills(tmp_path, 10, 50)
+    killed = same_after_kills(tmp_path, 10, succeeded(train(tmp_path / "once", *SAVED, "--num-steps", "50")))
     saw(f"{len(killed)} of 10 kills hit the running process, after steps {', '.join(map(str, killed))} of 50")
     saw("weights and metrics of all 50 steps equal those of the uninterrupted run, byte for byte")

@@ -1,20 +1,13 @@
-"""Fixtures that tests of several packages use: a made-up run, and the end of the process that checks are forked from."""
+"""Fixtures that tests of several packages use: metrics and groups of a made-up run, and a clock that tests move."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status
-from tests.unit.check.forks import end_server
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _server_ends() -> Iterator[None]:
-    yield
-    end_server()
 
 
 class Clock:
