@@ -1,7 +1,8 @@
-"""Finding the class that ``--agent`` names, in a file or in a module."""
+"""Loader of the class that ``--agent`` names, from a file, a module or a suite."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agentrl.core import plugins
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.plugins import suggest
 from agentrl.env.adapters.gem import load_gem
@@ -23,7 +25,6 @@ from agentrl.env.adapters.textarena import load_textarena
 from agentrl.env.agent import AgentClass, AgentInstance
 from agentrl.env.executor import Executor, check_executor
 from agentrl.env.given import PREFIX, from_bytes, module_of, remembered, to_bytes
-from agentrl.env.modules import FLAG, FORMS, import_file, import_module
 from agentrl.env.multi_agent import check_agents
 from agentrl.env.openrlhf import agents as openrlhf
 from agentrl.env.openrlhf.executor import as_executor
@@ -31,6 +32,8 @@ from agentrl.env.rewards.forms import form_of
 from agentrl.env.rewards.function import is_reward, reward_environment
 from agentrl.env.rewards.server import load_reward_servers
 
+FLAG = "--agent"
+FORMS = "Give file.py, file.py:Name, package.module:Name or SUITE:ID with gym, reasoning-gym, textarena, gem, nemo-gym or openenv."
 MAX_NAMES = 8
 """Names of a file that an error lists."""
 REWARDS = ("reward_func", "reward")
@@ -50,11 +53,11 @@ SCHEMES: dict[str, Callable[[str], AgentClass]] = {
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """Where an environment's class is, so that another process can load it too; pickled, it brings along a class that is in no file.
+    """Place of an environment's class, so that another process can load it too; its pickle includes a class that is in no file.
 
     Attributes:
-        spec: What ``--agent`` said, with the path of a file made absolute and the class named.
-        root: Folder that modules are searched in besides the installed ones.
+        spec: Value of ``--agent``, with an absolute path of the file and the name of the class.
+        root: Folder searched for modules besides the installed ones.
         name: Name of the class.
         source: The file that defines it, for messages.
     """
@@ -128,7 +131,7 @@ def _load_named(spec: str, root: str) -> tuple[str, AgentClass]:
     if scheme in SCHEMES:
         return "", SCHEMES[scheme](spec)
     file, name = _split_file(spec)
-    module = import_file(spec, file) if file is not None else import_module(spec, root)
+    module = _import_file(spec, file) if file is not None else _import_module(spec, root)
     name = name or (spec.partition(":")[2] if file is None else "")
     name = name or _only(spec, module)
     return name, _named(spec, module, name)
@@ -295,3 +298,39 @@ def preload(agent: AgentSpec) -> AgentClass:
             problem = f"{cls.__name__}.preload raised {type(error).__name__}: {error}"
             raise EnvLoadError("--agent", agent.spec, problem, "Correct it.") from error
     return cls
+
+
+def _import_file(spec: str, file: Path) -> ModuleType:
+    """Import a file afresh under a module name derived from its path.
+
+    Args:
+        spec: The specification that the user gave, for messages.
+        file: File to import.
+
+    Raises:
+        EnvLoadError: If there is no such file, or importing it fails.
+    """
+    with openrlhf.importable():
+        return plugins.import_file(FLAG, spec, file, prefix="agentrl_user", forms=FORMS, error=EnvLoadError)
+
+
+def _import_module(spec: str, root: str) -> ModuleType:
+    """Import the module of ``package.module:Name``.
+
+    Args:
+        spec: The specification that the user gave.
+        root: Folder searched for modules besides the installed ones.
+
+    Raises:
+        EnvLoadError: If there is no such module, or importing it fails.
+    """
+    name, colon, _ = spec.partition(":")
+    if not colon or not all(part.isidentifier() for part in name.split(".")):
+        raise EnvLoadError(FLAG, spec, "is neither a file nor package.module:Name", FORMS)
+    with plugins.search_first(root), plugins.named_errors(FLAG, spec, EnvLoadError), openrlhf.importable():
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (name + ".").startswith(error.name + "."):
+                raise
+            raise EnvLoadError(FLAG, spec, f"there is no module {error.name!r} here or in {root}", FORMS) from None

@@ -20,9 +20,9 @@ from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Task, Ticket, Trajectory
 from agentrl.engine.human import HumanEngine
+from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
-from agentrl.env.sessions import open_sessions
 from agentrl.env.tasks import TaskSource
 from agentrl.inspect.play_input import Leave, Reader
 from agentrl.inspect.play_screen import PlayScreen

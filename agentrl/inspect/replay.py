@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
 from agentrl.core.types import Generation, Status, Task, Ticket, Turn
+from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec
-from agentrl.env.sessions import open_sessions
 from agentrl.inspect.compare import INTERRUPTED, Difference, first_difference
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.executor_episode import ExecutorEpisode

@@ -12,8 +12,8 @@ from agentrl.core.protocols import Engine, EngineStats, WeightUpdate
 from agentrl.core.summaries import GroupSummary, summarize
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, Status, Ticket
+from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec
-from agentrl.env.sessions import open_sessions
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.group import Played, run_group
 from agentrl.rollout.member import Member, make_member

@@ -25,9 +25,8 @@ from agentrl.core.types import Sampling
 from agentrl.env.agent import make_sampling_params, make_step_state
 from agentrl.env.boundary import EnvLimits, Session
 from agentrl.env.isolation.limits import ProcessLimits
-from agentrl.env.isolation.pool import ProcessPool
+from agentrl.env.isolation.pool import ProcessPool, Sessions, open_sessions
 from agentrl.env.load import load_agent
-from agentrl.env.sessions import Sessions, open_sessions
 
 ENV = """
 from agentrl import AgentInstance, StepResult

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, RewardError
+from agentrl.core.plugins import load_plugin
 from agentrl.core.types import Prompt, Task, as_messages
 from agentrl.env.adapters.gymnasium import last_word
 from agentrl.env.adapters.specs import import_suite, seeded_tasks, split_spec, take_count
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
-from agentrl.env.modules import load_value
 from agentrl.env.remote.wire import check_url, excerpt
 from agentrl.env.results import number
 
@@ -290,7 +290,10 @@ def load_openenv(spec: str) -> type[OpenEnvEnv]:
 
 def _formatter(spec: str, name: str) -> Formatter:
     """Return the function that ``file.py:function`` names."""
-    function = load_value(spec, name)
+    try:
+        function = load_plugin("--agent", name)
+    except ConfigError as error:
+        raise EnvLoadError("--agent", spec, error.problem, error.remedy) from error
     if not callable(function):
         raise EnvLoadError("--agent", spec, f"{name} is a {type(function).__name__}, not a function", "Name a function of the observation.")
     return function  # type: ignore[no-any-return]

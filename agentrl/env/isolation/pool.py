@@ -1,4 +1,4 @@
-"""The processes of a rollout worker's episodes: started ahead, handed out, killed, and replaced."""
+"""Environments of a rollout worker's episodes: in this process, or in a pool of processes that are started ahead and replaced."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import subprocess
 import sys
 import uuid
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 from agentrl.core.errors import EnvError, EnvLoadError
-from agentrl.env.boundary import EnvLimits, Session
+from agentrl.env.boundary import EnvLimits, EnvSession, Session, Threads
 from agentrl.env.executor import Executor
 from agentrl.env.isolation import linux
 from agentrl.env.isolation.limits import ProcessLimits, child_environment, describe_end
 from agentrl.env.isolation.session import EpisodeHandle, ProcessSession, settle
 from agentrl.env.isolation.worker import CLEAN, OUT_OF_MEMORY
-from agentrl.env.load import AgentSpec
+from agentrl.env.load import AgentSpec, preload
 from agentrl.env.multi_agent import named_agents
 
 _log = logging.getLogger(__name__)
@@ -289,3 +289,50 @@ def _wait_for_end(zygote: subprocess.Popen[bytes], mark: str) -> None:
     left = linux.kill_marked(mark)
     if left:
         _log.warning("killed %d processes that environments had left behind", left)
+
+
+class Sessions(Protocol):
+    """Maker of each episode's environment; started before the first episode and closed after the last."""
+
+    async def start(self) -> None:
+        """Load the user's class where it will run.
+
+        Raises:
+            EnvLoadError: If it cannot be loaded there.
+        """
+
+    def session(self) -> Session:
+        """The environment of one episode."""
+
+    async def close(self) -> None:
+        """Release what the episodes shared; safe to call twice."""
+
+
+class LocalSessions:
+    """Environments in this process; plain ``def`` methods on threads.
+
+    Args:
+        agent: Place of the user's class.
+        limits: Deadlines and threads.
+    """
+
+    def __init__(self, agent: AgentSpec, limits: EnvLimits) -> None:
+        self._agent, self._limits = agent, limits
+        self._threads = Threads(limits.threads)
+
+    async def start(self) -> None:
+        """As `Sessions.start`."""
+        preload(self._agent)
+
+    def session(self) -> Session:
+        """As `Sessions.session`."""
+        return EnvSession(self._agent.load(), self._agent.source, self._threads, self._limits)
+
+    async def close(self) -> None:
+        """As `Sessions.close`."""
+        self._threads.close()
+
+
+def open_sessions(agent: AgentSpec, limits: EnvLimits) -> Sessions:
+    """Return sessions in separate processes if `limits` has limits of such a process, else in this process."""
+    return LocalSessions(agent, limits) if limits.process is None else ProcessPool(agent, limits)

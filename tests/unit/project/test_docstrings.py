@@ -23,7 +23,6 @@ NOT_YET: tuple[str, ...] = (
     "agentrl/env/load.py",
     "agentrl/env/multi_agent.py",
     "agentrl/env/openrlhf/",
-    "agentrl/env/sessions.py",
     "agentrl/evaluation/",
     "agentrl/flow/",
     "agentrl/inspect/play",

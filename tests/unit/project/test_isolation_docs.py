@@ -9,8 +9,8 @@ from agentrl.config.load import field_homes, flag
 from agentrl.config.schema import IsolationConfig
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.limits import ProcessLimits
+from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import load_agent
-from agentrl.env.sessions import open_sessions
 from tests.unit.env.isolation.support import state
 
 PAGE = (Path(__file__).parents[3] / "docs" / "isolation.md").read_text()
