@@ -37,7 +37,7 @@ from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_prompts, context_length, eval_tasks, open_tasks
 from agentrl.track.jsonl import encode
-from agentrl.track.tracker import TrajectoryRecorder
+from agentrl.track.sinks import TrajectoryRecorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ class _Measurement:
         def on_group(summary: GroupSummary, count: int, total: int) -> None:
             so_far[summary.group_id] = outcome_of(self.tasks[summary.group_id], summary, config.eval.eval_by)
             if recorder is not None:
-                recorder.on_group(summary)
+                recorder.write(summary)
             progress.on_task(count, total)
 
         runtime = make_runtime(config, progress.on_stage)

@@ -16,6 +16,7 @@ from agentrl.cluster.runtime import Runtime, make_runtime
 from agentrl.config.load import to_json
 from agentrl.config.plugins import plugins
 from agentrl.config.schema import TrainConfig
+from agentrl.core.callbacks import MetricsRow
 from agentrl.core.errors import ConfigError, LearnerDeadError
 from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import collect_rarely
@@ -32,11 +33,11 @@ from agentrl.flow.state import StopRequest
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_prompts, context_length, open_tasks
-from agentrl.track.tracker import RunTracker, open_tracker
+from agentrl.track.callbacks import load_callbacks
+from agentrl.track.tracker import RESTARTING, RunTracker, open_tracker
 
 _log = logging.getLogger(__name__)
 
-RESTARTING = "restarting"
 PROMPTS_CHECKED = 1000
 """Tasks whose prompts are measured before training begins."""
 
@@ -71,7 +72,7 @@ def _can_go_on(config: TrainConfig) -> bool:
 
 
 async def _train_once(config: TrainConfig, stop: StopRequest | None, *, last: bool = False) -> RunResult:
-    agent = load_environment(config)
+    agent, callbacks = load_environment(config), load_callbacks(config.track.callback)
     tasks = open_tasks(config, agent)
     questions = run_eval_tasks(config, agent)
     run_dir = config.run.run_dir
@@ -79,17 +80,19 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, *, last: bo
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
     begin = resume_point(config)
     rows = rewind_records(run_dir, begin.progress)  # also of a run that ended before its first step
-    tracker = open_tracker(config, run_dir, title=_title(config))
-    tracker.replay(rows)
+    stop = stop or StopRequest()
+    tracker = open_tracker(config, run_dir, title=_title(config), callbacks=callbacks, ask_stop=stop.ask)
     runtime = make_runtime(config, tracker.on_stage)
-    status, ledger = "failed", None
+    status, ledger, stop_reason = "failed", None, None
     try:
         write_source(config.run.agent, run_dir)
         copy_plugins((spec for _, spec in plugins(config)), run_dir)
         (run_dir / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")
+        await tracker.begin(config, rows)
         await _start(config, [*tasks.first(PROMPTS_CHECKED), *questions], runtime, tracker)
         result = await _train(config, tasks, questions, runtime, tracker, begin, stop)
         status, ledger = "interrupted" if result.stopped else "finished", result.counts.metrics()
+        stop_reason = result.stop_reason or None
         return result
     except LearnerDeadError:
         status = "failed" if last or not _can_go_on(config) else RESTARTING
@@ -100,10 +103,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, *, last: bo
     finally:
         tracker.on_stage("closing")
         await uninterrupted(runtime.close())
-        if status == RESTARTING:
-            tracker.close()
-        else:
-            tracker.finish(status=status, ledger=ledger, agent=config.run.agent)
+        await tracker.finish(status=status, ledger=ledger, agent=config.run.agent, stop_reason=stop_reason)
 
 
 def _title(config: TrainConfig) -> str:
@@ -128,7 +128,7 @@ async def _train(
     runtime: Runtime,
     tracker: RunTracker,
     begin: ResumePoint,
-    stop: StopRequest | None,
+    stop: StopRequest,
 ) -> RunResult:
     pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
     if begin.learner is not None:
@@ -137,7 +137,7 @@ async def _train(
     report = None if config.run.run_dir is None else StallReport(config.run.run_dir, runtime.diagnose)
     evaluations = open_evaluations(config, questions, pool, runtime.learner, tracker, resumed=bool(begin.progress.step), report=report)
     if config.eval.eval_at_start and not begin.progress.step:
-        tracker.on_start(await evaluations.evaluate(0))
+        await tracker.notify(MetricsRow(step=0, metrics=await evaluations.evaluate(0)))
     repeat = repeated_tasks(tasks, begin.progress)
     result = await run_loops(
         settings=flow_settings(config),

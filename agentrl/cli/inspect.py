@@ -190,7 +190,7 @@ def _summary(run: RunDirectory, metrics: Sequence[Record]) -> Record:
         return {}
     builder = SummaryBuilder()
     for row in metrics:
-        builder.on_step(row)
+        builder.add(row)
     wall_s = float(metrics[-1].get("time_s", NAN)) if metrics else NAN
     return {**builder.build(run_dir=run.path, wall_s=wall_s, status="unfinished"), **written}
 

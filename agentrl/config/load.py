@@ -128,6 +128,8 @@ def load_config(args: Sequence[str], *, prog: str = "agentrl train") -> TrainCon
         rest = ["--agent", *rest]  # `agentrl train FILE`
     refuse_unknown(rest, prog)
     default = from_mapping(read_file(path), source=str(path)) if path else TrainConfig()
+    if flag_value(rest, "--callback") is not None:  # flags replace what a file says; tyro would append to it
+        default = dataclasses.replace(default, track=dataclasses.replace(default.track, callback=()))
     config = tyro.cli(TrainConfig, prog=prog, args=rest, default=default, config=TYRO)
     return check(validate(config))
 

@@ -391,6 +391,12 @@ class TrackConfig:
     """Write TensorBoard event files."""
     wandb_project: str = ""
     """Weights & Biases project; empty: off. Needs ``pip install wandb``."""
+    trackio_project: str = ""
+    """Trackio project; empty: off. Needs ``pip install trackio``."""
+    callback: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Class that follows the run, ``file.py:Name``; may be given several times. See ``docs/callbacks.md``."""
+    callback_timeout_s: Positive = 300.0
+    """Deadline of one call of a callback's method; then the run ends with an error."""
     save_model: bool = True
     """Write the final policy as a Hugging Face directory."""
 

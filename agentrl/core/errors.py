@@ -124,6 +124,10 @@ class BatchError(LearnerError, ValueError):
     """Training rows are inconsistent: lengths differ, a version or log-probability is missing."""
 
 
+class CallbackError(AgentRLError, RuntimeError):
+    """A callback raised an exception, was too late or returned something unusable; the message names it and its method."""
+
+
 class StorageError(AgentRLError, OSError):
     """A file of the run cannot be written, because the disk is full for example."""
 

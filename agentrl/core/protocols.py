@@ -238,13 +238,3 @@ class Learner(Protocol):
 
     async def close(self) -> None:
         """Release processes and memory; safe to call twice."""
-
-
-class MetricSink(Protocol):
-    """Somewhere metrics go."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record one step's scalars."""
-
-    def close(self) -> None:
-        """Flush and release."""

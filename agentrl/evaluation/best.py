@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio
 
+from agentrl.core.callbacks import BestModelSaved
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import recover_directory, replace_directory, temporary_directory
 from agentrl.core.protocols import Learner
@@ -56,7 +57,7 @@ class BestModel:
         found = read_best(run_dir) if resumed else None
         self.best = found if found is not None and found.metric == metric else None
 
-    async def consider(self, step: int, metrics: Mapping[str, float]) -> bool:
+    async def consider(self, step: int, metrics: Mapping[str, float]) -> BestModelSaved | None:
         """Save the learner's model if its metric is better than what was best so far.
 
         Args:
@@ -64,7 +65,7 @@ class BestModel:
             metrics: Of the evaluation; if failures left the metric out, nothing is done.
 
         Returns:
-            Whether it was saved.
+            What was saved; `None` if nothing was.
 
         Raises:
             ConfigError: If nothing failed and yet there is no such figure.
@@ -73,9 +74,9 @@ class BestModel:
         value = metrics.get(self._metric, math.nan)
         if math.isnan(value):
             self._check_name(metrics)
-            return False
+            return None
         if self.best is not None and value <= self.best.value:
-            return False
+            return None
         best = Best(step=step, metric=self._metric, value=value)
         temporary = await asyncio.to_thread(temporary_directory, self._target)
         average = temporary.with_name(f"{temporary.name}-ema")
@@ -87,7 +88,7 @@ class BestModel:
                 for left in (temporary, average):
                     shutil.rmtree(left, ignore_errors=True)
         self.best = best
-        return True
+        return BestModelSaved(step=step, metric=self._metric, value=value, path=self._target)
 
     def _replace(self, temporary: Path, average: Path, best: Best) -> None:
         try:

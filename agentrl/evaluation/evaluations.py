@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -15,21 +14,21 @@ import anyio.lowlevel
 
 from agentrl.config.evaluate import MeasureConfig, PlayConfig
 from agentrl.config.schema import EngineConfig, EvalConfig, RunConfig, TrainConfig
+from agentrl.core.callbacks import EvaluationEnd
 from agentrl.core.errors import ConfigError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import Learner
 from agentrl.core.seeding import derive_seed
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import EvalSampling, Status, Task, Ticket
 from agentrl.env.load import AgentSpec
-from agentrl.evaluation.assessment import Assessment, EpisodeOutcome, TaskOutcome, assess
+from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess
 from agentrl.evaluation.best import BestModel
 from agentrl.evaluation.report import EvaluationLog, evaluation_line
 from agentrl.flow.driver import first_error
 from agentrl.flow.stall import StallReport, WaitTracker, watch_for_stall
-from agentrl.flow.state import SafePoint
+from agentrl.flow.state import Observer, SafePoint
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.tasks import eval_tasks
-from agentrl.track.tracker import RunTracker
 
 KIND_KEYS = ("kind", "source")
 """Metadata that say the kind of a task if no key is named."""
@@ -208,10 +207,10 @@ class Evaluations:
         settings: The same every time, seed included, so that steps differ by their weights alone.
         every: Steps between two evaluations; 0: none.
         num_steps: Steps of the run; the last has an evaluation in any case, if any has.
+        observer: Follows the evaluations and the saving of the best model.
         best: Keeps the best model.
         max_failure_rate: Share of the episodes that may fail.
-        on_result: Told of every result, with the steps done and the seconds it took.
-        on_stage: Told that an evaluation begins.
+        run_dir: Directory that gets ``evaluations.jsonl``; `None` writes nothing.
         report: Writes down what every process does when nothing progresses.
     """
 
@@ -223,15 +222,15 @@ class Evaluations:
         *,
         every: int,
         num_steps: int,
+        observer: Observer,
         best: BestModel | None = None,
         max_failure_rate: float = 0.5,
-        on_result: Callable[[int, Assessment, float], None] = lambda step, assessment, seconds: None,
-        on_stage: Callable[[str], None] = lambda name: None,
+        run_dir: Path | None = None,
         report: StallReport | None = None,
     ) -> None:
         self._pool, self._tasks, self._settings, self._best = pool, tasks, settings, best
         self._every, self._num_steps, self._max_failure_rate = every, num_steps, max_failure_rate
-        self._on_result, self._on_stage, self._report = on_result, on_stage, report
+        self._run_dir, self._observer, self._report = run_dir, observer, report
 
     def due(self, step: int) -> bool:
         """Whether there is an evaluation after `step` steps."""
@@ -254,7 +253,7 @@ class Evaluations:
         Raises:
             TooManyFailuresError: If too many episodes failed to say anything.
         """
-        self._on_stage(f"evaluating step {step} on {len(self._tasks)} tasks")
+        self._observer.on_stage(f"evaluating step {step} on {len(self._tasks)} tasks")
         clock = asyncio.get_running_loop().time
         begin = clock()
         outcomes = await evaluate(
@@ -263,14 +262,21 @@ class Evaluations:
         seconds = clock() - begin
         check_failures(outcomes, self._max_failure_rate)
         assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.eval.eval_pass_score, seed=self._settings.run.seed)
-        self._on_result(step, assessment, seconds)
+        if self._run_dir is not None:
+            EvaluationLog(self._run_dir / "evaluations.jsonl").write(step, assessment, seconds)
         metrics = {f"eval/{name}": value for name, value in assessment.metrics().items()} | {"eval/seconds": seconds}
-        return metrics | await self._keep(step, metrics)
+        metrics |= await self._keep(step, metrics)
+        # Last, because a callback may ask for the end of the run, which cancels what an evaluation still has to do.
+        await self._observer.notify(EvaluationEnd(step=step, metrics=metrics, seconds=seconds, text=evaluation_line(assessment)))
+        return metrics
 
     async def _keep(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Save the model if it is the best so far; returns which one is."""
         if self._best is None:
             return {}
-        await self._best.consider(step, metrics)
+        saved = await self._best.consider(step, metrics)
+        if saved is not None:
+            await self._observer.notify(saved)
         best = self._best.best
         return {} if best is None else {"eval/best": best.value, "eval/best_step": float(best.step)}
 
@@ -314,19 +320,12 @@ def run_eval_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
     return tasks
 
 
-def record_evaluation(tracker: RunTracker, run_dir: Path | None, step: int, assessment: Assessment, seconds: float) -> None:
-    """Append an evaluation of the weights of `step` to ``evaluations.jsonl`` in the run directory, and show it."""
-    if run_dir is not None:
-        EvaluationLog(run_dir / "evaluations.jsonl").write(step, assessment, seconds)
-    tracker.on_evaluation(step, evaluation_line(assessment))
-
-
 def open_evaluations(
     config: TrainConfig,
     tasks: Sequence[Task],
     pool: RolloutPool,
     learner: Learner,
-    tracker: RunTracker,
+    observer: Observer,
     *,
     resumed: bool,
     report: StallReport | None = None,
@@ -341,7 +340,7 @@ def open_evaluations(
         num_steps=config.run.num_steps,
         best=BestModel(run_dir, learner, measured.keep_best, resumed=resumed) if measured.keep_best and run_dir is not None else None,
         max_failure_rate=config.flow.max_failure_rate,
-        on_result=partial(record_evaluation, tracker, run_dir),
-        on_stage=tracker.on_stage,
+        run_dir=run_dir,
+        observer=observer,
         report=report,
     )

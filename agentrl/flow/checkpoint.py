@@ -48,8 +48,11 @@ class Checkpoints:
         return self._every > 0 and (step % self._every == 0 or step == self._num_steps)
 
     @asynccontextmanager
-    async def saving(self, progress: Progress) -> AsyncIterator[None]:
+    async def saving(self, progress: Progress) -> AsyncIterator[Path]:
         """Write a checkpoint; the body of the ``with`` runs when the learner's part is written, before the whole is complete.
+
+        Yields:
+            The directory that the checkpoint will have.
 
         Raises:
             CheckpointError: If it cannot be written; older ones are intact, and what was written of this one is gone.
@@ -60,7 +63,7 @@ class Checkpoints:
             with _disk_errors(target):
                 (temporary / LEARNER).mkdir()
             await self._learner.save_checkpoint(str(temporary / LEARNER), progress.step)
-            yield
+            yield target
             with anyio.CancelScope(shield=True):  # the thread would go on, with its files removed under its hands
                 await asyncio.to_thread(self._complete, temporary, target, progress)
         finally:

@@ -35,6 +35,7 @@ class RunResult:
         counts: The ledger; nothing is in flight.
         ended: Why it ended, for people, with the size of the last step where that was smaller.
         stopped: Whether it was asked to end early; groups may then be in flight, to be run again on resumption.
+        stop_reason: Why a callback asked for the end; empty otherwise.
     """
 
     steps: int
@@ -42,6 +43,7 @@ class RunResult:
     counts: LedgerCounts
     ended: str
     stopped: bool = False
+    stop_reason: str = ""
 
 
 async def train(
@@ -157,8 +159,10 @@ def _result(run: RunState) -> RunResult:
     counts = run.ledger.check()
     seconds = run.clock() - run.meter.start_s
     if run.stopped:
-        ended = f"stopped after {run.live_version} of {run.settings.run.num_steps} steps"
-        return RunResult(steps=run.live_version, seconds=seconds, counts=counts, ended=ended, stopped=True)
+        why = f" by {run.stop_reason}" if run.stop_reason else ""
+        ended = f"stopped after {run.live_version} of {run.settings.run.num_steps} steps{why}"
+        steps = run.live_version
+        return RunResult(steps=steps, seconds=seconds, counts=counts, ended=ended, stopped=True, stop_reason=run.stop_reason)
     if counts.in_flight or run.slots.in_use:
         raise LedgerError(f"the run is over with {counts.in_flight} groups in flight and {run.slots.in_use} slots in use")
     if not run.live_version:

@@ -10,11 +10,13 @@ With ``max_staleness = 0`` there are only as many slots as one step has groups, 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 
+from agentrl.core.callbacks import CheckpointWritten, GroupJudged, StepEnd
 from agentrl.core.errors import LedgerError, WeightSyncError
 from agentrl.core.types import Ticket
 from agentrl.flow.checkpoint import Checkpoints
@@ -83,40 +85,48 @@ async def collect(run: RunState, spawn: Spawn) -> None:
         run.board.progress()
         if not run.queue.waits_for(finished.ticket.group_id):
             continue  # given up as a spare group between its end and now
-        run.observer.on_group(finished.summary)
-        if finished.summary.num_trainable < run.settings.min_members:
-            _retry_or_drop(run, spawn, finished)
-        else:
-            _accept_or_filter(run, finished)
+        judged = _judge(run, finished)
+        run.board.waiting("collect", f"the callbacks about group {judged.group_id}")
+        await run.observer.notify(judged)
+        if run.queue.waits_for(judged.group_id):  # else it was given up while a callback ran
+            _carry_out(run, spawn, finished, judged)
         run.board.waiting("collect", "a group to finish")
 
 
-def _retry_or_drop(run: RunState, spawn: Spawn, finished: Finished) -> None:
-    ticket = finished.ticket
-    again = ticket.attempt + 1 < run.settings.flow.max_attempts
-    run.meter.attempt(finished.summary, failed=True, retried=again)
-    run.health.attempt(finished.summary, failed=True)
-    if again:
-        spawn(replace(ticket, attempt=ticket.attempt + 1))
-        return
-    run.ledger.drop(ticket.group_id, failure_reason(finished.summary))
-    run.queue.discard(ticket.group_id)
-    run.slots.release(ticket.group_id, Release.DROPPED)
-
-
-def _accept_or_filter(run: RunState, finished: Finished) -> None:
+def _judge(run: RunState, finished: Finished) -> GroupJudged:
+    """Decide what becomes of a group: trained on, filtered, or, where too much of it failed, retried or dropped."""
     ticket, summary = finished.ticket, finished.summary
-    reason = run.keep(summary)
-    run.meter.attempt(summary, failed=False, retried=False)
-    run.meter.verdict(summary, accepted=reason is None)
-    run.health.attempt(summary, failed=False)
-    if reason is None:
-        run.queue.accept(Accepted(ticket, finished.ref, summary, run.clock()))
+    verdict: Literal["kept", "filtered", "retried", "dropped"]
+    if summary.num_trainable < run.settings.min_members:
+        verdict = "retried" if ticket.attempt + 1 < run.settings.flow.max_attempts else "dropped"
+        reason: str | None = failure_reason(summary)
     else:
-        run.ledger.filter(ticket.group_id, reason)
+        reason = run.keep(summary)
+        verdict = "kept" if reason is None else "filtered"
+    return GroupJudged(
+        group_id=ticket.group_id, attempt=ticket.attempt, task=ticket.task, verdict=verdict, reason=reason or "", summary=summary
+    )
+
+
+def _carry_out(run: RunState, spawn: Spawn, finished: Finished, judged: GroupJudged) -> None:
+    """Count a group as it was judged, and pass it on, repeat it, or give its slot back."""
+    ticket, summary, verdict = finished.ticket, finished.summary, judged.verdict
+    failed = verdict in ("retried", "dropped")
+    run.meter.attempt(summary, failed=failed, retried=verdict == "retried")
+    if not failed:
+        run.meter.verdict(summary, accepted=judged.kept)
+    run.health.attempt(summary, failed=failed)
+    if verdict == "kept":
+        run.queue.accept(Accepted(ticket, finished.ref, summary, run.clock()))
+    elif verdict == "retried":
+        spawn(replace(ticket, attempt=ticket.attempt + 1))
+    else:
+        filtered = verdict == "filtered"
+        (run.ledger.filter if filtered else run.ledger.drop)(ticket.group_id, judged.reason)
         run.queue.discard(ticket.group_id)
-        run.slots.release(ticket.group_id, Release.FILTERED)
-    run.health.verdict(reason)
+        run.slots.release(ticket.group_id, Release.FILTERED if filtered else Release.DROPPED)
+    if not failed:
+        run.health.verdict(None if judged.kept else judged.reason)
 
 
 async def train_steps(run: RunState) -> None:
@@ -202,9 +212,11 @@ async def _checkpoint(run: RunState, saves: TaskGroup) -> None:
 
 async def _save(run: RunState, checkpoints: Checkpoints, progress: Progress, *, task_status: TaskStatus[None]) -> None:
     """One checkpoint after the other; complete only when the step's metrics are written, so that none is missing after a crash."""
-    async with run.save_lock, checkpoints.saving(progress):
-        task_status.started()
-        await run.reported.until(progress.step)
+    async with run.save_lock:
+        async with checkpoints.saving(progress) as path:
+            task_status.started()
+            await run.reported.until(progress.step)
+        await run.observer.notify(CheckpointWritten(step=progress.step, path=path))
 
 
 async def _after_step(run: RunState, step: int) -> None:
@@ -247,7 +259,9 @@ async def publish(run: RunState) -> None:
         metrics |= run.pool.metrics()
         run.board.waiting("publish", f"the hooks after step {trained.version}")
         await run.hooked.until(trained.version)
-        run.observer.on_step({**metrics, **run.notes.pop(trained.version, {})})
+        run.board.waiting("publish", f"the callbacks after step {trained.version}")
+        metrics |= run.notes.pop(trained.version, {})
+        await run.observer.notify(StepEnd(step=trained.version, metrics=metrics))
         run.reported.advance(trained.version)
         run.board.progress()
         run.board.waiting("publish", "a trained step")

@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 import anyio
 
 from agentrl.algo.filters import GroupFilter
+from agentrl.core.callbacks import Event
 from agentrl.core.protocols import GroupRef, Learner
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
@@ -66,16 +67,13 @@ AfterStep: TypeAlias = Callable[[SafePoint], Awaitable[Mapping[str, float] | Non
 
 
 class Observer(Protocol):
-    """Sees the run as it goes, for display and recording; called synchronously, so it must be quick. Its errors end the run."""
+    """Follows the run, for display and recording; the loop that tells it waits, and its errors end the run."""
 
     def on_stage(self, name: str) -> None:
-        """The run entered another stage."""
+        """Follow the beginning of another stage."""
 
-    def on_group(self, summary: GroupSummary) -> None:
-        """An attempt at a group finished, failed or not."""
-
-    def on_step(self, metrics: Mapping[str, float]) -> None:
-        """A step ended: its weights are live. `metrics["step"]` counts from 1 and equals the live version."""
+    async def notify(self, event: Event) -> None:
+        """Follow a judged group, the end of a step whose weights are live, or a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +128,7 @@ class RunState:
         self.saved_step = progress.step  # train
         self.save_lock = anyio.Lock()  # held by the checkpoint that is being written
         self.stopped = self.training_over = False
+        self.stop_reason = ""
         self.hooks: anyio.CancelScope | None = None  # the hooks after a step while they run; train
         self.publisher_idle = anyio.Semaphore(1)  # train takes it before an export, publish gives it back when live
 
@@ -138,14 +137,14 @@ class RunState:
         for stream in (self.finished_in, self.finished, self.trained_in, self.trained):
             stream.close()
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "") -> None:
         """End early: no group is run or taken any more, and those under way are given up, to be run again on resumption.
 
         Groups are still admitted until `train` ends, so that the accounts of the last step are those of a run that goes on.
         """
         if self.training_over:
             return
-        self.stopped = True
+        self.stopped, self.stop_reason = True, reason
         self.queue.stop()
         for scope in [*self.scopes.values(), *([self.hooks] if self.hooks else [])]:
             scope.cancel()
@@ -192,14 +191,18 @@ class StopRequest:
 
     Attributes:
         heard: Whether a run listens now. If none does, nothing happens after `ask` until one begins.
+        reason: Why a callback asked first; empty after a signal.
     """
 
     def __init__(self) -> None:
         self.heard = False
+        self.reason = ""
         self._asked = anyio.Event()
 
-    def ask(self) -> None:
-        """Ask; safe to call twice."""
+    def ask(self, reason: str = "") -> None:
+        """Ask; safe to call twice, and the first reason counts."""
+        if not self._asked.is_set():
+            self.reason = reason
         self._asked.set()
 
     async def wait(self) -> None:
@@ -216,6 +219,6 @@ async def stop_when_asked(run: RunState, request: StopRequest) -> None:
     request.heard = True
     try:
         await request.wait()
-        run.stop()
+        run.stop(request.reason)
     finally:
         request.heard = False

@@ -67,7 +67,7 @@ class RunDirectory:
             return {}
         builder = SummaryBuilder()
         for row in metrics:
-            builder.on_step(row)
+            builder.add(row)
         wall_s = float(metrics[-1].get("time_s", math.nan)) if metrics else math.nan
         return {**builder.build(run_dir=self.path, wall_s=wall_s, status="unfinished"), **written}
 

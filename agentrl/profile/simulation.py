@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import anyio
 
+from agentrl.core.callbacks import Event, GroupJudged, StepEnd
 from agentrl.core.errors import ConfigError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
@@ -200,12 +201,11 @@ class _Log:
     def on_stage(self, name: str) -> None:
         return
 
-    def on_group(self, summary: GroupSummary) -> None:
-        if self.keep_groups:
-            self.groups.append((asyncio.get_running_loop().time(), summary))
-
-    def on_step(self, metrics: Mapping[str, float]) -> None:
-        self.steps.append(metrics)
+    async def notify(self, event: Event) -> None:
+        if isinstance(event, StepEnd):
+            self.steps.append(event.metrics)
+        elif isinstance(event, GroupJudged) and self.keep_groups:
+            self.groups.append((asyncio.get_running_loop().time(), event.summary))
 
 
 def simulate(plan: Plan, *, keep_groups: bool = False) -> Simulated:

@@ -1,4 +1,4 @@
-"""Which display a run gets: live in a terminal, lines elsewhere."""
+"""The display of a run: redrawn in place in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import IO, Protocol
+from typing import IO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,6 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.core.callbacks import Callback, EvaluationEnd, GroupJudged, MetricsRow, RunEnd
 from agentrl.core.summaries import GroupSummary
 from agentrl.track.summary import first_and_last
 from agentrl.track.text import ASCII_BLOCKS, BLOCKS, count, duration, mean, number, percent, sparkline, visible
@@ -116,8 +117,44 @@ Metrics = Mapping[str, float]
 NAN = float("nan")
 
 
-class LineDisplay:
-    """One line per stage, per step and per new kind of failure.
+class Display(Callback):
+    """Shows a run as it goes; the terminal is given back when the run ends.
+
+    Args:
+        num_steps: Steps that the run is to take.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, num_steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._view = RunView(num_steps, clock=clock)
+
+    def on_stage(self, name: str) -> None:
+        """Show the stage that the run entered."""
+        self._view.on_stage(name)
+
+    def on_group_judged(self, event: GroupJudged) -> None:
+        """Show failures of a kind not seen before."""
+        for message in self._view.on_group(event.summary):
+            self._failure(message)
+
+    def on_metrics(self, event: MetricsRow) -> None:
+        """Show the metrics of a step."""
+        if event.step:
+            self._view.on_step(event.metrics)
+
+    def on_run_end(self, event: RunEnd) -> None:
+        """Give the terminal back."""
+        self.close()
+
+    def _failure(self, message: str) -> None:
+        """Show a failure of a kind not seen before."""
+
+    def close(self) -> None:
+        """Give the terminal back; safe to call twice."""
+
+
+class LineDisplay(Display):
+    """Prints one line per stage, per step and per new kind of failure.
 
     Steps that end less than `min_interval_s` after the last printed one are skipped, except the first and the last.
 
@@ -132,39 +169,40 @@ class LineDisplay:
     def __init__(
         self, num_steps: int, *, title: str, stream: IO[str], min_interval_s: float = 1.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._view = RunView(num_steps, clock=clock)
+        super().__init__(num_steps, clock=clock)
         self._stream, self._min_s, self._clock = stream, min_interval_s, clock
         self._printed_s, self._printed_step = -float("inf"), 0
         self._write(title)
 
     def on_stage(self, name: str) -> None:
         """Print the stage with the time since the start."""
-        self._view.on_stage(name)
-        self._write(f"[{duration(self._view.elapsed_s):>7}] {name}")
+        super().on_stage(name)
+        self._write_now(name)
 
-    def on_group(self, summary: GroupSummary) -> None:
-        """Print failures of a kind not seen before."""
-        for message in self._view.on_group(summary):
-            self._write(f"[{duration(self._view.elapsed_s):>7}] episode failed: {message}")
-
-    def on_step(self, metrics: Metrics) -> None:
+    def on_metrics(self, event: MetricsRow) -> None:
         """Print the step, unless one was printed a moment ago."""
-        self._view.on_step(metrics)
-        if self._view.step >= self._view.num_steps or self._clock() - self._printed_s >= self._min_s:
+        super().on_metrics(event)
+        if event.step and (event.step >= self._view.num_steps or self._clock() - self._printed_s >= self._min_s):
             self._print_step()
 
-    def on_evaluation(self, step: int, text: str) -> None:
-        """Print it."""
-        self._write(f"[{duration(self._view.elapsed_s):>7}] evaluation of step {step}: {text}")
+    def on_evaluation_end(self, event: EvaluationEnd) -> None:
+        """Print the result."""
+        self._write_now(f"evaluation of step {event.step}: {event.text}")
 
     def close(self) -> None:
         """Print the last step if it was skipped; safe to call twice."""
         if self._view.step > self._printed_step:
             self._print_step()
 
+    def _failure(self, message: str) -> None:
+        self._write_now(f"episode failed: {message}")
+
     def _print_step(self) -> None:
         self._printed_s, self._printed_step = self._clock(), self._view.step
         self._write(step_line(self._view))
+
+    def _write_now(self, text: str) -> None:
+        self._write(f"[{duration(self._view.elapsed_s):>7}] {text}")
 
     def _write(self, line: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
@@ -199,7 +237,7 @@ def ledger_text(metrics: Metrics) -> str:
 SPARKLINE_WIDTH = 40
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """Redraws a few lines in place until it is closed.
 
     The terminal is given back by `close`, and at interpreter exit if that never came.
@@ -212,28 +250,19 @@ class LiveDisplay:
     """
 
     def __init__(self, num_steps: int, *, title: str, console: Console, refresh_per_second: float = 4.0) -> None:
-        self._view, self._title, self._console = RunView(num_steps), title, console
+        super().__init__(num_steps)
+        self._title, self._console = title, console
         self._spinner = Spinner("dots" if _unicode(console) else "line")
         self._live = Live(get_renderable=self.render, console=console, refresh_per_second=refresh_per_second, transient=True)
         atexit.register(self.close)
         self._live.start()
 
-    def on_stage(self, name: str) -> None:
-        """Show the stage with its own clock."""
-        self._view.on_stage(name)
+    def on_evaluation_end(self, event: EvaluationEnd) -> None:
+        """Print the result above the display."""
+        self._console.print(Text.assemble((f"evaluation of step {event.step}: ", "green"), event.text))
 
-    def on_group(self, summary: GroupSummary) -> None:
-        """Count it; print failures of a kind not seen before above the display."""
-        for message in self._view.on_group(summary):
-            self._console.print(Text(f"episode failed: {message}", style="yellow"))
-
-    def on_step(self, metrics: Mapping[str, float]) -> None:
-        """Show the step's metrics."""
-        self._view.on_step(metrics)
-
-    def on_evaluation(self, step: int, text: str) -> None:
-        """Print it above the display."""
-        self._console.print(Text.assemble((f"evaluation of step {step}: ", "green"), text))
+    def _failure(self, message: str) -> None:
+        self._console.print(Text(f"episode failed: {message}", style="yellow"))
 
     def close(self) -> None:
         """Remove the display and restore the terminal; safe to call twice."""
@@ -292,25 +321,6 @@ def _unicode(console: Console) -> bool:
     return console.encoding.lower().startswith("utf")
 
 
-class Display(Protocol):
-    """Shows a run as it goes."""
-
-    def on_stage(self, name: str) -> None:
-        """The run entered another stage."""
-
-    def on_group(self, summary: GroupSummary) -> None:
-        """An attempt at a group finished, failed or not."""
-
-    def on_step(self, metrics: Mapping[str, float]) -> None:
-        """A step ended; `metrics["step"]` counts from 1."""
-
-    def on_evaluation(self, step: int, text: str) -> None:
-        """The weights of `step` were evaluated; `text` is the result in one line."""
-
-    def close(self) -> None:
-        """Give the terminal back; safe to call twice."""
-
-
 def make_display(num_steps: int, *, title: str, console: Console | None = None) -> Display:
     """A live display in a terminal; plain lines in a pipe, with ``TERM=dumb`` or with ``NO_COLOR``.
 
@@ -321,9 +331,5 @@ def make_display(num_steps: int, *, title: str, console: Console | None = None) 
     """
     console = console or Console()
     if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR"):
-        from agentrl.track.display import LiveDisplay
-
         return LiveDisplay(num_steps, title=title, console=console)
-    from agentrl.track.display import LineDisplay
-
     return LineDisplay(num_steps, title=title, stream=console.file)

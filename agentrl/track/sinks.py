@@ -1,16 +1,17 @@
-"""Where step metrics go: a JSONL file always, TensorBoard and Weights & Biases on request."""
+"""Built-in callbacks that write to disk or to a service: metrics as JSON lines, TensorBoard, Weights & Biases, trackio; trajectories."""
 
 from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.schema import TrackConfig
+from agentrl.core.callbacks import Callback, GroupJudged, MetricsRow, RunBegin, RunEnd
 from agentrl.core.errors import ConfigError
-from agentrl.core.protocols import MetricSink
+from agentrl.core.summaries import GroupSummary
 from agentrl.track.jsonl import JsonLines, encode
 
 PROMISED = (
@@ -21,9 +22,11 @@ PROMISED = (
 """Keys that every line of ``metrics.jsonl`` has; ``null`` where a step had nothing to measure, as ``mismatch/max`` has
 in an asynchronous step without a token of the current weights."""
 
+MAX_LINE_BYTES = 1_000_000
 
-class JsonlSink:
-    """One JSON object per step, flushed at once.
+
+class JsonlMetrics(Callback):
+    """Writes one JSON object per step, flushed at once.
 
     Args:
         path: File to append to.
@@ -32,20 +35,20 @@ class JsonlSink:
     def __init__(self, path: Path) -> None:
         self._lines = JsonLines(path)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_metrics(self, event: MetricsRow) -> None:
         """Append ``{"step": step, ...}``; a non-finite value, or a promised one that is missing, becomes ``null``."""
-        self._lines.write(encode({**dict.fromkeys(PROMISED), **metrics, "step": step}))
+        self._lines.write(encode({**dict.fromkeys(PROMISED), **event.metrics, "step": event.step}))
 
-    def close(self) -> None:
-        """Close the file; safe to call twice."""
+    def on_run_end(self, event: RunEnd) -> None:
+        """Close the file."""
         self._lines.close()
 
 
-class TensorBoardSink:
-    """TensorBoard event files, written without torch or TensorFlow.
+class TensorBoard(Callback):
+    """Writes TensorBoard event files, without torch or TensorFlow.
 
     Args:
-        directory: Where the event files go.
+        directory: Folder of the event files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -55,95 +58,123 @@ class TensorBoardSink:
 
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(directory), flush_secs=5)
-        self._open = True
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_metrics(self, event: MetricsRow) -> None:
         """Write every metric as a scalar; the step itself is the axis."""
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items() if name != "step"]
-        self._writer.add_event(self._event(step=step, wall_time=time.time(), summary=self._summary(value=values)))
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in event.metrics.items() if name != "step"]
+        self._writer.add_event(self._event(step=event.step, wall_time=time.time(), summary=self._summary(value=values)))
 
-    def close(self) -> None:
-        """Flush and close; safe to call twice."""
-        if self._open:
-            self._open = False
-            self._writer.close()
+    def on_run_end(self, event: RunEnd) -> None:
+        """Flush and close the files."""
+        self._writer.close()
 
 
-class WandbSink:
-    """A Weights & Biases run.
+class ExperimentTracker(Callback):
+    """Sends metrics and settings to Weights & Biases, or to trackio, which has the same interface.
 
     Args:
-        project: Name of the project.
-        run_dir: The run's directory; its name is the run's name.
-        config: The resolved configuration, shown beside the curves.
+        package: ``wandb`` or ``trackio``.
+        project: Name of the project; the run has the name of its directory.
 
     Raises:
-        ConfigError: If the ``wandb`` package is not installed.
+        ConfigError: If the package is not installed.
     """
 
-    def __init__(self, project: str, *, run_dir: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, package: str, project: str) -> None:
         try:
-            wandb = importlib.import_module("wandb")
+            self._module = importlib.import_module(package)
         except ImportError as error:
-            raise ConfigError(
-                "--wandb-project", project, "needs the wandb package", "Run `pip install wandb`, or leave the flag out."
-            ) from error
-        self._run = wandb.init(project=project, name=run_dir.name, dir=str(run_dir), config=dict(config))
-        self._open = True
+            remedy = f"Run `pip install {package}`, or leave the flag out."
+            raise ConfigError(f"--{package}-project", project, f"needs the {package} package", remedy) from error
+        self._package, self._project, self._run = package, project, None
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics at `step`."""
-        self._run.log(dict(metrics), step=step)
+    def on_run_begin(self, event: RunBegin) -> None:
+        """Open a run with the resolved settings."""
+        folder = {"dir": str(event.run_dir)} if self._package == "wandb" else {}
+        self._run = self._module.init(project=self._project, name=event.run_dir.name, config=dict(event.config), **folder)
 
-    def close(self) -> None:
-        """Finish the run; safe to call twice."""
-        if self._open:
-            self._open = False
+    def on_metrics(self, event: MetricsRow) -> None:
+        """Send the metrics of the step."""
+        if self._run is not None:
+            self._run.log(dict(event.metrics), step=event.step)
+
+    def on_run_end(self, event: RunEnd) -> None:
+        """Finish the run."""
+        if self._run is not None:
             self._run.finish()
 
 
-class MultiSink:
-    """Several sinks as one.
+class TrajectoryRecorder(Callback):
+    """Appends the records that come with finished groups.
 
     Args:
-        sinks: Told in this order.
+        path: File to append to.
+        max_line_bytes: A longer record has its texts and lists shortened until it fits.
+        clock: Seconds since an arbitrary moment.
     """
 
-    def __init__(self, sinks: Sequence[MetricSink]) -> None:
-        self._sinks = tuple(sinks)
+    def __init__(self, path: Path, *, max_line_bytes: int = MAX_LINE_BYTES, clock: Callable[[], float] = time.time) -> None:
+        self._lines, self._max, self._clock = JsonLines(path), max_line_bytes, clock
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell every sink."""
-        for sink in self._sinks:
-            sink.log(step, metrics)
+    def on_group_judged(self, event: GroupJudged) -> None:
+        """Write every record of the group."""
+        self.write(event.summary)
+
+    def write(self, summary: GroupSummary) -> None:
+        """Write every record of one group, with the time at which the group ended and how long it took."""
+        when = {"ended_s": round(self._clock(), 4), "group_s": round(summary.seconds, 4)}
+        for record in summary.records:
+            self._lines.write(encode_capped({**record, **when}, self._max))
+
+    def on_run_end(self, event: RunEnd) -> None:
+        """Close the file."""
+        self.close()
 
     def close(self) -> None:
-        """Close every sink, also when one of them fails to."""
-        with ExitStack() as stack:
-            for sink in reversed(self._sinks):
-                stack.callback(sink.close)
+        """Close the file; safe to call twice."""
+        self._lines.close()
 
 
-def open_sinks(run_dir: Path, *, tensorboard: bool, wandb_project: str, config: Mapping[str, Any]) -> MultiSink:
-    """The sinks of one run.
+def encode_capped(record: Mapping[str, Any], max_bytes: int) -> str:
+    """Encode `record` in at most `max_bytes` bytes.
 
     Args:
-        run_dir: Directory of the run; gets ``metrics.jsonl`` and ``tensorboard/``.
-        tensorboard: Whether to write TensorBoard event files.
-        wandb_project: Weights & Biases project; empty switches it off.
-        config: The resolved configuration.
+        record: A JSON-ready mapping.
+        max_bytes: Longest line allowed, newline excluded; at least 100.
+
+    Returns:
+        The line. If the record was too long, its texts and lists are shortened alike and ``"clipped": true`` is added;
+        if even that does not fit, only the size is kept.
+    """
+    line = encode(record)
+    size, keep = len(line), max_bytes
+    while len(line) > max_bytes and keep > 0:
+        keep //= 2
+        line = encode({**clip(record, keep), "clipped": True})
+    return line if len(line) <= max_bytes else encode({"clipped": True, "bytes": size})
+
+
+def clip(value: Any, keep: int) -> Any:
+    """Return `value` with every text and list in it cut to its first `keep` characters or items."""
+    if isinstance(value, str):
+        return value if len(value) <= keep else value[:keep] + "…"
+    if isinstance(value, Mapping):
+        return {key: clip(item, keep) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clip(item, keep) for item in value[:keep]]
+    return value
+
+
+def open_sinks(run_dir: Path, track: TrackConfig) -> list[Callback]:
+    """Open the sinks that the settings ask for: files in `run_dir`, and services.
 
     Raises:
-        ConfigError: If Weights & Biases is asked for and not installed.
+        ConfigError: If the package of a service is not installed; then no file is made.
     """
-    with ExitStack() as opened:
-        sinks: list[MetricSink] = []
-        if wandb_project:
-            sinks.append(WandbSink(wandb_project, run_dir=run_dir, config=config))
-            opened.callback(sinks[-1].close)
-        sinks.insert(0, JsonlSink(run_dir / "metrics.jsonl"))
-        opened.callback(sinks[0].close)
-        if tensorboard:
-            sinks.append(TensorBoardSink(run_dir / "tensorboard"))
-        opened.pop_all()
-    return MultiSink(sinks)
+    services = (("wandb", track.wandb_project), ("trackio", track.trackio_project))
+    sinks: list[Callback] = [ExperimentTracker(package, project) for package, project in services if project]
+    if track.tensorboard:
+        sinks.append(TensorBoard(run_dir / "tensorboard"))
+    if track.record != "none":
+        sinks.append(TrajectoryRecorder(run_dir / "trajectories.jsonl"))
+    return [JsonlMetrics(run_dir / "metrics.jsonl"), *sinks]

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.errors import StorageError
 from agentrl.track.jsonl import encode
 from agentrl.track.text import count, duration, mean, number, percent, sparkline
@@ -36,7 +37,7 @@ def first_and_last(values: Sequence[float]) -> tuple[float, float]:
     return mean(values[:FIRST_STEPS]), mean(values[-LAST_STEPS:])
 
 
-class SummaryBuilder:
+class SummaryBuilder(Callback):
     """Takes in the metrics of every step and adds them up.
 
     Attributes:
@@ -57,13 +58,17 @@ class SummaryBuilder:
         """Steps taken in."""
         return len(self.rewards)
 
-    def on_start(self, metrics: Mapping[str, float]) -> None:
-        """Take in what was measured before the first step."""
-        self._evaluations[0] = dict(metrics)
+    def on_metrics(self, event: MetricsRow) -> None:
+        """Take in the metrics of a step."""
+        self.add({**event.metrics, "step": event.step})
 
-    def on_step(self, metrics: Mapping[str, float]) -> None:
-        """Take in one step's metrics."""
-        self._latest = dict(metrics)
+    def add(self, row: Mapping[str, float | None]) -> None:
+        """Take in a line of ``metrics.jsonl``; step 0 is an evaluation before the first step."""
+        metrics = {name: value for name, value in row.items() if value is not None}
+        if not metrics["step"]:
+            self._evaluations[0] = metrics
+            return
+        self._latest = metrics
         if "eval/tasks" in metrics:
             self._evaluations[int(metrics["step"])] = self._latest
         self.rewards.append(metrics["reward/mean"])
@@ -78,14 +83,23 @@ class SummaryBuilder:
             if name in metrics:
                 self._means.setdefault(name, []).append(metrics[name])
 
-    def build(self, *, run_dir: Path, wall_s: float, ledger: Mapping[str, float] | None = None, status: str = "finished") -> dict[str, Any]:
-        """The summary.
+    def build(
+        self,
+        *,
+        run_dir: Path,
+        wall_s: float,
+        ledger: Mapping[str, float] | None = None,
+        status: str = "finished",
+        stop_reason: str | None = None,
+    ) -> dict[str, Any]:
+        """Return the summary.
 
         Args:
             run_dir: Directory of the run; what is there is listed under ``paths``.
             wall_s: Seconds from the start of the command until now.
             ledger: Final accounts, named as in the metrics; those of the last step if not given.
             status: ``finished``, ``interrupted`` or ``failed``.
+            stop_reason: Why a callback asked for the end of the run.
 
         Returns:
             A JSON-ready dictionary; what is not known is ``None``.
@@ -93,6 +107,7 @@ class SummaryBuilder:
         accounts = self._latest if ledger is None else ledger
         return {
             "status": status,
+            "stop_reason": stop_reason,
             "steps": self.steps,
             "reward": _trend(self.rewards),
             "score": _trend(self._scores),
@@ -185,6 +200,7 @@ def print_summary(summary: Mapping[str, Any], *, console: Console, rewards: Sequ
 def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent: str, unicode: bool = True) -> list[tuple[str, str]]:
     """Label and text of every line; a continued row has the label ""."""
     rows = [(str(summary["status"]), f"{summary['steps']} steps in {duration(summary['wall_s'])}")]
+    rows += [("stopped by", str(summary["stop_reason"]))] if summary.get("stop_reason") else []
     if summary["steps"]:
         rows += [("reward", _trend_text(summary["reward"], summary["steps"]))]
         if unicode and len(rewards) > 1:
@@ -194,6 +210,8 @@ def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent:
             rows += [("score", f"{number(score['first'])} to {number(score['last'])}")]
         rows += _evaluation(summary["eval"])
         rows += _figure_rows(summary)
+    for name, took in summary.get("callbacks", {}).items():
+        rows += [("callback", f"{name}: {took['calls']} calls, {duration(took['seconds'])}")]
     rows += [("saved", summary["run_dir"])]
     rows += [("", "  ".join(Path(path).name for path in summary["paths"].values()))] if summary["paths"] else []
     return rows + [("next" if i == 0 else "", command) for i, command in enumerate(_next_commands(summary, agent))]

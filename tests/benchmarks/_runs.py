@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agentrl.cluster.runtime import make_runtime
 from agentrl.config.load import load_config
+from agentrl.core.callbacks import Event, GroupJudged, StepEnd
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
 from agentrl.env.load import load_agent
@@ -36,11 +37,11 @@ class Rows:
     def on_stage(self, name: str) -> None:
         return
 
-    def on_group(self, summary: GroupSummary) -> None:
-        self.groups.append(summary)
-
-    def on_step(self, metrics: Row) -> None:
-        self.steps.append(dict(metrics))
+    async def notify(self, event: Event) -> None:
+        if isinstance(event, GroupJudged):
+            self.groups.append(event.summary)
+        elif isinstance(event, StepEnd):
+            self.steps.append(dict(event.metrics))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import json
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from agentrl.config.load import load_config, to_json
+from agentrl.core.callbacks import Event, StepEnd
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.types import Group
 from agentrl.engine.scripted import ScriptedEngine
@@ -75,13 +76,15 @@ class Watch:
     """Passes everything on to the tracker, and looks at this process after each step."""
 
     def __init__(self, tracker: RunTracker) -> None:
-        self.on_stage, self.on_group = tracker.on_stage, tracker.on_group
+        self.on_stage = tracker.on_stage
         self._tracker, self._process = tracker, psutil.Process()
         self.rows: list[tuple[int, int, int, int]] = []
         self.pools: Counter[str] = Counter()
 
-    def on_step(self, metrics: Mapping[str, float]) -> None:
-        self._tracker.on_step(metrics)
+    async def notify(self, event: Event) -> None:
+        await self._tracker.notify(event)
+        if not isinstance(event, StepEnd):
+            return
         tasks, pools = len(asyncio.all_tasks()), pooled()
         self.pools |= pools
         threads = self._process.num_threads() - pools.total()  # also those that Python knows nothing of
@@ -126,7 +129,7 @@ async def main(folder: Path, steps: int) -> None:
         checkpoints=Checkpoints(folder / "run", learner, every=20, num_steps=steps, keep=2, config=to_json(config)),  # type: ignore[arg-type]
     )
     await pool.close()
-    tracker.finish(ledger=result.counts.metrics())
+    await tracker.finish(ledger=result.counts.metrics())
     gc.collect()
     seen = {"rows": watch.rows, "pools": {name: (watch.pools[name], most) for name, most in POOLS.items()}}
     print(json.dumps({"steps": result.steps, "seconds": result.seconds, "ledger": result.counts.metrics(), **seen}))

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
+from agentrl.core.callbacks import BestModelSaved, EvaluationEnd
 from agentrl.core.errors import ConfigError, TooManyFailuresError
 from agentrl.core.files import check_directory
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Task, Ticket
-from agentrl.evaluation.assessment import Assessment
 from agentrl.evaluation.best import Best, BestModel, read_best
 from agentrl.evaluation.evaluations import Evaluations, eval_settings
 from agentrl.flow import RunResult, train
@@ -84,7 +84,10 @@ class Scene:
     learner: Learner = field(default_factory=Learner)
     observer: Recorder = field(default_factory=Recorder)
     stop: StopRequest = field(default_factory=StopRequest)
-    results: list[tuple[int, Assessment]] = field(default_factory=list)
+
+    @property
+    def results(self) -> list[EvaluationEnd]:
+        return [event for event in self.observer.events if isinstance(event, EvaluationEnd)]
 
     async def go(self) -> RunResult:
         pool = RolloutPool({f"engine-{i}": worker for i, worker in enumerate(self.workers)})
@@ -95,7 +98,7 @@ class Scene:
             every=self.every,
             num_steps=self.num_steps,
             best=BestModel(self.run_dir, self.learner, self.metric, resumed=self.resumed) if self.run_dir else None,
-            on_result=lambda step, assessment, seconds: self.results.append((step, assessment)),
+            observer=self.observer,
         )
         return await train(
             settings=sizes(num_steps=self.num_steps, staleness=self.staleness),
@@ -128,7 +131,7 @@ def test_every_token_of_an_evaluation_is_of_the_step_it_is_named_after(
     scene = Scene(every, staleness, workers=workers, learner=Learner(train_s=lambda step: train_s))
     result = scene.run()
     due = [step for step in range(1, 7) if step % every == 0 or step == 6]
-    assert [step for step, _ in scene.results] == due
+    assert [event.step for event in scene.results] == due
     played = [item for worker in workers for item in worker.evaluated]
     assert len(played) == len(due) * len(TASKS)
     for ticket, before, after in played:
@@ -195,6 +198,9 @@ def test_the_best_model_is_kept_with_what_it_is_best_in(tmp_path: Path) -> None:
     assert read_best(tmp_path) == Best(step=5, metric="eval/reward", value=0.9)
     assert (tmp_path / "best" / "version").read_text() == "5"
     assert [row["eval/best_step"] for row in scene.observer.steps] == [1, 2, 2, 2, 5, 5]
+    saved = [event for event in scene.observer.events if isinstance(event, BestModelSaved)]
+    assert [(event.step, event.value, event.path) for event in saved] == [(step, values[step], tmp_path / "best") for step in (1, 2, 5)]
+    assert [event.metrics["eval/best"] for event in scene.results] == [0.5, 0.8, 0.8, 0.8, 0.9, 0.9]
     check_directory(tmp_path / "best")
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 

@@ -14,7 +14,7 @@ from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Task, Ticket
 from agentrl.evaluation.evaluations import EvalSettings, Evaluations, check_failures, eval_settings, evaluate, kind_of, outcome_of
 from agentrl.rollout.pool import RolloutPool, Supervision
-from tests.unit.flow.fakes import ScriptedWorker, failed_member, group_summary, member, run_virtual
+from tests.unit.flow.fakes import Recorder, ScriptedWorker, failed_member, group_summary, member, run_virtual
 
 TASKS = [Task(f"question {i}", id=str(i), metadata={"kind": "odd" if i % 2 else "even"}) for i in range(6)]
 
@@ -140,7 +140,9 @@ def test_too_many_failures_are_an_error_and_few_are_not() -> None:
 
 def test_when_an_evaluation_is_due() -> None:
     def steps(every: int) -> list[int]:
-        evaluations = Evaluations(RolloutPool({"engine-0": ScriptedWorker()}), TASKS, SETTINGS, every=every, num_steps=10)
+        evaluations = Evaluations(
+            RolloutPool({"engine-0": ScriptedWorker()}), TASKS, SETTINGS, every=every, num_steps=10, observer=Recorder()
+        )
         return [step for step in range(1, 11) if evaluations.due(step)]
 
     assert (steps(0), steps(4), steps(5)) == ([], [4, 8, 10], [5, 10])

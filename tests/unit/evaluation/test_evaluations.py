@@ -5,15 +5,17 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
+from agentrl.config.schema import TrainConfig
+from agentrl.core.callbacks import EvaluationEnd, MetricsRow, StepEnd
 from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess
-from agentrl.evaluation.evaluations import record_evaluation
 from agentrl.evaluation.report import evaluation_line
 from agentrl.track.display import LineDisplay, LiveDisplay
 from agentrl.track.jsonl import read_lines
-from agentrl.track.sinks import JsonlSink
-from agentrl.track.tracker import RunTracker, TrajectoryRecorder
+from agentrl.track.sinks import JsonlMetrics, TrajectoryRecorder
+from agentrl.track.tracker import RunTracker
 
 
 def outcome(name: str, *rewards: float, failed: int = 0, score: bool = True) -> TaskOutcome:
@@ -33,23 +35,30 @@ def test_one_line_says_figures_intervals_and_failures() -> None:
 def tracker_of(run_dir: Path, stream: io.StringIO) -> RunTracker:
     return RunTracker(
         run_dir,
-        sinks=JsonlSink(run_dir / "metrics.jsonl"),
-        recorder=TrajectoryRecorder(run_dir / "trajectories.jsonl"),
+        sinks=[JsonlMetrics(run_dir / "metrics.jsonl"), TrajectoryRecorder(run_dir / "trajectories.jsonl")],
         display=LineDisplay(2, title="t", stream=stream),
         console=Console(file=stream, width=200),
     )
 
 
-def test_a_run_shows_records_and_sums_up_its_evaluations(tmp_path: Path, metrics: Callable[..., dict[str, float]]) -> None:
+def ended(step: int, text: str) -> EvaluationEnd:
+    return EvaluationEnd(step=step, metrics={}, seconds=1.5, text=text)
+
+
+@pytest.mark.anyio
+async def test_a_run_shows_and_sums_up_its_evaluations(tmp_path: Path, metrics: Callable[..., dict[str, float]]) -> None:
     stream = io.StringIO()
     tracker = tracker_of(tmp_path, stream)
-    record_evaluation(tracker, tmp_path, 0, assess([outcome("a", 0.25)]), 1.5)
-    tracker.on_start({"eval/tasks": 1.0, "eval/reward": 0.25, "eval/pass@1": 0.0, "eval/reward/hard": 0.1})
-    tracker.on_step(metrics(1))
-    record_evaluation(tracker, tmp_path, 2, assess([outcome("a", 0.75)]), 1.5)
-    tracker.on_step(metrics(2, **{"eval/tasks": 1.0, "eval/reward": 0.75, "eval/pass@1": 1.0, "eval/best": 0.75, "eval/best_step": 2.0}))
+    await tracker.notify(ended(0, "reward 0.250"))
+    first = {"eval/tasks": 1.0, "eval/reward": 0.25, "eval/pass@1": 0.0, "eval/reward/hard": 0.1}
+    await tracker.notify(MetricsRow(step=0, metrics=first))
+    await tracker.notify(StepEnd(step=1, metrics=metrics(1)))
+    await tracker.notify(ended(2, "reward = score 0.750, pass@1 0.000; 1 tasks"))
+    last = {"eval/tasks": 1.0, "eval/reward": 0.75, "eval/pass@1": 1.0, "eval/best": 0.75, "eval/best_step": 2.0}
+    await tracker.notify(StepEnd(step=2, metrics=metrics(2, **last)))
     (tmp_path / "model").mkdir()
-    summary = tracker.finish()
+    (tmp_path / "evaluations.jsonl").touch()
+    summary = await tracker.finish()
     assert summary["steps"] == 2
     assert f"eval --run {tmp_path} --baseline start" in stream.getvalue()
     assert summary["eval"] == {
@@ -60,30 +69,26 @@ def test_a_run_shows_records_and_sums_up_its_evaluations(tmp_path: Path, metrics
     shown = stream.getvalue()
     assert "evaluation of step 2: reward = score 0.750, pass@1 0.000; 1 tasks" in shown
     assert "evaluation reward 0.250 to 0.750, pass@1 0.000 to 1.000; steps 0 to 2; best 0.750 after step 2" in shown
-    assert [(row["step"], row["seconds"], row["overall"]["reward"]["value"]) for row in read_lines(tmp_path / "evaluations.jsonl")] == [
-        (0, 1.5, 0.25),
-        (2, 1.5, 0.75),
-    ]
     rows = read_lines(tmp_path / "metrics.jsonl")
     assert [(row["step"], row["reward/mean"], row.get("eval/reward")) for row in rows] == [(0, None, 0.25), (1, 0.5, None), (2, 0.5, 0.75)]
     again = tracker_of(tmp_path, io.StringIO())
-    again.replay(rows)
-    assert again.finish()["eval"] == summary["eval"]
+    await again.begin(TrainConfig(), rows)
+    assert (await again.finish())["eval"] == summary["eval"]
 
 
-def test_a_run_without_evaluations_says_nothing_of_them(tmp_path: Path, metrics: Callable[..., dict[str, float]]) -> None:
+@pytest.mark.anyio
+async def test_a_run_without_evaluations_says_nothing_of_them(tmp_path: Path, metrics: Callable[..., dict[str, float]]) -> None:
     stream = io.StringIO()
     tracker = tracker_of(tmp_path, stream)
-    tracker.on_step(metrics(1))
-    assert tracker.finish()["eval"] is None
+    await tracker.notify(StepEnd(step=1, metrics=metrics(1)))
+    assert (await tracker.finish())["eval"] is None
     assert "\nevaluation" not in stream.getvalue()
-    assert not (tmp_path / "evaluations.jsonl").exists()
     json.dumps(json.loads((tmp_path / "summary.json").read_text()))
 
 
 def test_the_live_display_prints_evaluations_above_itself() -> None:
     stream = io.StringIO()
     display = LiveDisplay(2, title="t", console=Console(file=stream, force_terminal=True, width=100))
-    display.on_evaluation(5, "reward 0.500; 3 tasks")
+    display.on_evaluation_end(ended(5, "reward 0.500; 3 tasks"))
     display.close()
     assert "reward 0.500; 3 tasks" in stream.getvalue()

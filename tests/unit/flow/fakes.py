@@ -12,6 +12,7 @@ import anyio
 from agentrl.algo.filters import GroupFilter, keep_all
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
+from agentrl.core.callbacks import Event, GroupJudged, StepEnd
 from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status, Task, Ticket
@@ -142,15 +143,17 @@ class Recorder:
     stages: list[str] = field(default_factory=list)
     groups: list[GroupSummary] = field(default_factory=list)
     steps: list[dict[str, float]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
     def on_stage(self, name: str) -> None:
         self.stages.append(name)
 
-    def on_group(self, summary: GroupSummary) -> None:
-        self.groups.append(summary)
-
-    def on_step(self, metrics: Mapping[str, float]) -> None:
-        self.steps.append(dict(metrics))
+    async def notify(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, GroupJudged):
+            self.groups.append(event.summary)
+        elif isinstance(event, StepEnd):
+            self.steps.append(dict(event.metrics))
 
 
 def flow_of(**values: Any) -> FlowSettings:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import anyio
 import pytest
 
+from agentrl.core.callbacks import Event, StepEnd
 from agentrl.core.errors import EngineDeadError, LearnerError, LedgerError, StallError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary
@@ -54,8 +55,9 @@ def break_filter(scene: Scene) -> None:
 
 def break_observer(scene: Scene) -> None:
     class Broken(Recorder):
-        def on_step(self, metrics: object) -> None:
-            raise OSError("planted")
+        async def notify(self, event: Event) -> None:
+            if isinstance(event, StepEnd):
+                raise OSError("planted")
 
     scene.observer = Broken()
 
@@ -96,7 +98,7 @@ FAULTS: list[tuple[Callable[[Scene], None], type[Exception], str]] = [
     (break_learner, LearnerError, "train"),
     (break_publication, WeightSyncError, "publish"),
     (break_filter, KeyError, "keep"),
-    (break_observer, OSError, "on_step"),
+    (break_observer, OSError, "notify"),
     (break_tasks, RuntimeError, "tasks"),
     (break_hook, ArithmeticError, "hook"),
     (break_answer, LedgerError, "run_attempt"),

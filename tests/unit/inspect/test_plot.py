@@ -7,15 +7,14 @@ import pytest
 from agentrl.cli.inspect import main
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.export import plot_rewards
-from agentrl.track.sinks import JsonlSink
+from agentrl.track.sinks import JsonlMetrics
 
 
 @pytest.fixture
 def run_dir(tmp_path):
-    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink = JsonlMetrics(tmp_path / "metrics.jsonl")
     for step in range(1, 31):
-        sink.log(step, {"step": step, "reward/mean": float("nan") if step == 4 else step / 30})
-    sink.close()
+        sink.on_metrics(MetricsRow(step=step, metrics={"reward/mean": float("nan") if step == 4 else step / 30}))
     return tmp_path
 
 

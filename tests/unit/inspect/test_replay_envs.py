@@ -24,7 +24,7 @@ from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
-from agentrl.track.tracker import TrajectoryRecorder
+from agentrl.track.sinks import TrajectoryRecorder
 
 pytestmark = pytest.mark.anyio
 
@@ -60,7 +60,7 @@ async def test_recorded_episodes_replay(agent: str, tmp_path: Path) -> None:
     try:
         for number, task in enumerate(islice(tasks, 4)):
             summary, _ = await worker.run_group(Ticket(group_id=number, task=task, n_samples_per_prompt=3, version=0, record=3))
-            recorder.on_group(summary)
+            recorder.write(summary)
     finally:
         await worker.close()
     replayer = open_replayer(RunDirectory(tmp_path))

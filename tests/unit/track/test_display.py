@@ -12,6 +12,7 @@ from rich.console import Console
 
 from agentrl.core.types import Status
 from agentrl.track.display import LineDisplay, LiveDisplay, RunView, make_display
+from tests.unit.track.events import judged, row
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_view_reports_each_failure_once(clock, group):
 
 
 def test_a_message_of_an_environment_cannot_act_on_the_terminal(lines, stream, group):
-    lines.on_group(group(Status.ENV_ERROR, error="ValueError: \x1b[2J\x07 gone"))
+    lines.on_group_judged(judged(group(Status.ENV_ERROR, error="ValueError: \x1b[2J\x07 gone")))
     assert "\x1b" not in stream.getvalue()
     assert "ValueError: \\x1b[2J\\x07 gone" in stream.getvalue()
 
@@ -74,8 +75,8 @@ def test_view_keeps_few_messages(clock, group):
 def test_lines_show_stages_failures_and_steps(lines, stream, clock, metrics, group):
     lines.on_stage("loading engine")
     clock.now += 12
-    lines.on_group(group(Status.TIMEOUT, error="step took 60 s"))
-    lines.on_step(metrics(1, reward=0.625))
+    lines.on_group_judged(judged(group(Status.TIMEOUT, error="step took 60 s")))
+    lines.on_metrics(row(metrics(1, reward=0.625)))
     text = stream.getvalue()
     assert text.startswith("calculator\n[  0.0 s] loading engine\n[ 12.0 s] episode failed: timeout: step took 60 s\n")
     for part in ("step  1/30", "reward 0.625", "max 1", "1k tokens/s", "generator 25%", "learner 50%", "4 trained", "3 in flight"):
@@ -84,7 +85,7 @@ def test_lines_show_stages_failures_and_steps(lines, stream, clock, metrics, gro
 
 def test_fast_steps_are_throttled_but_first_and_last_are_printed(lines, stream, clock, metrics):
     for step in range(1, 31):
-        lines.on_step(metrics(step))
+        lines.on_metrics(row(metrics(step)))
         clock.now += 0.3
     lines.close()
     assert steps_printed(stream) == [1, 5, 9, 13, 17, 21, 25, 29, 30]
@@ -92,14 +93,14 @@ def test_fast_steps_are_throttled_but_first_and_last_are_printed(lines, stream, 
 
 def test_slow_steps_are_all_printed(lines, stream, clock, metrics):
     for step in range(1, 31):
-        lines.on_step(metrics(step))
+        lines.on_metrics(row(metrics(step)))
         clock.now += 1.0
     assert steps_printed(stream) == list(range(1, 31))
 
 
 def test_the_last_step_of_a_run_that_ends_early_is_printed_at_close(lines, stream, metrics):
     for step in (1, 2, 3):
-        lines.on_step(metrics(step))
+        lines.on_metrics(row(metrics(step)))
     lines.close()
     lines.close()
     assert steps_printed(stream) == [1, 3]
@@ -109,7 +110,7 @@ def test_lines_survive_missing_metrics_and_a_narrow_encoding(clock):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     display = LineDisplay(1, title="für \ud800", stream=stream, clock=clock)
-    display.on_step({"step": 1.0})
+    display.on_metrics(row({"step": 1.0}))
     assert b"f?r ?\n" in raw.getvalue()
     assert b"reward ?" in raw.getvalue()
 
@@ -122,8 +123,8 @@ def test_live_display_shows_stage_then_figures(metrics, group):
         display.on_stage("loading engine")
         assert {"done", "starting Ray", "loading engine"} <= set(_parts(console, display))
         for step in range(1, 8):
-            display.on_step(metrics(step, reward=step / 10))
-        display.on_group(group(Status.ENV_ERROR, error="boom"))
+            display.on_metrics(row(metrics(step, reward=step / 10)))
+        display.on_group_judged(judged(group(Status.ENV_ERROR, error="boom")))
         text = _text(console, display)
     finally:
         display.close()
@@ -136,7 +137,7 @@ def test_live_display_fits_a_narrow_terminal(metrics):
     console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
     display = LiveDisplay(20, title="calculator", console=console, refresh_per_second=1)
     try:
-        display.on_step(metrics(1))
+        display.on_metrics(row(metrics(1)))
         assert max(map(len, _text(console, display).splitlines())) <= 40
     finally:
         display.close()

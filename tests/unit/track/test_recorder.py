@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.core.types import Status
-from agentrl.track.tracker import TrajectoryRecorder, clip, encode_capped
+from agentrl.track.sinks import TrajectoryRecorder, clip, encode_capped
 
 
 def test_every_record_of_a_group_is_one_line(tmp_path, group):
     recorder = TrajectoryRecorder(tmp_path / "t.jsonl", clock=lambda: 12.5)
-    recorder.on_group(group(Status.FINISHED, records=({"reward": 1.0, "text": "a\nb"}, {"text": "\ud83d"})))
-    recorder.on_group(group(Status.FINISHED))
+    recorder.write(group(Status.FINISHED, records=({"reward": 1.0, "text": "a\nb"}, {"text": "\ud83d"})))
+    recorder.write(group(Status.FINISHED))
     recorder.close()
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
     when = {"ended_s": 12.5, "group_s": 0.1}
@@ -22,7 +22,7 @@ def test_every_record_of_a_group_is_one_line(tmp_path, group):
 
 def test_a_long_record_is_shortened_to_its_limit_and_says_so(tmp_path, group):
     recorder = TrajectoryRecorder(tmp_path / "t.jsonl", max_line_bytes=2000)
-    recorder.on_group(group(records=({"id": "g1", "turns": [{"text": "x" * 9000, "reward": 0.5}]},)))
+    recorder.write(group(records=({"id": "g1", "turns": [{"text": "x" * 9000, "reward": 0.5}]},)))
     recorder.close()
     line = (tmp_path / "t.jsonl").read_text()
     row = json.loads(line)

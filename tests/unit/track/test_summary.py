@@ -15,7 +15,7 @@ from agentrl.track.summary import SummaryBuilder, print_summary, summary_rows, w
 def built(tmp_path, metrics):
     builder = SummaryBuilder()
     for step in range(1, 21):
-        builder.on_step(metrics(step, reward=step / 20, **{"staleness/max": 2.0 if step == 7 else 1.0}))
+        builder.add(metrics(step, reward=step / 20, **{"staleness/max": 2.0 if step == 7 else 1.0}))
     (tmp_path / "metrics.jsonl").touch()
     (tmp_path / "trajectories.jsonl").touch()
     (tmp_path / "tensorboard").mkdir()
@@ -45,7 +45,7 @@ def test_the_parts_of_the_time_add_up(built):
 
 def test_final_accounts_replace_those_of_the_last_step(tmp_path, metrics):
     builder = SummaryBuilder()
-    builder.on_step(metrics(1))
+    builder.add(metrics(1))
     assert builder.build(run_dir=tmp_path, wall_s=1.0, ledger={"ledger/in_flight": 0})["ledger"] == {"in_flight": 0}
 
 
