@@ -13,7 +13,7 @@ from rich.console import Console
 from agentrl.config.schema import RunConfig, TrackConfig, TrainConfig
 from agentrl.core.callbacks import Callback, CheckpointWritten, GroupJudged, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, TooManyFailuresError
-from agentrl.flow import FlowSettings, RunResult, train
+from agentrl.flow import RunResult, train
 from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint, read_checkpoint
 from agentrl.flow.progress import Progress
 from agentrl.flow.state import StopRequest
@@ -22,9 +22,9 @@ from agentrl.rollout.pool import RolloutPool
 from agentrl.track.callbacks import CallbackLike
 from agentrl.track.jsonl import read_lines
 from agentrl.track.tracker import open_tracker
-from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, endless_tasks, failed_member, member
+from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, endless_tasks, failed_member, flow_of, member
 
-SIZES = FlowSettings(num_steps=4, groups_per_step=2, num_samples=2)
+SIZES = flow_of(num_steps=4, groups_per_step=2, n_samples_per_prompt=2)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_group_is_told_with_what_became_of_it(outcome: list[Any], verdicts: li
 
 def test_a_group_that_ends_the_run_is_told_before() -> None:
     worker = ScriptedWorker(outcome=lambda ticket: [failed_member()] * 2)
-    scene = Scene(FlowSettings(num_steps=4, groups_per_step=8, num_samples=2), workers=[worker])
+    scene = Scene(flow_of(num_steps=4, groups_per_step=8, n_samples_per_prompt=2), workers=[worker])
     with pytest.raises(TooManyFailuresError):
         scene.run()
     assert len(scene.observer.groups) == 8
@@ -60,7 +60,7 @@ def test_a_group_that_ends_the_run_is_told_before() -> None:
 def run(folder: Path, *callbacks: CallbackLike, progress: Progress | None = None, staleness: int = 0, **track: Any) -> RunResult:
     """Train 6 steps in real time, with a checkpoint only where the run is stopped."""
     config = TrainConfig(run=RunConfig(num_steps=6), track=TrackConfig(tensorboard=False, record="none", **track))
-    settings = FlowSettings(num_steps=6, groups_per_step=2, num_samples=2, max_staleness=staleness)
+    settings = flow_of(num_steps=6, groups_per_step=2, n_samples_per_prompt=2, max_staleness=staleness)
     learner = ScriptedLearner(train_s=lambda step: 0.01, steps=[[] for _ in range(progress.step if progress else 0)])
 
     worker = ScriptedWorker(duration=lambda ticket: 0.01, load_s=0.0, version=progress.step if progress else 0)
@@ -177,7 +177,7 @@ def test_a_callback_that_hangs_in_the_middle_ends_the_run(tmp_path: Path) -> Non
 
 def test_groups_that_are_given_up_while_a_callback_looks_at_them_are_counted_once() -> None:
     """Spare groups: a callback that takes long holds the judging of groups up, and the step goes on without them."""
-    scene = Scene(FlowSettings(num_steps=3, groups_per_step=2, num_samples=2, spare_groups=2))
+    scene = Scene(flow_of(num_steps=3, groups_per_step=2, n_samples_per_prompt=2, oversample=1.0))
     notify = scene.observer.notify
 
     async def slowly(event: Any) -> None:

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from agentrl.cli.inspect import main
+from agentrl.core.callbacks import MetricsRow
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.export import plot_rewards
 from agentrl.track.sinks import JsonlMetrics
