@@ -27,7 +27,7 @@ from agentrl.env.tasks import TaskSource
 from agentrl.inspect.play_input import Leave, Reader
 from agentrl.inspect.play_screen import PlayScreen
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.member import Member, make_member
+from agentrl.rollout.group import Member, make_member
 from agentrl.rollout.observers import ResetEvent, SampleEvent, StepEvent, WatchedEngine, WatchedSession
 from agentrl.rollout.settings import episode_settings
 from agentrl.track.text import Screen

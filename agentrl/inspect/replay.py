@@ -16,7 +16,7 @@ from agentrl.env.load import AgentSpec
 from agentrl.inspect.compare import INTERRUPTED, Difference, first_difference
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.executor_episode import ExecutorEpisode
-from agentrl.rollout.member import make_member
+from agentrl.rollout.group import make_member
 from agentrl.rollout.penalties import LengthPenalties
 from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits, recorded_ticket, recorded_turn
 from agentrl.rollout.settings import EpisodeSettings

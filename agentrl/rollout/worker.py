@@ -15,8 +15,7 @@ from agentrl.core.types import Group, Status, Ticket
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.group import Played, run_group
-from agentrl.rollout.member import Member, make_member
+from agentrl.rollout.group import Member, Played, make_member, run_group
 from agentrl.rollout.records import EngineLimits, group_records
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.throttle import Throttle

@@ -20,7 +20,7 @@ from agentrl.inspect.compare import Difference
 from agentrl.inspect.replay import Replay, Replayer, Verdict
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.executor_episode import ExecutorEpisode
-from agentrl.rollout.member import make_member
+from agentrl.rollout.group import make_member
 from agentrl.rollout.penalties import LengthPenalties
 from agentrl.rollout.records import EngineLimits, trajectory_record
 from agentrl.rollout.settings import EpisodeSettings

@@ -87,13 +87,18 @@ def test_commands_and_paths_exist(page: Path) -> None:
         assert (ROOT / path).exists(), f"{page.name}: {path}"
 
 
-def test_the_way_from_task_to_gradient_is_short() -> None:
+def test_the_way_from_task_to_gradient_is_listed_whole_and_is_short() -> None:
     page = text(ROOT / "docs" / "architecture.md")
     section = page[page.index("## From task to gradient") :].split("\n## ")[0]
-    files = re.findall(r"\]\(\.\./(agentrl/[\w/]+\.py)\)", section)
-    assert 5 <= len(dict.fromkeys(files)) < 10
-    for path, name in re.findall(r"\]\(\.\./(agentrl/[\w/]+\.py)\)[^\n|]*\| `(\w+)", section):
+    rows = re.findall(r"^\| (\d+) \| \[`([\w/.]+)`\]\(\.\./(agentrl/[\w/]+\.py)\) \| `(\w+)` \| (.+) \|$", section, re.MULTILINE)
+    assert [int(number) for number, *_ in rows] == list(range(1, len(rows) + 1))
+    assert 20 <= len({path for _, _, path, _, _ in rows}) == len(rows) <= 30
+    assert f"the {len(rows)} files" in section
+    for _, shown, path, name, _ in rows:
+        assert path == f"agentrl/{shown}"
         assert re.search(rf"(?:def|class) {name}\b", text(ROOT / path)), f"{path} has no {name}"
+    for path in re.findall(r"`([a-z]+/\w+\.py)`", section):
+        assert (ROOT / "agentrl" / path).is_file(), path
 
 
 def test_every_package_is_on_the_map() -> None:
