@@ -1,6 +1,6 @@
 """Advantage estimators: how rewards become one number per action token.
 
-One registered pure function per estimator, all of the same type. Rules that hold for all of them:
+Each estimator is one function with its facts above it, and an example to copy for one's own. Rules that hold for all of them:
 
 * **Clipping.** The episode's total reward is clipped to ``reward_clip_range`` before anything else. Where turn rewards
   matter (`gae`, `reinforce`) the turn rewards of a clipped episode are all scaled by ``clipped / total``, so that they
@@ -11,6 +11,8 @@ One registered pure function per estimator, all of the same type. Rules that hol
 * **Equal rewards.** A group whose rewards are all equal, or that has a single member, gets advantage 0 from
   `rloo`, `group_norm`, `dr_grpo` (and 0 before whitening from `reinforce_baseline`).
 * **Ends.** An episode is over at its last action token, also when a budget cut it: nothing is bootstrapped.
+
+torch is imported when advantages are computed, so that a configuration can be checked without it.
 """
 
 from __future__ import annotations
@@ -18,11 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-from torch import Tensor
-
+from agentrl.algo import facts
+from agentrl.algo.facts import EstimatorFacts, advantage_estimator
 from agentrl.algo.statistics import (
     next_in_segment,
     reverse_discounted_cumsum,
@@ -34,25 +35,55 @@ from agentrl.algo.statistics import (
 )
 from agentrl.core.errors import BatchError, ConfigError
 
-Reduce: TypeAlias = Callable[[Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Reduce: TypeAlias = "Callable[[Tensor], Tensor]"
 """Sums a tensor over data-parallel ranks; every rank calls it equally often."""
 
 
 def identity(tensor: Tensor) -> Tensor:
-    """The `Reduce` of a single rank."""
+    """Return the tensor: the `Reduce` of a single rank."""
     return tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageOptions:
+    """Settings of the estimators, named as in the configuration.
+
+    Attributes:
+        gamma: Discount per action token.
+        gae_lambda: GAE's lambda.
+        advantage_std_norm: Divide by the standard deviation where the estimator whitens or normalises.
+        reward_clip_range: Bounds of an episode's reward; contains 0.
+
+    Raises:
+        ConfigError: If the range does not contain 0.
+    """
+
+    gamma: float = 1.0
+    gae_lambda: float = 1.0
+    advantage_std_norm: bool = True
+    reward_clip_range: tuple[float, float] = (-10.0, 10.0)
+
+    def __post_init__(self) -> None:
+        low, high = self.reward_clip_range
+        if not low <= 0.0 <= high:
+            raise ConfigError(
+                "--reward-clip-range", self.reward_clip_range, "must contain 0", "Give a lower bound <= 0 and an upper bound >= 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AdvantageInputs:
-    """The action tokens of one batch, episode after episode, and what they earned.
+    """The A action tokens of a step's E episodes, episode after episode, and what they earned.
 
     Attributes:
         token_rewards: Each turn's reward at the turn's last action token, 0 elsewhere; sums to `rewards`. # [A]
         episode: Episode of each token, non-decreasing; branches of an episode follow each other in time. # [A] int64
-        group: Group of each episode; whole groups are on one rank. # [E] int64
+        group: Group of each episode; agents of an episode are in groups of their own. # [E] int64
         rewards: Total reward of each episode, not clipped. # [E]
-        values: The critic's values, for `gae`. # [A]
+        values: The critic's values, for estimators that need one. # [A]
         kl: Penalty to subtract, already multiplied by its coefficient; `None` if KL is not in the reward. # [A]
 
     Raises:
@@ -76,145 +107,134 @@ class AdvantageInputs:
         if self.group.shape != self.rewards.shape:
             raise BatchError(f"group has shape {tuple(self.group.shape)}, rewards {tuple(self.rewards.shape)}: one entry per episode")
 
+    def clipped_rewards(self, options: AdvantageOptions) -> Tensor:
+        """Return the reward of each episode, clipped. # [E].
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantageOptions:
-    """Settings of the estimators, named as in the configuration.
+        In float64: in float32 the rounding of a mean of equal rewards is as large as the 1e-9 that guards a division by a deviation.
+        """
+        low, high = options.reward_clip_range
+        return self.rewards.double().clamp(low, high)
 
-    Attributes:
-        gamma: Discount per action token; the estimators in `UNDISCOUNTED` take 1.
-        gae_lambda: GAE's lambda.
-        advantage_std_norm: Divide by the standard deviation where the estimator whitens or normalises.
-        reward_clip_range: Bounds of an episode's reward; contains 0.
+    def clipped_token_rewards(self, options: AdvantageOptions) -> Tensor:
+        """Return the token rewards, scaled where the reward of their episode was clipped, minus KL. # [A]."""
+        low, high = options.reward_clip_range
+        clipped = self.rewards.clamp(low, high)
+        scale = (clipped / self.rewards).where(clipped != self.rewards, 1.0)
+        return self._charged(self.token_rewards * scale[self.episode].to(self.token_rewards.dtype))
 
-    Raises:
-        ConfigError: If the range does not contain 0.
-    """
+    def group_size(self) -> Tensor:
+        """Return the number of episodes in the group of each episode. # [E] float64."""
+        group, groups = self._dense_groups()
+        return segment_count(group, groups)[group].double()
 
-    gamma: float = 1.0
-    gae_lambda: float = 1.0
-    advantage_std_norm: bool = True
-    reward_clip_range: tuple[float, float] = (-10.0, 10.0)
+    def group_sum(self, per_episode: Tensor) -> Tensor:
+        """Return the sum over the group of each episode. # [E] -> [E]."""
+        group, groups = self._dense_groups()
+        return segment_sum(per_episode, group, groups)[group]
 
-    def __post_init__(self) -> None:
-        low, high = self.reward_clip_range
-        if not low <= 0.0 <= high:
-            raise ConfigError(
-                "--reward-clip-range", self.reward_clip_range, "must contain 0", "Give a lower bound <= 0 and an upper bound >= 0"
-            )
+    def group_mean(self, per_episode: Tensor) -> Tensor:
+        """Return the mean over the group of each episode. # [E] -> [E]."""
+        group, groups = self._dense_groups()
+        return segment_mean(per_episode, group, groups)[group]
+
+    def group_std(self, per_episode: Tensor) -> Tensor:
+        """Return the unbiased standard deviation over the group of each episode, 0 in a group of one. # [E] -> [E]."""
+        group, groups = self._dense_groups()
+        return segment_std(per_episode, group, groups)[group]
+
+    def over_tokens(self, per_episode: Tensor) -> Tensor:
+        """Give every token the number of its episode, minus the KL from the token on. # [E] -> [A]."""
+        spread = per_episode.to(self.token_rewards.dtype)[self.episode]
+        return spread if self.kl is None else spread - self.sum_ahead(self.kl)
+
+    def at_last_token(self, per_episode: Tensor) -> Tensor:
+        """Give the last token of each episode the number of the episode and others 0, minus KL. # [E] -> [A]."""
+        spread = per_episode.to(self.token_rewards.dtype)[self.episode]
+        return self._charged(spread.where(segment_ends(self.episode), 0.0))
+
+    def next_token(self, per_token: Tensor) -> Tensor:
+        """Give every token the number of the next token in its episode, 0 behind the last. # [A] -> [A]."""
+        return next_in_segment(per_token, self.episode)
+
+    def sum_ahead(self, per_token: Tensor, discount: float = 1.0) -> Tensor:
+        """Return the discounted sum from each token to the end of its episode. # [A] -> [A]."""
+        return reverse_discounted_cumsum(per_token, self.episode, discount)
+
+    def _charged(self, per_token: Tensor) -> Tensor:
+        return per_token if self.kl is None else per_token - self.kl
+
+    def _dense_groups(self) -> tuple[Tensor, int]:
+        """Group of each episode, numbered from 0 without gaps, and the number of groups."""
+        import torch
+
+        dense, group = torch.unique(self.group, return_inverse=True)
+        return group, len(dense)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Advantages:
-    """What the policy and the critic are trained on.
+    """Advantages with targets for a critic.
 
     Attributes:
         advantages: One per action token. # [A]
-        returns: Targets of the critic, only from `gae`. # [A]
+        returns: Targets of the critic. # [A]
     """
 
     advantages: Tensor
     returns: Tensor | None = None
 
 
-Estimator: TypeAlias = Callable[[AdvantageInputs, AdvantageOptions, Reduce], Advantages]
+Estimator: TypeAlias = "Callable[[AdvantageInputs, AdvantageOptions], Tensor | Advantages]"
 
 
-@torch.no_grad()
-def compute_advantages(name: str, inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce = identity) -> Advantages:
-    """Run the estimator called `name`.
-
-    Args:
-        name: A key of `ESTIMATORS`.
-        inputs: The batch; on several ranks, this rank's whole groups.
-        options: Settings.
-        reduce: Sums over ranks; used by whitening only.
-
-    Raises:
-        ConfigError: If the name is unknown, `gae` has no values, or an estimator without a discount is given one.
-    """
-    if name not in ESTIMATORS:
-        raise ConfigError("--advantage-estimator", name, "is not an estimator", f"Choose one of {', '.join(ESTIMATORS)}")
-    if name in UNDISCOUNTED and options.gamma != 1.0:
-        raise ConfigError("--gamma", options.gamma, f"the estimator {name!r} has no discount", "Use --gamma 1")
-    return ESTIMATORS[name](inputs, options, reduce)
-
-
-def whiten(values: Tensor, *, std_norm: bool = True, reduce: Reduce = identity) -> Tensor:
-    """Subtract the mean over all tokens of all ranks and divide by their biased standard deviation.
-
-    Args:
-        values: This rank's tokens. # [A]
-        std_norm: Whether to divide.
-        reduce: Sums over ranks.
-
-    Returns:
-        ``(values - mean) / sqrt(max(variance, 1e-8))``. # [A]
-    """
-    exact = values.double()
-    total, count = reduce(torch.stack([exact.sum(), exact.new_tensor(float(len(values)))])).unbind()
-    centred = exact - total / count.clamp(min=1.0)
-    if std_norm:
-        variance = reduce(centred.square().sum()) / count.clamp(min=1.0)
-        centred = centred * variance.clamp(min=1e-8).rsqrt()
-    return centred.to(values.dtype)
-
-
-def gae(inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce = identity) -> Advantages:
+@advantage_estimator(needs_critic=True, whitens=True, discounts=True, charges_kl=True)
+def gae(inputs: AdvantageInputs, options: AdvantageOptions) -> Advantages:
     """Generalised advantage estimation over the action tokens of an episode, whitened (arXiv:1506.02438).
 
     ``d[t] = r[t] + gamma V[t+1] - V[t]``, ``A[t] = d[t] + gamma lambda A[t+1]``, ``returns = A + V`` before whitening.
     """
     if inputs.values is None:
         raise ConfigError("--advantage-estimator", "gae", "needs the values of a critic", "Train with a critic or choose another estimator")
-    upcoming = next_in_segment(inputs.values, inputs.episode)
-    deltas = _token_rewards(inputs, options) + options.gamma * upcoming - inputs.values
-    advantages = reverse_discounted_cumsum(deltas, inputs.episode, options.gamma * options.gae_lambda)
-    return Advantages(
-        advantages=whiten(advantages, std_norm=options.advantage_std_norm, reduce=reduce),
-        returns=advantages + inputs.values,
-    )
+    deltas = inputs.clipped_token_rewards(options) + options.gamma * inputs.next_token(inputs.values) - inputs.values
+    advantages = inputs.sum_ahead(deltas, options.gamma * options.gae_lambda)
+    return Advantages(advantages=advantages, returns=advantages + inputs.values)
 
 
-def reinforce(inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce = identity) -> Advantages:
+@advantage_estimator(whitens=True, discounts=True, charges_kl=True)
+def reinforce(inputs: AdvantageInputs, options: AdvantageOptions) -> Tensor:
     """Discounted sum of the token rewards from each token on, whitened: REINFORCE++ (arXiv:2501.03262)."""
-    returns = reverse_discounted_cumsum(_token_rewards(inputs, options), inputs.episode, options.gamma)
-    return Advantages(advantages=whiten(returns, std_norm=options.advantage_std_norm, reduce=reduce))
+    return inputs.sum_ahead(inputs.clipped_token_rewards(options), options.gamma)
 
 
-def reinforce_baseline(inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce = identity) -> Advantages:
+@advantage_estimator(compares_group=True, whitens=True, discounts=True, charges_kl=True)
+def reinforce_baseline(inputs: AdvantageInputs, options: AdvantageOptions) -> Tensor:
     """``r[i] - mean(r)`` of the group, earned at the episode's end, then as `reinforce` (arXiv:2501.03262, -baseline)."""
-    rewards, group, groups = _episodes(inputs, options)
-    excess = (rewards - segment_mean(rewards, group, groups)[group]).to(inputs.token_rewards.dtype)
-    earned = torch.where(segment_ends(inputs.episode), excess[inputs.episode], torch.zeros_like(inputs.token_rewards))
-    returns = reverse_discounted_cumsum(earned if inputs.kl is None else earned - inputs.kl, inputs.episode, options.gamma)
-    return Advantages(advantages=whiten(returns, std_norm=options.advantage_std_norm, reduce=reduce))
+    rewards = inputs.clipped_rewards(options)
+    return inputs.sum_ahead(inputs.at_last_token(rewards - inputs.group_mean(rewards)), options.gamma)
 
 
-def rloo(inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce = identity) -> Advantages:
+@advantage_estimator(compares_group=True, charges_kl=True)
+def rloo(inputs: AdvantageInputs, options: AdvantageOptions) -> Tensor:
     """``r[i]`` minus the mean of the other members, ``(n r[i] - sum r) / (n - 1)`` (arXiv:2402.14740)."""
-    del reduce
-    rewards, group, groups = _episodes(inputs, options)
-    members = segment_count(group, groups)[group].to(rewards.dtype)
-    excess = members * rewards - segment_sum(rewards, group, groups)[group]
-    return Advantages(advantages=_over_tokens(excess / (members - 1.0).clamp(min=1.0), inputs))
+    rewards, size = inputs.clipped_rewards(options), inputs.group_size()
+    return inputs.over_tokens((size * rewards - inputs.group_sum(rewards)) / (size - 1.0).clamp(min=1.0))
 
 
-def group_norm(inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce = identity) -> Advantages:
+@advantage_estimator(compares_group=True, charges_kl=True)
+def group_norm(inputs: AdvantageInputs, options: AdvantageOptions) -> Tensor:
     """``(r[i] - mean(r)) / (std(r) + 1e-9)`` with the group's unbiased standard deviation: GRPO (arXiv:2402.03300)."""
-    del reduce
-    rewards, group, groups = _episodes(inputs, options)
-    centred = rewards - segment_mean(rewards, group, groups)[group]
+    rewards = inputs.clipped_rewards(options)
+    centred = rewards - inputs.group_mean(rewards)
     if options.advantage_std_norm:
-        centred = centred / (segment_std(rewards, group, groups)[group] + 1e-9)
-    return Advantages(advantages=_over_tokens(centred, inputs))
+        centred = centred / (inputs.group_std(rewards) + 1e-9)
+    return inputs.over_tokens(centred)
 
 
-def dr_grpo(inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce = identity) -> Advantages:
+@advantage_estimator(compares_group=True, charges_kl=True, length_neutral=True)
+def dr_grpo(inputs: AdvantageInputs, options: AdvantageOptions) -> Tensor:
     """``r[i] - mean(r)`` of the group; meant for the loss aggregation ``constant``: Dr. GRPO (arXiv:2503.20783)."""
-    del reduce
-    rewards, group, groups = _episodes(inputs, options)
-    return Advantages(advantages=_over_tokens(rewards - segment_mean(rewards, group, groups)[group], inputs))
+    rewards = inputs.clipped_rewards(options)
+    return inputs.over_tokens(rewards - inputs.group_mean(rewards))
 
 
 ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
@@ -228,30 +248,94 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
         "dr_grpo": dr_grpo,
     }
 )
-UNDISCOUNTED = frozenset({"rloo", "group_norm", "grpo", "dr_grpo"})
-"""Estimators that give every token of an episode the same number."""
 
 
-def _token_rewards(inputs: AdvantageInputs, options: AdvantageOptions) -> Tensor:
-    """Token rewards of clipped episodes, minus KL. # [A]."""
-    low, high = options.reward_clip_range
-    clipped = inputs.rewards.clamp(low, high)
-    scale = torch.where(clipped == inputs.rewards, torch.ones_like(clipped), clipped / inputs.rewards)
-    rewards = inputs.token_rewards * scale[inputs.episode].to(inputs.token_rewards.dtype)
-    return rewards if inputs.kl is None else rewards - inputs.kl
+def find_estimator(name: str) -> Estimator:
+    """Return the estimator that ``--advantage-estimator`` names.
 
-
-def _episodes(inputs: AdvantageInputs, options: AdvantageOptions) -> tuple[Tensor, Tensor, int]:
-    """Clipped rewards of the episodes, their dense group index and the number of groups. # [E], [E], N.
-
-    In float64: in float32 the rounding of a mean of equal rewards is as large as the 1e-9 that guards the division.
+    Raises:
+        ConfigError: If there is none, or the user's file cannot be used.
     """
-    low, high = options.reward_clip_range
-    dense, group = torch.unique(inputs.group, return_inverse=True)
-    return inputs.rewards.double().clamp(low, high), group, len(dense)
+    return facts.find(facts.ESTIMATOR, name, ESTIMATORS)
 
 
-def _over_tokens(per_episode: Tensor, inputs: AdvantageInputs) -> Tensor:
-    """Give every token its episode's number, minus the KL from the token on. # [A]."""
-    spread = per_episode.to(inputs.token_rewards.dtype)[inputs.episode]
-    return spread if inputs.kl is None else spread - reverse_discounted_cumsum(inputs.kl, inputs.episode)
+def estimator_facts(name: str) -> EstimatorFacts:
+    """Return the facts of the estimator that ``--advantage-estimator`` names.
+
+    Raises:
+        ConfigError: If there is none, or the user's file cannot be used.
+    """
+    found: EstimatorFacts = facts.facts_of(find_estimator(name))
+    return found
+
+
+def compute_advantages(
+    estimator: str | Estimator, inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce = identity
+) -> Advantages:
+    """Run an estimator, and whiten its advantages if that is among its facts.
+
+    Args:
+        estimator: The estimator, or its name.
+        inputs: The batch; on several ranks, this rank's whole groups.
+        options: Settings.
+        reduce: Sums over ranks; used by whitening only.
+
+    Raises:
+        ConfigError: If the name is unknown, values of a critic are missing, or an estimator without a discount is given one.
+        PluginError: If a user's estimator raised an exception, or returned something unusable.
+    """
+    import torch
+
+    function = find_estimator(estimator) if isinstance(estimator, str) else estimator
+    stated: EstimatorFacts = facts.facts_of(function)
+    if not stated.discounts and options.gamma != 1.0:
+        name = getattr(function, "__name__", str(function))
+        raise ConfigError("--gamma", options.gamma, f"the estimator {name!r} has no discount", "Use --gamma 1")
+    with torch.no_grad(), facts.calls(facts.ESTIMATOR, function):
+        returned = function(inputs, options)
+    result = returned if isinstance(returned, Advantages) else Advantages(advantages=returned)
+    wanted = {"advantages": result.advantages} | ({"returns": result.returns} if stated.needs_critic else {})
+    for name, tensor in wanted.items():
+        _check_tokens(function, name, tensor, inputs)
+    advantages = result.advantages.detach().to(inputs.token_rewards.dtype)
+    if stated.whitens:
+        advantages = whiten(advantages, std_norm=options.advantage_std_norm, reduce=reduce)
+    return Advantages(advantages=advantages, returns=result.returns if stated.needs_critic else None)
+
+
+def _check_tokens(function: Estimator, name: str, value: Any, inputs: AdvantageInputs) -> None:
+    """Check that a value is a tensor of one finite number per action token."""
+    import torch
+
+    size = len(inputs.token_rewards)
+    if not isinstance(value, torch.Tensor):
+        problem = f"returned {name} of type {type(value).__name__}"
+    elif value.shape != (size,):
+        problem = f"returned {name} of shape {tuple(value.shape)}"
+    elif not bool(value.isfinite().all()):
+        problem = f"returned {name} that are not all finite"
+    else:
+        return
+    raise facts.unusable(facts.ESTIMATOR, function, problem, f"Return a tensor of {size} finite numbers, one per action token.")
+
+
+def whiten(values: Tensor, *, std_norm: bool = True, reduce: Reduce = identity) -> Tensor:
+    """Subtract the mean over all tokens of all ranks and divide by their biased standard deviation.
+
+    Args:
+        values: This rank's tokens. # [A]
+        std_norm: Whether to divide.
+        reduce: Sums over ranks.
+
+    Returns:
+        ``(values - mean) / sqrt(max(variance, 1e-8))``. # [A]
+    """
+    import torch
+
+    exact = values.double()
+    total, count = reduce(torch.stack([exact.sum(), exact.new_tensor(float(len(values)))])).unbind()
+    centred = exact - total / count.clamp(min=1.0)
+    if std_norm:
+        variance = reduce(centred.square().sum()) / count.clamp(min=1.0)
+        centred = centred * variance.clamp(min=1e-8).rsqrt()
+    return centred.to(values.dtype)

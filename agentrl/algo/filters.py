@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TypeAlias
 
+from agentrl.algo import facts
 from agentrl.core.summaries import GroupSummary, MemberSummary
 
 GroupFilter: TypeAlias = Callable[[GroupSummary], str | None]
@@ -46,6 +47,38 @@ def dynamic_filter(group: GroupSummary, score_range: tuple[float, float] = (0.0,
     agents = dict.fromkeys(member.agent for member in members) or ("",)
     reasons = [_without_contrast([m for m in members if m.agent == agent], score_range) for agent in agents]
     return None if None in reasons else reasons[0]
+
+
+def find_filter(name: str) -> GroupFilter:
+    """Return the user's own filter, with its answers checked.
+
+    Args:
+        name: Value of ``--group-filter``, ``file.py:name``.
+
+    Raises:
+        ConfigError: If there is none, or the user's file cannot be used.
+    """
+    function = facts.find(facts.FILTER, name, {})
+
+    def checked(group: GroupSummary) -> str | None:
+        with facts.calls(facts.FILTER, function):
+            reason = function(group)
+        if reason is not None and (not isinstance(reason, str) or not reason):
+            problem = f"returned {reason!r} for group {group.group_id}"
+            raise facts.unusable(facts.FILTER, function, problem, "Return None to train on the group, or a short reason as text.")
+        return reason
+
+    return checked
+
+
+def filter_facts(name: str) -> facts.FilterFacts:
+    """Return the facts of the user's own filter.
+
+    Raises:
+        ConfigError: If there is none, or the user's file cannot be used.
+    """
+    found: facts.FilterFacts = facts.facts_of(facts.find(facts.FILTER, name, {}))
+    return found
 
 
 def _without_contrast(members: Sequence[MemberSummary], score_range: tuple[float, float]) -> Rejection | None:

@@ -1,7 +1,8 @@
-"""Policy losses: one registered pure function each, from typed inputs to a loss per action token.
+"""Losses of the policy and the critic: from action tokens to a loss for each of them.
 
-Throughout, ``r = exp(clamp(new - old, +-20))``, ``low = 1 - eps_clip_low`` and ``high = 1 + eps_clip_high``. Correction
-weights and aggregation come afterwards and are the same for all of them.
+Each policy loss is one function with its facts above it, and an example to copy for one's own. Throughout, ``r = exp(clamp(new - old,
++-20))``, ``low = 1 - eps_clip_low`` and ``high = 1 + eps_clip_high``. Correction weights and aggregation come afterwards and are the
+same for all of them. torch is imported when a loss is computed, so that a configuration can be checked without it.
 """
 
 from __future__ import annotations
@@ -9,57 +10,78 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-from torch import Tensor
-
+from agentrl.algo import facts
+from agentrl.algo.facts import LossFacts, policy_loss
 from agentrl.algo.statistics import bounded_exp, fraction, record_extremes, record_means, segment_mean
 from agentrl.core.errors import BatchError, ConfigError
 from agentrl.core.metrics import MetricSums
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ValueLossResult:
-    """A value loss before aggregation.
+class LossResult:
+    """A loss before correction and aggregation, and its statistics.
 
     Attributes:
         per_token: To be minimised. # [A]
-        stats: ``value/mean``, ``value/return_mean``, ``value/error`` (mean squared), ``value/clip_fraction``.
+        stats: Metrics of these tokens.
     """
 
     per_token: Tensor
-    stats: MetricSums = field(default_factory=MetricSums)
+    stats: MetricSums
 
 
-def value_loss(new: Tensor, old: Tensor, returns: Tensor, value_clip: float | None) -> ValueLossResult:
+def value_loss(new: Tensor, old: Tensor, returns: Tensor, value_clip: float | None) -> LossResult:
     """``0.5 max((V - R)^2, (clip(V, V_old +- value_clip) - R)^2)`` (arXiv:1707.06347, as in the authors' code).
 
     Args:
         new: Values of the critic being trained, with gradient. # [A]
         old: Values when the batch was taken. # [A]
-        returns: Targets, from `gae`. # [A]
+        returns: Targets, from the estimator. # [A]
         value_clip: How far a value may move from `old`; `None` switches clipping off.
 
     Returns:
-        The loss per action token.
+        The loss per action token, with ``value/mean``, ``value/return_mean``, ``value/error`` (mean squared) and
+        ``value/clip_fraction``.
     """
     free = (new - returns).square()
     worst = free
     if value_clip is not None:
-        worst = torch.maximum(free, (old + (new - old).clamp(-value_clip, value_clip) - returns).square())
-    with torch.no_grad():
-        stats, count = MetricSums(), new.new_tensor(float(len(new)))
-        record_means(
-            stats,
-            {
-                "value/mean": (new.sum(), count),
-                "value/return_mean": (returns.sum(), count),
-                "value/error": (free.sum(), count),
-                "value/clip_fraction": ((worst > free).sum(), count),
-            },
-        )
-    return ValueLossResult(per_token=0.5 * worst, stats=stats)
+        worst = free.maximum((old + (new - old).clamp(-value_clip, value_clip) - returns).square())
+    stats, count = MetricSums(), new.new_tensor(float(len(new)))
+    record_means(
+        stats,
+        {
+            "value/mean": (new.sum(), count),
+            "value/return_mean": (returns.sum(), count),
+            "value/error": (free.sum(), count),
+            "value/clip_fraction": ((worst > free).sum(), count),
+        },
+    )
+    return LossResult(per_token=0.5 * worst, stats=stats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossOptions:
+    """Settings of the policy losses, named as in the configuration.
+
+    Attributes:
+        eps_clip_low: The ratio is clipped below at 1 - this.
+        eps_clip_high: The ratio is clipped above at 1 + this.
+        dual_clip: For a negative advantage A the objective of `ppo` is at least this times A; `None` switches it off.
+    """
+
+    eps_clip_low: float = 0.2
+    eps_clip_high: float = 0.2
+    dual_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.dual_clip is not None and self.dual_clip <= 1.0:
+            raise ConfigError("--dual-clip", self.dual_clip, "must be larger than 1", "Use 3, or leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,129 +108,177 @@ class LossInputs:
             if tensor.shape != self.new.shape:
                 raise BatchError(f"{name} has shape {tuple(tensor.shape)}, new {tuple(self.new.shape)}: one entry per action token")
 
+    def ratio(self) -> Tensor:
+        """Return the ratio of new to old policy, its logarithm clamped to +-20; with gradient. # [A]."""
+        return bounded_exp(self.new - self.old)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossOptions:
-    """Settings of the losses, named as in the configuration.
-
-    Attributes:
-        eps_clip_low: The ratio is clipped below at 1 - this.
-        eps_clip_high: The ratio is clipped above at 1 + this.
-        dual_clip: For a negative advantage A the objective of `ppo` is at least this times A; `None` switches it off.
-    """
-
-    eps_clip_low: float = 0.2
-    eps_clip_high: float = 0.2
-    dual_clip: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.dual_clip is not None and self.dual_clip <= 1.0:
-            raise ConfigError("--dual-clip", self.dual_clip, "must be larger than 1", "Use 3, or leave it out")
+    def sequence_mean(self, per_token: Tensor) -> Tensor:
+        """Give every token the mean over its row. # [A] -> [A]."""
+        rows = int(self.sequence.max()) + 1 if self.sequence.numel() else 0
+        return segment_mean(per_token, self.sequence, rows)[self.sequence]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PolicyLossResult:
-    """A loss before correction and aggregation.
+class TokenLosses:
+    """The loss of every action token, with what is reported about it.
 
     Attributes:
         per_token: To be minimised. # [A]
-        stats: ``policy/kl`` (k3 of new against old), ``policy/ratio_mean``, ``policy/ratio_max``, ``policy/ratio_min``,
-            ``policy/clip_fraction`` and the same with ``_positive`` and ``_negative`` over the tokens whose advantage
-            has that sign; with dual clip ``policy/dual_clip_fraction`` over the negative ones.
+        ratio: The ratio that the loss uses, for ``policy/ratio_mean`` and the like; unset: that of new to old policy. # [A]
+        clipped: Tokens whose gradient the loss removes or bounds, for ``policy/clip_fraction``; unset: none. # [A] bool
+        metrics: Numbers of some of the tokens by name, or of all; their mean is reported as ``policy/<name>``. # [any]
     """
 
     per_token: Tensor
-    stats: MetricSums = field(default_factory=MetricSums)
+    ratio: Tensor | None = None
+    clipped: Tensor | None = None
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-PolicyLoss: TypeAlias = Callable[[LossInputs, LossOptions], PolicyLossResult]
+PolicyLoss: TypeAlias = "Callable[[LossInputs, LossOptions], Tensor | TokenLosses]"
 
 
-def policy_loss(name: str, inputs: LossInputs, options: LossOptions) -> PolicyLossResult:
-    """Run the loss called `name`.
-
-    Raises:
-        ConfigError: If the name is unknown.
-    """
-    if name not in POLICY_LOSSES:
-        raise ConfigError("--policy-loss", name, "is not a policy loss", f"Choose one of {', '.join(POLICY_LOSSES)}")
-    return POLICY_LOSSES[name](inputs, options)
-
-
-def ppo(inputs: LossInputs, options: LossOptions) -> PolicyLossResult:
+@policy_loss(dual_clip=True)
+def ppo(inputs: LossInputs, options: LossOptions) -> TokenLosses:
     """``-min(r A, clip(r, low, high) A)``, for A < 0 and dual clip c ``-max(that min, c A)``.
 
     PPO (arXiv:1707.06347), clip-higher (DAPO, arXiv:2503.14476), dual clip (arXiv:1912.09729).
     """
-    ratio = bounded_exp(inputs.new - inputs.old)
-    per_token = _clipped_objective(ratio, inputs.advantages, options)
-    stats = _statistics(inputs, ratio, _ineffective(ratio, inputs.advantages, options))
-    if options.dual_clip is not None:
-        floor = -options.dual_clip * inputs.advantages
-        negative = inputs.advantages < 0
-        record_means(stats, {"policy/dual_clip_fraction": fraction(per_token.detach() > floor, negative)})
-        per_token = torch.where(negative, torch.minimum(per_token, floor), per_token)
-    return PolicyLossResult(per_token=per_token, stats=stats)
+    ratio, advantages = inputs.ratio(), inputs.advantages
+    per_token, clipped = clipped_objective(ratio, advantages, options)
+    if options.dual_clip is None:
+        return TokenLosses(per_token=per_token, clipped=clipped)
+    negative, floor = advantages < 0, -options.dual_clip * advantages
+    metrics = {"dual_clip_fraction": (per_token > floor)[negative]}
+    return TokenLosses(per_token=per_token.minimum(floor).where(negative, per_token), clipped=clipped, metrics=metrics)
 
 
-def gspo(inputs: LossInputs, options: LossOptions) -> PolicyLossResult:
+@policy_loss
+def gspo(inputs: LossInputs, options: LossOptions) -> TokenLosses:
     """PPO's clipped objective on one ratio per sequence, ``exp(mean over the sequence of (new - old))``.
 
     GSPO (arXiv:2507.18071), in its token form: the value of the ratio is the sequence's, its gradient the token's own.
     The gradient is that of GSPO wherever a sequence's tokens share one advantage. Meant for the aggregation
     ``seq-mean-token-mean`` and for clip ranges around 3e-4.
     """
-    rows = int(inputs.sequence.max()) + 1 if inputs.sequence.numel() else 0
-    mean = segment_mean((inputs.new - inputs.old).detach(), inputs.sequence, rows)[inputs.sequence]
+    mean = inputs.sequence_mean((inputs.new - inputs.old).detach())
     ratio = bounded_exp(mean + inputs.new - inputs.new.detach())
-    clipped = _ineffective(ratio, inputs.advantages, options)
-    return PolicyLossResult(per_token=_clipped_objective(ratio, inputs.advantages, options), stats=_statistics(inputs, ratio, clipped))
+    per_token, clipped = clipped_objective(ratio, inputs.advantages, options)
+    return TokenLosses(per_token=per_token, ratio=ratio, clipped=clipped)
 
 
-def cispo(inputs: LossInputs, options: LossOptions) -> PolicyLossResult:
+@policy_loss
+def cispo(inputs: LossInputs, options: LossOptions) -> TokenLosses:
     """``-stop_gradient(clip(r, low, high)) A new``: every token keeps a gradient (CISPO, arXiv:2506.13585)."""
-    ratio = bounded_exp(inputs.new - inputs.old).detach()
+    ratio = inputs.ratio().detach()
     weight = ratio.clamp(1.0 - options.eps_clip_low, 1.0 + options.eps_clip_high)
-    return PolicyLossResult(per_token=-weight * inputs.advantages * inputs.new, stats=_statistics(inputs, ratio, weight != ratio))
+    return TokenLosses(per_token=-weight * inputs.advantages * inputs.new, clipped=weight != ratio)
 
 
-def reinforce(inputs: LossInputs, options: LossOptions) -> PolicyLossResult:
+@policy_loss(single_update=True)
+def reinforce(inputs: LossInputs, options: LossOptions) -> Tensor:
     """``-A new``, without a ratio: for exactly on-policy batches (Williams, 1992)."""
     del options
-    ratio = bounded_exp(inputs.new - inputs.old).detach()
-    return PolicyLossResult(
-        per_token=-inputs.advantages * inputs.new, stats=_statistics(inputs, ratio, torch.zeros_like(ratio, dtype=torch.bool))
-    )
+    return -inputs.advantages * inputs.new
+
+
+def clipped_objective(ratio: Tensor, advantages: Tensor, options: LossOptions) -> tuple[Tensor, Tensor]:
+    """Return PPO's clipped objective, to be minimised, and the tokens whose gradient it removes. # [A], [A] bool."""
+    low, high = 1.0 - options.eps_clip_low, 1.0 + options.eps_clip_high
+    clipped = ((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))
+    return (-ratio * advantages).maximum(-ratio.clamp(low, high) * advantages), clipped
 
 
 POLICY_LOSSES: Mapping[str, PolicyLoss] = MappingProxyType({"ppo": ppo, "gspo": gspo, "cispo": cispo, "reinforce": reinforce})
 
 
-def _clipped_objective(ratio: Tensor, advantages: Tensor, options: LossOptions) -> Tensor:
-    clipped = ratio.clamp(1.0 - options.eps_clip_low, 1.0 + options.eps_clip_high)
-    return torch.maximum(-ratio * advantages, -clipped * advantages)
+def find_loss(name: str) -> PolicyLoss:
+    """Return the loss that ``--policy-loss`` names.
+
+    Raises:
+        ConfigError: If there is none, or the user's file cannot be used.
+    """
+    return facts.find(facts.LOSS, name, POLICY_LOSSES)
 
 
-def _ineffective(ratio: Tensor, advantages: Tensor, options: LossOptions) -> Tensor:
-    """Tokens whose gradient the clip removes."""
-    above = (ratio > 1.0 + options.eps_clip_high) & (advantages > 0)
-    return above | ((ratio < 1.0 - options.eps_clip_low) & (advantages < 0))
+def loss_facts(name: str) -> LossFacts:
+    """Return the facts of the loss that ``--policy-loss`` names.
+
+    Raises:
+        ConfigError: If there is none, or the user's file cannot be used.
+    """
+    found: LossFacts = facts.facts_of(find_loss(name))
+    return found
 
 
-@torch.no_grad()
-def _statistics(inputs: LossInputs, ratio: Tensor, clipped: Tensor) -> MetricSums:
+def compute_policy_loss(loss: str | PolicyLoss, inputs: LossInputs, options: LossOptions) -> LossResult:
+    """Run a policy loss.
+
+    Args:
+        loss: The loss, or its name.
+        inputs: A micro-batch.
+        options: Settings.
+
+    Returns:
+        The loss per action token, with ``policy/kl`` (k3 of new against old), ``policy/ratio_mean``, ``policy/ratio_max``,
+        ``policy/ratio_min``, ``policy/clip_fraction`` and the same with ``_positive`` and ``_negative`` over the tokens whose advantage
+        has that sign, and with the metrics of the loss.
+
+    Raises:
+        ConfigError: If the name is unknown.
+        PluginError: If a user's loss raised an exception, or returned something unusable.
+    """
+    function = find_loss(loss) if isinstance(loss, str) else loss
+    with facts.calls(facts.LOSS, function):
+        returned = function(inputs, options)
+    losses = returned if isinstance(returned, TokenLosses) else TokenLosses(per_token=returned)
+    _check_tokens(function, losses, inputs)
+    stats = _statistics(inputs, losses)
+    for name, values in losses.metrics.items():
+        if f"policy/{name}" in stats.sums:
+            raise facts.unusable(facts.LOSS, function, f"returned a metric {name!r}, which every loss has", "Give it another name.")
+        total = values.sum()
+        record_means(stats, {f"policy/{name}": (total, total.new_tensor(values.numel()))})
+    return LossResult(per_token=losses.per_token, stats=stats)
+
+
+def _check_tokens(function: PolicyLoss, losses: TokenLosses, inputs: LossInputs) -> None:
+    """Check that there is one number per action token, with a gradient."""
+    import torch
+
+    shape = tuple(inputs.new.shape)
+    parts: dict[str, Any] = {"per_token": losses.per_token, "ratio": losses.ratio, "clipped": losses.clipped}
+    for name, value in parts.items():
+        if value is None and name != "per_token":
+            continue
+        if not isinstance(value, torch.Tensor) or value.shape != shape:
+            what = f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"of type {type(value).__name__}"
+            remedy = f"Return a tensor of {shape[0]} numbers, one per action token."
+            raise facts.unusable(facts.LOSS, function, f"returned {name} {what}", remedy)
+    if not all(isinstance(values, torch.Tensor) for values in losses.metrics.values()):
+        raise facts.unusable(facts.LOSS, function, "returned a metric that is no tensor", "Return tensors, one number per token.")
+    if inputs.new.requires_grad and not losses.per_token.requires_grad:
+        raise facts.unusable(facts.LOSS, function, "returned a loss without a gradient", "Compute it from inputs.new, not detached.")
+
+
+def _statistics(inputs: LossInputs, losses: TokenLosses) -> MetricSums:
+    import torch
+
     stats = MetricSums()
-    log_ratio = (inputs.new - inputs.old).clamp(-20.0, 20.0)
-    every = torch.ones_like(clipped)
-    record_means(
-        stats,
-        {
-            "policy/kl": ((log_ratio.expm1() - log_ratio).sum(), every.sum()),
-            "policy/ratio_mean": (ratio.sum(), every.sum()),
-            "policy/clip_fraction": fraction(clipped, every),
-            "policy/clip_fraction_positive": fraction(clipped, inputs.advantages > 0),
-            "policy/clip_fraction_negative": fraction(clipped, inputs.advantages < 0),
-        },
-    )
-    record_extremes(stats, highs={"policy/ratio_max": ratio}, lows={"policy/ratio_min": ratio})
+    with torch.no_grad():
+        ratio = inputs.ratio() if losses.ratio is None else losses.ratio
+        clipped = torch.zeros_like(ratio, dtype=torch.bool) if losses.clipped is None else losses.clipped
+        log_ratio = (inputs.new - inputs.old).clamp(-20.0, 20.0)
+        every = torch.ones_like(clipped)
+        record_means(
+            stats,
+            {
+                "policy/kl": ((log_ratio.expm1() - log_ratio).sum(), every.sum()),
+                "policy/ratio_mean": (ratio.sum(), every.sum()),
+                "policy/clip_fraction": fraction(clipped, every),
+                "policy/clip_fraction_positive": fraction(clipped, inputs.advantages > 0),
+                "policy/clip_fraction_negative": fraction(clipped, inputs.advantages < 0),
+            },
+        )
+        record_extremes(stats, highs={"policy/ratio_max": ratio}, lows={"policy/ratio_min": ratio})
     return stats

@@ -1,18 +1,22 @@
-"""Sums, means and variances over action tokens and over the rows, episodes and groups that they belong to."""
+"""Sums, means and variances over action tokens and over the rows, episodes and groups that they belong to.
+
+torch is imported in the functions that need it, so that estimators and losses can be listed without loading it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from agentrl.core.metrics import HISTOGRAM_WIDTH, MetricSums
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def segment_count(index: Tensor, size: int) -> Tensor:
     """Entries per segment. # [N] int64."""
-    return torch.bincount(index, minlength=size)
+    return index.bincount(minlength=size)
 
 
 def segment_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
@@ -45,6 +49,8 @@ def reverse_discounted_cumsum(values: Tensor, index: Tensor, discount: float = 1
     Returns:
         Discounted sum from each token to the end of its segment. # [A]
     """
+    import torch
+
     totals, reach = values.clone(), 1
     while reach < len(values):
         same = index[:-reach] == index[reach:]
@@ -57,20 +63,26 @@ def reverse_discounted_cumsum(values: Tensor, index: Tensor, discount: float = 1
 
 
 def segment_ends(index: Tensor) -> Tensor:
-    """Whether an entry is the last of its segment; a segment's entries are adjacent. # [A] bool."""
+    """Mark the last entry of each segment; a segment's entries are adjacent. # [A] bool."""
+    import torch
+
     ends = torch.ones_like(index, dtype=torch.bool)
     ends[:-1] = index[:-1] != index[1:]
     return ends
 
 
 def next_in_segment(values: Tensor, index: Tensor) -> Tensor:
-    """The value of the following token of the same segment, 0 at a segment's end. # [A]."""
+    """Value of the following token of the same segment, 0 at a segment's end. # [A]."""
+    import torch
+
     shifted = torch.cat([values[1:], values.new_zeros(min(1, len(values)))])
     return torch.where(segment_ends(index), torch.zeros_like(shifted), shifted)
 
 
 def record_means(stats: MetricSums, means: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Add ``name -> (sum, weight)``, each a scalar tensor."""
+    import torch
+
     flat = torch.stack([part.detach().double() for pair in means.values() for part in pair]).tolist()
     for position, name in enumerate(means):
         stats.mean(name, flat[2 * position], flat[2 * position + 1])
@@ -88,6 +100,8 @@ def record_extremes(stats: MetricSums, *, highs: Mapping[str, Tensor] | None = N
 
 def record_percentile(stats: MetricSums, name: str, log_values: Tensor) -> None:
     """Count ``exp(log_values)`` into the histogram from which `MetricSums` takes the 99th percentile."""
+    import torch
+
     bins, counts = torch.unique(torch.round(log_values.detach().double() / HISTOGRAM_WIDTH).long(), return_counts=True)
     stats.histogram(name, dict(zip(bins.tolist(), counts.tolist(), strict=True)))
 

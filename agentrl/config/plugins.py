@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from agentrl.config.schema import TrainConfig
 from agentrl.core.plugins import is_plugin, resolve_plugin
 
-PLUGIN_FIELDS: tuple[tuple[str, str], ...] = (("algo", "advantage_estimator"), ("algo", "policy_loss"), ("track", "callback"))
+PLUGIN_FIELDS: tuple[tuple[str, str], ...] = (
+    ("algo", "advantage_estimator"),
+    ("algo", "policy_loss"),
+    ("flow", "group_filter"),
+    ("track", "callback"),
+)
 """Section and field of each such setting; its value is text or a tuple of texts, and may be a built-in name instead."""
 
 

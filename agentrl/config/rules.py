@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from agentrl.config.algorithm_rules import ALGORITHM_RULES
 from agentrl.config.evaluate import EvaluateConfig, PlayConfig
 from agentrl.config.plugins import resolve_plugins
-from agentrl.config.schema import CRITIC_ESTIMATORS, GROUP_ESTIMATORS, AlgoConfig, EvalConfig, FlowConfig, IsolationConfig, TrainConfig
+from agentrl.config.schema import EvalConfig, IsolationConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import cuda_device_count
 
@@ -182,28 +183,11 @@ def _model_exists(config: PlayConfig) -> None:
         raise ConfigError("--model", name, problem, "Give a Hugging Face model directory or a hub name like `org/name`.")
 
 
-def _group_size_fits_estimator(config: TrainConfig) -> None:
-    name, n = config.algo.advantage_estimator, config.rollout.n_samples_per_prompt
-    if name in GROUP_ESTIMATORS and n < 2:
-        raise ConfigError(
-            "--n-samples-per-prompt",
-            n,
-            f"the estimator {name!r} compares the members of a group and needs at least 2",
-            "Raise it, or choose --advantage-estimator reinforce.",
-        )
-
-
 def _a_group_may_begin(config: TrainConfig) -> None:
     limit, n = config.rollout.max_concurrent_episodes, config.rollout.n_samples_per_prompt
     if 0 < limit < n:
         problem = f"is less than a group of --n-samples-per-prompt {n}, and a group begins as a whole"
         raise ConfigError("--max-concurrent-episodes", limit, problem, f"Use at least {n}, or 0.")
-
-
-def _group_estimators_do_not_discount(config: TrainConfig) -> None:
-    name, gamma = config.algo.advantage_estimator, config.algo.gamma
-    if name in GROUP_ESTIMATORS - {"reinforce_baseline"} and gamma != 1.0:
-        raise ConfigError("--gamma", gamma, f"the estimator {name!r} has no discount", "Use 1, or --advantage-estimator reinforce or gae.")
 
 
 def _groups_divide_over_ranks(config: TrainConfig) -> None:
@@ -212,136 +196,10 @@ def _groups_divide_over_ranks(config: TrainConfig) -> None:
         raise ConfigError("--groups-per-step", groups, f"does not divide over --num-learners {ranks}", f"Use a multiple of {ranks}.")
 
 
-def _mini_batches_have_groups(config: TrainConfig) -> None:
-    parts, groups = config.algo.mini_batches, config.rollout.groups_per_step
-    if parts > groups:
-        raise ConfigError("--mini-batches", parts, f"exceeds --groups-per-step {groups}, and groups stay whole", f"Use at most {groups}.")
-
-
-def _kl_flags_have_a_coefficient(config: TrainConfig) -> None:
-    if config.algo.init_kl_coef:
-        return
-    for flag, value in (
-        ("--use-kl-loss", config.algo.use_kl_loss),
-        ("--kl-target", config.algo.kl_target),
-        ("--ref-reset-every", config.algo.ref_reset_every),
-    ):
-        if value:
-            raise ConfigError(flag, value, "has no effect without a KL penalty", "Give a coefficient too, for example --init-kl-coef 0.01.")
-
-
-def _critic_flags_have_a_critic(config: TrainConfig) -> None:
-    name, steps = config.algo.advantage_estimator, config.learner.critic_warmup_steps
-    if steps and name not in CRITIC_ESTIMATORS:
-        raise ConfigError("--critic-warmup-steps", steps, f"the estimator {name!r} has no critic", "Use --advantage-estimator gae.")
-
-
-def _critic_learns(config: TrainConfig) -> None:
-    rate = config.learner.critic_learning_rate
-    if config.algo.advantage_estimator in CRITIC_ESTIMATORS and not rate:
-        raise ConfigError(
-            "--critic-learning-rate",
-            rate,
-            f"the estimator {config.algo.advantage_estimator!r} needs a critic that learns",
-            "Give a rate such as 1e-3, or use --advantage-estimator reinforce, which needs no critic.",
-        )
-
-
-def _loss_without_ratio_updates_once(config: TrainConfig) -> None:
-    if config.algo.policy_loss != "reinforce":
-        return
-    for flag, value in (("--ppo-epochs", config.algo.ppo_epochs), ("--mini-batches", config.algo.mini_batches)):
-        if value > 1:
-            raise ConfigError(flag, value, "--policy-loss reinforce is right for one update per batch only", "Use 1, or --policy-loss ppo.")
-    if config.algo.reuse_behaviour_logprobs and config.staleness:
-        problem = "leaves no ratio at all to correct older tokens with --policy-loss reinforce"
-        raise ConfigError("--reuse-behaviour-logprobs", True, problem, "Leave it out, or use --policy-loss ppo.")
-
-
-def _loss_flags_have_their_loss(config: TrainConfig) -> None:
-    if config.algo.dual_clip is not None and config.algo.policy_loss != "ppo":
-        problem = f"has no effect on --policy-loss {config.algo.policy_loss}"
-        raise ConfigError("--dual-clip", config.algo.dual_clip, problem, "Leave it out, or use --policy-loss ppo.")
-    if config.algo.use_kl_loss and config.algo.kl_estimator == "k1":
-        problem = "has a gradient of mean 0 in the loss (--use-kl-loss)"
-        raise ConfigError("--kl-estimator", "k1", problem, "Use k2 or k3, or put the penalty into the reward.")
-
-
-def _corrections_have_a_ratio(config: TrainConfig) -> None:
-    """With the recorded log-probabilities as the old ones, the ratio of every correction is 1."""
-    algo = config.algo
-    if not algo.reuse_behaviour_logprobs:
-        return
-    for flag, value in (
-        ("--off-policy", None if algo.off_policy in ("tis", "none") else algo.off_policy),
-        ("--off-policy-level", algo.off_policy_level),
-        ("--off-policy-mode", algo.off_policy_mode),
-        ("--off-policy-range", algo.off_policy_range),
-        ("--opsm-delta", algo.opsm_delta),
-        ("--m2po-tau", algo.m2po_tau),
-    ):
-        if value is not None:
-            problem = "has nothing to correct with --reuse-behaviour-logprobs, where the clipped ratio of the loss does all of it"
-            raise ConfigError(flag, value, problem, "Leave out one of the two.")
-
-
-def _length_penalties_fit(config: TrainConfig) -> None:
-    buffer, factor, budget = config.algo.overlong_buffer, config.algo.overlong_penalty, config.rollout.max_new_tokens
-    if buffer > budget:
-        raise ConfigError("--overlong-buffer", buffer, f"exceeds --max-new-tokens {budget}", f"Use at most {budget}.")
-    if not buffer and factor != AlgoConfig.overlong_penalty:
-        raise ConfigError("--overlong-penalty", factor, "has no effect without a buffer", f"Give --overlong-buffer, up to {budget}.")
-
-
-def _filter_flags_have_a_filter(config: TrainConfig) -> None:
-    chosen = config.flow.dynamic_filtering_range
-    if chosen != FlowConfig.dynamic_filtering_range and not config.flow.dynamic_filtering:
-        raise ConfigError("--dynamic-filtering-range", chosen, "has no effect while filtering is off", "Add --dynamic-filtering.")
-
-
-def _a_quorum_is_most_of_a_group(config: TrainConfig) -> None:
-    quorum, n = config.flow.group_quorum, config.rollout.n_samples_per_prompt
-    if quorum == 1.0:
-        if config.flow.straggler_factor != FlowConfig.straggler_factor:
-            problem = "has no effect while groups wait for all of their episodes"
-            raise ConfigError("--straggler-factor", config.flow.straggler_factor, problem, "Give --group-quorum too, for example 0.75.")
-        return
-    if quorum < 0.5:
-        problem = "would judge the rest by less than half of a group"
-        raise ConfigError("--group-quorum", quorum, problem, "Use at least 0.5.")
-    if math.ceil(quorum * n) >= n:
-        problem = f"asks for all {n} episodes of a group"
-        raise ConfigError("--group-quorum", quorum, problem, f"Use at most {(n - 1) / n:.3g}, or raise --n-samples-per-prompt.")
-    if config.algo.advantage_estimator == "dr_grpo":
-        problem = "leaves out what takes long, and --advantage-estimator dr_grpo is there to treat lengths alike"
-        raise ConfigError("--group-quorum", quorum, problem, "Leave out one of the two.")
-
-
 def _async_and_staleness_agree(config: TrainConfig) -> None:
     if config.flow.asynchronous and config.flow.max_staleness == 0:
         remedy = "Leave out --async for synchronous training, or allow a staleness of 1."
         raise ConfigError("--max-staleness", 0, "contradicts --async", remedy)
-
-
-def _async_is_corrected(config: TrainConfig) -> None:
-    if config.staleness and config.algo.off_policy == "none" and not config.algo.allow_uncorrected:
-        raise ConfigError(
-            "--off-policy",
-            "none",
-            "an asynchronous run would train on older weights' tokens without correction",
-            "Use tis, or say that you mean it with --allow-uncorrected.",
-        )
-
-
-def _sampling_keeps_ratio_unbiased(config: TrainConfig) -> None:
-    truncated = config.rollout.top_p < 1 or config.rollout.top_k > 0
-    if truncated and config.algo.off_policy != "none":
-        raise ConfigError(
-            "--top-p" if config.rollout.top_p < 1 else "--top-k",
-            config.rollout.top_p if config.rollout.top_p < 1 else config.rollout.top_k,
-            "truncated sampling biases the importance ratio of the correction",
-            "Sample from the whole distribution (--top-p 1 --top-k 0), or use --off-policy none.",
-        )
 
 
 def _ranges_are_ordered(config: TrainConfig) -> None:
@@ -370,11 +228,6 @@ def _budgets_fit(config: PlayConfig) -> None:
     budget, context = config.rollout.max_new_tokens, config.engine.max_model_len
     if context and budget >= context:
         raise ConfigError("--max-new-tokens", budget, f"leaves no room for a prompt in --max-model-len {context}", "Lower it.")
-
-
-def _filtering_needs_groups(config: TrainConfig) -> None:
-    if config.flow.dynamic_filtering and config.rollout.n_samples_per_prompt < 2:
-        raise ConfigError("--dynamic-filtering", True, "filters on the spread within a group", "Use --n-samples-per-prompt 2 or more.")
 
 
 def _gpu_flags_have_a_gpu(config: PlayConfig) -> None:
@@ -417,25 +270,11 @@ PLAY_RULES: tuple[Callable[[PlayConfig], None], ...] = (
 
 RULES: tuple[Callable[[TrainConfig], None], ...] = (
     *PLAY_RULES,
-    _group_size_fits_estimator,
+    *ALGORITHM_RULES,
     _a_group_may_begin,
-    _group_estimators_do_not_discount,
     _groups_divide_over_ranks,
-    _mini_batches_have_groups,
-    _kl_flags_have_a_coefficient,
-    _critic_flags_have_a_critic,
-    _critic_learns,
-    _loss_without_ratio_updates_once,
-    _loss_flags_have_their_loss,
-    _corrections_have_a_ratio,
-    _length_penalties_fit,
-    _filter_flags_have_a_filter,
-    _a_quorum_is_most_of_a_group,
     _async_and_staleness_agree,
-    _async_is_corrected,
-    _sampling_keeps_ratio_unbiased,
     _ranges_are_ordered,
-    _filtering_needs_groups,
     _colocated_pairs_match,
     *EVAL_RULES,
 )

@@ -15,10 +15,6 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from agentrl.config.ranges import Count, CountOrZero, Fraction, NonNegative, Positive, Temperature, TemperatureOrZero
 
-Estimator = Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"]
-GROUP_ESTIMATORS = frozenset({"reinforce_baseline", "rloo", "group_norm", "grpo", "dr_grpo"})
-CRITIC_ESTIMATORS = frozenset({"gae"})
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -258,10 +254,11 @@ class LearnerConfig:
 class AlgoConfig:
     """The algorithm."""
 
-    advantage_estimator: Estimator = "group_norm"
-    """How rewards become advantages. ``grpo`` is another name of ``group_norm``."""
+    advantage_estimator: str = "group_norm"
+    """How rewards become advantages: ``gae``, ``reinforce``, ``reinforce_baseline``, ``rloo``, ``group_norm`` (or ``grpo``), ``dr_grpo``,
+    or a function of your own, ``file.py:name``."""
     gamma: Fraction = 1.0
-    """Discount per action token; group estimators take 1."""
+    """Discount per action token; estimators without a discount take 1."""
     gae_lambda: Fraction = 1.0
     """Lambda of ``gae``: 1 has no bias from the critic, lower has less variance."""
     advantage_std_norm: bool = True
@@ -274,8 +271,8 @@ class AlgoConfig:
     """For an episode cut by a token limit: at least 0 multiplies its reward, below 0 replaces it. Scores do not change."""
     reward_clip_range: tuple[float, float] = (-10.0, 10.0)
     """Rewards are clipped to this range before any baseline."""
-    policy_loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
-    """Policy objective."""
+    policy_loss: str = "ppo"
+    """Policy objective: ``ppo``, ``gspo``, ``cispo``, ``reinforce``, or a function of your own, ``file.py:name``."""
     eps_clip_low: Positive = 0.2
     """The ratio is clipped below at 1 - this."""
     eps_clip_high: Positive = 0.2
@@ -334,6 +331,8 @@ class FlowConfig:
     """Train only on groups whose mean score lies strictly inside ``--dynamic-filtering-range`` and whose rewards differ."""
     dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
     """Open interval of mean scores that are kept."""
+    group_filter: str = ""
+    """Function of your own, ``file.py:name``, that says which groups are trained, in place of ``--dynamic-filtering``."""
     min_pass_rate: Fraction = 0.01
     """Stop the run if a smaller share of the last groups (at least 512) passes the filter; 0 never stops it."""
     oversample: NonNegative = 0.0

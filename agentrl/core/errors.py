@@ -128,6 +128,10 @@ class CallbackError(AgentRLError, RuntimeError):
     """A callback raised an exception, was too late or returned something unusable; the message names it and its method."""
 
 
+class PluginError(AgentRLError, RuntimeError):
+    """A user's own estimator, loss or group filter raised an exception or returned something unusable; the message names it."""
+
+
 class StorageError(AgentRLError, OSError):
     """A file of the run cannot be written, because the disk is full for example."""
 

@@ -164,15 +164,17 @@ def named_errors(flag: str, spec: str, error: type[ConfigError] = ConfigError) -
     except SyntaxError as raised:
         raise error(flag, spec, f"{raised.msg} ({raised.filename}, line {raised.lineno})", "Correct the file.") from raised
     except (Exception, SystemExit) as raised:
-        problem = f"importing it raised {type(raised).__name__}: {raised} ({_last_user_frame(raised)})"
+        problem = f"importing it raised {type(raised).__name__}: {raised} ({last_user_frame(raised)})"
         remedy = f"Install the package that provides {raised.name!r}." if isinstance(raised, ModuleNotFoundError) else "Correct the file."
         raise error(flag, spec, problem, remedy) from raised
 
 
-def _last_user_frame(error: BaseException) -> str:
+def last_user_frame(error: BaseException, file: str = "") -> str:
+    """Return file and line of the innermost frame of an exception, in `file` if there is one, and else outside the import system."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
-    frame = (own or list(frames))[-1]
+    inside = [frame for frame in own if frame.filename == file]
+    frame = (inside or own or list(frames))[-1]
     return f"{frame.filename}, line {frame.lineno}"
 
 

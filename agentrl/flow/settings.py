@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from agentrl.algo.filters import GroupFilter, dynamic_filter, keep_all
-from agentrl.config.schema import GROUP_ESTIMATORS, AlgoConfig, FlowConfig, RolloutConfig, RunConfig, TrackConfig, TrainConfig
+from agentrl.algo.advantages import estimator_facts
+from agentrl.algo.filters import GroupFilter, dynamic_filter, find_filter, keep_all
+from agentrl.config.schema import AlgoConfig, FlowConfig, RolloutConfig, RunConfig, TrackConfig, TrainConfig
 from agentrl.config.sections import num_recorded
 
 
@@ -44,7 +45,7 @@ class FlowSettings:
     @property
     def min_members(self) -> int:
         """Trainable members that a group needs; 2 for estimators that compare the members of a group."""
-        return 2 if self.algo.advantage_estimator in GROUP_ESTIMATORS else 1
+        return 2 if estimator_facts(self.algo.advantage_estimator).compares_group else 1
 
     @property
     def pass_window(self) -> int:
@@ -63,7 +64,13 @@ def flow_settings(config: TrainConfig) -> FlowSettings:
 
 
 def group_filter(config: TrainConfig) -> GroupFilter:
-    """Return the filter that the configuration asks for."""
+    """Return the filter that the configuration asks for.
+
+    Raises:
+        ConfigError: If the user's own cannot be used.
+    """
+    if config.flow.group_filter:
+        return find_filter(config.flow.group_filter)
     if not config.flow.dynamic_filtering:
         return keep_all
     return partial(dynamic_filter, score_range=config.flow.dynamic_filtering_range)

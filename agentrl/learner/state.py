@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.algo.advantages import find_estimator
+from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import KLController
-from agentrl.config.schema import CRITIC_ESTIMATORS
+from agentrl.algo.losses import find_loss
 from agentrl.core.seeding import derive_seed
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group
@@ -22,7 +24,7 @@ from agentrl.learner.models import ValueModel, load_model, load_value_backbone
 from agentrl.learner.policy import PolicyModel, experts_per_token
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.settings import LearnerSettings
-from agentrl.learner.step import Models, TrainingStep
+from agentrl.learner.step import Algorithm, Models, TrainingStep
 
 
 class LearnerState:
@@ -32,11 +34,12 @@ class LearnerState:
         settings: The learner's settings.
         ranks: The data-parallel ranks.
         models: What is trained and what it is compared with.
+        algorithm: The estimator and the loss.
         tokenizer: Saved beside the model.
     """
 
-    def __init__(self, settings: LearnerSettings, ranks: Ranks, models: Models, tokenizer: Any) -> None:
-        self.settings, self.ranks, self.models, self.tokenizer = settings, ranks, models, tokenizer
+    def __init__(self, settings: LearnerSettings, ranks: Ranks, models: Models, algorithm: Algorithm, tokenizer: Any) -> None:
+        self.settings, self.ranks, self.models, self.algorithm, self.tokenizer = settings, ranks, models, algorithm, tokenizer
         self.kl = KLController(coefficient=settings.algo.init_kl_coef, target=settings.algo.kl_target, horizon=settings.algo.kl_horizon)
         decay = settings.learner.ema_decay
         self.average = None if decay is None else WeightAverage(self.policy, decay, ranks)
@@ -49,7 +52,7 @@ class LearnerState:
     def train(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """One step, and what follows it; the metrics of all ranks."""
         batch = collate(groups)
-        metrics = TrainingStep(batch, step, self.models, self.settings, self.ranks, self.kl.coefficient).run().result()
+        metrics = TrainingStep(batch, step, self.models, self.algorithm, self.settings, self.ranks, self.kl.coefficient).run().result()
         if "kl/reference" in metrics:
             self.kl = self.kl.update(metrics["kl/reference"], batch.num_episodes)
         every = self.settings.algo.ref_reset_every
@@ -81,10 +84,11 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     """Load every model the algorithm needs and no other.
 
     Raises:
-        ConfigError: If a load-balancing loss is asked for and the model has no experts.
+        ConfigError: If a load-balancing loss is asked for and the model has no experts, or a user's estimator or loss cannot be used.
     """
     torch.manual_seed(derive_seed(settings.seed, "learner"))
     config, algo, bf16 = settings.learner, settings.algo, settings.bf16
+    algorithm = Algorithm(estimator=find_estimator(algo.advantage_estimator), loss=find_loss(algo.policy_loss))
     options = deepspeed_config(config, bf16=bf16)
     model = load_model(settings, options, trained=True)
     if algo.aux_loss_coef:
@@ -94,7 +98,7 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     if algo.init_kl_coef > 0:
         frozen = PolicyModel(load_model(settings, options, trained=False)).to(ranks.device)
         reference = partition_frozen(frozen, config, bf16=bf16)
-    if algo.advantage_estimator in CRITIC_ESTIMATORS:
+    if facts_of(algorithm.estimator).needs_critic:
         critic = TrainEngine(ValueModel(load_value_backbone(settings, options)), config, ranks, bf16=bf16)
     engine = TrainEngine(policy, config, ranks, bf16=bf16)
     # A load-balancing loss counts tokens, and shared ones would count once. Flash attention takes no mask, and "eager" another kind.
@@ -102,4 +106,5 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     share = wanted and can_share(lambda micro: engine(micro)[0], model.config, ranks.device)
     width = model.config.get_text_config().hidden_size if share else None
     models = Models(policy=engine, reference=reference, critic=critic, sharing_width=width)
-    return LearnerState(settings, ranks, models, load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code))
+    tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
+    return LearnerState(settings, ranks, models, algorithm, tokenizer)

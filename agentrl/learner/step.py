@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages, compute_advantages
+from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages, Estimator, compute_advantages
 from agentrl.algo.aggregation import Denominators, aggregate
 from agentrl.algo.kl import approximate_kl
-from agentrl.algo.losses import LossInputs, LossOptions, policy_loss, value_loss
+from agentrl.algo.losses import LossInputs, LossOptions, PolicyLoss, compute_policy_loss, value_loss
 from agentrl.algo.off_policy import OffPolicyOptions, off_policy_correction, off_policy_options
 from agentrl.algo.statistics import record_means
 from agentrl.core.metrics import MetricSums
@@ -45,6 +45,19 @@ class Models:
     reference: nn.Module | None = None
     critic: TrainEngine | None = None
     sharing_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """The functions that make a loss of rewards; imported once, so that a user's file may change while the run goes on.
+
+    Attributes:
+        estimator: Advantage estimator.
+        loss: Policy loss.
+    """
+
+    estimator: Estimator
+    loss: PolicyLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,14 +116,24 @@ class TrainingStep:
         batch: This step's groups, on the CPU.
         step: Number of the step, which is also the version of the weights it starts from.
         models: What to run and train.
+        algorithm: The estimator and the loss.
         settings: The learner's settings.
         ranks: The data-parallel ranks.
         kl_coefficient: Weight of the KL penalty in this step.
     """
 
-    def __init__(self, batch: Batch, step: int, models: Models, settings: LearnerSettings, ranks: Ranks, kl_coefficient: float) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        step: int,
+        models: Models,
+        algorithm: Algorithm,
+        settings: LearnerSettings,
+        ranks: Ranks,
+        kl_coefficient: float,
+    ) -> None:
         self.host, self.batch = batch, batch.to(ranks.device)
-        self.step, self.models, self.settings, self.ranks = step, models, settings, ranks
+        self.step, self.models, self.algorithm, self.settings, self.ranks = step, models, algorithm, settings, ranks
         self.algo, self.kl_coefficient = settings.algo, kl_coefficient
         self.off_policy = correction_options(settings)
         self.episode_length = self.batch.episode_length().to(torch.float32)
@@ -245,7 +268,7 @@ class TrainingStep:
             advantage_std_norm=algo.advantage_std_norm,
             reward_clip_range=algo.reward_clip_range,
         )
-        return compute_advantages(algo.advantage_estimator, inputs, options)
+        return compute_advantages(self.algorithm.estimator, inputs, options)
 
     def _weigh(self, old: Tensor, actions: Tensor, advantages: Tensor, *, record: bool) -> Tensor:
         """Off-policy weights of some action tokens, which must be whole rows. # [a]."""
@@ -281,7 +304,7 @@ class TrainingStep:
         weights = self._weigh(old, at, advantages, record=True) if signals.weights is None else signals.weights[at]
         inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=self.batch.row[at])
         options = LossOptions(eps_clip_low=algo.eps_clip_low, eps_clip_high=algo.eps_clip_high, dual_clip=algo.dual_clip)
-        result = policy_loss(algo.policy_loss, inputs, options)
+        result = compute_policy_loss(self.algorithm.loss, inputs, options)
         self.stats.merge(result.stats)
         self._record_mean("entropy", entropy)
         parts = {"loss/policy": self._share(result.per_token * weights, at, update.sizes)}

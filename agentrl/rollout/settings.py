@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from agentrl.algo.advantages import estimator_facts
 from agentrl.config.evaluate import PlayConfig
-from agentrl.config.schema import GROUP_ESTIMATORS, TrainConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.core.types import EvalSampling, Sampling
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.limits import ProcessLimits
@@ -134,7 +135,7 @@ def straggler_policy(config: TrainConfig) -> StragglerPolicy | None:
     flow = config.flow
     if flow.group_quorum == 1.0:
         return None
-    least = 2 if config.algo.advantage_estimator in GROUP_ESTIMATORS else 1
+    least = 2 if estimator_facts(config.algo.advantage_estimator).compares_group else 1
     return StragglerPolicy(quorum=flow.group_quorum, factor=flow.straggler_factor, least=least)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentrl.algo.aggregation import AGGREGATIONS, Denominators, aggregate
-from agentrl.algo.losses import POLICY_LOSSES, LossInputs, LossOptions, policy_loss
+from agentrl.algo.losses import POLICY_LOSSES, LossInputs, LossOptions, compute_policy_loss
 from agentrl.algo.off_policy import PRESETS, off_policy_correction, off_policy_options
 from agentrl.core.metrics import MetricSums
 from tests.property.ranks import Ranks
@@ -79,7 +79,9 @@ def loss_and_gradient(
         at, sequence = batch.take(rows)
         logits = batch.features[at] @ theta
         new = logits.log_softmax(-1)[torch.arange(len(at)), batch.actions[at]]
-        result = policy_loss(name, LossInputs(new=new, old=batch.old[at], advantages=batch.advantages[at], sequence=sequence), OPTIONS)
+        result = compute_policy_loss(
+            name, LossInputs(new=new, old=batch.old[at], advantages=batch.advantages[at], sequence=sequence), OPTIONS
+        )
         correction = off_policy_correction(
             batch.old[at], batch.behaviour[at], sequence, batch.advantages[at] > 0.3, batch.advantages[at], off_policy_options(preset)
         )

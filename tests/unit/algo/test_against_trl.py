@@ -14,7 +14,7 @@ import torch
 
 from agentrl.algo.aggregation import Denominators, aggregate
 from agentrl.algo.kl import approximate_kl
-from agentrl.algo.losses import LossInputs, LossOptions, policy_loss
+from agentrl.algo.losses import LossInputs, LossOptions, compute_policy_loss
 from agentrl.algo.off_policy import off_policy_correction, off_policy_options, opsm_keep
 from tests.unit.algo.ragged import Ragged, gradient, ragged
 
@@ -91,7 +91,7 @@ def test_clipped_loss_in_every_aggregation(grpo: ModuleType, batch: Ragged, mode
     inputs = {"advantages": batch.pad(advantages), "old_per_token_logps": batch.pad(old)}
 
     def ours(new: torch.Tensor) -> torch.Tensor:
-        loss = policy_loss("ppo", LossInputs(new=new, old=old, advantages=advantages, sequence=batch.episode), options)
+        loss = compute_policy_loss("ppo", LossInputs(new=new, old=old, advantages=advantages, sequence=batch.episode), options)
         return total(batch, loss.per_token, mode)
 
     theirs = gradient(lambda new: trl_loss(grpo, batch, new, inputs, loss_type=loss_type, delta=dual_clip), start)
@@ -106,7 +106,7 @@ def test_gspo(grpo: ModuleType, batch: Ragged) -> None:
 
     def ours(new: torch.Tensor) -> torch.Tensor:
         loss_inputs = LossInputs(new=new, old=old, advantages=advantages[batch.episode], sequence=batch.episode)
-        loss = policy_loss("gspo", loss_inputs, LossOptions(eps_clip_low=0.2, eps_clip_high=0.28))
+        loss = compute_policy_loss("gspo", loss_inputs, LossOptions(eps_clip_low=0.2, eps_clip_high=0.28))
         return total(batch, loss.per_token, "seq-mean-token-mean")
 
     theirs = gradient(lambda new: trl_loss(grpo, batch, new, inputs, importance_sampling_level="sequence"), start)
@@ -121,7 +121,9 @@ def test_cispo(grpo: ModuleType, batch: Ragged) -> None:
 
     def ours(new: torch.Tensor) -> torch.Tensor:
         loss_inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=batch.episode)
-        return total(batch, policy_loss("cispo", loss_inputs, LossOptions(eps_clip_low=1.0, eps_clip_high=0.5)).per_token, "token-mean")
+        return total(
+            batch, compute_policy_loss("cispo", loss_inputs, LossOptions(eps_clip_low=1.0, eps_clip_high=0.5)).per_token, "token-mean"
+        )
 
     theirs = gradient(lambda new: trl_loss(grpo, batch, new, inputs, loss_type="cispo", epsilon_high=1.5), start)
     torch.testing.assert_close(gradient(ours, start), theirs, **TOLERANCE)
@@ -134,7 +136,7 @@ def test_kl_in_the_loss(grpo: ModuleType, batch: Ragged) -> None:
 
     def ours(new: torch.Tensor) -> torch.Tensor:
         loss_inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=batch.episode)
-        loss = policy_loss("ppo", loss_inputs, LossOptions(eps_clip_low=0.2, eps_clip_high=0.28))
+        loss = compute_policy_loss("ppo", loss_inputs, LossOptions(eps_clip_low=0.2, eps_clip_high=0.28))
         return total(batch, loss.per_token + BETA * approximate_kl(new, reference, "k3"), "token-mean")
 
     theirs = gradient(lambda new: trl_loss(grpo, batch, new, inputs, loss_type="bnpo", beta=BETA), start)
@@ -158,7 +160,7 @@ def test_corrected_loss(grpo: ModuleType, batch: Ragged, preset: str) -> None:
 
     def ours(new: torch.Tensor) -> torch.Tensor:
         loss_inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=batch.episode)
-        loss = policy_loss("ppo", loss_inputs, LossOptions(eps_clip_low=0.2, eps_clip_high=0.28))
+        loss = compute_policy_loss("ppo", loss_inputs, LossOptions(eps_clip_low=0.2, eps_clip_high=0.28))
         return total(batch, loss.per_token * correction.weights, "token-mean")
 
     theirs = gradient(lambda new: trl_loss(grpo, batch, new, inputs, loss_type="bnpo", use_vllm=True), start)

@@ -12,7 +12,7 @@ from verl.workers.config import ActorConfig
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, compute_advantages
 from agentrl.algo.aggregation import Denominators, aggregate
 from agentrl.algo.kl import KLController, approximate_kl
-from agentrl.algo.losses import LossInputs, LossOptions, policy_loss, value_loss
+from agentrl.algo.losses import LossInputs, LossOptions, compute_policy_loss, value_loss
 from agentrl.algo.off_policy import OffPolicyOptions, off_policy_correction, off_policy_options
 from agentrl.algo.statistics import segment_sum
 from agentrl.learner.policy import token_scores
@@ -132,7 +132,7 @@ def test_policy_losses_and_their_gradients(seed: int, mode: str, name: str) -> N
 
     def ours_of(new: torch.Tensor) -> torch.Tensor:
         inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=batch.episode)
-        return total(batch, policy_loss("ppo" if name == "dual-clip" else name, inputs, options).per_token, mode)
+        return total(batch, compute_policy_loss("ppo" if name == "dual-clip" else name, inputs, options).per_token, mode)
 
     def theirs_of(new: torch.Tensor) -> torch.Tensor:
         function = core_algos.get_policy_loss_fn(theirs)
@@ -150,7 +150,7 @@ def test_reinforce_loss_is_verls_policy_gradient(seed: int, mode: str) -> None:
 
     def ours_of(new: torch.Tensor) -> torch.Tensor:
         inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=batch.episode)
-        return total(batch, policy_loss("reinforce", inputs, LossOptions()).per_token, mode)
+        return total(batch, compute_policy_loss("reinforce", inputs, LossOptions()).per_token, mode)
 
     def theirs_of(new: torch.Tensor) -> torch.Tensor:
         config = ActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, global_batch_info={"loss_scale_factor": CONSTANT})

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from agentrl.algo.losses import POLICY_LOSSES, LossInputs, LossOptions, policy_loss
+from agentrl.algo.losses import POLICY_LOSSES, LossInputs, LossOptions, compute_policy_loss
 from agentrl.core.errors import BatchError, ConfigError
 from tests.unit.algo.ragged import gradient
 
@@ -16,7 +16,7 @@ def slope(name: str, ratio: float, advantage: float, options: LossOptions | None
 
     def loss(new: torch.Tensor) -> torch.Tensor:
         inputs = LossInputs(new=new, old=old, advantages=torch.tensor([advantage]), sequence=ZERO)
-        return policy_loss(name, inputs, options or LossOptions()).per_token.sum()
+        return compute_policy_loss(name, inputs, options or LossOptions()).per_token.sum()
 
     return float(gradient(loss, old + math.log(ratio))[1])
 
@@ -70,7 +70,9 @@ def test_gspo_clips_whole_sequences() -> None:
     sequence = torch.tensor([0, 0, 1, 1])
 
     def loss(new: torch.Tensor) -> torch.Tensor:
-        return policy_loss("gspo", LossInputs(new=new, old=old, advantages=torch.ones(4), sequence=sequence), LossOptions()).per_token.sum()
+        return compute_policy_loss(
+            "gspo", LossInputs(new=new, old=old, advantages=torch.ones(4), sequence=sequence), LossOptions()
+        ).per_token.sum()
 
     torch.testing.assert_close(gradient(loss, log_ratio)[1], torch.tensor([-1.0, -1.0, 0.0, 0.0]))
 
@@ -80,7 +82,7 @@ def test_statistics() -> None:
     inputs = LossInputs(
         new=ratio.log(), old=torch.zeros(4), advantages=torch.tensor([1.0, 1.0, -1.0, -1.0]), sequence=torch.zeros(4, dtype=torch.long)
     )
-    stats = policy_loss("ppo", inputs, LossOptions(dual_clip=3.0)).stats.result()
+    stats = compute_policy_loss("ppo", inputs, LossOptions(dual_clip=3.0)).stats.result()
     assert stats["policy/clip_fraction"] == 0.5
     assert stats["policy/clip_fraction_positive"] == 0.5
     assert stats["policy/clip_fraction_negative"] == 0.5
@@ -94,7 +96,7 @@ def test_statistics() -> None:
 def test_an_empty_micro_batch_works(name: str) -> None:
     empty = torch.zeros(0, requires_grad=True)
     inputs = LossInputs(new=empty, old=torch.zeros(0), advantages=torch.zeros(0), sequence=ZERO[:0])
-    result = policy_loss(name, inputs, LossOptions(dual_clip=3.0))
+    result = compute_policy_loss(name, inputs, LossOptions(dual_clip=3.0))
     assert result.per_token.shape == (0,)
     assert result.stats.result() == {}
 
@@ -104,6 +106,6 @@ def test_errors() -> None:
         LossInputs(new=torch.zeros(2), old=torch.zeros(2), advantages=torch.zeros(3), sequence=torch.zeros(2, dtype=torch.long))
     inputs = LossInputs(new=torch.zeros(1), old=torch.zeros(1), advantages=torch.zeros(1), sequence=ZERO)
     with pytest.raises(ConfigError, match=r"--policy-loss = 'pp0'.*ppo, gspo, cispo, reinforce"):
-        policy_loss("pp0", inputs, LossOptions())
+        compute_policy_loss("pp0", inputs, LossOptions())
     with pytest.raises(ConfigError, match="--dual-clip"):
         LossOptions(dual_clip=1.0)

@@ -1,0 +1,229 @@
+"""Facts of an algorithm, stated beside its function, and the functions of a user's own file.
+
+A decorator states the facts of an estimator or a loss; config, flow, rollout and learner read them from the function. Nothing here
+loads torch, so that a configuration can be checked without it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from agentrl.core.errors import AgentRLError, ConfigError, PluginError
+from agentrl.core.plugins import FORM, is_plugin, last_user_frame, load_plugin, suggest
+
+F = TypeVar("F", bound=Callable[..., Any])
+_FACTS = "agentrl_facts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatorFacts:
+    """Facts of an advantage estimator; see `advantage_estimator` for each."""
+
+    compares_group: bool = False
+    needs_critic: bool = False
+    whitens: bool = False
+    discounts: bool = False
+    charges_kl: bool = False
+    length_neutral: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFacts:
+    """Facts of a policy loss; see `policy_loss` for each."""
+
+    single_update: bool = False
+    dual_clip: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterFacts:
+    """Facts of a group filter; see `group_filter` for each."""
+
+    compares_group: bool = False
+
+
+@overload
+def advantage_estimator(function: F, /) -> F: ...
+@overload
+def advantage_estimator(
+    *,
+    compares_group: bool = ...,
+    needs_critic: bool = ...,
+    whitens: bool = ...,
+    discounts: bool = ...,
+    charges_kl: bool = ...,
+    length_neutral: bool = ...,
+) -> Callable[[F], F]: ...
+def advantage_estimator(
+    function: F | None = None,
+    /,
+    *,
+    compares_group: bool = False,
+    needs_critic: bool = False,
+    whitens: bool = False,
+    discounts: bool = False,
+    charges_kl: bool = False,
+    length_neutral: bool = False,
+) -> Any:
+    """Make a function of (`AdvantageInputs`, `AdvantageOptions`) an advantage estimator.
+
+    The function returns the advantage of every action token, or `Advantages` with targets for a critic.
+
+    Args:
+        function: The function, where the decorator is written without parentheses.
+        compares_group: It compares the episodes of a group, which must have at least 2 of them.
+        needs_critic: It reads ``inputs.values``, and returns the targets of the critic.
+        whitens: Its advantages are whitened over all tokens of the step after it returned.
+        discounts: It reads ``options.gamma``; otherwise ``--gamma`` must be 1.
+        charges_kl: It subtracts ``inputs.kl``; otherwise a KL penalty must be part of the loss.
+        length_neutral: It exists to treat short and long episodes alike, which ``--group-quorum`` would undo.
+    """
+    facts = EstimatorFacts(
+        compares_group=compares_group,
+        needs_critic=needs_critic,
+        whitens=whitens,
+        discounts=discounts,
+        charges_kl=charges_kl,
+        length_neutral=length_neutral,
+    )
+    return _stated(function, facts)
+
+
+@overload
+def policy_loss(function: F, /) -> F: ...
+@overload
+def policy_loss(*, single_update: bool = ..., dual_clip: bool = ...) -> Callable[[F], F]: ...
+def policy_loss(function: F | None = None, /, *, single_update: bool = False, dual_clip: bool = False) -> Any:
+    """Make a function of (`LossInputs`, `LossOptions`) a policy loss.
+
+    The function returns the loss of every action token, or `TokenLosses`.
+
+    Args:
+        function: The function, where the decorator is written without parentheses.
+        single_update: It has no ratio of new to old policy, and is right for one update per batch only.
+        dual_clip: It reads ``options.dual_clip``; otherwise ``--dual-clip`` is refused.
+    """
+    facts = LossFacts(single_update=single_update, dual_clip=dual_clip)
+    return _stated(function, facts)
+
+
+@overload
+def group_filter(function: F, /) -> F: ...
+@overload
+def group_filter(*, compares_group: bool = ...) -> Callable[[F], F]: ...
+def group_filter(function: F | None = None, /, *, compares_group: bool = False) -> Any:
+    """Make a function of a `GroupSummary` a group filter.
+
+    The function returns `None` to train on the group, or a short text, the reason to reject it, by which rejected groups are counted.
+
+    Args:
+        function: The function, where the decorator is written without parentheses.
+        compares_group: It compares the episodes of a group, which must have at least 2 of them.
+    """
+    facts = FilterFacts(compares_group=compares_group)
+    return _stated(function, facts)
+
+
+def _stated(function: F | None, facts: EstimatorFacts | LossFacts | FilterFacts) -> Any:
+    """Keep the facts with the function; without one, return the decorator that does."""
+    if function is None:
+        return lambda decorated: _stated(decorated, facts)
+    setattr(function, _FACTS, facts)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of function that a user may bring.
+
+    Attributes:
+        flag: The flag that names it.
+        decorator: Name of the decorator that states its facts.
+        facts: Type of its facts.
+        arguments: Names of its arguments.
+    """
+
+    flag: str
+    decorator: str
+    facts: type[Any]
+    arguments: tuple[str, ...]
+
+
+ESTIMATOR = Kind("--advantage-estimator", "advantage_estimator", EstimatorFacts, ("inputs", "options"))
+LOSS = Kind("--policy-loss", "policy_loss", LossFacts, ("inputs", "options"))
+FILTER = Kind("--group-filter", "group_filter", FilterFacts, ("group",))
+
+
+def find(kind: Kind, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return the function that a flag names.
+
+    Args:
+        kind: The kind of function.
+        name: Name of a built-in function, or ``file.py:name``.
+        built_in: Built-in functions by name.
+
+    Raises:
+        ConfigError: If there is no such function, or it cannot be one of that kind.
+    """
+    if is_plugin(name):
+        return _checked(kind, name, load_plugin(kind.flag, name))
+    if name not in built_in:
+        known = f"Choose one of {', '.join(built_in)}, or give file.py:name." if built_in else FORM
+        raise ConfigError(kind.flag, name, "is not known", f"{suggest(name, built_in)} {known}".strip())
+    return built_in[name]
+
+
+def facts_of(function: Callable[..., Any]) -> Any:
+    """Return the facts that a decorator stated."""
+    return getattr(function, _FACTS)
+
+
+def _checked(kind: Kind, spec: str, value: Any) -> Callable[..., Any]:
+    """Check what a user's file holds under the name; nothing is called yet."""
+    name, above = spec.rpartition(":")[2], f"Put @agentrl.{kind.decorator}() above a function of ({', '.join(kind.arguments)})."
+    if not callable(value) or inspect.isclass(value):
+        raise ConfigError(kind.flag, spec, f"{name} is {_article(value)}, not a function", above)
+    if not isinstance(getattr(value, _FACTS, None), kind.facts):
+        problem = f"{name} was not made by @agentrl.{kind.decorator}, so its facts are not known"
+        raise ConfigError(kind.flag, spec, problem, above)
+    if inspect.iscoroutinefunction(value):
+        raise ConfigError(kind.flag, spec, f"{name} is a coroutine function", "Write it with a plain def.")
+    try:
+        inspect.signature(value).bind(*kind.arguments)
+    except TypeError:
+        problem = f"{name}{inspect.signature(value)} cannot be called with ({', '.join(kind.arguments)})"
+        raise ConfigError(kind.flag, spec, problem, "Give it these arguments, in this order.") from None
+    return value  # type: ignore[no-any-return]
+
+
+def _article(value: Any) -> str:
+    kind = "class" if inspect.isclass(value) else type(value).__name__
+    return f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
+
+
+@contextmanager
+def calls(kind: Kind, function: Callable[..., Any]) -> Iterator[None]:
+    """Turn an exception of a user's function into an error that names the flag, the function and the line."""
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except Exception as error:
+        if function.__module__.startswith("agentrl."):
+            raise
+        raised = f"raised {type(error).__name__}: {error} ({last_user_frame(error, _file(function))})"
+        raise unusable(kind, function, raised, "Correct the function.") from error
+
+
+def _file(function: Callable[..., Any]) -> str:
+    return inspect.getfile(inspect.unwrap(function))
+
+
+def unusable(kind: Kind, function: Callable[..., Any], problem: str, remedy: str) -> PluginError:
+    """Return the error for a function that raised an exception, or returned a value that cannot be used."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return PluginError(f"{kind.flag}: {name} of {_file(function)} {problem}. {remedy}")

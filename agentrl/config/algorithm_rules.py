@@ -1,0 +1,184 @@
+"""Rules about the algorithm: its parts fit together, to each other and to the groups that are sampled.
+
+The facts of estimators, losses and filters stand beside their functions; a user's own file is imported here, before anything heavy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from agentrl.algo.advantages import estimator_facts
+from agentrl.algo.filters import filter_facts
+from agentrl.algo.losses import loss_facts
+from agentrl.config.schema import AlgoConfig, FlowConfig, TrainConfig
+from agentrl.core.errors import ConfigError
+
+
+def _groups_can_be_compared(config: TrainConfig) -> None:
+    n, flow, estimator = config.rollout.n_samples_per_prompt, config.flow, config.algo.advantage_estimator
+    if n >= 2:
+        return
+    if estimator_facts(estimator).compares_group:
+        problem = f"the estimator {estimator!r} compares the members of a group and needs at least 2"
+        raise ConfigError("--n-samples-per-prompt", n, problem, "Raise it, or choose --advantage-estimator reinforce.")
+    if flow.dynamic_filtering:
+        raise ConfigError("--dynamic-filtering", True, "filters on the spread within a group", "Use --n-samples-per-prompt 2 or more.")
+    if flow.group_filter and filter_facts(flow.group_filter).compares_group:
+        problem = "compares the members of a group and needs at least 2"
+        raise ConfigError("--group-filter", flow.group_filter, problem, "Use --n-samples-per-prompt 2 or more.")
+
+
+def _discount_has_an_estimator(config: TrainConfig) -> None:
+    name, gamma = config.algo.advantage_estimator, config.algo.gamma
+    if gamma != 1.0 and not estimator_facts(name).discounts:
+        raise ConfigError("--gamma", gamma, f"the estimator {name!r} has no discount", "Use 1, or --advantage-estimator reinforce or gae.")
+
+
+def _kl_penalty_has_a_place(config: TrainConfig) -> None:
+    algo = config.algo
+    if algo.init_kl_coef:
+        if not algo.use_kl_loss and not estimator_facts(algo.advantage_estimator).charges_kl:
+            problem = f"has no effect on rewards with the estimator {algo.advantage_estimator!r}, which does not subtract inputs.kl"
+            remedy = "Add --use-kl-loss, or subtract it and state charges_kl=True."
+            raise ConfigError("--init-kl-coef", algo.init_kl_coef, problem, remedy)
+        return
+    for flag, value in (
+        ("--use-kl-loss", algo.use_kl_loss),
+        ("--kl-target", algo.kl_target),
+        ("--ref-reset-every", algo.ref_reset_every),
+    ):
+        if value:
+            raise ConfigError(flag, value, "has no effect without a KL penalty", "Give a coefficient too, for example --init-kl-coef 0.01.")
+
+
+def _critic_fits_the_estimator(config: TrainConfig) -> None:
+    name, learner = config.algo.advantage_estimator, config.learner
+    if not estimator_facts(name).needs_critic:
+        if learner.critic_warmup_steps:
+            problem = f"the estimator {name!r} has no critic"
+            raise ConfigError("--critic-warmup-steps", learner.critic_warmup_steps, problem, "Use --advantage-estimator gae.")
+    elif not learner.critic_learning_rate:
+        problem = f"the estimator {name!r} needs a critic that learns"
+        remedy = "Give a rate such as 1e-3, or use --advantage-estimator reinforce, which needs no critic."
+        raise ConfigError("--critic-learning-rate", learner.critic_learning_rate, problem, remedy)
+
+
+def _loss_without_ratio_updates_once(config: TrainConfig) -> None:
+    name = config.algo.policy_loss
+    if not loss_facts(name).single_update:
+        return
+    for flag, value in (("--ppo-epochs", config.algo.ppo_epochs), ("--mini-batches", config.algo.mini_batches)):
+        if value > 1:
+            raise ConfigError(flag, value, f"--policy-loss {name} is right for one update per batch only", "Use 1, or --policy-loss ppo.")
+    if config.algo.reuse_behaviour_logprobs and config.staleness:
+        problem = f"leaves no ratio at all to correct older tokens with --policy-loss {name}"
+        raise ConfigError("--reuse-behaviour-logprobs", True, problem, "Leave it out, or use --policy-loss ppo.")
+
+
+def _loss_flags_have_their_loss(config: TrainConfig) -> None:
+    if config.algo.dual_clip is not None and not loss_facts(config.algo.policy_loss).dual_clip:
+        problem = f"has no effect on --policy-loss {config.algo.policy_loss}"
+        raise ConfigError("--dual-clip", config.algo.dual_clip, problem, "Leave it out, or use --policy-loss ppo.")
+    if config.algo.use_kl_loss and config.algo.kl_estimator == "k1":
+        problem = "has a gradient of mean 0 in the loss (--use-kl-loss)"
+        raise ConfigError("--kl-estimator", "k1", problem, "Use k2 or k3, or put the penalty into the reward.")
+
+
+def _corrections_have_a_ratio(config: TrainConfig) -> None:
+    """With the recorded log-probabilities as the old ones, the ratio of every correction is 1."""
+    algo = config.algo
+    if not algo.reuse_behaviour_logprobs:
+        return
+    for flag, value in (
+        ("--off-policy", None if algo.off_policy in ("tis", "none") else algo.off_policy),
+        ("--off-policy-level", algo.off_policy_level),
+        ("--off-policy-mode", algo.off_policy_mode),
+        ("--off-policy-range", algo.off_policy_range),
+        ("--opsm-delta", algo.opsm_delta),
+        ("--m2po-tau", algo.m2po_tau),
+    ):
+        if value is not None:
+            problem = "has nothing to correct with --reuse-behaviour-logprobs, where the clipped ratio of the loss does all of it"
+            raise ConfigError(flag, value, problem, "Leave out one of the two.")
+
+
+def _length_penalties_fit(config: TrainConfig) -> None:
+    buffer, factor, budget = config.algo.overlong_buffer, config.algo.overlong_penalty, config.rollout.max_new_tokens
+    if buffer > budget:
+        raise ConfigError("--overlong-buffer", buffer, f"exceeds --max-new-tokens {budget}", f"Use at most {budget}.")
+    if not buffer and factor != AlgoConfig.overlong_penalty:
+        raise ConfigError("--overlong-penalty", factor, "has no effect without a buffer", f"Give --overlong-buffer, up to {budget}.")
+
+
+def _filter_flags_have_a_filter(config: TrainConfig) -> None:
+    own = config.flow.group_filter
+    if own and config.flow.dynamic_filtering:
+        raise ConfigError("--group-filter", own, "takes the place of --dynamic-filtering", "Leave out one of the two.")
+    if own:
+        filter_facts(own)
+    chosen = config.flow.dynamic_filtering_range
+    if chosen != FlowConfig.dynamic_filtering_range and not config.flow.dynamic_filtering:
+        raise ConfigError("--dynamic-filtering-range", chosen, "has no effect while filtering is off", "Add --dynamic-filtering.")
+
+
+def _a_quorum_is_most_of_a_group(config: TrainConfig) -> None:
+    quorum, n = config.flow.group_quorum, config.rollout.n_samples_per_prompt
+    if quorum == 1.0:
+        if config.flow.straggler_factor != FlowConfig.straggler_factor:
+            problem = "has no effect while groups wait for all of their episodes"
+            raise ConfigError("--straggler-factor", config.flow.straggler_factor, problem, "Give --group-quorum too, for example 0.75.")
+        return
+    if quorum < 0.5:
+        problem = "would judge the rest by less than half of a group"
+        raise ConfigError("--group-quorum", quorum, problem, "Use at least 0.5.")
+    if math.ceil(quorum * n) >= n:
+        problem = f"asks for all {n} episodes of a group"
+        raise ConfigError("--group-quorum", quorum, problem, f"Use at most {(n - 1) / n:.3g}, or raise --n-samples-per-prompt.")
+    if estimator_facts(config.algo.advantage_estimator).length_neutral:
+        problem = f"leaves out what takes long, and --advantage-estimator {config.algo.advantage_estimator} is there to treat lengths alike"
+        raise ConfigError("--group-quorum", quorum, problem, "Leave out one of the two.")
+
+
+def _async_is_corrected(config: TrainConfig) -> None:
+    if config.staleness and config.algo.off_policy == "none" and not config.algo.allow_uncorrected:
+        raise ConfigError(
+            "--off-policy",
+            "none",
+            "an asynchronous run would train on older weights' tokens without correction",
+            "Use tis, or say that you mean it with --allow-uncorrected.",
+        )
+
+
+def _sampling_keeps_ratio_unbiased(config: TrainConfig) -> None:
+    truncated = config.rollout.top_p < 1 or config.rollout.top_k > 0
+    if truncated and config.algo.off_policy != "none":
+        raise ConfigError(
+            "--top-p" if config.rollout.top_p < 1 else "--top-k",
+            config.rollout.top_p if config.rollout.top_p < 1 else config.rollout.top_k,
+            "truncated sampling biases the importance ratio of the correction",
+            "Sample from the whole distribution (--top-p 1 --top-k 0), or use --off-policy none.",
+        )
+
+
+def _mini_batches_have_groups(config: TrainConfig) -> None:
+    parts, groups = config.algo.mini_batches, config.rollout.groups_per_step
+    if parts > groups:
+        raise ConfigError("--mini-batches", parts, f"exceeds --groups-per-step {groups}, and groups stay whole", f"Use at most {groups}.")
+
+
+ALGORITHM_RULES: tuple[Callable[[TrainConfig], None], ...] = (
+    _groups_can_be_compared,
+    _discount_has_an_estimator,
+    _kl_penalty_has_a_place,
+    _critic_fits_the_estimator,
+    _loss_without_ratio_updates_once,
+    _loss_flags_have_their_loss,
+    _corrections_have_a_ratio,
+    _length_penalties_fit,
+    _filter_flags_have_a_filter,
+    _a_quorum_is_most_of_a_group,
+    _async_is_corrected,
+    _sampling_keeps_ratio_unbiased,
+    _mini_batches_have_groups,
+)
