@@ -1,5 +1,8 @@
 """Asynchronous reinforcement learning for language-model agents: write an environment, run ``agentrl train``."""
 
+from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages
+from agentrl.algo.facts import advantage_estimator, group_filter, policy_loss
+from agentrl.algo.losses import LossInputs, LossOptions, TokenLosses
 from agentrl.api.commands import check, check_async, evaluate, evaluate_async, load_run, make_callable, train, train_async
 from agentrl.core.callbacks import (
     BestModelSaved,
@@ -23,8 +26,10 @@ from agentrl.core.errors import (
     EnvResultError,
     EnvTimeoutError,
     LearnerError,
+    PluginError,
     RewardError,
 )
+from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Message, Task
 from agentrl.env.adapters.gymnasium import GymEnv
 from agentrl.env.adapters.gymnasium_vector import GymVectorEnv
@@ -43,6 +48,9 @@ make_callable("agentrl.check")
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdvantageInputs",
+    "AdvantageOptions",
+    "Advantages",
     "AgentInstance",
     "AgentRLError",
     "BestModelSaved",
@@ -60,13 +68,18 @@ __all__ = [
     "EvaluationEnd",
     "Executor",
     "GroupJudged",
+    "GroupSummary",
     "GymEnv",
     "GymVectorEnv",
     "LearnerError",
+    "LossInputs",
+    "LossOptions",
+    "MemberSummary",
     "Message",
     "MetricsRow",
     "NemoGymEnv",
     "OpenEnvEnv",
+    "PluginError",
     "Policy",
     "ResetResult",
     "ResetState",
@@ -78,13 +91,17 @@ __all__ = [
     "StepResult",
     "StepState",
     "Task",
+    "TokenLosses",
     "ToolEnv",
+    "advantage_estimator",
     "check",
     "check_async",
     "combine_rewards",
     "evaluate",
     "evaluate_async",
+    "group_filter",
     "load_run",
+    "policy_loss",
     "remote_reward",
     "run_python",
     "train",

@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl.config.evaluate import PlayConfig
 from agentrl.config.load import flag, flag_value, to_json
+from agentrl.config.plugins import check_files_unchanged
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.env.given import PREFIX
@@ -93,7 +94,7 @@ def resume_point(config: TrainConfig) -> ResumePoint:
     """Find where the run in ``config.run.run_dir`` stands, and check that it can go on with these settings.
 
     Raises:
-        ConfigError: If ``--resume DIR`` finds no complete checkpoint, or a setting was changed that must stay.
+        ConfigError: If ``--resume DIR`` finds no complete checkpoint, or a setting was changed that must stay, or the file of a plug-in.
         CheckpointError: If the checkpoint cannot be read.
     """
     run_dir = config.run.run_dir
@@ -107,17 +108,18 @@ def resume_point(config: TrainConfig) -> ResumePoint:
         raise ConfigError("--resume", config.run.resume, "holds no complete checkpoint", remedy)
     progress, saved = read_checkpoint(path)
     _check_unchanged(saved, config)
+    check_files_unchanged(config, run_dir, MAY_CHANGE)
     return ResumePoint(progress, path / LEARNER)
 
 
 def _check_unchanged(saved: Mapping[str, Any], config: TrainConfig) -> None:
-    asked = json.loads(to_json(config))
+    asked, defaults = json.loads(to_json(config)), json.loads(to_json(TrainConfig()))
     fixed = MAY_CHANGE if config.learner.lr_schedule == "constant" else MAY_CHANGE - {"num_steps"}
     changed = [
         f"{flag(name)} (was {saved.get(section, {}).get(name)!r}, now {value!r})"
         for section, values in asked.items()
         for name, value in values.items()
-        if name not in fixed and saved.get(section, {}).get(name) != value
+        if name not in fixed and saved.get(section, {}).get(name, defaults[section][name]) != value  # a setting newer than the run
     ]
     if changed:
         problem = "cannot go on, because it would be another run with " + ", ".join(changed)

@@ -109,7 +109,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, *, last: bo
 def _title(config: TrainConfig) -> str:
     model = Path(config.model.model).name or "the bundled tiny model"
     mode = f"staleness up to {config.staleness}" if config.staleness else "synchronous"
-    return f"{config.run.agent} with {model}, {config.algo.advantage_estimator}, {mode}"
+    return f"{config.run.agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}"
 
 
 async def _start(config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, tracker: RunTracker) -> None:

@@ -163,7 +163,7 @@ def _show_run(run: RunDirectory, screen: Screen) -> None:
         agent = config.run.agent
         mode = f"staleness up to {config.staleness}" if config.staleness else "synchronous"
         model = config.model.model or "the bundled tiny model"
-        _labelled(screen, "run", f"{agent} with {model}, {config.algo.advantage_estimator}, {mode}, seed {config.run.seed}")
+        _labelled(screen, "run", f"{agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}, seed {config.run.seed}")
     except ConfigError as error:
         screen.line((str(error), "yellow"))
     metrics = [{name: value for name, value in row.items() if value is not None} for row in run.metrics()]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from pathlib import Path
 
 from agentrl.config.schema import TrainConfig
-from agentrl.core.plugins import is_plugin, resolve_plugin
+from agentrl.core.errors import ConfigError
+from agentrl.core.plugins import is_plugin, plugin_copies, resolve_plugin
 
 PLUGIN_FIELDS: tuple[tuple[str, str], ...] = (
     ("algo", "advantage_estimator"),
@@ -26,14 +28,45 @@ def resolve_plugins(config: TrainConfig) -> TrainConfig:
     for section, field in PLUGIN_FIELDS:
         part = getattr(config, section)
         value = getattr(part, field)
-        resolved = tuple(_resolved(field, item) for item in value) if isinstance(value, tuple) else _resolved(field, value)
+        resolved = tuple(_resolved(config, field, item) for item in value) if isinstance(value, tuple) else _resolved(config, field, value)
         if resolved != value:
             config = dataclasses.replace(config, **{section: dataclasses.replace(part, **{field: resolved})})
     return config
 
 
-def _resolved(field: str, value: str) -> str:
-    return resolve_plugin(flag_of(field), value) if is_plugin(value) else value
+def _resolved(config: TrainConfig, field: str, value: str) -> str:
+    if not is_plugin(value):
+        return value
+    try:
+        return resolve_plugin(flag_of(field), value)
+    except ConfigError as error:
+        resumed = config.run.run_dir if config.run.resume == "auto" else config.run.resume
+        file = Path(value.rpartition(":")[0])
+        copy = plugin_copies([value], Path(resumed or "")).get(file)
+        if resumed and not file.exists() and copy is not None and copy.exists():
+            raise ConfigError(error.field, value, "there is no such file any more", f"Restore it: cp {copy} {file}") from None
+        raise
+
+
+def check_files_unchanged(config: TrainConfig, run_dir: Path, may_change: Container[str]) -> None:
+    """Compare the file of each plug-in with the copy that the run made when it began.
+
+    Args:
+        config: The resolved configuration of a run that is continued.
+        run_dir: Directory of the run.
+        may_change: Fields whose plug-ins may change.
+
+    Raises:
+        ConfigError: If a file was changed.
+    """
+    found = list(plugins(config))
+    copies = plugin_copies((spec for _, spec in found), run_dir)
+    for flag, spec in found:
+        file = Path(spec.rpartition(":")[0])
+        copy = copies[file]
+        if flag.removeprefix("--").replace("-", "_") not in may_change and copy.exists() and copy.read_bytes() != file.read_bytes():
+            problem = f"the file was changed since the run began with it as {copy}"
+            raise ConfigError(flag, spec, problem, f"Restore it: cp {copy} {file}. To go on with the changed file, remove the copy.")
 
 
 def plugins(config: TrainConfig) -> Iterator[tuple[str, str]]:

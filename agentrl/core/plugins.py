@@ -79,11 +79,10 @@ def _split(flag: str, spec: str) -> tuple[Path, str]:
 
 
 def copy_plugins(specs: Iterable[str], run_dir: Path) -> None:
-    """Copy the file of each plug-in into the run directory, unless a copy is there."""
+    """Copy the file of each plug-in into the run directory."""
     for source, copy in plugin_copies(specs, run_dir).items():
-        if not copy.exists():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, copy)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
 
 
 def plugin_copies(specs: Iterable[str], run_dir: Path) -> dict[Path, Path]:

@@ -80,12 +80,13 @@ async def collect(run: RunState, spawn: Spawn) -> None:
     Consumes finished attempts. Produces accepted groups in the queue, retries, and free slots. Waits for an attempt to finish.
     Unblocked by the workers, and ended by `train`, which closes the stream after the last group is resolved.
     """
+    min_members = run.settings.min_members  # read once: the estimator may be of a user's file
     run.board.waiting("collect", "a group to finish")
     async for finished in run.finished:
         run.board.progress()
         if not run.queue.waits_for(finished.ticket.group_id):
             continue  # given up as a spare group between its end and now
-        judged = _judge(run, finished)
+        judged = _judge(run, finished, min_members)
         run.board.waiting("collect", f"the callbacks about group {judged.group_id}")
         await run.observer.notify(judged)
         if run.queue.waits_for(judged.group_id):  # else it was given up while a callback ran
@@ -93,11 +94,11 @@ async def collect(run: RunState, spawn: Spawn) -> None:
         run.board.waiting("collect", "a group to finish")
 
 
-def _judge(run: RunState, finished: Finished) -> GroupJudged:
+def _judge(run: RunState, finished: Finished, min_members: int) -> GroupJudged:
     """Decide what becomes of a group: trained on, filtered, or, where too much of it failed, retried or dropped."""
     ticket, summary = finished.ticket, finished.summary
     verdict: Literal["kept", "filtered", "retried", "dropped"]
-    if summary.num_trainable < run.settings.min_members:
+    if summary.num_trainable < min_members:
         verdict = "retried" if ticket.attempt + 1 < run.settings.flow.max_attempts else "dropped"
         reason: str | None = failure_reason(summary)
     else:

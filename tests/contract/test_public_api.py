@@ -12,6 +12,9 @@ import pytest
 import agentrl
 
 NAMES = [
+    "AdvantageInputs",
+    "AdvantageOptions",
+    "Advantages",
     "AgentInstance",
     "AgentRLError",
     "BestModelSaved",
@@ -29,13 +32,18 @@ NAMES = [
     "EvaluationEnd",
     "Executor",
     "GroupJudged",
+    "GroupSummary",
     "GymEnv",
     "GymVectorEnv",
     "LearnerError",
+    "LossInputs",
+    "LossOptions",
+    "MemberSummary",
     "Message",
     "MetricsRow",
     "NemoGymEnv",
     "OpenEnvEnv",
+    "PluginError",
     "Policy",
     "ResetResult",
     "ResetState",
@@ -47,13 +55,17 @@ NAMES = [
     "StepResult",
     "StepState",
     "Task",
+    "TokenLosses",
     "ToolEnv",
+    "advantage_estimator",
     "check",
     "check_async",
     "combine_rewards",
     "evaluate",
     "evaluate_async",
+    "group_filter",
     "load_run",
+    "policy_loss",
     "remote_reward",
     "run_python",
     "train",
@@ -114,6 +126,27 @@ def test_methods_of_an_agent() -> None:
         "step": "(self, state: 'StepState', /) -> 'StepReturn | Awaitable[StepReturn]'",
         "close": "(self) -> 'Awaitable[None] | None'",
     }
+
+
+def test_signatures_of_algorithms() -> None:
+    signatures = {
+        "advantage_estimator": [
+            *("compares_group", "needs_critic", "whitens", "discounts", "charges_kl", "length_neutral"),
+        ],
+        "policy_loss": ["single_update", "dual_clip"],
+        "group_filter": ["compares_group"],
+    }
+    assert {name: list(inspect.signature(getattr(agentrl, name)).parameters)[1:] for name in signatures} == signatures
+    fields = {
+        "AdvantageInputs": ["token_rewards", "episode", "group", "rewards", "values", "kl"],
+        "AdvantageOptions": ["gamma", "gae_lambda", "advantage_std_norm", "reward_clip_range"],
+        "Advantages": ["advantages", "returns"],
+        "LossInputs": ["new", "old", "advantages", "sequence"],
+        "LossOptions": ["eps_clip_low", "eps_clip_high", "dual_clip"],
+        "TokenLosses": ["per_token", "ratio", "clipped", "metrics"],
+        "GroupSummary": ["group_id", "members", "versions", "seconds", "records"],
+    }
+    assert {name: [field.name for field in dataclasses.fields(getattr(agentrl, name))] for name in fields} == fields
 
 
 def test_signatures_of_reward_helpers() -> None:

@@ -8,8 +8,10 @@ import pytest
 
 from agentrl.api.resume import resume_point, resumed_run_dir, rewind_records, with_saved_settings
 from agentrl.config.load import from_mapping, to_json
+from agentrl.config.plugins import resolve_plugins
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import CheckpointError, ConfigError
+from agentrl.core.plugins import copy_plugins
 from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint
 from agentrl.flow.progress import Progress
 from tests.unit.flow.fakes import ScriptedLearner
@@ -119,3 +121,29 @@ def test_what_was_measured_before_the_first_step_stays_only_with_a_checkpoint(tm
     assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 3
     assert rewind_records(tmp_path, Progress()) == []
     assert (tmp_path / "evaluations.jsonl").read_text() == ""
+
+
+async def test_a_changed_file_of_an_own_estimator_is_refused_with_two_ways_on(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("before = True\n")
+    run_dir, setting = tmp_path / "run", f"{file}:estimator"
+    await save(run_dir, 2, advantage_estimator=setting)
+    config = config_of(run_dir, advantage_estimator=setting)
+    copy_plugins([setting], run_dir)
+    assert resume_point(config).progress.step == 2
+    file.write_text("after = True\n")
+    copy = run_dir / "plugins" / "own.py"
+    with pytest.raises(ConfigError, match=f"Restore it: cp {copy} {file}. To go on with the changed file, remove the copy"):
+        resume_point(config)
+    copy.unlink()
+    assert resume_point(config).progress.step == 2
+
+
+async def test_a_missing_file_of_an_own_estimator_is_restored_from_the_copy(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("before = True\n")
+    setting = f"{file}:estimator"
+    copy_plugins([setting], tmp_path / "run")
+    file.unlink()
+    with pytest.raises(ConfigError, match=f"there is no such file any more. Restore it: cp {tmp_path}/run/plugins/own.py {file}"):
+        resolve_plugins(config_of(tmp_path / "run", advantage_estimator=setting))

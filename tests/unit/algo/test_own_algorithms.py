@@ -1,0 +1,238 @@
+"""An estimator, a loss and a filter of a user's own file: the same as built-in ones, and refused with the remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl.algo.advantages import ESTIMATORS, AdvantageInputs, AdvantageOptions, compute_advantages, estimator_facts, find_estimator
+from agentrl.algo.facts import EstimatorFacts, LossFacts
+from agentrl.algo.filters import dynamic_filter, find_filter
+from agentrl.algo.losses import POLICY_LOSSES, LossInputs, LossOptions, compute_policy_loss, find_loss, loss_facts
+from agentrl.config.load import load_config
+from agentrl.core.errors import ConfigError, PluginError
+from agentrl.core.summaries import GroupSummary
+from tests.unit.algo.ragged import ragged
+from tests.unit.flow.fakes import member
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "own_algorithm.py"
+HEAD = "import agentrl\n\n"
+
+
+def own(tmp_path: Path, text: str, name: str) -> str:
+    path = tmp_path / "own.py"
+    path.write_text(HEAD + text)
+    return f"{path}:{name}"
+
+
+def batch() -> AdvantageInputs:
+    shape = ragged(3)
+    rewards = torch.rand(len(shape.lengths), generator=shape.generator).round()
+    return AdvantageInputs(
+        token_rewards=shape.at_end(rewards), episode=shape.episode, group=shape.group, rewards=rewards, kl=0.1 * shape.randn(shape.size)
+    )
+
+
+def loss_batch(seed: int = 0) -> LossInputs:
+    draw = torch.Generator().manual_seed(seed)
+    old, step, advantages = (torch.randn(64, generator=draw) for _ in range(3))
+    new = (old + 0.3 * step).requires_grad_()
+    return LossInputs(new=new, old=old, advantages=advantages, sequence=torch.arange(64) // 8)
+
+
+def group(scores: list[float | None], rewards: list[float]) -> GroupSummary:
+    members = tuple(member(reward, score=score) for score, reward in zip(scores, rewards, strict=True))
+    return GroupSummary(group_id=7, members=members, versions=(0, 0), seconds=1.0)
+
+
+def test_the_estimator_of_the_example_is_group_norm() -> None:
+    mine = compute_advantages(f"{EXAMPLE}:group_advantages", batch(), AdvantageOptions()).advantages
+    assert torch.equal(mine, compute_advantages("group_norm", batch(), AdvantageOptions()).advantages)
+
+
+def test_the_loss_of_the_example_is_ppo() -> None:
+    def run(name: str) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+        inputs = loss_batch()
+        result = compute_policy_loss(name, inputs, LossOptions(eps_clip_high=0.28))
+        result.per_token.sum().backward()
+        assert inputs.new.grad is not None
+        return result.per_token, inputs.new.grad, result.stats.result()
+
+    mine, built_in = run(f"{EXAMPLE}:clipped_loss"), run("ppo")
+    assert torch.equal(mine[0], built_in[0])
+    assert torch.equal(mine[1], built_in[1])
+    assert {name: value for name, value in mine[2].items() if name != "policy/distance"} == built_in[2]
+    assert 0.1 < mine[2]["policy/distance"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("scores", "rewards"),
+    [([0.0, 0.0], [0.0, 0.0]), ([1.0, 1.0], [1.0, 2.0]), ([0.0, 1.0], [0.0, 1.0]), ([0.5, 0.5], [1.0, 1.0]), ([None, None], [0.0, 1.0])],
+)
+def test_the_filter_of_the_example_is_dynamic_filtering(scores: list[float | None], rewards: list[float]) -> None:
+    assert find_filter(f"{EXAMPLE}:mixed_results")(group(scores, rewards)) == dynamic_filter(group(scores, rewards))
+
+
+def test_the_example_and_its_facts_need_no_torch() -> None:
+    code = (
+        f"import sys; import agentrl.algo.advantages as a; a.estimator_facts('{EXAMPLE}:group_advantages'); print('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.strip() == "False"
+
+
+def test_the_facts_of_built_in_algorithms() -> None:
+    stated = {name: estimator_facts(name) for name in ESTIMATORS}
+    assert {name for name, facts in stated.items() if facts.needs_critic} == {"gae"}
+    assert {name for name, facts in stated.items() if not facts.compares_group} == {"gae", "reinforce"}
+    assert {name for name, facts in stated.items() if facts.whitens} == {"gae", "reinforce", "reinforce_baseline"}
+    assert {name for name, facts in stated.items() if facts.discounts} == {"gae", "reinforce", "reinforce_baseline"}
+    assert {name for name, facts in stated.items() if facts.length_neutral} == {"dr_grpo"}
+    assert all(facts.charges_kl for facts in stated.values())
+    assert {name: loss_facts(name) for name in POLICY_LOSSES} == {
+        "ppo": LossFacts(dual_clip=True),
+        "gspo": LossFacts(),
+        "cispo": LossFacts(),
+        "reinforce": LossFacts(single_update=True),
+    }
+
+
+def test_a_decorator_without_parentheses_states_the_defaults(tmp_path: Path) -> None:
+    text = "@agentrl.advantage_estimator\ndef plain(inputs, options):\n    return inputs.over_tokens(inputs.rewards)\n"
+    assert estimator_facts(own(tmp_path, text, "plain")) == EstimatorFacts()
+
+
+def test_advantages_are_whitened_where_that_is_a_fact(tmp_path: Path) -> None:
+    text = "@agentrl.advantage_estimator(whitens=True)\ndef scaled(inputs, options):\n    return inputs.over_tokens(inputs.rewards)\n"
+    advantages = compute_advantages(own(tmp_path, text, "scaled"), batch(), AdvantageOptions()).advantages
+    assert float(advantages.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(advantages.std(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "remedy"),
+    [
+        ("estimator = 3\n", "estimator is an int, not a function", "Put @agentrl.advantage_estimator() above"),
+        (
+            "def estimator(inputs, options): ...\n",
+            "was not made by @agentrl.advantage_estimator",
+            "Put @agentrl.advantage_estimator() above",
+        ),
+        ("@agentrl.policy_loss\ndef estimator(inputs, options): ...\n", "was not made by @agentrl.advantage_estimator", "above a function"),
+        ("@agentrl.advantage_estimator\nasync def estimator(inputs, options): ...\n", "is a coroutine function", "plain def"),
+        ("@agentrl.advantage_estimator\ndef estimator(inputs): ...\n", "estimator(inputs) cannot be called with", "these arguments"),
+    ],
+)
+def test_what_is_no_estimator_is_refused(tmp_path: Path, text: str, problem: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_estimator(own(tmp_path, text, "estimator"))
+    assert caught.value.field == "--advantage-estimator"
+    assert problem in caught.value.problem
+    assert remedy in caught.value.remedy
+
+
+def test_a_misspelt_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"--policy-loss = 'pppo': is not known. Did you mean ppo\? Choose one of ppo, gspo"):
+        find_loss("pppo")
+
+
+ESTIMATOR = "@agentrl.advantage_estimator\ndef estimator(inputs, options):\n    {}\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return inputs.rewards", "returned advantages of shape .*one per action token"),
+        ("return inputs.token_rewards.tolist()", "returned advantages of type list"),
+        ("return inputs.token_rewards / 0", "returned advantages that are not all finite"),
+        ("return inputs.nothing", r"raised AttributeError: .*own.py, line 5"),
+    ],
+)
+def test_what_an_estimator_returns_is_checked(tmp_path: Path, body: str, message: str) -> None:
+    name = own(tmp_path, ESTIMATOR.format(body), "estimator")
+    with pytest.raises(PluginError, match=rf"--advantage-estimator: estimator of .*own.py {message}"):
+        compute_advantages(name, batch(), AdvantageOptions())
+
+
+def test_an_estimator_with_a_critic_returns_its_targets(tmp_path: Path) -> None:
+    text = "@agentrl.advantage_estimator(needs_critic=True)\ndef estimator(inputs, options):\n    return inputs.token_rewards\n"
+    with pytest.raises(PluginError, match="returned returns of type NoneType"):
+        compute_advantages(own(tmp_path, text, "estimator"), batch(), AdvantageOptions())
+
+
+LOSS = "@agentrl.policy_loss\ndef loss(inputs, options):\n    {}\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return (inputs.new * inputs.advantages).sum()", "returned per_token of shape"),
+        ("return None", "returned per_token of type NoneType"),
+        ("return -inputs.new.detach() * inputs.advantages", "returned a loss without a gradient"),
+        ("return agentrl.TokenLosses(per_token=inputs.new, clipped=inputs.new[:3] > 0)", "returned clipped of shape"),
+        ("return agentrl.TokenLosses(per_token=inputs.new, metrics={'kl': inputs.new})", "returned a metric 'kl', which every loss has"),
+        ("return agentrl.TokenLosses(per_token=inputs.new, metrics={'mine': 1.0})", "returned a metric that is no tensor"),
+        ("return inputs.new + inputs.old[:3]", r"raised RuntimeError: .*own.py, line 5"),
+    ],
+)
+def test_what_a_loss_returns_is_checked(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(PluginError, match=rf"--policy-loss: loss of .*own.py {message}"):
+        compute_policy_loss(own(tmp_path, LOSS.format(body), "loss"), loss_batch(), LossOptions())
+
+
+@pytest.mark.parametrize(
+    ("body", "message"), [("return True", "returned True for group 7"), ("return ''", "returned ''"), ("return group.x", "AttributeError")]
+)
+def test_what_a_filter_returns_is_checked(tmp_path: Path, body: str, message: str) -> None:
+    judge = find_filter(own(tmp_path, f"@agentrl.group_filter\ndef judge(group):\n    {body}\n", "judge"))
+    with pytest.raises(PluginError, match=rf"--group-filter: judge of .*own.py .*{message}"):
+        judge(group([0.0, 1.0], [0.0, 1.0]))
+
+
+FACTS = """
+@agentrl.advantage_estimator(compares_group=True)
+def compared(inputs, options): ...
+
+@agentrl.advantage_estimator(needs_critic=True)
+def critic(inputs, options): ...
+
+@agentrl.policy_loss(single_update=True)
+def once(inputs, options): ...
+
+@agentrl.group_filter(compares_group=True)
+def mixed(group): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "words", "field"),
+    [
+        ("--advantage-estimator", "compared", ["--n-samples-per-prompt", "1"], "--n-samples-per-prompt"),
+        ("--advantage-estimator", "compared", ["--gamma", "0.9"], "--gamma"),
+        ("--advantage-estimator", "compared", ["--init-kl-coef", "0.1"], "--init-kl-coef"),
+        ("--advantage-estimator", "compared", ["--critic-warmup-steps", "1"], "--critic-warmup-steps"),
+        ("--advantage-estimator", "critic", ["--critic-learning-rate", "0"], "--critic-learning-rate"),
+        ("--policy-loss", "once", ["--ppo-epochs", "2"], "--ppo-epochs"),
+        ("--policy-loss", "once", ["--dual-clip", "3"], "--dual-clip"),
+        ("--group-filter", "mixed", ["--dynamic-filtering"], "--group-filter"),
+        ("--group-filter", "mixed", ["--n-samples-per-prompt", "1", "--advantage-estimator", "reinforce"], "--group-filter"),
+        ("--group-filter", "once", [], "--group-filter"),
+    ],
+)
+def test_facts_are_held_against_the_other_flags(tmp_path: Path, flag: str, name: str, words: list[str], field: str) -> None:
+    spec = own(tmp_path, FACTS, name)
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--agent", "module:Name", flag, spec, *words])
+    assert caught.value.field == field
+    assert caught.value.remedy
+
+
+def test_the_resolved_configuration_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own(tmp_path, FACTS, "compared")
+    monkeypatch.chdir(tmp_path)
+    config = load_config(["--agent", "module:Name", "--advantage-estimator", "own.py:compared", "--group-filter", "own.py:mixed"])
+    assert config.algo.advantage_estimator == f"{tmp_path}/own.py:compared"
+    assert config.flow.group_filter == f"{tmp_path}/own.py:mixed"
