@@ -1,4 +1,4 @@
-"""Whether an environment is right: it is played without a model, and what is wrong comes back as findings.
+"""Checks of an environment: it is played without a model, and its errors come back as findings.
 
 `agentrl.check.rules` lists everything that can be found. The checks run in a process of their own (`run`), which a
 supervisor watches (`supervise`), because an environment may hang, crash or change the process it lives in.

@@ -1,4 +1,4 @@
-"""What the checks share while one environment is checked."""
+"""State that the checks of one environment share."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ async def _check_interleaved(context: Context) -> None:
 
 
 def _pairs(context: Context) -> list[tuple[Script, Script]]:
-    """Of each policy two episodes, of different tasks if there are such, which must not change each other."""
+    """Return two scripts of each policy, of different tasks if possible, whose episodes must not change each other."""
     pairs = []
     for name in dict.fromkeys(played.policy for played in context.good()):
         own = list({played.task.id: _script(played) for played in context.good() if played.policy == name}.values())
@@ -222,7 +222,7 @@ async def _with_global_state(state: int, play: Callable[[], Any]) -> tuple[Check
 
 
 def _difference(one: CheckedEpisode, two: CheckedEpisode) -> tuple[str, str] | None:
-    """Where two episodes part: ``reset`` or ``step``, and in words."""
+    """Return the method at which two episodes differ, ``reset`` or ``step``, and a description."""
     if one.first != two.first:
         return "reset", f"reset said {short(one.first)} and then {short(two.first)}"
     names = ("observation", "reward", "terminated", "truncated", "score")

@@ -1,4 +1,4 @@
-"""What the whole process shares, and an environment should leave alone: directory, environment, signals, output."""
+"""Checks of process-wide state that an environment should not change: directory, environment, signals, output."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class CheckSettings:
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     ERROR = "error"
     """Training on it would fail, or learn from wrong data."""
@@ -138,7 +138,7 @@ class Report:
         self.findings.append(Finding(id=rule, where=where, seen=seen))
 
     def has(self, *rules: str) -> bool:
-        """Whether any of these rules is broken."""
+        """Return True if any of these rules is broken."""
         return any(finding.id in rules for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whether the answer can be read off: it stands at the same place in what the model reads, in every task."""
+"""Check for labels that stand at the same place of the prompt in every task."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def check_leaks(context: Context) -> None:
 
 
 def _answers(played: CheckedEpisode) -> str:
-    """What a player was told who earned no answer."""
+    """Return the texts read by a player that earned no reward."""
     return "\n".join(turn.text for turn in (played.turns[:-1] if played.over else played.turns))
 
 
 def _places(text: str, label: str) -> Iterator[str]:
-    """Where the label stands, in words that fit other tasks too."""
+    """Yield descriptions of the label's positions that fit other tasks too."""
     for found in re.finditer(rf"(?<!\w){re.escape(label)}(?!\w)", text):
         before, after = TOKEN.findall(text[: found.start()]), TOKEN.findall(text[found.end() :])
         yield f"word {len(before) + 1}"

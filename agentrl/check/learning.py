@@ -1,4 +1,4 @@
-"""Whether there is something to learn: rewards that differ, an end, no answer that is right for every question."""
+"""Checks that an environment can be learned from: rewards differ, episodes end, no answer is right for every question."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def check_learning(context: Context) -> None:
 
 
 def _in_the_way(context: Context) -> str:
-    """Why hundreds of further episodes would say nothing, or do harm."""
+    """Return the reason not to play hundreds of further episodes; empty if there is none."""
     if any(played.error is not None for played in context.played):
         return "some episodes failed"
     leaks = [finding.id for finding in context.report.findings if finding.id.startswith("leaks-")]

@@ -74,7 +74,7 @@ def repeating(actions: list[str]) -> TextPolicy:
 
 
 def solves(cls: AgentClass) -> bool:
-    """Whether a class has a method that gives the right answer."""
+    """Return True if a class has a method that gives the right answer."""
     return callable(getattr(cls, "solve", None))
 
 
@@ -145,12 +145,12 @@ class CheckedEpisode:
 
     @property
     def finished(self) -> bool:
-        """Whether the environment said that it is over."""
+        """True if the environment ended the episode."""
         return bool(self.turns) and self.turns[-1].result.terminated
 
     @property
     def over(self) -> bool:
-        """Whether there can be no further turn."""
+        """True if there can be no further turn."""
         return self.error is not None or (bool(self.turns) and (self.finished or self.turns[-1].result.truncated))
 
     @property
@@ -170,7 +170,7 @@ class CheckedEpisode:
         return min(max(self.reward, 0.0), 1.0) if given is None else float(given)
 
     def steps(self) -> list[tuple[Any, ...]]:
-        """Of each turn all that can be compared: observation, reward, terminated, truncated, score."""
+        """Return the comparable results of each turn: observation, reward, terminated, truncated, score."""
         return [(turn.text, turn.reward, turn.result.terminated, turn.result.truncated, turn.result.score) for turn in self.turns]
 
 
@@ -369,5 +369,5 @@ def plain(value: Prompt) -> str:
 
 
 def refused_by_template(error: EnvError) -> bool:
-    """Whether it was the model's chat template that could not take an observation."""
+    """Return True if the model's chat template refused an observation."""
     return isinstance(error, EnvResultError) and "chat template" in str(error)

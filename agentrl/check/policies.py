@@ -100,7 +100,7 @@ def constant_answers(cls: AgentClass, tasks: Sequence[Task]) -> list[str]:
 
 
 def options_in(text: str) -> list[str]:
-    """What a text seems to offer: words joined by "or", and numbers."""
+    """Return the choices that a text seems to offer: words joined by "or", and numbers."""
     listed = [word for found in _OPTIONS.findall(text) for word in re.split(r",? or |, ", found)]
     return list(dict.fromkeys([*listed, *re.findall(r"-?\d+", text)]))[:MAX_OPTIONS]
 

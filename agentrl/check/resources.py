@@ -1,4 +1,4 @@
-"""What an episode opens, its `close` closes; and an episode that is cancelled ends."""
+"""Checks that `close` releases the resources of an episode, and that a cancelled episode ends."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _check_ended(context: Context, method: str) -> None:
 
 
 async def _settled(base: dict[str, int] | None) -> dict[str, int]:
-    """What is open, after what is ending has ended."""
+    """Return the open resources, once ending threads and tasks have ended."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         gc.collect()

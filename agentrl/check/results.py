@@ -1,4 +1,4 @@
-"""What the methods return and raise: whatever the boundary refuses becomes a finding that says which rule it breaks."""
+"""Checks of the methods' results and exceptions: each result that the boundary refuses becomes a finding."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def _result_rule(field: str, text: str) -> str:
 
 
 def _hopeless(played: Sequence[CheckedEpisode]) -> bool:
-    """Whether nothing has worked so far, and it is known why; deadlines are not waited for often."""
+    """Return True if every episode so far has failed, in which case further deadlines are not waited for."""
     errors = [episode.error for episode in played]
     late = sum(isinstance(error, EnvTimeoutError) for error in errors)
     return (len(errors) >= 8 or late >= 2) and None not in errors

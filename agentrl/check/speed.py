@@ -1,4 +1,4 @@
-"""How long calls take, what that means for many episodes at once, and calls that hold the event loop."""
+"""Times of calls, the resulting limit of throughput, and calls that hold the event loop."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _slow_text(context: Context, calls: Sequence[UserCall]) -> bool:
 
 
 def _bounds(context: Context, calls: Sequence[UserCall], known: bool) -> None:
-    """What one worker can do: threads work side by side, the event loop does one thing at a time."""
+    """Report the throughput of one worker: threads work in parallel, the event loop does one thing at a time."""
     settings, good = context.settings, context.good()
     steps = [call.seconds for call in calls if call.method == "step"]
     if not steps or not good:

@@ -115,7 +115,7 @@ def _own_tasks(context: Context) -> list[Task]:
 
 
 def _call(context: Context) -> list[Any] | None:
-    """What one call of tasks() gives at first, `None` if that fails; why is said by whoever reads them properly."""
+    """Return the first tasks of one call of tasks(), `None` if the call fails; another check reports the reason."""
     tasks = getattr(context.cls, "tasks", None)
     try:
         loaded = tasks() if callable(tasks) else tasks

@@ -1,4 +1,4 @@
-"""What the model gets to read: does it fit, is it only text, does it repeat itself."""
+"""Checks of the model's prompts: their length, control tokens in them, and repetition."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 class FileTokenizer:
-    """What `agentrl.rollout.chat.ChatCodec` asks of a tokenizer.
+    """The methods of a tokenizer that `agentrl.rollout.chat.ChatCodec` calls.
 
     Args:
         directory: Holds `FILES`, and the chat template in one of them or in ``chat_template.jinja``.
@@ -36,7 +36,7 @@ class FileTokenizer:
 
     @staticmethod
     def can_read(directory: Path) -> bool:
-        """Whether the directory holds what is needed; templates under several names are left to transformers."""
+        """Return True if the directory holds the needed files; several named templates are left to transformers."""
         if not all((directory / name).is_file() for name in FILES):
             return False
         config = json.loads((directory / FILES[1]).read_text(encoding="utf-8"))

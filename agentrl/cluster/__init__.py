@@ -1,1 +1,1 @@
-"""Where the pieces run: Ray actors on a cluster, or plain objects in this process. The only package that imports ray."""
+"""Runtimes: Ray actors on a cluster, or plain objects in this process. The only package that imports ray."""

@@ -1,4 +1,4 @@
-"""How many processes, on which resources; pure arithmetic, declared before anything starts."""
+"""Number of processes and their resources; pure arithmetic, declared before anything starts."""
 
 from __future__ import annotations
 

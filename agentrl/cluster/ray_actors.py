@@ -46,7 +46,7 @@ class RolloutActor:
 
     @_beside
     async def diagnose(self) -> str:
-        """What threads and episodes are doing."""
+        """Return the stacks of threads and episodes."""
         return describe_process(self._loops)
 
     async def start(self) -> None:
@@ -79,11 +79,11 @@ class LearnerActor:
 
     @_beside
     def diagnose(self) -> str:
-        """What threads are doing."""
+        """Return the stacks of threads."""
         return describe_process()
 
     def address(self) -> tuple[str, int]:
-        """Where rank 0 can be met: this node's address and a port that is free now."""
+        """Return an address for rank 0: this node's address and a port that is free now."""
         return ray.util.get_node_ip_address(), free_port()
 
     def start(self, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
@@ -124,7 +124,7 @@ class RayWorker:
         self.actor = actor
 
     async def diagnose(self) -> str:
-        """What the process is doing."""
+        """Return the stacks of the process."""
         return await _engine(self.actor.diagnose.remote())
 
     async def start(self) -> None:
@@ -160,7 +160,7 @@ class RayLearner:
         self.actors = actors
 
     def diagnose(self) -> dict[str, Awaitable[str]]:
-        """What each rank is doing, by its name."""
+        """Return the stacks of each rank, by its name."""
         return {f"learner-{rank}": _learner(actor.diagnose.remote()) for rank, actor in enumerate(self.actors)}
 
     async def start(self) -> None:
@@ -221,7 +221,7 @@ async def _unwrapped(ref: Awaitable[T], lost: type[Exception], who: str) -> T:
 
 
 def _first_line(error: BaseException) -> str:
-    """What Ray says happened; of an actor that could not be made, what was raised, because Ray says that last."""
+    """Return Ray's message; for an actor that could not be made, the exception raised, which stands last in the message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return f"it could not be made: {lines[-1]}" if "creation task" in lines[0] else lines[0]
 

@@ -1,4 +1,4 @@
-"""What a runtime offers."""
+"""The interface of a runtime."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Runtime(Protocol):
 
     @property
     def supervision(self) -> Supervision | None:
-        """How lost workers are replaced; `None` if they cannot be."""
+        """Replacement of lost workers; `None` if they cannot be replaced."""
         ...
 
     async def start(self) -> None:

@@ -131,7 +131,7 @@ def check_directory(path: Path) -> None:
 
 
 def memory_root() -> Path:
-    """Where files stay in memory: shared memory if there is any, else the directory for temporary files."""
+    """Return a directory whose files stay in memory: shared memory if there is any, else the one for temporary files."""
     memory = Path("/dev/shm")
     return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
 

@@ -88,7 +88,7 @@ def _awaiting(coroutine: Any) -> list[tuple[Any, int]]:
 
 
 def _wrapped(waiter: Any) -> Any:
-    """What stands between an ``async for`` and its generator names it nowhere, but refers to it."""
+    """Return the generator behind an ``async for``, whose wrapper has no name for it and only refers to it."""
     if not type(waiter).__name__.startswith("async_generator_"):
         return None
     return next((thing for thing in gc.get_referents(waiter) if hasattr(thing, "ag_frame")), None)

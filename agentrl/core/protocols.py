@@ -1,4 +1,4 @@
-"""What the layers know of each other.
+"""The protocols by which the layers know each other.
 
 `flow` drives rollout workers and a learner through these protocols and never imports them; `rollout` talks to an
 `Engine` in the same way. Under Ray the implementations are handles to actors, in process they are the objects.
@@ -38,7 +38,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdate:
-    """How an engine gets the weights of one version.
+    """Transfer of the weights of one version to an engine.
 
     Attributes:
         version: The version these weights are.
@@ -53,7 +53,7 @@ class WeightUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What an engine has to do at one moment.
+    """Load of an engine at one moment.
 
     Attributes:
         running: Requests that are decoded.
@@ -189,7 +189,7 @@ class RolloutWorker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """What one optimizer step reports.
+    """Report of one optimizer step.
 
     Attributes:
         metrics: Scalars, already reduced over micro-batches and ranks.

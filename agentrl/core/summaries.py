@@ -1,4 +1,4 @@
-"""What the driver learns of a group: everything but its tokens, which stay where they were made."""
+"""Summaries of groups for the driver: all facts but the tokens, which stay in the worker that made them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.core.types import Group, Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSummary:
-    """What the driver needs to know of one trajectory: everything but its tokens.
+    """Facts of one trajectory for the driver, without its tokens.
 
     `episode_id` is that of the trajectory; "" stands for an episode of its own.
     """
@@ -32,13 +32,13 @@ class MemberSummary:
 
     @property
     def trainable(self) -> bool:
-        """Whether the trajectory may reach the learner."""
+        """True if the trajectory may reach the learner."""
         return self.status.trainable and not self.frozen and self.num_tokens > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSummary:
-    """What travels through the driver in place of a group.
+    """Summary of a group, which passes through the driver in the group's place.
 
     Attributes:
         group_id: As on the ticket.

@@ -78,7 +78,7 @@ class Task:
 
 
 class Status(StrEnum):
-    """How an episode ended. Only `FINISHED` and `TRUNCATED` may reach the learner."""
+    """Outcome of an episode. Only `FINISHED` and `TRUNCATED` may reach the learner."""
 
     FINISHED = "finished"
     """The environment said it is over."""
@@ -97,17 +97,17 @@ class Status(StrEnum):
 
     @property
     def trainable(self) -> bool:
-        """Whether a trajectory with this status may be trained on."""
+        """True if a trajectory with this status may be trained on."""
         return self in (Status.FINISHED, Status.TRUNCATED)
 
     @property
     def failed(self) -> bool:
-        """Whether something went wrong."""
+        """True for the status of a failure."""
         return not self.trainable and self is not Status.WITHHELD
 
 
 class FinishReason(StrEnum):
-    """Why the engine stopped sampling."""
+    """Reason for which the engine stopped sampling."""
 
     STOP = "stop"
     """An end token or a stop string was produced."""
@@ -117,7 +117,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to sample one turn.
+    """Settings for sampling one turn.
 
     Attributes:
         temperature: Divides the logits; log-probabilities are those of the tempered distribution.
@@ -140,7 +140,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What an engine sampled for one request; the three arrays have one entry per sampled token.
+    """Tokens that an engine sampled for one request; the three arrays have one entry per sampled token.
 
     Raises:
         BatchError: If the arrays differ in length.
@@ -186,7 +186,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory:
-    """What one agent did in one episode, from reset to end; an episode of several agents has as many trajectories.
+    """The turns of one agent in one episode, from reset to end; an episode has one trajectory per agent.
 
     Attributes:
         trajectory_id: Unique in the run.
@@ -230,12 +230,12 @@ class Trajectory:
 
     @property
     def trainable(self) -> bool:
-        """Whether it may reach the learner: it ended properly, something was sampled, and the agent is one to train."""
+        """True if the trajectory may reach the learner: it ended normally, holds sampled tokens, and its agent is trained."""
         return self.status.trainable and not self.frozen and self.num_tokens > 0
 
     @property
     def truncated_by_length(self) -> bool:
-        """Whether the last turn was cut by a token budget."""
+        """True if a token budget cut the last turn."""
         return bool(self.turns) and self.turns[-1].finish_reason is FinishReason.LENGTH
 
 

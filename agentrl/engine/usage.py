@@ -1,4 +1,4 @@
-"""How an engine's time is spent."""
+"""Accounts of an engine's time."""
 
 from __future__ import annotations
 

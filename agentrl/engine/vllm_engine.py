@@ -254,7 +254,7 @@ def _generation(request_id: str, output: Any) -> Generation:
 
 
 def _reason(error: BaseException) -> str:
-    """What an exception says, on one line, with its type."""
+    """Return the type and message of an exception on one line."""
     said = str(error.args[-1] if error.args else error).splitlines()
     told = " ".join(line.strip() for line in said if "further information" not in line)
     return f"{type(error).__name__}: {told[:600]}"

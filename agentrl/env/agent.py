@@ -1,4 +1,4 @@
-"""What a user writes: an `AgentInstance`, and the values that go in and come out of it.
+"""The user's interface: `AgentInstance`, and the arguments and results of its methods.
 
 Two forms are accepted, by every method, in any mix. The typed form returns `ResetResult` and `StepResult`, and its
 observations are chat messages. The dictionary form is the one OpenRLHF's agents use; its observations are raw text that
@@ -18,7 +18,7 @@ AgentClass: TypeAlias = type[Any]
 
 
 class SamplingParams(dict[str, Any]):
-    """How the next turn will be sampled, as keys and as attributes.
+    """Sampling settings of the next turn, as keys and as attributes.
 
     It is a copy: changing it has no effect until it is returned, whole or in part, from `reset` or `step`.
     Keys: ``temperature``, ``top_p``, ``top_k``, ``max_tokens``, ``stop``, ``stop_token_ids``, ``seed``.
@@ -35,7 +35,7 @@ class SamplingParams(dict[str, Any]):
 
 
 class ResetState(dict[str, Any]):
-    """What `reset` is given: a dictionary whose entries are also attributes."""
+    """Argument of `reset`: a dictionary whose entries are also attributes."""
 
     @property
     def task(self) -> Task:
@@ -59,7 +59,7 @@ class ResetState(dict[str, Any]):
 
 
 class StepState(dict[str, Any]):
-    """What `step` is given: a dictionary whose entries are also attributes."""
+    """Argument of `step`: a dictionary whose entries are also attributes."""
 
     @property
     def task(self) -> Task:
@@ -73,7 +73,7 @@ class StepState(dict[str, Any]):
 
     @property
     def action_text(self) -> str:
-        """What the model wrote in this turn, without its end token."""
+        """Text of the model in this turn, without its end token."""
         return cast("str", self["action_text"])
 
     @property
@@ -98,7 +98,7 @@ class StepState(dict[str, Any]):
 
     @property
     def finish_reason(self) -> str:
-        """Why sampling stopped: ``stop`` (the model ended its turn) or ``length`` (its budget was used up)."""
+        """Reason for the end of sampling: ``stop`` (the model ended its turn) or ``length`` (its token budget was used up)."""
         return cast("str", self["finish_reason"])
 
     @property
@@ -157,7 +157,7 @@ def make_step_state(
 
 @dataclass(frozen=True, slots=True)
 class ResetResult:
-    """What `reset` may return.
+    """Result of `reset`.
 
     Attributes:
         observation: What the model sees first: text (one user message) or chat messages; `None`: the task's prompt.
@@ -178,7 +178,7 @@ class ResetResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What `step` may return.
+    """Result of `step`.
 
     Attributes:
         reward: What this turn is worth; the episode's reward is the sum over its turns.

@@ -213,7 +213,7 @@ class EnvSession:
         return f"{self._file}: {self._class.__name__}.{method}"
 
     def _checked(self, method: str, check: Callable[..., _Checked], value: Any, *args: Any) -> _Checked:
-        """What a check makes of a result; objects of the user's in it may raise anything while they are looked at."""
+        """Return the checked result; the user's objects in it may raise any exception during the check."""
         where = self._where(method)
         try:
             return check(value, where, *args)

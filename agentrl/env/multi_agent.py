@@ -1,4 +1,4 @@
-"""Who plays in an environment: its agents by name, as the user's class says."""
+"""The agents of an environment by name, as the user's class lists them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MultiAgentSpec:
 
     @property
     def several(self) -> bool:
-        """Whether the environment names its agents, be it only one."""
+        """True if the environment names its agents, even a single one."""
         return self.agents != ("",)
 
     def after(self, agent: str) -> str:

@@ -1,4 +1,4 @@
-"""What the episodes of an evaluation say about a model, alone and next to another one.
+"""Figures of a model from the episodes of an evaluation, alone and compared with another model.
 
 Every figure is a mean over tasks of a mean over a task's episodes. An episode that failed has no reward: it is counted,
 and left out; a task all of whose episodes failed is left out whole.
@@ -182,7 +182,7 @@ def _mean(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How much better one model is than another in one figure, over the tasks that both have.
+    """Difference between two models in one figure, over the tasks that both played.
 
     Attributes:
         baseline: Mean of the other model.
@@ -200,7 +200,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval excludes 0."""
+        """True if the interval excludes 0."""
         low, high = self.difference.low, self.difference.high
         return low is not None and high is not None and (low > 0 or high < 0)
 

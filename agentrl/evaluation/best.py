@@ -26,7 +26,7 @@ FOLDER, FACTS = "best", "best.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """What the best model is best in.
+    """The best evaluation of a run.
 
     Attributes:
         step: Steps after which it was measured, which is the version of its weights.
@@ -106,7 +106,7 @@ class BestModel:
 
 
 def read_best(run_dir: Path) -> Best | None:
-    """What is known of the best model of a run; `None` if there is none."""
+    """Return the facts about the best model of a run; `None` if there is none."""
     recover_directory((run_dir / FOLDER).absolute())
     try:
         facts = json.loads((run_dir / FOLDER / FACTS).read_text(encoding="ascii"))

@@ -152,7 +152,7 @@ class _Playing:
 
 
 def outcome_of(task: Task, summary: GroupSummary, by: str = "") -> TaskOutcome:
-    """What the group of a task says, by episode; one of several agents has the mean of those that are trained."""
+    """Return the results of a task's group by episode; an episode with several agents has the mean of its trained agents."""
     ended = [episode for episode in summary.episodes if _ended(episode)]
     failed = [episode[0] for episode in summary.episodes if not _ended(episode)]
     return TaskOutcome(
@@ -169,7 +169,7 @@ def _ended(episode: Sequence[MemberSummary]) -> bool:
 
 
 def _by_agent(episodes: Sequence[Sequence[MemberSummary]]) -> dict[str, tuple[EpisodeOutcome, ...]]:
-    """What each agent did, where there are several."""
+    """Return the results of each agent, if there are several."""
     names = sorted({member.agent for episode in episodes for member in episode if member.trainable})
     own = {name: [[member for member in episode if member.agent == name] for episode in episodes] for name in names}
     if len(names) < 2:
@@ -233,7 +233,7 @@ class Evaluations:
         self._run_dir, self._observer, self._report = run_dir, observer, report
 
     def due(self, step: int) -> bool:
-        """Whether there is an evaluation after `step` steps."""
+        """Return True if there is an evaluation after `step` steps."""
         return bool(self._every) and (step % self._every == 0 or step == self._num_steps)
 
     async def __call__(self, point: SafePoint) -> Mapping[str, float]:
@@ -299,7 +299,7 @@ def check_failures(outcomes: Sequence[TaskOutcome], max_failure_rate: float) -> 
 
 
 def is_evaluated(config: TrainConfig) -> bool:
-    """Whether the run is evaluated at all."""
+    """Return True if the run has evaluations."""
     return bool(config.eval.eval_every) or config.eval.eval_at_start
 
 

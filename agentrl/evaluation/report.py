@@ -1,4 +1,4 @@
-"""What ``agentrl eval`` shows: how far it is, and in the end a table."""
+"""Output of ``agentrl eval``: its progress, and a table at the end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def estimate_text(estimate: Estimate) -> str:
 
 
 def failure_text(assessment: Assessment) -> str:
-    """What is missing from an evaluation, beginning with a comma; empty if nothing is."""
+    """Return the failures of an evaluation as text that continues a sentence; empty if there are none."""
     if not assessment.failed_episodes:
         return ""
     cause, _ = next(iter(assessment.causes.items()))

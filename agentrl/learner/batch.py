@@ -147,7 +147,7 @@ def collate(groups: Iterable[Group]) -> Batch:
 
 
 def _numbered(groups: Iterable[Group]) -> Iterator[tuple[int, Trajectory]]:
-    """What may be trained on, with numbers from 0: one for every agent of every group."""
+    """Return the trainable trajectories, numbered from 0 by agent and group."""
     numbers = itertools.count()
     for group in groups:
         by_agent: dict[str, list[Trajectory]] = {}

@@ -101,13 +101,13 @@ def load_checkpoint(state: LearnerState, path: Path) -> int:
 
 
 def saved_engine(folder: Path, layout: Mapping[str, int], module: nn.Module, weight_decay: float) -> SavedEngine:
-    """What is saved of an engine of `module`.
+    """Return the saved state of an engine of `module`.
 
     Args:
-        folder: Of the engine, within a checkpoint.
-        layout: Of the checkpoint, as each ``rank-N.pt`` has it.
-        module: With the parameters that were saved; its weights do not matter.
-        weight_decay: Of the run.
+        folder: Folder of the engine within a checkpoint.
+        layout: Layout of the checkpoint, as in each ``rank-N.pt``.
+        module: Module with the saved parameters; its weights are not used.
+        weight_decay: Weight decay of the run.
     """
     groups = group_names(module, weight_decay)
     return SavedEngine(folder, num_ranks=layout[NUM_LEARNERS], zero_stage=layout[ZERO_STAGE], groups=groups)
@@ -123,7 +123,7 @@ def _reference_changes(state: LearnerState) -> bool:
 
 
 def _layout(state: LearnerState) -> dict[str, int]:
-    """What the files of a checkpoint depend on."""
+    """Return the facts that the files of a checkpoint depend on."""
     return {NUM_LEARNERS: state.ranks.world_size, ZERO_STAGE: state.settings.learner.zero_stage}
 
 

@@ -23,7 +23,7 @@ BUCKET_ELEMENTS = 2**28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateResult:
-    """What one optimizer update did.
+    """Result of one optimizer update.
 
     Attributes:
         grad_norm: Global norm before clipping; `None` if it was not finite and the update was skipped.
@@ -33,7 +33,7 @@ class UpdateResult:
 
     @property
     def skipped(self) -> bool:
-        """Whether weights and optimizer state were left as they were."""
+        """True if weights and optimizer state are unchanged."""
         return self.grad_norm is None
 
 
@@ -138,7 +138,7 @@ class TrainEngine:
 
     @property
     def _plain(self) -> bool:
-        """Whether DeepSpeed left the optimizer alone, and with it clipping's norm and the check for overflow."""
+        """True if DeepSpeed does not wrap the optimizer, and so neither clips gradients nor checks for overflow."""
         return isinstance(self.engine.optimizer, torch.optim.Optimizer)
 
     def _update_plain(self) -> float | None:

@@ -64,7 +64,7 @@ class MicroBatch:
     num_row_tokens: int
 
     def inputs(self) -> dict[str, Tensor | None]:
-        """What a transformers model takes."""
+        """Arguments of a transformers model."""
         return {"input_ids": self.input_ids, "position_ids": self.position_ids, "attention_mask": self.attention_mask}
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -250,7 +250,7 @@ def share_prompts(batch: Batch, *, budget: int, hidden_size: int) -> list[Bundle
 
 
 def _worth_it(so_far: int, suffix: int, whole: int, budget: int, hidden_size: int) -> bool:
-    """Whether a sequence of `so_far` tokens takes a row's `suffix` with less work than the `whole` row is alone.
+    """Return True if appending a row's `suffix` to a sequence of `so_far` tokens is less work than the `whole` row alone.
 
     In multiplications of a layer, over its width: 12 times the width for a token's projections; for attention 2 for every
     pair of tokens where a mask is needed, and half of them where it is plainly causal.
@@ -261,7 +261,7 @@ def _worth_it(so_far: int, suffix: int, whole: int, budget: int, hidden_size: in
 
 
 def can_share(score: Callable[[MicroBatch], Tensor], config: Any, device: torch.device) -> bool:
-    """Whether a model gives rows that share a prompt what it gives them alone; tried out on the model itself.
+    """Return True if a model gives the same results for rows that share a prompt as for single rows; tried on the model itself.
 
     Args:
         score: The model's log-probabilities of a micro-batch's action tokens.

@@ -15,7 +15,7 @@ from agentrl.learner.layout import MicroBatch
 
 
 def routing_load(router_logits: Sequence[Tensor], real: Tensor, top_k: int) -> Tensor:
-    """How the router spread the tokens of a micro-batch, summed over layers.
+    """Distribution of a micro-batch's tokens over experts, summed over layers.
 
     Args:
         router_logits: One tensor per layer. # each [B * L, experts]

@@ -37,7 +37,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes and reports."""
+        """True for the rank that writes and reports."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What DeepSpeed saved of one engine, whole and by parameter name, whatever ranks and ZeRO stage it was saved with.
+"""State that DeepSpeed saved of one engine, complete and by parameter name, for any number of ranks and any ZeRO stage.
 
 Files are mapped into memory, not read, so looking at one parameter costs the memory of that parameter. DeepSpeed has a
 converter of its own, which is not used here: it knows no stage 0, gives every parameter under stage 3 the weight decay of the
@@ -177,7 +177,7 @@ def only_data() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this rank's optimizer keeps its share of a parameter.
+    """Place of this rank's share of a parameter in its optimizer.
 
     Attributes:
         master: The float32 tensor that is updated, of one parameter or of many one after the other; the key of the optimizer's state.
@@ -240,7 +240,7 @@ def _trained(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _fresh_state(master: Tensor, step: float, *, on_device: bool) -> dict[str, Tensor]:
-    """What AdamW makes before its first update, but for the count."""
+    """Return AdamW's state before its first update, without the count."""
     counted = torch.tensor(step, dtype=torch.float32, device=master.device if on_device else "cpu")
     return {"step": counted, **{key: torch.zeros_like(master) for key in MOMENTS}}
 

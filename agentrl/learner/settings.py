@@ -1,4 +1,4 @@
-"""What a learner rank needs to know; frozen, picklable, and free of torch so that any process can build it."""
+"""Settings of a learner rank; frozen, picklable, and free of torch so that any process can build them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LearnerSettings:
 
     @property
     def bf16(self) -> bool:
-        """Whether to train in bfloat16."""
+        """True for training in bfloat16."""
         dtype = self.learner.learner_dtype
         return dtype == "bfloat16" or (dtype == "auto" and self.device == "cuda")
 

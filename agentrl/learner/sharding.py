@@ -1,4 +1,4 @@
-"""Who works on what: groups to mini-batches and ranks, rows to micro-batches. Plain integers, deterministic."""
+"""Assignment of groups to mini-batches and ranks, and of rows to micro-batches. Plain integers, deterministic."""
 
 from __future__ import annotations
 

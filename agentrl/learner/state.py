@@ -1,4 +1,4 @@
-"""What a learner rank holds while it runs: models, tokenizer, and the little that changes between steps."""
+"""State of a running learner rank: models, tokenizer, and the few values that change between steps."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CriticTargets:
-    """What the critic is trained on.
+    """Targets of the critic.
 
     Attributes:
         values: Its values when the batch was taken. # [A]
@@ -90,7 +90,7 @@ class CriticTargets:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UpdateTargets:
-    """What the losses take from the time before the first update, for the whole batch.
+    """Values from before the first update that the losses use, for the whole batch.
 
     Attributes:
         advantages: # [A]
@@ -355,7 +355,7 @@ class TrainingStep:
         )
 
     def _record_update(self, prefix: str, rate: float, norm: float | None) -> None:
-        """What every rank knows alike is said by the first."""
+        """Record the metrics of an update that are equal on all ranks; only rank 0 records them."""
         if not self.ranks.first:
             return
         self.stats.mean(f"{prefix}learning_rate", rate, 1.0)
@@ -364,7 +364,7 @@ class TrainingStep:
             self.stats.mean(f"{prefix}grad_norm", norm, 1.0)
 
     def _describe(self, signals: UpdateTargets) -> None:
-        """What is said once about the whole batch."""
+        """Record the metrics of the whole batch; only rank 0 records them."""
         if not self.ranks.first:
             return
         self.stats.merge(describe_batch(self.batch, self.step))

@@ -1,1 +1,1 @@
-"""Where a run's time went, and what other sizes would give."""
+"""Times of a recorded run, and predictions for other sizes."""

@@ -1,4 +1,4 @@
-"""What a recorded run would do with other sizes: its bound, what keeps it from it, and the best split of devices."""
+"""Predictions for other sizes of a recorded run: its bound, the costs that keep it below, and the best split of devices."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What overlap can give at most, for the run's own sizes.
+    """Upper bound of the gain from overlap, for the run's own sizes.
 
     Attributes:
         generate_s: Seconds to generate a step's groups when nothing else happens, until the slowest ends.
@@ -80,7 +80,7 @@ class Bound:
 
     @property
     def speedup(self) -> float:
-        """What overlap gives at most: (generation + training) / the longer of them."""
+        """Upper bound of the gain from overlap: (generation + training) / the longer of the two."""
         return (self.generate_s + self.train_s) / self.ideal_s
 
 
@@ -138,7 +138,7 @@ def bound_of(recorded: Recorded) -> Bound:
 
 
 def causes_of(recorded: Recorded) -> list[Cause]:
-    """What costs the run time, each found by a simulation without it; the largest first. Gains do not add up."""
+    """Return the costs of the run, each found by a simulation without it; the largest first. Gains do not add up."""
     plan = recorded.plan()
     base_s = _simulated(plan).step_s
     instant = replace(plan.engine, pause_s=none, load_s=none)

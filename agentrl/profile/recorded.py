@@ -1,4 +1,4 @@
-"""What a run recorded of its times, as the distributions and speeds that a simulation needs."""
+"""Recorded times of a run as the distributions and speeds that a simulation needs."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def _calibrated(recorded: Recorded, share: tuple[float, float]) -> EngineModel:
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Of the straight line through points; `None` if they do not tell it: the error of what it explains must be small."""
+    """Return the slope of the line through points; `None` if the points are too few or its error is too large."""
     if len(x) < MIN_GROUPS or statistics.pstdev(x) < MIN_SPREAD * abs(statistics.fmean(x)):
         return None
     slope, intercept = statistics.linear_regression(x, y)

@@ -1,4 +1,4 @@
-"""What ``agentrl profile`` prints."""
+"""Output of ``agentrl profile``."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Seconds: TypeAlias = Callable[[random.Random], float]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeShape:
-    """What one episode asks for.
+    """Requests of one episode.
 
     Attributes:
         reset_s: Seconds before the first turn.
@@ -50,7 +50,7 @@ DrawGroup: TypeAlias = Callable[[random.Random, int], Sequence[EpisodeShape]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineModel:
-    """How fast an engine is: with n sequences one token of each takes ``token_s + token_s_per_sequence * n`` seconds.
+    """Speed of an engine: with n sequences one token of each takes ``token_s + token_s_per_sequence * n`` seconds.
 
     Attributes:
         token_s: Seconds of a decoding step that do not depend on how many sequences share it.
@@ -76,7 +76,7 @@ class EngineModel:
 
 
 class World:
-    """What all engines of a simulated run share.
+    """State that all engines of a simulated run share.
 
     Args:
         draw: Draws the episodes of a group.
@@ -309,7 +309,7 @@ class SimulatedWorker:
 
 
 def _summary(ticket: Ticket, group: _Episodes, shapes: Sequence[EpisodeShape], failed: Sequence[bool]) -> GroupSummary:
-    """What a real worker would say of the group; rewards are 0 and 1 in turn."""
+    """Return the summary that a real worker would send for the group; rewards alternate between 0 and 1."""
     members = tuple(
         MemberSummary(
             status=Status.ENV_ERROR if broken else Status.FINISHED,

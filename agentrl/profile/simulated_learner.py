@@ -13,7 +13,7 @@ from agentrl.core.summaries import GroupSummary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerModel:
-    """How fast the learner is: a step takes ``(step_s + token_s * tokens / ranks) * noise + overhead_s``.
+    """Speed of the learner: a step takes ``(step_s + token_s * tokens / ranks) * noise + overhead_s``.
 
     Attributes:
         step_s: Seconds of a step that do not depend on its tokens.

@@ -151,7 +151,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Simulated:
-    """How a simulated run went.
+    """Result of a simulated run.
 
     Attributes:
         plan: What was simulated.
@@ -182,7 +182,7 @@ class Simulated:
 
     @property
     def max_staleness(self) -> float:
-        """Of any token trained on, in steps."""
+        """Largest staleness of a trained token, in steps."""
         return max(row["staleness/max"] for row in self.steps)
 
     def mean(self, name: str) -> float:

@@ -1,1 +1,1 @@
-"""How bytes move from the learner to engines."""
+"""Transfer of weights from the learner to engines."""

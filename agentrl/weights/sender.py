@@ -1,4 +1,4 @@
-"""How the learner hands weights to engines, whatever carries them."""
+"""Sending of weights from the learner to engines, independent of the transport."""
 
 from __future__ import annotations
 

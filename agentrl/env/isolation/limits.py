@@ -1,4 +1,4 @@
-"""What an episode's process may use, and which environment variables it is given."""
+"""Limits of an episode's process, and its environment variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEPT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """What the process of an episode may use; passing a limit ends that episode only.
+    """Limits of an episode's process; passing a limit ends only that episode.
 
     Attributes:
         memory_mib: Memory beyond what loading the user's file took, of the process and of what it starts, MiB.
@@ -67,7 +67,7 @@ def begin_cpu_time(cpu_s: float) -> None:
 
 
 def describe_end(code: int, limits: ProcessLimits) -> str:
-    """Why a process ended, from its exit code, or less than 0: from the signal that ended it."""
+    """Return the reason for a process's end from its exit code; a negative code is the number of a signal."""
     if code >= 0:
         return f"its process exited with code {code}"
     if -code == signal.SIGXCPU:

@@ -1,4 +1,4 @@
-"""What Linux offers to hold on to a process and everything it starts, also what detaches itself."""
+"""Linux calls that keep track of a process and all its descendants, also detached ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def become(name: str, *, death_signal: int) -> None:
 
 
 def has_children() -> bool:
-    """Whether the calling process has children. One that adopts what is left behind and has none has no descendants."""
+    """Return True if the calling process has children. A process that adopts orphans and has no children has no descendants."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -114,7 +114,7 @@ class EpisodeHandle:
             self._link.send(body)
 
     async def reason(self, timeout_s: float) -> str:
-        """Why it has ended; it may take a moment until that is known."""
+        """Return the reason for the process's end, which may be known only after a moment."""
         if self._link is not None and self._link.refused:
             return self._link.refused
         await asyncio.wait({self.died}, timeout=timeout_s)
@@ -154,7 +154,7 @@ REASON_S = 1.0
 
 
 class Processes(Protocol):
-    """Where processes come from; `agentrl.env.isolation.pool.ProcessPool` says what each method does."""
+    """Source of processes; `agentrl.env.isolation.pool.ProcessPool` documents the methods."""
 
     async def acquire(self) -> EpisodeHandle:
         """A process that waits for an episode."""

@@ -1,4 +1,4 @@
-"""What goes over the sockets. Towards an episode's process: pickles. From it: JSON of plain values, checked again on arrival."""
+"""Messages over the sockets: pickles to an episode's process, and JSON of plain values from it, checked again on arrival."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class SingleTurnAgentExecutor(PlayingExecutor):
 
 
 def extract_boxed_answer(solution: str | None) -> str | None:
-    r"""What stands in the last ``\boxed{...}`` of a text, `None` if there is none that ends."""
+    r"""Return the contents of the last ``\boxed{...}`` of a text, `None` if none is complete."""
     text = solution or ""
     start = text.rfind("\\boxed{")
     depth = 0
@@ -87,7 +87,7 @@ def extract_boxed_answer(solution: str | None) -> str | None:
 
 
 def grade_answer(given_answer: str | None, ground_truth: Any) -> bool:
-    """Whether two answers are the same, as text or as mathematics."""
+    """Return True if two answers are equal as text or as mathematics."""
     if given_answer is None or ground_truth is None:
         return False
     return verifiers.exact_match(given_answer, ground_truth) or verifiers.math_equal(f"${given_answer}$", ground_truth)
@@ -109,13 +109,13 @@ def importable() -> Iterator[None]:
 
 
 def is_executor(value: Any) -> bool:
-    """Whether it is a class that inherits from one of OpenRLHF's executors, ours or the original's."""
+    """Return True for a class that inherits from an executor of OpenRLHF or from agentrl's replacement."""
     bases = value.__mro__[1:] if inspect.isclass(value) else ()
     return any(base.__name__ in EXECUTOR_BASES and base.__module__ in (__name__, _ORIGINAL) for base in bases)
 
 
 def is_instance(cls: type[Any]) -> bool:
-    """Whether a class inherits from OpenRLHF's `AgentInstanceBase`, ours or the original."""
+    """Return True if a class inherits from OpenRLHF's `AgentInstanceBase` or from agentrl's replacement."""
     return any(base.__name__ == "AgentInstanceBase" and base.__module__ in (__name__, _ORIGINAL) for base in cls.__mro__)
 
 
@@ -140,7 +140,7 @@ def make_executor(flag: str, spec: str, cls: type[Any]) -> Any:
 
 
 def executor_parts(executor: Any) -> tuple[type[Any] | None, Any]:
-    """What an executor names: the class of its episodes, or what judges its single turn.
+    """Return the class that an executor names for its episodes, or the judge of its single turn.
 
     Returns:
         The class and `None`, or `None` and the reward: a function, or a list of server addresses or files, empty if there is none.

@@ -53,7 +53,7 @@ class RequestOutput:
 
 
 class RecordingEngine:
-    """What an executor gets as `llm_engine`; one per episode.
+    """The `llm_engine` of an executor; one per episode.
 
     Args:
         llm: Samples and records.

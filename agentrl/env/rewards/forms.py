@@ -41,7 +41,7 @@ class RewardForm:
 
     @property
     def is_batch(self) -> bool:
-        """Whether the function takes and returns one entry per episode."""
+        """True if the function takes and returns lists with one entry per episode."""
         return self.kind in ("openrlhf", "trl")
 
     def call(self, function: Callable[..., Any], state: StepState, where: str) -> Any:
@@ -63,7 +63,7 @@ class RewardForm:
         return function(**{name: [value] for name, value in columns.items()}, completions=[completion])
 
     def _columns(self, state: StepState, where: str) -> dict[str, Any]:
-        """What the function gets by name."""
+        """Return the keyword arguments of the function."""
         task = state.task
         known = {**task.metadata, "label": state.label, "prompt": task.prompt, "task": task, "metadata": dict(task.metadata)}
         if self.kind == "trl":
