@@ -50,6 +50,7 @@ class ChatCodec:
         self._answers = lru_cache(maxsize=1024)(
             lambda role, text, last_id: tuple(self._encode_next([Message(role=role, content=text)], last_id))
         )
+        self._plain = lru_cache(maxsize=256)(lambda text: tuple(self._ids(_clean(text), split_special_tokens=True)))
         self.end_token_ids = tuple(sorted({*self._own_end_token_ids(), *end_token_ids}))
 
     @property
@@ -127,8 +128,8 @@ class ChatCodec:
         return self._ids(_clean(text))
 
     def encode_plain(self, text: str) -> list[int]:
-        """Token ids of text in which control tokens are ordinary text, as a model writes what it quotes."""
-        return self._ids(_clean(text), split_special_tokens=True)
+        """Token ids of text in which control tokens are ordinary text, as a model writes what it quotes; the latest are kept."""
+        return list(self._plain(text))
 
     def control_in(self, text: str) -> str:
         """The first control token that is spelled in a text; "" if there is none."""
