@@ -7,64 +7,21 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Annotated, Any
-
-import tyro
+from typing import IO, Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.check.findings import CheckSettings, Finding, Report, Rule, Severity
 from agentrl.check.rules import by_severity, rule
 from agentrl.check.supervise import check, command
 from agentrl.check.worker import GIVEN
-from agentrl.config.ranges import Count, CountOrZero, Positive
 from agentrl.core.errors import ConfigError
 from agentrl.env.given import PREFIX
 from agentrl.env.load import load_agent
 from agentrl.rollout.tasks import context_length
 
 CPU_CONTEXT = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckArguments:
-    """Play an environment without a model and report what is wrong with it. Exit code: 0 no errors, 1 errors, 2 bad request."""
-
-    env: Annotated[str, tyro.conf.Positional]
-    """What ``agentrl train --agent`` takes: ``file.py``, ``file.py:Name``, ``package.module:Name``, ``gym:ID``."""
-    prompts: str = ""
-    """JSONL or Parquet file, or data set, with the tasks. Empty: the environment's own."""
-    prompt_split: str = "train"
-    """Split to load when ``--prompts`` names a Hugging Face data set."""
-    input_key: str = "prompt"
-    """Column that holds the prompt."""
-    label_key: str = "label"
-    """Column that holds the label."""
-    model: str = ""
-    """Model whose tokenizer and chat template are used; its weights are not read. Empty: the bundled tiny one."""
-    max_model_len: CountOrZero = 0
-    """Context length in tokens; 0: the model's own."""
-    max_new_tokens: Count = 128
-    """Tokens that a turn may take."""
-    max_turns: Count = 8
-    """Turns of an episode at most."""
-    concurrency: Count = 128
-    """Episodes that one worker is to run at once."""
-    env_threads: Count = 32
-    """Threads per worker for plain ``def`` methods."""
-    turn_s: Positive = 1.0
-    """Seconds that the model is assumed to take for a turn."""
-    episodes: Count = 8
-    """Episodes per policy."""
-    recorded: str = ""
-    """Directory of a run, or its ``trajectories.jsonl``, whose answers are given as well."""
-    timeout_s: Positive = 30.0
-    """Deadline of one call of the environment."""
-    budget_s: Positive = 120.0
-    """Seconds for the whole check."""
-    seed: CountOrZero = 0
-    """Decides which tasks are played and what the random policies write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +99,17 @@ class CheckResult:
         return [finding for finding in self.findings if finding.rule.severity is severity]
 
 
-def run_check(arguments: CheckArguments) -> CheckResult:
+def run_check(settings: CheckSettings) -> CheckResult:
     """Check an environment in a process of its own.
 
     Raises:
         ConfigError: If the request itself is wrong, or the environment cannot be sent to the process.
     """
-    settings, run = _settings(arguments), command(sys.executable, "-m", "agentrl.check.worker")
-    if not arguments.env.startswith(PREFIX):
+    settings, run = _with_model(settings), command(sys.executable, "-m", "agentrl.check.worker")
+    if not settings.env.startswith(PREFIX):
         return CheckResult(check(settings, run))
     with tempfile.NamedTemporaryFile(prefix="agentrl-check-") as file:
-        file.write(pickle.dumps(load_agent(arguments.env)))
+        file.write(pickle.dumps(load_agent(settings.env)))
         file.flush()
         more = {GIVEN: file.name, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
@@ -162,9 +119,10 @@ def run_check(arguments: CheckArguments) -> CheckResult:
         return CheckResult(check(settings, run_with_it))
 
 
-def _settings(args: CheckArguments) -> CheckSettings:
-    model = args.model or str(tiny_model_path())
-    if args.model and Path(args.model).exists() and not Path(args.model).is_dir():
-        raise ConfigError("--model", args.model, "is a file", "Give the directory of a model.")
-    length = args.max_model_len or min(context_length(model) or CPU_CONTEXT, CPU_CONTEXT)
-    return CheckSettings(**{**asdict(args), "model": model, "model_given": bool(args.model), "max_model_len": length})
+def _with_model(settings: CheckSettings) -> CheckSettings:
+    """The settings with the bundled model if none is named, and with its context length if none is given."""
+    model = settings.model or str(tiny_model_path())
+    if Path(model).exists() and not Path(model).is_dir():
+        raise ConfigError("--model", model, "is a file", "Give the directory of a model.")
+    length = settings.engine.max_model_len or min(context_length(model) or CPU_CONTEXT, CPU_CONTEXT)
+    return replace(settings, model=model, engine=replace(settings.engine, max_model_len=length))

@@ -82,11 +82,12 @@ def check(env: object, **settings: Any) -> CheckResult:
     Raises:
         ConfigError: If the request itself is wrong.
     """
-    from agentrl.api.checking import CheckArguments, run_check
+    from agentrl.api.checking import run_check
     from agentrl.api.settings import environment, with_settings
+    from agentrl.check.findings import CheckSettings
 
     given = {"env": environment(env), **settings}
-    return run_check(with_settings(CheckArguments(env=""), given, command="check"))
+    return run_check(with_settings(CheckSettings(env=""), given, command="check"))
 
 
 async def check_async(env: object, **settings: Any) -> CheckResult:

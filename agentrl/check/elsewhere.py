@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -85,10 +84,10 @@ async def check_elsewhere(context: Context, command: Sequence[str]) -> None:
     """
     if not command or context.settings.env.startswith(REMOTE) or context.report.has(*UNSTABLE) or context.left() < 1:
         return
-    own_tasks = not context.settings.prompts and not context.report.has("tasks-unstable")
+    own_tasks = not context.settings.data.prompts and not context.report.has("tasks-unstable")
     scripts = [(task, actions) for task, actions in scripts_to_repeat(context) if task.id in context.originals]
     request = {
-        "settings": asdict(context.settings),
+        "settings": base64.b64encode(pickle.dumps(context.settings)).decode(),
         "episodes": [(base64.b64encode(context.originals[task.id]).decode(), actions) for task, actions in scripts],
         "tasks": own_tasks,
     }
@@ -177,13 +176,13 @@ def answer(request: str, told: str) -> None:
         move_clock(asked["clock_s"])
     result: dict[str, Any] = {"error": "", "tasks": [], "episodes": [], "random": {}}
     try:
-        settings = CheckSettings(**asked["settings"])
+        settings: CheckSettings = pickle.loads(base64.b64decode(asked["settings"]))
         spec = load_agent(settings.env)
         spec.load()
         result["random"] = random_states()
         if asked["tasks"]:
             result["tasks"] = [digest(task) for task in TaskSource.from_agent(spec, shuffle=False).first(PEEK)]
-        player = make_player(settings, spec, load_codec(settings.model), Watch())
+        player = make_player(settings, spec, load_codec(settings), Watch())
         result["episodes"] = asyncio.new_event_loop().run_until_complete(_play_all(player, asked["episodes"]))
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"[:300]

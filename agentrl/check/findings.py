@@ -4,54 +4,47 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
+
+from agentrl.assets import tiny_model_path
+from agentrl.config.ranges import Count, CountOrZero, Positive
+from agentrl.config.schema import DataConfig, EngineConfig, RolloutConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckSettings:
-    """Settings of one check.
+    """Settings of one check: sections of the schema, and flags of its own."""
 
-    Attributes:
-        env: What ``--agent`` would be.
-        prompts: Data set with the tasks; empty: the environment's own.
-        prompt_split: Split of a data set from a hub.
-        input_key: Column that holds the prompt.
-        label_key: Column that holds the label.
-        model: Directory or hub name whose tokenizer is used.
-        model_given: Whether the user chose it; otherwise it is the bundled one, and says little about the user's own.
-        max_model_len: Context length in tokens.
-        max_new_tokens: Tokens of a turn.
-        max_turns: Turns of an episode.
-        concurrency: Episodes that a worker is to run at once.
-        env_threads: Threads for plain ``def`` methods.
-        turn_s: Seconds that a model is assumed to take for one turn.
-        episodes: Episodes per policy.
-        recorded: ``trajectories.jsonl``, or the directory of the run that holds it; empty: none.
-        timeout_s: Deadline of one call of user code.
-        budget_s: Seconds for all of it.
-        elsewhere: Whether tasks and episodes are compared with those of a second process.
-        seed: Decides tasks, seeds and the answers of the random policies.
-    """
-
-    env: str
-    prompts: str = ""
-    prompt_split: str = "train"
-    input_key: str = "prompt"
-    label_key: str = "label"
+    env: Annotated[str, tyro.conf.Positional]
+    """Environment or reward, as ``agentrl train --agent`` takes it: ``file.py``, ``file.py:Name``, ``package.module:Name``, ``gym:ID``."""
     model: str = ""
-    model_given: bool = False
-    max_model_len: int = 0
-    max_new_tokens: int = 128
-    max_turns: int = 8
-    concurrency: int = 128
-    env_threads: int = 32
-    turn_s: float = 1.0
-    episodes: int = 8
+    """Model whose tokenizer and chat template are used; its weights are not read. Empty: the bundled tiny one."""
+    concurrency: Count = 128
+    """Episodes that one worker is to run at once."""
+    turn_s: Positive = 1.0
+    """Seconds that the model is assumed to take for a turn."""
+    episodes: Count = 8
+    """Episodes per policy."""
     recorded: str = ""
-    timeout_s: float = 30.0
-    budget_s: float = 120.0
-    elsewhere: bool = True
-    seed: int = 0
+    """Directory of a run, or its ``trajectories.jsonl``, whose answers are given as well."""
+    timeout_s: Positive = 30.0
+    """Deadline of one call of the environment."""
+    budget_s: Positive = 120.0
+    """Seconds for the whole check."""
+    seed: CountOrZero = 0
+    """Seed: which tasks are played and what the random policies write."""
+    elsewhere: Annotated[bool, tyro.conf.Suppress] = True
+    """Compare tasks and episodes with those of a second process."""
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    @property
+    def bundled_model(self) -> bool:
+        """Whether the tokenizer is the bundled one, which says little about the user's own."""
+        return self.model == str(tiny_model_path())
 
 
 class Severity(StrEnum):

@@ -138,7 +138,9 @@ def _judge(context: Context, everything: Sequence[CheckedEpisode]) -> None:
     if not any(played.finished for played in everything):
         turns = max(len(played.turns) for played in everything)
         context.found(
-            "never-ends", "step", f"none of {len(everything)} episodes, of {context.settings.max_turns} to {turns} turns, was terminated"
+            "never-ends",
+            "step",
+            f"none of {len(everything)} episodes, of {context.settings.rollout.max_turns} to {turns} turns, was terminated",
         )
     extreme = max(everything, key=lambda played: abs(played.reward))
     if not REWARD_RANGE[0] <= extreme.reward <= REWARD_RANGE[1]:
@@ -248,7 +250,7 @@ async def _explore(context: Context, task: Task, prefix: list[str], words: Seque
         forms = bracketed(given.first, given.rng)
         return given.rng.choice(words or forms or options_in(given.text) or COMMON)
 
-    turns = min(SEARCH_TURNS * context.settings.max_turns, len(prefix) + context.settings.max_turns)
+    turns = min(SEARCH_TURNS * context.settings.rollout.max_turns, len(prefix) + context.settings.rollout.max_turns)
     return await context.player.play(task, TextPolicy("search", act), index=number, max_turns=turns)
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from agentrl.check.findings import CheckSettings
 from agentrl.check.probe import Watch, probed
+from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError, EnvError, EnvResultError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import FinishReason, Generation, Prompt, Sampling, Task, Ticket, floats, ints
 from agentrl.env.agent import AgentClass, StepState
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import MultiAgentSpec, multi_agent_spec
 from agentrl.env.results import bad_result
@@ -202,7 +203,7 @@ class TextEpisode:
             engine=SamplerEngine(self._sample, max_model_len=UNLIMITED),
             codec=player.codec,
             env=WatchedSession(self._session, self._watch),
-            settings=replace(player.settings, max_turns=max_turns or player.settings.max_turns),
+            settings=changed(player.settings, max_turns=max_turns) if max_turns else player.settings,
             agents_spec=player.agents_spec,
         )
         self._openings: Mapping[str, Prompt] = {}
@@ -282,7 +283,7 @@ class TextEpisode:
 
         The budget of the command line cuts nothing, because the texts are to try what the environment can take.
         """
-        codec, own_budget = self._player.codec, self._player.settings.sampling.max_tokens
+        codec, own_budget = self._player.codec, self._player.settings.rollout.max_new_tokens
         ends = [text.index(stop) + len(stop) for stop in sampling.stop if stop in text]
         ids = codec.encode_plain(text[: min(ends)] if ends else text)
         if not ends:
@@ -341,21 +342,16 @@ def make_player(settings: CheckSettings, spec: AgentSpec, codec: ChatCodec, watc
         codec: Of the model's tokenizer.
         watch: Sees every call of user code.
     """
-    cls, limit = spec.load(), settings.timeout_s
-    close_s = min(limit, CLOSE_TIMEOUT_S)
-    limits = EnvLimits(reset_timeout_s=limit, step_timeout_s=limit, close_timeout_s=close_s, threads=settings.env_threads)
+    cls = spec.load()
+    rollout = replace(settings.rollout, reset_timeout_s=settings.timeout_s, step_timeout_s=settings.timeout_s)
     return Player(
         cls=probed(cls, watch),
         source=spec.source,
         agents_spec=multi_agent_spec(cls, spec.source),
         codec=codec,
-        threads=Threads(settings.env_threads),
+        threads=Threads(rollout.env_threads),
         settings=EpisodeSettings(
-            model=settings.model,
-            seed=settings.seed,
-            sampling=Sampling(max_tokens=settings.max_new_tokens),
-            max_turns=settings.max_turns,
-            env=limits,
+            seed=settings.seed, data=settings.data, rollout=rollout, close_timeout_s=min(settings.timeout_s, CLOSE_TIMEOUT_S)
         ),
     )
 

@@ -120,17 +120,17 @@ def _bounds(context: Context, calls: Sequence[UserCall], known: bool) -> None:
     threads_needed = 0 if is_async else math.ceil(settings.concurrency * typical / (typical + settings.turn_s))
     context.report.speed = {
         "concurrency": settings.concurrency,
-        "env_threads": settings.env_threads,
+        "env_threads": settings.rollout.env_threads,
         "turn_s": settings.turn_s,
         "threads_needed": threads_needed,
-        "episodes_per_s": 1 / max(on_threads / settings.env_threads, on_loop, 1e-9),
+        "episodes_per_s": 1 / max(on_threads / settings.rollout.env_threads, on_loop, 1e-9),
     }
-    if threads_needed > settings.env_threads and not known:
+    if threads_needed > settings.rollout.env_threads and not known:
         context.found(
             "slow-calls",
             "step",
             f"step takes {typical:.2f} s; {settings.concurrency} episodes at once with turns of {settings.turn_s:g} s "
-            f"keep {threads_needed} threads busy, and there are {settings.env_threads}",
+            f"keep {threads_needed} threads busy, and there are {settings.rollout.env_threads}",
         )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import IO, Any, Protocol
 
 from agentrl.check.findings import CheckSettings, Report, Rule, Severity
@@ -80,7 +80,7 @@ def check(settings: CheckSettings, run: Run) -> Report:
 
     Args:
         settings: What is asked for.
-        run: Runs a process that reads settings as JSON from its standard input, and writes events, one JSON object a
+        run: Runs a process that reads the pickled settings from its standard input, and writes events, one JSON object a
             line, to the file that the environment variable ``AGENTRL_CHECK_EVENTS`` names, and the latest call's name to
             ``AGENTRL_CHECK_STATUS``.
 
@@ -94,7 +94,7 @@ def check(settings: CheckSettings, run: Run) -> Report:
     with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder, open(os.path.join(folder, "output"), "w+b") as output:
         events, status = os.path.join(folder, "events"), os.path.join(folder, "status")
         names = {"AGENTRL_CHECK_EVENTS": events, "AGENTRL_CHECK_STATUS": status}
-        code = run(json.dumps(asdict(settings)).encode(), names, output, limit)
+        code = run(pickle.dumps(settings), names, output, limit)
         return _report(_read_events(events), _read(status), code, _tail(output), settings.env, limit)
 
 

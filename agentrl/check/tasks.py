@@ -12,8 +12,9 @@ from agentrl.check.determinism import pickled
 from agentrl.check.findings import Rule, Severity
 from agentrl.core.errors import DataError
 from agentrl.core.types import Task
-from agentrl.env.prompts import PromptFormat, read_prompts
+from agentrl.env.prompts import read_prompts
 from agentrl.env.tasks import TaskSource
+from agentrl.rollout.tasks import prompt_format
 
 PEEK = 512
 MAX_CHECKED = 64
@@ -76,10 +77,9 @@ def read_tasks(context: Context) -> None:
     Raises:
         ConfigError: If there are none and ``--prompts`` is not given, or the data set cannot be read.
     """
-    settings = context.settings
-    if settings.prompts:
-        form = PromptFormat(split=settings.prompt_split, input_key=settings.input_key, label_key=settings.label_key)
-        source = TaskSource.from_prompts(read_prompts((settings.prompts,), form), shuffle=False)
+    prompts = context.settings.data
+    if prompts.prompts:
+        source = TaskSource.from_prompts(read_prompts(prompts.prompt_sources, prompt_format(prompts)), shuffle=False)
         loaded = source.first(PEEK)
         context.report.env["tasks"] = source.num_tasks
     else:

@@ -80,7 +80,7 @@ def _check_prompts(context: Context) -> None:
     lengths = [(played.first_tokens, played.task.id) for played in context.played if played.first_tokens]
     if not lengths or not any(played.raw_first or played.first != plain(played.task.prompt) for played in context.played):
         lengths += list(_task_prompts(context))
-    limit, settings = context.settings.max_model_len, context.settings
+    limit, budget = context.settings.engine.max_model_len, context.settings.rollout.max_new_tokens
     if not lengths:
         return
     tokens = [count for count, _ in lengths]
@@ -88,23 +88,23 @@ def _check_prompts(context: Context) -> None:
     most, task = max(lengths)
     if limit and most >= limit:
         context.found("prompt-too-long", "reset", f"the prompt of task {task!r} has {most} tokens, the context {limit} ({_model(context)})")
-    elif limit and most + min(settings.max_new_tokens, limit // 2) > limit:
+    elif limit and most + min(budget, limit // 2) > limit:
         room = limit - most
-        seen = f"the prompt of task {task!r} has {most} tokens, which leaves {room} for answers of {settings.max_new_tokens}"
+        seen = f"the prompt of task {task!r} has {most} tokens, which leaves {room} for answers of {budget}"
         context.found("prompt-near-limit", "reset", f"{seen} ({_model(context)})")
 
 
 def _task_prompts(context: Context) -> Iterator[tuple[int, str]]:
     for task in context.tasks[:MAX_PROMPTS]:
         try:
-            yield len(encode_prompt(context.codec, task.prompt, apply_chat_template=True)), task.id
+            yield len(encode_prompt(context.codec, task.prompt, apply_chat_template=context.settings.data.apply_chat_template)), task.id
         except EnvResultError as error:
             context.found("template-refuses", "tasks", f"task {task.id!r}: {error}")
             return
 
 
 def _model(context: Context) -> str:
-    return "of --model" if context.settings.model_given else "of the bundled tiny model"
+    return "of the bundled tiny model" if context.settings.bundled_model else "of --model"
 
 
 def _check_control(context: Context, played: CheckedEpisode) -> None:
@@ -142,7 +142,7 @@ def _check_history(context: Context, played: CheckedEpisode) -> None:
 
 
 def _check_size(context: Context, played: CheckedEpisode) -> None:
-    limit = context.settings.max_model_len
+    limit = context.settings.engine.max_model_len
     for turn in played.turns:
         echoed = played.policy in ("long", "copy") and re.sub(r"\W", "", turn.action[:50]) in re.sub(r"\W", "", turn.text)
         if limit and not turn.opens and turn.num_tokens >= HUGE_SHARE * limit and not echoed:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from agentrl.check.findings import CheckSettings
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.rollout.chat import ChatCodec
 
@@ -82,17 +83,18 @@ class FileTokenizer:
         return None if token is None else self._tokenizer.token_to_id(token)
 
 
-def load_codec(model: str) -> ChatCodec:
-    """The codec of a model's tokenizer.
+def load_codec(settings: CheckSettings) -> ChatCodec:
+    """The codec of the model's tokenizer; a tokenizer that `FileTokenizer` cannot read is left to transformers.
 
     Args:
-        model: Directory or hub name; a tokenizer that `FileTokenizer` cannot read is left to transformers.
+        settings: Model and system message.
 
     Raises:
         ConfigError: If the model has no usable tokenizer.
     """
-    path = Path(model)
-    return ChatCodec(FileTokenizer(path) if FileTokenizer.can_read(path) else load_tokenizer(model))
+    path = Path(settings.model)
+    tokenizer = FileTokenizer(path) if FileTokenizer.can_read(path) else load_tokenizer(settings.model)
+    return ChatCodec(tokenizer, system_prompt=settings.data.system_prompt)
 
 
 def _content(value: Any) -> str:

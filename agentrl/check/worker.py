@@ -54,7 +54,7 @@ def main() -> int:
     if len(sys.argv) == 3:
         answer(sys.argv[1], sys.argv[2])
         os._exit(0)
-    settings = CheckSettings(**json.loads(sys.stdin.read()))
+    settings: CheckSettings = pickle.loads(sys.stdin.buffer.read())
     status = os.open(os.environ.pop("AGENTRL_CHECK_STATUS"), os.O_CREAT | os.O_WRONLY)
     with open(os.environ.pop("AGENTRL_CHECK_EVENTS"), "a", encoding="utf-8") as events:
 
@@ -64,7 +64,7 @@ def main() -> int:
 
         try:
             recorded = recorded_actions(settings.recorded) if settings.recorded else {}
-            codec = load_codec(settings.model)
+            codec = load_codec(settings)
             run_checks(settings, codec, _without_end(recorded, codec), emit, status, command=(sys.executable, "-m", __spec__.name))
         except ConfigError as error:
             emit({"phase": "refused", "field": error.field, "value": str(error.value), "problem": error.problem, "remedy": error.remedy})

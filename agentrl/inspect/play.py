@@ -149,7 +149,7 @@ class PlaySession:
             self._tell(f"Loading {self._config.model.model or 'the bundled tiny model'} ...")
         self._call(self._engine.start())
         config = self._config
-        tokenizer = load_tokenizer(self._settings.model, trust_remote_code=config.model.trust_remote_code)
+        tokenizer = load_tokenizer(self._settings.model.model, trust_remote_code=config.model.trust_remote_code)
         self._codec = ChatCodec(tokenizer, system_prompt=config.data.system_prompt, end_token_ids=self._engine.end_token_ids)
         chat, system = config.data.apply_chat_template, config.data.system_prompt
         self._scene = PlayScreen(self._screen, self._codec, system_prompt=system, chat=chat, **self._options)

@@ -17,7 +17,7 @@ from agentrl.inspect.compare import INTERRUPTED, Difference, first_difference
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member
-from agentrl.rollout.penalties import LengthPenalties
+from agentrl.rollout.penalties import has_penalties
 from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits, recorded_ticket, recorded_turn
 from agentrl.rollout.settings import EpisodeSettings
 
@@ -219,7 +219,7 @@ class Replayer:
         replayed = await member.run()
         if isinstance(member, ExecutorEpisode) and engine.exhausted and records[0]["status"] not in INTERRUPTED:
             raise ValueError("its executor made a call that is not recorded: one that failed, or that it discarded")
-        return first_difference(records, replayed, penalized=settings.penalties != LengthPenalties())
+        return first_difference(records, replayed, penalized=has_penalties(settings.algo))
 
 
 def _unusable(error: Exception) -> str:

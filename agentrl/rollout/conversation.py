@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.core.protocols import Engine
-from agentrl.core.types import Message, Prompt, Turn
+from agentrl.core.types import Message, Prompt, Sampling, Turn
 from agentrl.env.results import RawText
 from agentrl.rollout.chat import ChatCodec, encode_prompt
 from agentrl.rollout.recorder import Recorder
@@ -22,7 +22,8 @@ class Conversation:
         name: Unique in the run; the prefix of the requests' names.
         engine: Samples the turns.
         codec: Of the model's tokenizer.
-        settings: Budgets and sampling.
+        settings: Budgets.
+        sampling: Settings of the first turn.
         seed_of: Seed of the agent's turn with a number; `None` leaves it to the engine.
 
     Attributes:
@@ -36,12 +37,19 @@ class Conversation:
     """
 
     def __init__(
-        self, name: str, *, engine: Engine, codec: ChatCodec, settings: EpisodeSettings, seed_of: Callable[[int], int | None]
+        self,
+        name: str,
+        *,
+        engine: Engine,
+        codec: ChatCodec,
+        settings: EpisodeSettings,
+        sampling: Sampling,
+        seed_of: Callable[[int], int | None],
     ) -> None:
         self._codec, self._settings = codec, settings
         self.recorder = Recorder(name, engine=engine, codec=codec, settings=settings, seed_of=seed_of)
         self._context = self.recorder.open()
-        self.sampling = settings.sampling
+        self.sampling = sampling
         self.prompt: list[int] = []
         self.text = ""
         self.unanswered: Turn | None = None
@@ -89,7 +97,7 @@ class Conversation:
         elif opening is not None:
             self.prompt = self._codec.encode_chat(opening) + self._codec.encode_text(str(prompt))
         else:
-            self.prompt = encode_prompt(self._codec, prompt, apply_chat_template=self._settings.apply_chat_template)
+            self.prompt = encode_prompt(self._codec, prompt, apply_chat_template=self._settings.data.apply_chat_template)
 
     def read(self, observation: Prompt) -> None:
         """Take in an observation before the next turn: raw text as it is, messages by the chat template.

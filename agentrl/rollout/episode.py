@@ -13,7 +13,7 @@ from agentrl.core.errors import EngineError, EnvError, EnvResultError, EnvTimeou
 from agentrl.core.metrics import average
 from agentrl.core.protocols import Engine
 from agentrl.core.seeding import derive_seed
-from agentrl.core.types import FinishReason, Message, Prompt, Status, Ticket, Trajectory, Turn
+from agentrl.core.types import FinishReason, Message, Prompt, Sampling, Status, Ticket, Trajectory, Turn
 from agentrl.env.agent import StepResult, StepState, make_sampling_params, make_step_state
 from agentrl.env.boundary import Session
 from agentrl.env.multi_agent import MultiAgentSpec
@@ -39,6 +39,7 @@ class Episode:
         env: The member's own environment; closed at the end, whatever happens.
         settings: Budgets, deadlines and sampling.
         agents_spec: The environment's agents.
+        sampling: Settings of the first turn; `None`: those of `settings`.
         seeded: Give each turn a seed of its own; off leaves the seeds to the engine.
 
     Attributes:
@@ -56,6 +57,7 @@ class Episode:
         env: Session,
         settings: EpisodeSettings,
         agents_spec: MultiAgentSpec = MultiAgentSpec(),  # noqa: B008
+        sampling: Sampling | None = None,
         seeded: bool = True,
     ) -> None:
         self._task, self._ticket, self._index = ticket.task, ticket, index
@@ -67,6 +69,7 @@ class Episode:
                 engine=engine,
                 codec=codec,
                 settings=settings,
+                sampling=sampling or settings.sampling,
                 seed_of=turn_seed(ticket, index, settings.seed, agent if agent != agents_spec.agents[0] else "") if seeded else _no_seed,
             )
             for agent in agents_spec.agents
@@ -83,7 +86,7 @@ class Episode:
         and the episode's unblock it. Failures of user code and engine become a status; cancellation passes through.
         """
         start = time.perf_counter()
-        status, error = await guarded(self.play, self._env.close, self._settings.episode_timeout_s)
+        status, error = await guarded(self.play, self._env.close, self._settings.rollout.episode_timeout_s)
         total_s = time.perf_counter() - start
         return self.trajectories(status, error, total_s)
 
@@ -95,13 +98,13 @@ class Episode:
             EngineError: If the engine failed.
         """
         await self._reset()
-        for number in range(self._settings.max_turns):
+        for number in range(self._settings.rollout.max_turns):
             self.number = number
             turn = await self._agents[self.agent].generate(number)
             result = await self._step(turn)
             if result.terminated:
                 return Status.FINISHED
-            if result.truncated or number + 1 == self._settings.max_turns:
+            if result.truncated or number + 1 == self._settings.rollout.max_turns:
                 break
             self._hand_over(result)
             if self._agents[self.agent].room < 1:
@@ -122,7 +125,7 @@ class Episode:
             task=self._task,
             agent=self.agent,
             turn=self.number,
-            turns_left=self._settings.max_turns - self.number - 1,
+            turns_left=self._settings.rollout.max_turns - self.number - 1,
             finish_reason=str(FinishReason.STOP if turn is None else turn.finish_reason),
         )
 
@@ -143,7 +146,7 @@ class Episode:
         task = self._task
         seed = task.seed if task.seed is not None else derive_seed(self._settings.seed, task.id, task.epoch)
         if self._agents_spec.rendered:
-            prompt = encode_prompt(self._codec, task.prompt, apply_chat_template=self._settings.apply_chat_template)
+            prompt = encode_prompt(self._codec, task.prompt, apply_chat_template=self._settings.data.apply_chat_template)
             self._task = replace(task, prompt=self._codec.decode(prompt))
         with self._env_timed():
             result = await self._env.reset(self._task, seed)
@@ -223,7 +226,7 @@ class Episode:
         conversation, ended = self._agents[agent], status.trainable
         turns = conversation.recorder.turns
         if ended and turns:
-            turns = penalize(turns, conversation.recorder.budgets, self._settings.penalties)
+            turns = penalize(turns, conversation.recorder.budgets, self._settings.algo)
         reward = math.fsum(turn.reward for turn in turns) if turns else conversation.reward
         return Trajectory(
             trajectory_id=conversation.name,

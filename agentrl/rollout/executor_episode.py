@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import Engine
-from agentrl.core.types import Prompt, Status, Task, Ticket, Trajectory, as_messages
+from agentrl.core.types import Prompt, Sampling, Status, Task, Ticket, Trajectory, as_messages
 from agentrl.env.agent import AgentClass, SamplingParams, StepResult, make_sampling_params
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import Completion, ExecutorSession, Policy, Sampler
@@ -20,7 +21,7 @@ from agentrl.env.results import bad_result, check_sampling
 from agentrl.rollout.chat import ChatCodec, encode_prompt
 from agentrl.rollout.episode import Episode, episode_id, guarded, turn_seed
 from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedSession
-from agentrl.rollout.penalties import LengthPenalties, penalize
+from agentrl.rollout.penalties import penalize
 from agentrl.rollout.recorder import Recorder, Sample
 from agentrl.rollout.settings import EpisodeSettings
 
@@ -66,8 +67,7 @@ class RecordedPolicy(Policy):
     async def generate(self, prompt_ids: Sequence[int], sampling: Mapping[str, Any] | None = None) -> Completion:
         """As `Policy.generate`."""
         prompt = _token_ids(prompt_ids)
-        changed = replace(self._settings.sampling, **(check_sampling(sampling, WHERE, self.sampling) or {}))
-        sample = await self._recorder.sample(prompt, changed, self._images)
+        sample = await self._recorder.sample(prompt, self._changed(sampling), self._images)
         generation = sample.generation
         completion = Completion(
             prompt_ids=tuple(prompt),
@@ -91,7 +91,7 @@ class RecordedPolicy(Policy):
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """As `Policy.encode_prompt`."""
-        return encode_prompt(self._codec, prompt, apply_chat_template=self._settings.apply_chat_template)
+        return encode_prompt(self._codec, prompt, apply_chat_template=self._settings.data.apply_chat_template)
 
     def encode_next(self, messages: Prompt, after: Completion) -> list[int]:
         """As `Policy.encode_next`."""
@@ -105,13 +105,7 @@ class RecordedPolicy(Policy):
         self, cls: AgentClass, task: Task, *, sampling: Mapping[str, Any], max_length: int, sampler: Sampler
     ) -> tuple[Trajectory, list[StepResult]]:
         """As `agentrl.env.openrlhf.play.StepPlayer.play`; each turn gets its seed where it is recorded."""
-        settings = replace(
-            self._settings,
-            sampling=replace(self._settings.sampling, **(check_sampling(sampling, WHERE, self.sampling) or {})),
-            max_episode_tokens=0,
-            apply_chat_template=False,
-            penalties=LengthPenalties(),
-        )
+        settings = changed(self._settings, max_episode_tokens=0, apply_chat_template=False, overlong_buffer=0, stop_properly_penalty=None)
         results: list[StepResult] = []
         source, threads = inspect.getsourcefile(cls) or cls.__module__, Threads(1)
         session = WatchedSession(EnvSession(cls, source, threads, settings.env), lambda event: _add_result(results, event))
@@ -123,6 +117,7 @@ class RecordedPolicy(Policy):
             env=session,
             settings=settings,
             agents_spec=multi_agent_spec(cls, source),
+            sampling=self._changed(sampling),
             seeded=False,
         )
         try:
@@ -134,6 +129,9 @@ class RecordedPolicy(Policy):
         if others:
             raise bad_result(source, "agents", cls.agents, "an executor records one agent; use the class without an execute of its own")
         return trajectory, results
+
+    def _changed(self, sampling: Mapping[str, Any] | None) -> Sampling:
+        return replace(self._settings.sampling, **(check_sampling(sampling, WHERE, self.sampling) or {}))
 
 
 class ExecutorEpisode:
@@ -166,14 +164,14 @@ class ExecutorEpisode:
         code and engine become a status; cancellation passes through.
         """
         start = time.perf_counter()
-        status, error = await guarded(self._execute, self._close, self._settings.episode_timeout_s)
+        status, error = await guarded(self._execute, self._close, self._settings.rollout.episode_timeout_s)
         total_s, generate_s = time.perf_counter() - start, self._recorder.generate_s
         timings = {"generate_s": generate_s, "env_s": max(0.0, total_s - generate_s), "total_s": total_s}
         return (self._trajectory(status, error, timings),)
 
     async def _execute(self) -> Status:
         try:
-            self._result = await self._env.execute(self._ticket.task, self._llm, self._settings.episode_timeout_s)
+            self._result = await self._env.execute(self._ticket.task, self._llm, self._settings.rollout.episode_timeout_s)
         except Exception as error:
             failure = self._recorder.failure
             if failure is not None and _caused(error, failure):
@@ -191,7 +189,7 @@ class ExecutorEpisode:
             self._recorder.attach(sample)
         turns = self._recorder.turns
         if ended and turns:
-            turns = penalize((*turns[:-1], replace(turns[-1], reward=result.reward)), self._recorder.budgets, self._settings.penalties)
+            turns = penalize((*turns[:-1], replace(turns[-1], reward=result.reward)), self._recorder.budgets, self._settings.algo)
         reward = math.fsum(turn.reward for turn in turns) if turns else result.reward
         score = min(max(result.reward, 0.0), 1.0) if result.score is None else result.score
         return Trajectory(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from agentrl.config.schema import AlgoConfig
 from agentrl.core.types import FinishReason, Turn
 
 
@@ -39,23 +40,12 @@ def stop_properly(reward: float, *, truncated: bool, penalty: float | None) -> f
     return reward * penalty if penalty >= 0 else penalty
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthPenalties:
-    """What an episode pays for its length.
-
-    Attributes:
-        overlong_buffer: Tokens before a turn's budget over which the penalty of the turn grows; 0: none.
-        overlong_factor: Penalty of a turn that uses up its budget.
-        stop_properly: For an episode whose last turn was cut by a token limit: at least 0 multiplies its reward, below 0
-            replaces it; `None`: nothing.
-    """
-
-    overlong_buffer: int = 0
-    overlong_factor: float = 1.0
-    stop_properly: float | None = None
+def has_penalties(algo: AlgoConfig) -> bool:
+    """Whether an episode may pay for its length."""
+    return algo.overlong_buffer > 0 or algo.stop_properly_penalty is not None
 
 
-def penalize(turns: Sequence[Turn], budgets: Sequence[int], penalties: LengthPenalties) -> tuple[Turn, ...]:
+def penalize(turns: Sequence[Turn], budgets: Sequence[int], algo: AlgoConfig) -> tuple[Turn, ...]:
     """The turns with what their length costs taken off their rewards.
 
     First each turn pays for coming close to its own budget, then the episode for being cut; a reward that replaces the
@@ -64,15 +54,15 @@ def penalize(turns: Sequence[Turn], budgets: Sequence[int], penalties: LengthPen
     Args:
         turns: Of one episode, at least one.
         budgets: Tokens that each turn was allowed to sample, before the context's end limits it.
-        penalties: What is paid.
+        algo: The penalties.
     """
-    buffer, factor = penalties.overlong_buffer, penalties.overlong_factor
+    buffer, factor = algo.overlong_buffer, algo.overlong_penalty
     rewards = [
         turn.reward + overlong_penalty(len(turn.token_ids), limit=budget, buffer=min(buffer, budget), factor=factor)
         for turn, budget in zip(turns, budgets, strict=True)
     ]
     cut = turns[-1].finish_reason is FinishReason.LENGTH
-    coefficient = penalties.stop_properly
+    coefficient = algo.stop_properly_penalty
     if cut and coefficient is not None and coefficient < 0:
         rewards = [0.0] * (len(turns) - 1) + [stop_properly(math.fsum(rewards), truncated=True, penalty=coefficient)]
     else:

@@ -101,12 +101,12 @@ class Recorder:
     @property
     def limit(self) -> int:
         """Tokens that a context may have."""
-        return min(self._engine.max_model_len, self._settings.max_episode_tokens or self._engine.max_model_len)
+        return min(self._engine.max_model_len, self._settings.rollout.max_episode_tokens or self._engine.max_model_len)
 
     @property
     def limit_flag(self) -> str:
         """The flag that sets the limit."""
-        return "--max-episode-tokens" if self.limit == self._settings.max_episode_tokens else "--max-model-len"
+        return "--max-episode-tokens" if self.limit == self._settings.rollout.max_episode_tokens else "--max-model-len"
 
     @property
     def turns(self) -> tuple[Turn, ...]:

@@ -1,4 +1,4 @@
-"""What episodes are run with; picklable, and free of heavy imports."""
+"""The sections of the configuration that episodes read, and the values that follow from them; picklable, and free of heavy imports."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from statistics import median
 
 from agentrl.algo.advantages import estimator_facts
 from agentrl.config.evaluate import PlayConfig
-from agentrl.config.schema import TrainConfig
+from agentrl.config.schema import (
+    AlgoConfig,
+    DataConfig,
+    EngineConfig,
+    FlowConfig,
+    IsolationConfig,
+    ModelConfig,
+    RolloutConfig,
+    TrainConfig,
+)
 from agentrl.core.types import EvalSampling, Sampling
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.limits import ProcessLimits
-from agentrl.rollout.penalties import LengthPenalties
 
 EPISODES_PER_SEQUENCE = 4
 """Episodes to begin with for each sequence that an engine decodes at once: the others wait for their environments."""
@@ -24,9 +32,9 @@ class StragglerPolicy:
     """When a group is closed without the rest.
 
     Attributes:
-        quorum: Share of the episodes that have to have ended well.
-        factor: How many times their median the others may take.
-        least: Episodes that have to have ended well in any case.
+        quorum: Share of the episodes that must have ended well.
+        factor: Time that the others may take, as a multiple of the median of those episodes.
+        least: Episodes that must have ended well in any case.
     """
 
     quorum: float
@@ -47,101 +55,95 @@ class StragglerPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSettings:
-    """Settings of the episodes of a run.
+    """Sections of the configuration, whole; what is derived from them is a property.
 
     Attributes:
-        model: Hugging Face directory or hub name whose tokenizer is used.
-        trust_remote_code: Allow the model's own Python code to run.
-        seed: Seed of the run.
-        sampling: How the first turn is sampled; its `max_tokens` is the budget of one turn.
-        max_turns: Turns of an episode at most.
-        max_episode_tokens: Tokens of an episode at most, prompt and observations included; 0: the context length.
-        episode_timeout_s: Deadline of a whole episode.
-        env: Deadlines and threads of user code.
-        apply_chat_template: Render a plain-text prompt as one user message.
-        system_prompt: System message put before a chat that does not begin with one.
-        penalties: What an episode pays for its length.
-        straggler_policy: How long a group waits for its last episodes; `None`: until they end.
-        max_concurrent: Episodes under way at once beside one engine; 0 follows its load.
-        start_concurrent: Where the number begins if it follows the load.
+        seed: Seed of the run, or of the evaluation.
+        data: Chat template and system message.
+        model: Directory or hub name of the initial policy, whose tokenizer is used.
+        rollout: Budgets, sampling and deadlines.
+        isolation: Processes of the environments.
+        flow: Groups that are closed without their last episodes.
+        algo: Penalties for length.
+        engine: Sequences that an engine decodes at once.
+        close_timeout_s: Deadline of an environment's `close`, seconds.
     """
 
-    model: str
-    trust_remote_code: bool = False
     seed: int = 0
-    sampling: Sampling = field(default_factory=Sampling)
-    max_turns: int = 8
-    max_episode_tokens: int = 0
-    episode_timeout_s: float = 1800.0
-    env: EnvLimits = field(default_factory=EnvLimits)
-    apply_chat_template: bool = True
-    system_prompt: str = ""
-    penalties: LengthPenalties = field(default_factory=LengthPenalties)
-    straggler_policy: StragglerPolicy | None = None
-    max_concurrent: int = 0
-    start_concurrent: int = 1024
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    isolation: IsolationConfig = field(default_factory=IsolationConfig)
+    flow: FlowConfig = field(default_factory=FlowConfig)
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    close_timeout_s: float = 10.0
 
-    def for_eval_sampling(self, eval_sampling: EvalSampling | None) -> EpisodeSettings:
-        """These settings with what `eval_sampling` changes."""
-        if eval_sampling is None:
-            return self
-        temperature = self.sampling.temperature if eval_sampling.temperature is None else eval_sampling.temperature
-        return replace(self, seed=eval_sampling.seed, sampling=replace(self.sampling, temperature=temperature))
-
-
-def episode_settings(config: PlayConfig, model: str) -> EpisodeSettings:
-    """The part of the configuration that episodes need.
-
-    Args:
-        config: The resolved configuration.
-        model: Directory or hub name of the initial policy.
-    """
-    rollout = config.rollout
-    return EpisodeSettings(
-        model=model,
-        trust_remote_code=config.model.trust_remote_code,
-        seed=config.run.seed,
-        sampling=Sampling(
+    @property
+    def sampling(self) -> Sampling:
+        """Settings of the first turn; `max_tokens` is the budget of one turn."""
+        rollout = self.rollout
+        return Sampling(
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
             max_tokens=rollout.max_new_tokens,
             stop=rollout.stop,
-        ),
-        max_turns=rollout.max_turns,
-        max_episode_tokens=rollout.max_episode_tokens,
-        episode_timeout_s=rollout.episode_timeout_s,
-        env=EnvLimits(
-            reset_timeout_s=rollout.reset_timeout_s,
-            step_timeout_s=rollout.step_timeout_s,
-            threads=rollout.env_threads,
-            process=process_limits(config),
-        ),
-        apply_chat_template=config.data.apply_chat_template,
-        system_prompt=config.data.system_prompt,
-        penalties=LengthPenalties(
-            overlong_buffer=config.algo.overlong_buffer,
-            overlong_factor=config.algo.overlong_penalty,
-            stop_properly=config.algo.stop_properly_penalty,
-        ),
-        straggler_policy=straggler_policy(config) if isinstance(config, TrainConfig) else None,
-        max_concurrent=rollout.max_concurrent_episodes,
-        start_concurrent=EPISODES_PER_SEQUENCE * config.engine.max_num_seqs,
+        )
+
+    @property
+    def env(self) -> EnvLimits:
+        """Deadlines and threads of user code."""
+        return EnvLimits(
+            reset_timeout_s=self.rollout.reset_timeout_s,
+            step_timeout_s=self.rollout.step_timeout_s,
+            close_timeout_s=self.close_timeout_s,
+            threads=self.rollout.env_threads,
+            process=process_limits(self.isolation),
+        )
+
+    @property
+    def straggler_policy(self) -> StragglerPolicy | None:
+        """How long a group waits for its last episodes; `None` if until they end."""
+        if self.flow.group_quorum == 1.0:
+            return None
+        least = 2 if estimator_facts(self.algo.advantage_estimator).compares_group else 1
+        return StragglerPolicy(quorum=self.flow.group_quorum, factor=self.flow.straggler_factor, least=least)
+
+    @property
+    def start_concurrent(self) -> int:
+        """Episodes under way at once to begin with, if their number follows the engine's load."""
+        return EPISODES_PER_SEQUENCE * self.engine.max_num_seqs
+
+    def for_eval_sampling(self, eval_sampling: EvalSampling | None) -> EpisodeSettings:
+        """These settings with what `eval_sampling` changes."""
+        if eval_sampling is None:
+            return self
+        temperature = self.rollout.temperature if eval_sampling.temperature is None else eval_sampling.temperature
+        return replace(self, seed=eval_sampling.seed, rollout=replace(self.rollout, temperature=temperature))
+
+
+def episode_settings(config: PlayConfig, model: str) -> EpisodeSettings:
+    """Return the settings of the episodes of a run.
+
+    Args:
+        config: The resolved configuration.
+        model: Directory or hub name of the initial policy.
+    """
+    return EpisodeSettings(
+        seed=config.run.seed,
+        data=config.data,
+        model=replace(config.model, model=model),
+        rollout=config.rollout,
+        isolation=config.isolation,
+        flow=config.flow if isinstance(config, TrainConfig) else FlowConfig(),
+        algo=config.algo,
+        engine=config.engine,
     )
 
 
-def straggler_policy(config: TrainConfig) -> StragglerPolicy | None:
-    """How long a group waits for its last episodes; `None` if until they end."""
-    flow = config.flow
-    if flow.group_quorum == 1.0:
-        return None
-    least = 2 if estimator_facts(config.algo.advantage_estimator).compares_group else 1
-    return StragglerPolicy(quorum=flow.group_quorum, factor=flow.straggler_factor, least=least)
-
-
-def process_limits(config: PlayConfig) -> ProcessLimits | None:
-    """What the process of an episode may use; `None` if episodes run in the rollout worker's."""
-    isolation = config.isolation
+def process_limits(isolation: IsolationConfig) -> ProcessLimits | None:
+    """Return the limits of an episode's process; `None` if episodes run in the process of the rollout worker."""
     if isolation.env_isolation == "none":
         return None
     return ProcessLimits(

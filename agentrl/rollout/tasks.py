@@ -34,7 +34,7 @@ def open_tasks(config: PlayConfig, agent: AgentSpec) -> TaskSource:
     holdout = data.eval_size if _is_held_out(config, agent) else 0
     if not data.prompts:
         return TaskSource.from_agent(agent, seed=seed, shuffle=data.shuffle, holdout=holdout)
-    parts = read_prompts(data.prompt_sources, _form(data))
+    parts = read_prompts(data.prompt_sources, prompt_format(data))
     return TaskSource.from_prompts(parts, weights=data.prompt_weights, seed=seed, shuffle=data.shuffle, holdout=holdout)
 
 
@@ -84,7 +84,8 @@ def _is_held_out(config: PlayConfig, agent: AgentSpec) -> bool:
     return not config.data.eval_prompts and own_tasks(agent, "eval_tasks") is None
 
 
-def _form(data: DataConfig) -> PromptFormat:
+def prompt_format(data: DataConfig) -> PromptFormat:
+    """Return how the rows of ``--prompts`` become tasks."""
     return PromptFormat(split=data.prompt_split, input_key=data.input_key, label_key=data.label_key, input_template=data.input_template)
 
 
@@ -94,7 +95,7 @@ def _separate(config: PlayConfig, agent: AgentSpec) -> list[Task]:
     loaded: Iterable[Task]
     if data.eval_prompts:
         origin = data.eval_prompts
-        form = dataclasses.replace(_form(data), flag="--eval-prompts", split=data.eval_split, split_flag="--eval-split")
+        form = dataclasses.replace(prompt_format(data), flag="--eval-prompts", split=data.eval_split, split_flag="--eval-split")
         loaded = [task for part in read_prompts(data.eval_sources, form) for task in part.tasks]
     else:
         origin = f"{agent.source}: {agent.name}.eval_tasks"
@@ -130,14 +131,14 @@ def check_prompts(settings: EpisodeSettings, tasks: Sequence[Task], max_model_le
     Raises:
         ConfigError: For the first prompt that is too long, or that the chat template refuses.
     """
-    limit = min((length for length in (max_model_len, settings.max_episode_tokens) if length), default=0)
+    limit = min((length for length in (max_model_len, settings.rollout.max_episode_tokens) if length), default=0)
     doubtful = [task for task in tasks if _most_tokens(task, settings) >= limit] if limit else []
     if not doubtful:
         return
-    tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
-    codec = ChatCodec(tokenizer, system_prompt=settings.system_prompt)
+    tokenizer = load_tokenizer(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
+    codec = ChatCodec(tokenizer, system_prompt=settings.data.system_prompt)
     for task in doubtful:
-        length = len(encode_prompt(codec, task.prompt, apply_chat_template=settings.apply_chat_template))
+        length = len(encode_prompt(codec, task.prompt, apply_chat_template=settings.data.apply_chat_template))
         if length >= limit:
             flag = "--max-model-len" if limit == max_model_len else "--max-episode-tokens"
             problem = f"the prompt of task {task.id!r} has {length} tokens and leaves no room to answer"
@@ -159,7 +160,7 @@ def context_length(model: str) -> int:
 
 def _most_tokens(task: Task, settings: EpisodeSettings) -> int:
     messages = 1 if isinstance(task.prompt, str) else len(task.prompt)
-    return _num_bytes(task.prompt) + _num_bytes(settings.system_prompt) + MESSAGE_TOKENS * messages + TEMPLATE_TOKENS
+    return _num_bytes(task.prompt) + _num_bytes(settings.data.system_prompt) + MESSAGE_TOKENS * messages + TEMPLATE_TOKENS
 
 
 def _num_bytes(value: Any) -> int:

@@ -36,7 +36,7 @@ class EpisodeWorker:
         self._sessions = open_sessions(agent, settings.env)
         self._live: set[asyncio.Task[Played]] = set()
         self._closed = False
-        self._throttle = Throttle(settings.max_concurrent, settings.start_concurrent, engine.stats)
+        self._throttle = Throttle(settings.rollout.max_concurrent_episodes, settings.start_concurrent, engine.stats)
 
     async def start(self) -> None:
         """Load user code, tokenizer and engine.
@@ -48,9 +48,9 @@ class EpisodeWorker:
         """
         await self._sessions.start()
         await self._engine.start()
-        tokenizer = load_tokenizer(self._settings.model, trust_remote_code=self._settings.trust_remote_code)
+        tokenizer = load_tokenizer(self._settings.model.model, trust_remote_code=self._settings.model.trust_remote_code)
         ends = self._engine.end_token_ids
-        self._codec = ChatCodec(tokenizer, system_prompt=self._settings.system_prompt, end_token_ids=ends)
+        self._codec = ChatCodec(tokenizer, system_prompt=self._settings.data.system_prompt, end_token_ids=ends)
         collect_rarely()
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, Group]:

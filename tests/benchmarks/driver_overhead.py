@@ -25,6 +25,7 @@ from typing import Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.schema import EngineConfig, ModelConfig
+from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Sampling, Ticket
 from agentrl.engine.settings import EngineSettings, prepare_environment
@@ -135,7 +136,7 @@ async def compare(engine: VllmEngine, process: Bare | None, workload: Workload, 
             requests.append(event.request)
 
     agent = AgentSpec(f"{MODULE}:{workload.agent}", "", workload.agent, __file__)
-    settings = EpisodeSettings(model=str(tiny_model_path()), sampling=workload.sampling)
+    settings = changed(EpisodeSettings(), model=str(tiny_model_path()), max_new_tokens=workload.sampling.max_tokens)
     tasks = agent.load().tasks()  # type: ignore[union-attr]
     tickets = [Ticket(group_id=i, task=tasks[i], n_samples_per_prompt=GROUP, version=0) for i in range(episodes // GROUP)]
     watched, worker = EpisodeWorker(WatchedEngine(engine, record, at_once), agent, settings), EpisodeWorker(engine, agent, settings)

@@ -22,8 +22,9 @@ from typing import Any, ClassVar
 
 from agentrl import AgentInstance, ResetResult, ResetState, StepResult, StepState
 from agentrl.assets import tiny_model_path
+from agentrl.config.sections import changed
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Group, Sampling, Task, Ticket
+from agentrl.core.types import Group, Task, Ticket
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import AgentSpec
 from agentrl.rollout.chat import ChatCodec
@@ -101,7 +102,7 @@ async def _started(waits: list[list[float]]) -> tuple[EpisodeWorker, list[Ticket
     codec = ChatCodec(load_tokenizer(str(tiny_model_path())))
     answer = codec.encode_text('{"action": "open", "door": "left"} I take the left door.<|end|>')
     engine = ScriptedEngine(answer=lambda request: answer, max_model_len=2048, requests=deque(maxlen=1))  # type: ignore[arg-type]
-    settings = EpisodeSettings(model=str(tiny_model_path()), sampling=Sampling(max_tokens=64))
+    settings = changed(EpisodeSettings(), model=str(tiny_model_path()), max_new_tokens=64)
     worker = EpisodeWorker(engine, AGENT, settings)
     await worker.start()
     tasks = [Task("Find the way out.", id=str(number)) for number in range(len(waits) // GROUP)]

@@ -27,7 +27,7 @@ from agentrl.cluster.runtime import make_runtime
 from agentrl.config.load import load_config
 from agentrl.config.sections import changed
 from agentrl.core.protocols import EngineStats, GenerationRequest, Learner, WeightUpdate
-from agentrl.core.types import Generation, Sampling
+from agentrl.core.types import Generation
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.usage import UsageMeter
 from agentrl.env.load import AgentSpec, load_agent
@@ -273,7 +273,7 @@ async def scripted_stretch(max_staleness: int, train_s: float, num_steps: int) -
     )
     engine = SeatedEngine(seats=16 * 8, token_s=0.01, load_s=0.03)
     agent = AgentSpec("tests.benchmarks._environments:Talk", "", "Talk", __file__)
-    worker = EpisodeWorker(engine, agent, EpisodeSettings(model=str(tiny_model_path()), sampling=Sampling(max_tokens=16)))
+    worker = EpisodeWorker(engine, agent, changed(EpisodeSettings(), model=str(tiny_model_path()), max_new_tokens=16))
     await worker.start()
     rows = Rows()
     try:

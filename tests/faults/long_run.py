@@ -16,7 +16,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -108,7 +107,7 @@ async def main(folder: Path, steps: int) -> None:
 
     async def worker() -> EpisodeWorker:
         engine = ScriptedEngine(requests=deque(maxlen=10), updates=deque(maxlen=10))  # type: ignore[arg-type]
-        made = EpisodeWorker(engine, agent, replace(episode_settings(config, config.model.model)))
+        made = EpisodeWorker(engine, agent, episode_settings(config, config.model.model))
         await made.start()
         return made
 

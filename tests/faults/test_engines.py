@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 import pytest
 
+from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, EngineError, WeightSyncError
 from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
 from agentrl.core.summaries import GroupSummary
@@ -56,7 +57,7 @@ class Mute(ScriptedEngine):
 async def test_requests_that_fail_set_an_engine_aside_whatever_its_counters_say(tmp_path: Path, saw: Saw) -> None:
     tokenizer("chatml").save_pretrained(tmp_path / "model")
     (tmp_path / "env.py").write_text(ENV)
-    agent, settings = load_agent(str(tmp_path / "env.py")), replace(SETTINGS, model=str(tmp_path / "model"))
+    agent, settings = load_agent(str(tmp_path / "env.py")), changed(SETTINGS, model=str(tmp_path / "model"))
     mute, successors = Mute(), []
 
     async def respawn(name: str) -> EpisodeWorker:

@@ -12,17 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agentrl.config.sections import changed
 from agentrl.core.errors import TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Group, Status, Task, Ticket
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.env.boundary import EnvLimits
-from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.env.load import load_agent
 from agentrl.rollout.worker import EpisodeWorker
 from tests.faults.report import Saw
 from tests.unit.flow.fakes import Scene, ScriptedWorker, failed_member, flow_of
-from tests.unit.rollout.scenes import SETTINGS
+from tests.unit.rollout.scenes import PATIENT
 from tests.unit.rollout.templates import tokenizer
 
 ENV = """
@@ -66,8 +65,8 @@ BAD = [*NAN, "None", "'good'", "np.ones(3)", "[]", "[1.0, 2.0]", "1j"]
 async def worker_on(folder: Path, name: str, *, isolated: bool = False, step_s: float = 1.0) -> AsyncIterator[EpisodeWorker]:
     tokenizer("chatml").save_pretrained(folder / "model")
     (folder / "env.py").write_text(ENV)
-    limits = EnvLimits(reset_timeout_s=20.0, step_timeout_s=step_s, close_timeout_s=1.0, process=ProcessLimits() if isolated else None)
-    settings = replace(SETTINGS, model=str(folder / "model"), env=limits)
+    limits = {"reset_timeout_s": 20.0, "step_timeout_s": step_s, "env_isolation": "process" if isolated else "none"}
+    settings = replace(changed(PATIENT, model=str(folder / "model"), **limits), close_timeout_s=1.0)
     worker = EpisodeWorker(ScriptedEngine(), load_agent(f"{folder / 'env.py'}:{name}"), settings)
     await worker.start()
     try:

@@ -1,6 +1,5 @@
 """An environment that names its only agent plays exactly like one that names none."""
 
-from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -9,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import ResetResult, StepResult
-from agentrl.core.types import Sampling, Trajectory
+from agentrl.config.sections import changed
+from agentrl.core.types import Trajectory
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.env.boundary import EnvLimits
 from agentrl.learner.rows import merge_turns
-from tests.unit.rollout.scenes import SETTINGS, Scene, env_class
+from tests.unit.rollout.scenes import PATIENT, Scene, env_class
 
 texts = st.text(alphabet="ab <|im_end>\n", min_size=1, max_size=12)
 rewards = st.integers(-4, 4).map(lambda quarter: quarter / 4)
@@ -34,7 +33,7 @@ resets = st.none() | st.builds(ResetResult, st.none() | texts, info=st.dictionar
 def played(reset: Any, script: list[StepResult], max_tokens: int, **attributes: Any) -> tuple[Scene, Trajectory]:
     env = env_class(lambda state: script[state.turn % len(script)], reset=lambda self, state: reset, **attributes)
     engine = ScriptedEngine(answer=lambda request: [30 + request.sampling.seed % 40] * 5, max_model_len=140)
-    scene = Scene(env, engine, replace(SETTINGS, env=EnvLimits(), sampling=Sampling(max_tokens=max_tokens), max_turns=5))
+    scene = Scene(env, engine, changed(PATIENT, max_new_tokens=max_tokens, max_turns=5))
     return scene, anyio.run(scene.play)
 
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.check.findings import CheckSettings, Report, Severity
 from agentrl.check.rules import RULES
 from agentrl.check.supervise import check
+from agentrl.config.sections import changed
 from tests.unit.check.forks import forked
 
 BROKEN = Path(__file__).with_name("broken")
 
 
-def checked(env: str, **settings: object) -> Report:
+def checked(env: str, **settings: Any) -> Report:
     """The report of an environment, with the bundled tokenizer."""
-    given = {"model": str(tiny_model_path()), "max_model_len": 1024, "episodes": 4, "timeout_s": 30.0, "elsewhere": False, **settings}
-    return check(CheckSettings(env=env, **given), forked)  # type: ignore[arg-type]
+    return check(settings_of(env, **settings), forked)
+
+
+def settings_of(env: str, **settings: Any) -> CheckSettings:
+    """Settings of a check by the names of their flags."""
+    own = {item.name for item in fields(CheckSettings)}
+    short = CheckSettings(env=env, model=str(tiny_model_path()), episodes=4, elsewhere=False)
+    short = changed(short, max_model_len=1024, **{name: value for name, value in settings.items() if name not in own})
+    return replace(short, **{name: value for name, value in settings.items() if name in own})
 
 
 def ids(report: Report, *severities: Severity) -> set[str]:

@@ -186,6 +186,6 @@ def test_messages_that_the_chat_template_refuses(tmp_path: Path) -> None:
         "{% for message in messages %}{% if message['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
         + template.read_text()
     )
-    report = checked(spec("bad_text:AnswersAsTool"), model=str(model), model_given=True)
+    report = checked(spec("bad_text:AnswersAsTool"), model=str(model))
     assert ids(report) == {"template-refuses"}, [finding.seen for finding in report.findings]
     assert ids(checked(spec("bad_text:AnswersAsTool"))) == set()

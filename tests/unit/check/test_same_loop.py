@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from agentrl.assets import tiny_model_path
-from agentrl.check.findings import CheckSettings
 from agentrl.check.play import make_player, repeating
 from agentrl.check.probe import Watch
 from agentrl.check.tokenizer import load_codec
@@ -30,11 +29,12 @@ from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from agentrl.track.text import Screen
-from tests.unit.check.support import checked, ids
+from tests.unit.check.support import checked, ids, settings_of
 
 MODEL = str(tiny_model_path())
 TEXTS = ["7", "eleven or so"]
 MAX_LEN = 512
+CODEC = load_codec(settings_of("", model=MODEL))
 
 SPY = '''
 import dataclasses
@@ -134,7 +134,7 @@ def says(codec: ChatCodec) -> ScriptedEngine:
 
 async def train(spec: AgentSpec, task: Task, settings: EpisodeSettings) -> list[dict[str, Any]]:
     """Play in the worker of a run; returns its records."""
-    worker = EpisodeWorker(says(load_codec(MODEL)), spec, settings)
+    worker = EpisodeWorker(says(CODEC), spec, settings)
     await worker.start()
     try:
         summary, group = await worker.run_group(Ticket(group_id=0, task=task, n_samples_per_prompt=1, version=0, record=1))
@@ -148,9 +148,9 @@ async def replay(spec: AgentSpec, records: list[dict[str, Any]], settings: Episo
     replayer = Replayer(
         spec,
         settings,
-        make_codec=lambda ends: load_codec(MODEL),
+        make_codec=lambda ends: CODEC,
         find_task=lambda name: None,
-        limits=EngineLimits(max_model_len=MAX_LEN, end_token_ids=load_codec(MODEL).end_token_ids),
+        limits=EngineLimits(max_model_len=MAX_LEN, end_token_ids=CODEC.end_token_ids),
     )
     await replayer.start()
     outcome = await replayer.replay(records)
@@ -184,8 +184,8 @@ async def test_every_attribute_is_that_of_training(name: str, tmp_path: Path, mo
     await replay(spec, records, settings)
     assert seen(spec) == expected, "replay"
 
-    asked = CheckSettings(env=spec.spec, model=MODEL, max_turns=3, max_new_tokens=100, seed=3)
-    played = await make_player(asked, spec, load_codec(MODEL), Watch()).play(replace(task, position=-1), repeating(TEXTS))
+    asked = settings_of(spec.spec, max_turns=3, max_new_tokens=100, seed=3)
+    played = await make_player(asked, spec, CODEC, Watch()).play(replace(task, position=-1), repeating(TEXTS))
     assert (played.error, played.finished) == (None, True)
     assert seen(spec) == expected, "check"
 

@@ -21,10 +21,10 @@ def check(**values: object) -> None:
 
 
 def test_defaults_agree_and_reach_the_processes() -> None:
-    assert process_limits(config()) is None
-    assert process_limits(config(env_isolation="process")) == ProcessLimits()
+    assert process_limits(config().isolation) is None
+    assert process_limits(config(env_isolation="process").isolation) == ProcessLimits()
     changed = process_limits(
-        config(env_isolation="process", env_memory_mib=1, env_cpu_s=2.0, env_file_mib=3, env_processes=4, env_pass=("A",))
+        config(env_isolation="process", env_memory_mib=1, env_cpu_s=2.0, env_file_mib=3, env_processes=4, env_pass=("A",)).isolation
     )
     assert changed == ProcessLimits(memory_mib=1, cpu_s=2.0, file_mib=3, processes=4, passed=("A",))
     assert len(dataclasses.fields(ProcessLimits)) == len(dataclasses.fields(IsolationConfig)) - 1

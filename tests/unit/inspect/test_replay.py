@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from agentrl import AgentInstance, Executor, Message, StepResult, Task
+from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError
-from agentrl.core.types import EvalSampling, Sampling
+from agentrl.core.types import EvalSampling
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import ExecutorSession
@@ -21,7 +22,6 @@ from agentrl.inspect.replay import Replay, Replayer, Verdict
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member
-from agentrl.rollout.penalties import LengthPenalties
 from agentrl.rollout.records import EngineLimits, trajectory_record
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.track.jsonl import encode
@@ -323,8 +323,7 @@ async def test_episodes_of_an_evaluation_replay_with_its_seed() -> None:
 
 
 async def test_penalties_are_part_of_the_rewards() -> None:
-    penalties = LengthPenalties(overlong_buffer=8, overlong_factor=2.0)
-    settings = replace(SETTINGS, penalties=penalties, sampling=Sampling(max_tokens=8))
+    settings = changed(SETTINGS, overlong_buffer=8, overlong_penalty=2.0, max_new_tokens=8)
     records = await record(TYPED, "one", "two and two and two", "three", settings=settings)
     assert records[0]["turns"][1]["reward"] < 0
     assert (await again(TYPED, records, settings)).verdict is Verdict.SAME

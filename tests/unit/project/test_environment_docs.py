@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from agentrl import GymEnv, Task
+from agentrl.config.sections import changed
 from agentrl.core.errors import EnvLoadError
-from agentrl.core.types import Sampling, Status
+from agentrl.core.types import Status
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.env.boundary import EnvLimits
 from agentrl.env.load import load_agent
-from tests.unit.rollout.scenes import SETTINGS, TASK, Scene, says
+from tests.unit.rollout.scenes import PATIENT, TASK, Scene, says
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in ("environments", "tools", "gymnasium", "openrlhf")}
@@ -27,7 +27,7 @@ EXAMPLES = [
 REFUSAL = re.compile(r"^\$ agentrl train --agent '?([^'\n]*)'?\nagentrl: (.*)$", re.MULTILINE)
 REFUSED = [found for page in PAGES.values() for found in REFUSAL.findall(page)]
 LINE = re.compile(r"(\w+) +(.*)")
-LONG = replace(SETTINGS, env=EnvLimits(), max_turns=8, sampling=Sampling(max_tokens=400))
+LONG = changed(PATIENT, max_turns=8, max_new_tokens=400)
 
 
 def episode(text: str) -> list[tuple[str, str]]:

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from agentrl.check.report import print_report
 from agentrl.check.rules import RULES
-from agentrl.core.types import Sampling, Status, Ticket
+from agentrl.config.sections import changed
+from agentrl.core.types import Status, Ticket
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from tests.unit.check.support import checked
@@ -20,7 +21,7 @@ from tests.unit.rollout.scenes import SETTINGS, Scene, says
 
 PAGE = (Path(__file__).parents[3] / "docs" / "honest_rewards.md").read_text()
 CHECKS = re.findall(r"```python\n((?:(?!```).)*?)```\s+```console\n\$ agentrl check (\w+\.py)\n(.*?)```", PAGE, re.DOTALL)
-LONG = replace(SETTINGS, sampling=Sampling(max_tokens=100))
+LONG = changed(SETTINGS, max_new_tokens=100)
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

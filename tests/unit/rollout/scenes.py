@@ -1,14 +1,16 @@
 """Episodes against a scripted engine and a small ChatML tokenizer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl import AgentInstance, Task
+from agentrl.config.schema import RolloutConfig
+from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import Sampling, Ticket, Trajectory
+from agentrl.core.types import Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import Executor, ExecutorSession
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.rollout.chat import ChatCodec
@@ -17,8 +19,10 @@ from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.settings import EpisodeSettings
 from tests.unit.rollout.templates import tokenizer
 
-LIMITS = EnvLimits(reset_timeout_s=1.5, step_timeout_s=1.5, close_timeout_s=1.5, threads=8)
-SETTINGS = EpisodeSettings(model="", seed=5, sampling=Sampling(max_tokens=32), env=LIMITS, max_turns=4)
+PATIENT = EpisodeSettings(seed=5, rollout=RolloutConfig(max_new_tokens=32, max_turns=4))
+"""With the deadlines of a run."""
+SETTINGS = replace(changed(PATIENT, reset_timeout_s=1.5, step_timeout_s=1.5, env_threads=8), close_timeout_s=1.5)
+LIMITS = SETTINGS.env
 CODEC = ChatCodec(tokenizer("chatml"))
 TASK = Task("What is one plus two?", label="three", id="sum")
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from agentrl import AgentInstance, ResetResult, StepResult
+from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.seeding import derive_seed
 from agentrl.core.summaries import summarize
-from agentrl.core.types import Group, Sampling, Status, Trajectory
+from agentrl.core.types import Group, Status, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.env.boundary import EnvLimits
 from agentrl.learner.rows import merge_turns
 from agentrl.rollout.records import group_records
-from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK, Scene
+from tests.unit.rollout.scenes import CODEC, PATIENT, TASK, Scene
 from tests.unit.rollout.test_episode import dialogue, text_of
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ def duel(step: Callable[[Any], Any], reset: Any = None, **attributes: Any) -> ty
 
 async def played(env: type[Any], answer: Answer | None = None, **changes: Any) -> tuple[Scene, dict[str, Trajectory]]:
     engine = ScriptedEngine(answer=answer) if answer else ScriptedEngine()
-    scene = Scene(env, engine, replace(SETTINGS, env=EnvLimits(), **changes))
+    scene = Scene(env, engine, changed(PATIENT, **changes))
     return scene, {trajectory.agent: trajectory for trajectory in await scene.play_all()}
 
 
@@ -232,9 +232,8 @@ async def test_records_are_counted_by_episodes() -> None:
 
 
 async def test_penalties_are_paid_by_whom_they_concern() -> None:
-    scene, agents = await played(duel(three_turns), sampling=Sampling(max_tokens=4))
-    penalties = replace(scene.settings.penalties, overlong_buffer=2, overlong_factor=1.0)
-    _, punished = await played(duel(three_turns), sampling=Sampling(max_tokens=4), penalties=penalties)
+    _, agents = await played(duel(three_turns), max_new_tokens=4)
+    _, punished = await played(duel(three_turns), max_new_tokens=4, overlong_buffer=2)
     assert punished["ann"].reward == pytest.approx((agents["ann"].reward or 0.0) - 2.0)
     assert punished["bob"].reward == pytest.approx((agents["bob"].reward or 0.0) - 1.0)
     assert punished["bob"].score == agents["bob"].score

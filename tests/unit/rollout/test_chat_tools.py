@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentrl import Message, ToolEnv
 from agentrl.assets import tiny_model_path
+from agentrl.config.sections import changed
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Sampling
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.env.boundary import EnvLimits
 from agentrl.env.tools.calls import ToolCall, parse_tool_calls
 from agentrl.env.tools.environment import describe_tools, with_tools
 from agentrl.rollout.chat import ChatCodec
-from tests.unit.rollout.scenes import SETTINGS, Scene, says
+from tests.unit.rollout.scenes import PATIENT, Scene, says
 from tests.unit.rollout.templates import tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -94,7 +92,7 @@ async def test_results_come_back_in_the_templates_own_form(monkeypatch: pytest.M
     monkeypatch.setattr("tests.unit.rollout.scenes.CODEC", codec)
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
     assert parse_tool_calls(call) == [ToolCall("add", {"a": 1, "b": 2})]
-    settings = replace(SETTINGS, sampling=Sampling(max_tokens=200), env=EnvLimits())
+    settings = changed(PATIENT, max_new_tokens=200)
     trajectory = await Scene(Sums, ScriptedEngine(answer=says(call, "3"), max_model_len=4096), settings).play()
     text = codec.decode([int(token) for turn in trajectory.turns for token in (*turn.prompt_ids, *turn.token_ids)])
     assert trajectory.reward == 1.0

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from agentrl import AgentInstance, Message, ResetResult, StepResult, Task
+from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.seeding import derive_seed
-from agentrl.core.types import FinishReason, Sampling, Status
+from agentrl.core.types import FinishReason, Status
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.learner.rows import merge_turns
 from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK, Scene, env_class, says
@@ -140,7 +141,7 @@ async def test_sampling_changes_hold_for_later_turns_and_handing_it_back_changes
 
 async def test_settings_that_no_step_may_choose_can_be_handed_back() -> None:
     """Evaluation is greedy, and an agent that returns what it was given must not fail there."""
-    settings = replace(SETTINGS, sampling=replace(SETTINGS.sampling, temperature=0.0))
+    settings = changed(SETTINGS, temperature=0.0)
 
     def step(state: Any) -> dict[str, Any]:
         return {"rewards": 0.0, "environment_feedback": "go", "sampling_params": state["sampling_params"]}
@@ -184,9 +185,7 @@ async def test_the_environments_seed_is_the_same_in_a_group_and_the_tasks_own_if
 
 
 async def test_the_end_token_is_appended_if_a_turn_was_cut() -> None:
-    scene = Scene(
-        env_class(two_turns), ScriptedEngine(answer=says("two three~", "three")), replace(SETTINGS, sampling=Sampling(max_tokens=2))
-    )
+    scene = Scene(env_class(two_turns), ScriptedEngine(answer=says("two three~", "three")), changed(SETTINGS, max_new_tokens=2))
     trajectory = await scene.play()
     one, two = trajectory.turns
     assert one.finish_reason is FinishReason.LENGTH
@@ -208,7 +207,7 @@ async def test_an_environment_may_truncate() -> None:
 
 @pytest.mark.parametrize(("context", "episode"), [(120, 0), (256, 120)])
 async def test_no_token_beyond_context_or_episode_budget(context: int, episode: int) -> None:
-    settings = replace(SETTINGS, max_turns=50, max_episode_tokens=episode)
+    settings = changed(SETTINGS, max_turns=50, max_episode_tokens=episode)
     scene = Scene(env_class(lambda state: StepResult(0.1, "more")), ScriptedEngine(max_model_len=context), settings)
     trajectory = await scene.play()
     assert trajectory.status is Status.TRUNCATED
@@ -220,7 +219,7 @@ async def test_no_token_beyond_context_or_episode_budget(context: int, episode: 
 
 
 @pytest.mark.parametrize(
-    ("settings", "flag"), [(SETTINGS, "--max-model-len"), (replace(SETTINGS, max_episode_tokens=20), "--max-episode-tokens")]
+    ("settings", "flag"), [(SETTINGS, "--max-model-len"), (changed(SETTINGS, max_episode_tokens=20), "--max-episode-tokens")]
 )
 async def test_a_first_prompt_without_room_is_an_error_with_its_flag(settings: Any, flag: str) -> None:
     scene = Scene(env_class(two_turns), settings=settings)
@@ -280,7 +279,7 @@ async def test_an_error_that_is_no_engine_error_is_a_bug_and_raised() -> None:
 async def test_a_slow_episode_ends_at_its_deadline_with_its_environment_closed() -> None:
     closed = []
     env = env_class(two_turns, close=lambda self: closed.append(True))
-    scene = Scene(env, ScriptedEngine(delay=lambda request: 30.0), replace(SETTINGS, episode_timeout_s=0.1))
+    scene = Scene(env, ScriptedEngine(delay=lambda request: 30.0), changed(SETTINGS, episode_timeout_s=0.1))
     trajectory = await scene.play()
     assert trajectory.status is Status.TIMEOUT
     assert "--episode-timeout-s" in str(trajectory.error)
@@ -320,7 +319,7 @@ async def test_a_version_published_between_two_turns_is_on_the_tokens_of_the_sec
 
 
 async def test_plain_text_prompts_are_taken_as_they_are_without_a_template() -> None:
-    scene = Scene(env_class(two_turns), settings=replace(SETTINGS, apply_chat_template=False))
+    scene = Scene(env_class(two_turns), settings=changed(SETTINGS, apply_chat_template=False))
     await scene.play()
     assert text_of(scene.engine.requests[0].prompt_ids) == TASK.prompt
 

@@ -2,22 +2,21 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from agentrl import Executor, Policy, StepResult, Task
+from agentrl.config.sections import changed
 from agentrl.core.errors import ContextLengthError, EngineError, EnvLoadError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.seeding import derive_seed
 from agentrl.core.types import Sampling, Status, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.env.boundary import EnvLimits
 from agentrl.env.load import load_agent
 from agentrl.learner.rows import merge_turns
-from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK, Scene, says
+from tests.unit.rollout.scenes import CODEC, PATIENT, TASK, Scene, says
 from tests.unit.rollout.test_episode import dialogue, text_of
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +33,7 @@ def executor(play: Play, **methods: Any) -> type[Executor]:
 
 async def played(play: Play, answer: Any = None, methods: dict[str, Any] | None = None, **changes: Any) -> tuple[Scene, Trajectory]:
     engine = ScriptedEngine(answer=answer) if answer else ScriptedEngine()
-    scene = Scene(executor(play, **(methods or {})), engine, replace(SETTINGS, env=EnvLimits(), **changes))
+    scene = Scene(executor(play, **(methods or {})), engine, changed(PATIENT, **changes))
     return scene, await scene.play()
 
 
@@ -136,7 +135,7 @@ async def test_what_a_call_is_told() -> None:
         assert done.logprobs == tuple(-(token % 7 + 1) / 8 for token in done.token_ids)
         return 1.0
 
-    scene = Scene(executor(play), ScriptedEngine(version=4), replace(SETTINGS, env=EnvLimits(), max_episode_tokens=90))
+    scene = Scene(executor(play), ScriptedEngine(version=4), changed(PATIENT, max_episode_tokens=90))
     trajectory = await scene.play()
     assert trajectory.error is None
     assert scene.engine.requests[0].sampling == Sampling(max_tokens=10, seed=3, stop_token_ids=(77, *CODEC.end_token_ids))
@@ -223,7 +222,7 @@ async def test_truncation_and_penalties() -> None:
         await llm.generate([5], {"max_tokens": 4})
         return StepResult(1.0, truncated=True)
 
-    _, trajectory = await played(play, penalties=replace(SETTINGS.penalties, overlong_buffer=2, overlong_factor=0.5))
+    _, trajectory = await played(play, overlong_buffer=2, overlong_penalty=0.5)
     assert (trajectory.status, trajectory.reward, trajectory.score) == (Status.TRUNCATED, 0.5, 1.0)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentrl import Message, StepResult
-from agentrl.config.schema import AlgoConfig, TrainConfig
-from agentrl.core.types import FinishReason, Sampling, Status, Turn, floats, ints
+from agentrl.config.schema import AlgoConfig
+from agentrl.config.sections import changed
+from agentrl.core.types import FinishReason, Status, Turn, floats, ints
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.env.boundary import EnvLimits
-from agentrl.rollout.penalties import LengthPenalties, penalize
-from agentrl.rollout.settings import episode_settings
-from tests.unit.rollout.scenes import SETTINGS, Scene, env_class, says
+from agentrl.rollout.penalties import penalize
+from tests.unit.rollout.scenes import PATIENT, Scene, env_class, says
 
 
 def turn(length: int, reward: float, finish: FinishReason = FinishReason.STOP) -> Turn:
@@ -29,12 +27,12 @@ def turn(length: int, reward: float, finish: FinishReason = FinishReason.STOP) -
 
 
 def rewards(turns: list[Turn], budgets: list[int], **penalties: Any) -> list[float]:
-    return [turn.reward for turn in penalize(turns, budgets, LengthPenalties(**penalties))]
+    return [turn.reward for turn in penalize(turns, budgets, AlgoConfig(**penalties))]
 
 
 def test_each_turn_pays_for_coming_close_to_its_own_budget() -> None:
     turns = [turn(6, 0.0), turn(8, 0.0), turn(10, 1.0, FinishReason.LENGTH), turn(8, 1.0)]
-    assert rewards(turns, [10, 10, 10, 100], overlong_buffer=4, overlong_factor=2.0) == [0.0, -1.0, -1.0, 1.0]
+    assert rewards(turns, [10, 10, 10, 100], overlong_buffer=4, overlong_penalty=2.0) == [0.0, -1.0, -1.0, 1.0]
 
 
 def test_a_buffer_larger_than_the_budget_covers_all_of_it() -> None:
@@ -54,18 +52,18 @@ def test_a_buffer_larger_than_the_budget_covers_all_of_it() -> None:
 )
 def test_an_episode_that_did_not_stop_by_itself(coefficient: float | None, cut: bool, expected: list[float]) -> None:
     turns = [turn(3, 1.0), turn(3, 2.0, FinishReason.LENGTH if cut else FinishReason.STOP)]
-    assert rewards(turns, [9, 9], stop_properly=coefficient) == expected
+    assert rewards(turns, [9, 9], stop_properly_penalty=coefficient) == expected
 
 
 def test_a_replaced_reward_is_not_lowered_by_the_overlong_penalty() -> None:
     turns = [turn(4, 1.0, FinishReason.LENGTH)]
-    assert rewards(turns, [4], overlong_buffer=2, stop_properly=-0.3) == [-0.3]
-    assert rewards(turns, [4], overlong_buffer=2, overlong_factor=3.0, stop_properly=0.5) == [-1.0]
+    assert rewards(turns, [4], overlong_buffer=2, stop_properly_penalty=-0.3) == [-0.3]
+    assert rewards(turns, [4], overlong_buffer=2, overlong_penalty=3.0, stop_properly_penalty=0.5) == [-1.0]
 
 
 def test_turns_that_pay_nothing_stay_the_same_objects() -> None:
     turns = [turn(3, 1.0), turn(3, 2.0, FinishReason.LENGTH)]
-    assert list(penalize(turns, [9, 3], LengthPenalties())) == turns
+    assert list(penalize(turns, [9, 3], AlgoConfig())) == turns
 
 
 def step(state: Any) -> StepResult:
@@ -75,11 +73,11 @@ def step(state: Any) -> StepResult:
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("penalties", "reward"),
-    [({}, 0.75), ({"stop_properly": 0.0}, 0.0), ({"stop_properly": -1.0}, -1.0), ({"overlong_buffer": 2}, -0.25)],
+    [({}, 0.75), ({"stop_properly_penalty": 0.0}, 0.0), ({"stop_properly_penalty": -1.0}, -1.0), ({"overlong_buffer": 2}, -0.25)],
 )
 async def test_the_score_is_what_was_earned(penalties: dict[str, Any], reward: float) -> None:
     """The second turn is as long as its budget and has no end token."""
-    settings = replace(SETTINGS, env=EnvLimits(), sampling=Sampling(max_tokens=5), penalties=LengthPenalties(**penalties))
+    settings = changed(PATIENT, max_new_tokens=5, **penalties)
     trajectory = await Scene(env_class(step), ScriptedEngine(answer=says("a", "abcdefgh~")), settings).play()
     assert trajectory.turns[-1].finish_reason is FinishReason.LENGTH
     assert (trajectory.reward, trajectory.score) == (reward, 0.75)
@@ -91,12 +89,6 @@ async def test_an_episode_that_failed_has_no_reward_to_penalize() -> None:
     def broken(state: Any) -> StepResult:
         raise ValueError("broken")
 
-    settings = replace(SETTINGS, env=EnvLimits(), penalties=LengthPenalties(stop_properly=-1.0))
+    settings = changed(PATIENT, stop_properly_penalty=-1.0)
     trajectory = await Scene(env_class(broken), settings=settings).play()
     assert (trajectory.status, trajectory.reward, trajectory.score) == (Status.ENV_ERROR, None, None)
-
-
-def test_the_flags_arrive() -> None:
-    algo = AlgoConfig(overlong_buffer=16, overlong_penalty=0.5, stop_properly_penalty=-0.5)
-    found = episode_settings(TrainConfig(algo=algo), "model").penalties
-    assert found == LengthPenalties(overlong_buffer=16, overlong_factor=0.5, stop_properly=-0.5)

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl import Task
 from agentrl.config.schema import DataConfig, RolloutConfig, RunConfig, TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EngineError, WeightSyncError
 from agentrl.core.protocols import RolloutWorker, WeightUpdate
 from agentrl.core.types import EvalSampling, Status, Ticket
@@ -58,7 +59,7 @@ def model(tmp_path: Path) -> str:
 def worker_of(folder: Path, model: str, engine: ScriptedEngine) -> EpisodeWorker:
     path = folder / "env.py"
     path.write_text(ENV)
-    return EpisodeWorker(engine, load_agent(str(path)), replace(SETTINGS, model=model))
+    return EpisodeWorker(engine, load_agent(str(path)), changed(SETTINGS, model=model))
 
 
 def ticket(*label: str, record: int = 0) -> Ticket:
@@ -179,23 +180,23 @@ def test_settings_come_from_the_configuration_and_survive_pickling() -> None:
     )
     settings = episode_settings(config, "model")
     assert (settings.seed, settings.sampling.temperature, settings.sampling.max_tokens, settings.sampling.stop) == (3, 0.7, 9, ("x",))
-    assert (settings.env.threads, settings.apply_chat_template, settings.system_prompt) == (2, False, "s")
+    assert (settings.env.threads, settings.data.apply_chat_template, settings.data.system_prompt) == (2, False, "s")
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
 def test_prompts_are_measured_before_an_engine_starts(model: str) -> None:
-    settings = EpisodeSettings(model=model)
+    settings = changed(EpisodeSettings(), model=model)
     check_prompts(settings, [TASK, Task("word " * 60)], context_length(model))
     with pytest.raises(ConfigError) as caught:
         check_prompts(settings, [TASK, Task("x" * 3000, id="long")], context_length(model))
     assert caught.value.field == "--max-model-len"
     assert "'long'" in caught.value.problem
     with pytest.raises(ConfigError) as caught:
-        check_prompts(replace(settings, max_episode_tokens=10), [TASK], 512)
+        check_prompts(changed(settings, max_episode_tokens=10), [TASK], 512)
     assert caught.value.field == "--max-episode-tokens"
     check_prompts(settings, [Task("x" * 3000)], 0)
 
 
 def test_short_prompts_need_no_tokenizer(tmp_path: Path) -> None:
-    check_prompts(EpisodeSettings(model=str(tmp_path / "missing")), [TASK], 512)
+    check_prompts(changed(EpisodeSettings(), model=str(tmp_path / "missing")), [TASK], 512)
     assert context_length(str(tmp_path / "missing")) == 0

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
+from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import Sampling, Task, Ticket, Trajectory
+from agentrl.core.types import Task, Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.agent import AgentInstance
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.boundary import EnvSession, Threads
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.settings import EpisodeSettings
 from tests.unit.rollout.scenes import CODEC
 
-SETTINGS = EpisodeSettings(
-    model="", sampling=Sampling(max_tokens=4000), max_turns=12, env=EnvLimits(reset_timeout_s=20, step_timeout_s=20, close_timeout_s=10)
-)
+SETTINGS = changed(EpisodeSettings(), max_new_tokens=4000, max_turns=12, reset_timeout_s=20.0, step_timeout_s=20.0)
 Player = Callable[[int, str], str]
 """Number of the turn and all text so far; what the model writes."""
 
@@ -41,7 +39,7 @@ async def play(cls: type[AgentInstance], task: Task, player: Player, index: int 
     engine = ScriptedEngine(answer, max_model_len=100_000)
     await engine.start()
     ticket = Ticket(group_id=index, task=task, n_samples_per_prompt=1, version=0)
-    used = replace(SETTINGS, **settings)
+    used = changed(SETTINGS, **settings)
     session = EnvSession(cls, "file.py", Threads(2), used.env)
     played: Any = await Episode(ticket, 0, engine=engine, codec=CODEC, env=session, settings=used).run()
     return played[0] if isinstance(played, tuple) else played

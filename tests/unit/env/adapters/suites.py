@@ -1,15 +1,15 @@
 """Plays an environment of a suite: through its methods, through `EnvSession`, and through a whole episode."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from agentrl import ResetState, StepState, Task
-from agentrl.core.types import Sampling, Ticket, Trajectory
+from agentrl.config.sections import changed
+from agentrl.core.types import Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads
 from agentrl.env.load import load_agent
-from tests.unit.rollout.scenes import SETTINGS, Scene, says
+from tests.unit.rollout.scenes import PATIENT, Scene, says
 
 LIMITS = EnvLimits(reset_timeout_s=20, step_timeout_s=20, close_timeout_s=5)
 
@@ -56,7 +56,7 @@ async def session(spec: str, seed: int, answers: Sequence[str]) -> list[Any]:
 
 async def episode(spec: str, seed: int, answers: Sequence[str]) -> Trajectory:
     """A whole episode against a scripted engine."""
-    settings = replace(SETTINGS, env=LIMITS, sampling=Sampling(max_tokens=512), max_turns=len(answers))
+    settings = changed(PATIENT, max_new_tokens=512, max_turns=len(answers))
     engine = ScriptedEngine(answer=says(*answers), max_model_len=16384)
     ticket = Ticket(group_id=1, task=Task("x", seed=seed), n_samples_per_prompt=2, version=0)
     return await Scene(load_agent(spec).load(), engine, settings, ticket).play()

@@ -13,10 +13,9 @@ import httpx
 import pytest
 
 from agentrl.core.errors import DataError, EnvLoadError
-from agentrl.core.types import Sampling, Task
+from agentrl.core.types import Task
 from agentrl.env.adapters.nemo_gym import NemoGymEnv, load_nemo_gym
 from agentrl.env.adapters.nemo_rows import PARAMS, Transcript, chat_of
-from agentrl.env.boundary import EnvLimits
 from agentrl.env.prompts import PromptFormat, read_prompts
 from agentrl.env.tools.calls import parse_tool_calls
 from tests import env_servers
@@ -148,7 +147,7 @@ async def test_the_last_step_is_verified_as_it_stands(counter: str, option: str,
 
 async def test_an_answer_that_was_cut_off_is_verified(counter: str) -> None:
     endless = script(call("increment_counter", count=1) * 20)
-    trajectory = await play(load_nemo_gym(f"nemo-gym:{counter}"), task(expected_count=3), endless, sampling=Sampling(max_tokens=50))
+    trajectory = await play(load_nemo_gym(f"nemo-gym:{counter}"), task(expected_count=3), endless, max_new_tokens=50)
     assert outcome(trajectory) == ("truncated", 1.0)
 
 
@@ -367,7 +366,7 @@ async def test_a_class_of_ones_own(counter: str) -> None:
         def parse_calls(self, text: str) -> Any:
             return parse_tool_calls(call("increment_counter", count=3)) if "ADD" in text else []
 
-    trajectory = await play(Mine, task(), script("ADD", "Done."), env=EnvLimits())
+    trajectory = await play(Mine, task(), script("ADD", "Done."))
     assert outcome(trajectory) == ("finished", 1.0)
     assert "Write ADD." in said(trajectory)
     assert '"name": "increment_counter"' not in said(trajectory)

@@ -2,18 +2,18 @@
 
 import itertools
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentrl import Task
+from agentrl.config.sections import changed
 from agentrl.core.errors import EnvLoadError
-from agentrl.core.types import Sampling, Status, Ticket, Trajectory
+from agentrl.core.types import Status, Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
-from tests.unit.env.adapters.suites import LIMITS, begin, episode, say, script, session
-from tests.unit.rollout.scenes import CODEC, SETTINGS, Scene
+from tests.unit.env.adapters.suites import begin, episode, say, script, session
+from tests.unit.rollout.scenes import CODEC, PATIENT, Scene
 
 pytest.importorskip("textarena")
 
@@ -133,7 +133,7 @@ async def rounds(spec: str, *answers: str) -> dict[str, Trajectory]:
     """A game of several players, by agent."""
     engine = ScriptedEngine(answer=lambda request: CODEC.encode_text(f"{answers[len(engine.requests) - 1]}<|im_end|>"), max_model_len=8192)
     cls = load_agent(spec).load()
-    settings = replace(SETTINGS, env=LIMITS, sampling=Sampling(max_tokens=64), max_turns=len(answers))
+    settings = changed(PATIENT, max_new_tokens=64, max_turns=len(answers))
     scene = Scene(cls, engine, settings, Ticket(group_id=1, task=Task("x", seed=1), n_samples_per_prompt=2, version=0))
     return {trajectory.agent: trajectory for trajectory in await scene.play_all()}
 

@@ -1,19 +1,18 @@
 """OpenRLHF's executors with an `execute` of their own: they run unchanged, and nothing is trained that was not sampled."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import Sampling, Status, Task, Ticket, Trajectory
+from agentrl.core.types import Status, Task, Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.env.boundary import EnvLimits
 from agentrl.env.load import load_agent
 from agentrl.learner.rows import merge_turns
-from tests.unit.rollout.scenes import CODEC, SETTINGS, Scene, says
+from tests.unit.rollout.scenes import CODEC, PATIENT, Scene, says
 from tests.unit.rollout.test_episode import dialogue
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +38,7 @@ class AgentExecutor(AgentExecutorBase):
 def scene_of(spec: Path, answer: Any, version: int = 0) -> Scene:
     ticket = Ticket(group_id=3, task=Task("What is 1+2?", label="3", id="sum"), n_samples_per_prompt=1, version=0)
     engine = ScriptedEngine(answer=answer, version=version)
-    settings = replace(SETTINGS, env=EnvLimits(), sampling=Sampling(max_tokens=8))
+    settings = changed(PATIENT, max_new_tokens=8)
     return Scene(load_agent(str(spec)).load(), engine, settings, ticket)
 
 
@@ -52,7 +51,7 @@ async def run(folder: Path, body: str, images: str = ", images=None") -> tuple[S
 
 async def test_a_greedy_evaluation_plays_it_too() -> None:
     scene = scene_of(FILE, says("It is 4", "3"))
-    scene.settings = replace(scene.settings, sampling=Sampling(temperature=0.0, max_tokens=8))
+    scene.settings = changed(scene.settings, temperature=0.0, max_new_tokens=8)
     assert (await scene.play()).error is None
     assert [request.sampling.temperature for request in scene.engine.requests] == [0.0, 0.0]
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,9 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.env.rewards.function import reward_environment
 from tests.servers import Request, serve
-from tests.unit.rollout.scenes import SETTINGS, Scene, says
+from tests.unit.rollout.scenes import PATIENT, Scene, says
 
 pytestmark = pytest.mark.anyio
-
-PATIENT = replace(SETTINGS, env=replace(SETTINGS.env, reset_timeout_s=20.0, step_timeout_s=20.0, close_timeout_s=20.0))
 
 FORMS = {
     "plain": "def reward(completion, label): return score(completion, label)\n",

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +13,11 @@ from agentrl import ResetState, StepResult, StepState, Task, ToolEnv
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.env.boundary import EnvLimits
 from agentrl.env.load import load_agent
 from agentrl.env.tools.calls import ToolCall
 from agentrl.env.tools.environment import Tool, Toolbox, ToolCallError
 from agentrl.env.tools.python import python, run_python
-from tests.unit.rollout.scenes import SETTINGS, Scene, says
+from tests.unit.rollout.scenes import PATIENT, Scene, says
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +61,7 @@ class Sums(ToolEnv):
 
 
 async def play(cls: type[ToolEnv], *texts: str) -> Trajectory:
-    settings = replace(SETTINGS, env=EnvLimits())  # the first schema imports transformers
+    settings = PATIENT  # the first schema imports transformers
     return await Scene(cls, ScriptedEngine(answer=says(*texts), max_model_len=2048), settings).play()
 
 
