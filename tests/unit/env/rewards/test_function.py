@@ -198,7 +198,9 @@ COLUMNS = Task("What is 1 + 2?", "three", id="sum", metadata={"level": 2, "data_
 
 async def played(tmp_path: Path, text: str, task: Task = COLUMNS) -> Trajectory:
     cls = load_agent(str(write(tmp_path, text))).load()
-    return await Scene(cls, ScriptedEngine(answer=says("three")), ticket=Ticket(group_id=3, task=task, num_samples=2, version=0)).play()
+    return await Scene(
+        cls, ScriptedEngine(answer=says("three")), ticket=Ticket(group_id=3, task=task, n_samples_per_prompt=2, version=0)
+    ).play()
 
 
 @pytest.mark.parametrize(
