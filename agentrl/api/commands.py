@@ -30,7 +30,8 @@ def train(env: object = "", **settings: Any) -> Run:
         env: A class with ``reset`` and ``step``, a gymnasium environment class, an `Executor` or a reward; or what ``--agent`` takes,
             such as ``"env.py"`` or ``"gym:FrozenLake-v1"``. It may be left out with ``resume``.
         **settings: The flags of ``agentrl train`` in the form of Python: ``model="org/name"``, ``num_steps=100``, ``max_staleness=1``,
-            ``async_=True``; ``config="settings.toml"`` takes the others from a file.
+            ``async_=True``; ``config="settings.toml"`` takes the others from a file. ``callback`` is a list that may hold classes and
+            objects as well as ``"file.py:Name"``; the run knows them, its ``config.json`` does not.
 
     Returns:
         The run.
@@ -110,14 +111,15 @@ def _started(env: object, settings: dict[str, Any]) -> Background[Run]:
     from agentrl.api.background import Background
     from agentrl.api.resume import with_directory
     from agentrl.api.run import Run
-    from agentrl.api.settings import train_settings
+    from agentrl.api.settings import own_callbacks, train_settings
     from agentrl.api.training import train as run_training
     from agentrl.flow.state import StopRequest
 
+    settings, callbacks = own_callbacks(settings)
     config = with_directory(train_settings(env, settings))
 
     async def work(stop: StopRequest) -> Run:
-        result = await run_training(config, stop)
+        result = await run_training(config, stop, callbacks)
         if result.stopped:
             sys.stderr.write(f"agentrl: {result.ended}; continue with resume={str(config.run.run_dir)!r}\n")
         return Run(str(config.run.run_dir))

@@ -18,6 +18,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.env.given import specify
 from agentrl.evaluation.config import SAME_HERE, Request, base_settings, make_request
+from agentrl.track.callbacks import CallbackLike, check_callback
 
 S = TypeVar("S")
 
@@ -43,6 +44,21 @@ def train_settings(env: object, given: Mapping[str, Any]) -> TrainConfig:
         path = saved_settings(resume)
     base = from_mapping(read_file(path), source=str(path)) if path is not None else TrainConfig()
     return check(with_settings(base, _with_agent(env, given), command="train"))
+
+
+def own_callbacks(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[CallbackLike]]:
+    """Return the settings with the callbacks that are named by a file, and the callbacks that are classes or objects.
+
+    Raises:
+        ConfigError: If one of these cannot be a callback.
+    """
+    value = given.get("callback", ())
+    listed = list(value) if isinstance(value, list | tuple) else [value]
+    own = [item for item in listed if not isinstance(item, str)]
+    for item in own:
+        check_callback(item, repr(item))
+    named = {"callback": tuple(item for item in listed if isinstance(item, str))} if "callback" in given else {}
+    return {**given, **named}, own
 
 
 def eval_request(env: object, given: Mapping[str, Any]) -> Request:

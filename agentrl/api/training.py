@@ -33,7 +33,7 @@ from agentrl.flow.state import StopRequest
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_prompts, context_length, open_tasks
-from agentrl.track.callbacks import load_callbacks
+from agentrl.track.callbacks import CallbackLike, load_callbacks
 from agentrl.track.tracker import RESTARTING, RunTracker, open_tracker
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ PROMPTS_CHECKED = 1000
 """Tasks whose prompts are measured before training begins."""
 
 
-async def train(config: TrainConfig, stop: StopRequest | None = None) -> RunResult:
+async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks: Sequence[CallbackLike] = ()) -> RunResult:
     """Train as `config` says; on return everything is saved and nothing is left running.
 
     When a learner rank dies, everything is started again from the last checkpoint.
@@ -50,6 +50,7 @@ async def train(config: TrainConfig, stop: StopRequest | None = None) -> RunResu
     Args:
         config: The resolved configuration.
         stop: Asks for an early end, from which the run can be resumed.
+        callbacks: Callbacks besides those that `config` names.
 
     Raises:
         ConfigError: If the environment, the tasks or the model cannot be used.
@@ -58,21 +59,21 @@ async def train(config: TrainConfig, stop: StopRequest | None = None) -> RunResu
     collect_rarely()
     for left in range(config.run.max_learner_restarts, 0, -1):
         try:
-            return await _train_once(config, stop)
+            return await _train_once(config, stop, callbacks)
         except LearnerDeadError as error:
             if not _can_go_on(config):
                 raise
             _log.warning("%s; going on from the last checkpoint, %d more times at most", error, left - 1)
             config = replace(config, run=replace(config.run, resume=str(config.run.run_dir)))
-    return await _train_once(config, stop, last=True)
+    return await _train_once(config, stop, callbacks, last=True)
 
 
 def _can_go_on(config: TrainConfig) -> bool:
     return config.run.run_dir is not None and latest_checkpoint(config.run.run_dir) is not None
 
 
-async def _train_once(config: TrainConfig, stop: StopRequest | None, *, last: bool = False) -> RunResult:
-    agent, callbacks = load_environment(config), load_callbacks(config.track.callback)
+async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequence[CallbackLike], *, last: bool = False) -> RunResult:
+    agent, callbacks = load_environment(config), [*load_callbacks(config.track.callback), *own]
     tasks = open_tasks(config, agent)
     questions = run_eval_tasks(config, agent)
     run_dir = config.run.run_dir

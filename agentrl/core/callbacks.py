@@ -21,7 +21,7 @@ class RunBegin:
     Attributes:
         config: The resolved settings by section, as in ``config.json``.
         run_dir: Directory of the run.
-        resumed: Whether steps of an earlier part of the run are there already.
+        resumed: True if the run goes on after steps of an earlier part.
         step: Steps done so far.
     """
 
@@ -79,7 +79,7 @@ class GroupJudged:
 
     @property
     def kept(self) -> bool:
-        """Whether the group will be trained on."""
+        """True if the group will be trained on."""
         return self.verdict == "kept"
 
     @property

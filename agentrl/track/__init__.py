@@ -1,1 +1,1 @@
-"""What a run leaves behind and what a person sees of it: metrics, recordings, the terminal display, the summary."""
+"""Records and views of a run: metrics, trajectories, terminal display, summary; and the callbacks of the user."""

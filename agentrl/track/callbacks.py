@@ -51,14 +51,15 @@ def load_callbacks(specs: Iterable[str]) -> list[type[Callback]]:
     return classes
 
 
-def check_callback(cls: Any, spec: str) -> None:
-    """Check that a class can be a callback: it is made without arguments, and its ``on_...`` methods are those of `Callback`.
+def check_callback(value: Any, spec: str) -> None:
+    """Check that a class, or an object, can be a callback: its ``on_...`` methods are those of `Callback`, and a class needs no arguments.
 
     Raises:
         ConfigError: If it cannot.
     """
-    if not inspect.isclass(cls):
-        raise ConfigError(FLAG, spec, f"is a {type(cls).__name__}, not a class", "Name a class that inherits from agentrl.Callback.")
+    if inspect.isroutine(value):
+        raise ConfigError(FLAG, spec, f"is a {type(value).__name__}, not a class", "Name a class that inherits from agentrl.Callback.")
+    cls = value if inspect.isclass(value) else type(value)
     names = [name for name in dir(cls) if name.startswith("on_") and callable(getattr(cls, name))]
     for name in names:
         if name not in METHODS.values():
@@ -68,7 +69,8 @@ def check_callback(cls: Any, spec: str) -> None:
     if not followed:
         remedy = f"Define one or more of {', '.join(METHODS.values())}."
         raise ConfigError(FLAG, spec, f"{cls.__name__} has no method of a callback", remedy)
-    for name, arguments in (("__init__", ()), *((name, (None, None)) for name in followed)):
+    made = [("__init__", ())] if cls is value else []
+    for name, arguments in (*made, *((name, (None, None)) for name in followed)):
         function = cls if name == "__init__" else getattr(cls, name)
         try:
             inspect.signature(function).bind(*arguments)
@@ -129,7 +131,7 @@ class _Followed:
     warned: set[str] = dataclasses.field(default_factory=set)
 
     def follows(self, method: str) -> bool:
-        """Whether the callback has a method of its own for an event."""
+        """Return whether the callback has a method of its own for an event."""
         return not self.lost and _defines(self.made if inspect.isclass(self.made) else type(self.made), method)
 
     def took(self, method: str, seconds: float) -> None:

@@ -211,7 +211,7 @@ class LineDisplay(Display):
 
 
 def step_line(view: RunView) -> str:
-    """The newest step as one line."""
+    """Return the newest step as one line."""
     get = view.latest.get
     width = len(str(view.num_steps))
     return "  ".join(
@@ -229,7 +229,7 @@ def step_line(view: RunView) -> str:
 
 
 def ledger_text(metrics: Metrics) -> str:
-    """What became of the groups submitted so far, in one phrase."""
+    """Return the numbers of trained, filtered and dropped groups and of those in flight, in one phrase."""
     names = ("trained", "filtered", "dropped", "in_flight")
     return ", ".join(f"{number(metrics.get(f'ledger/{name}', NAN), 0)} {name.replace('_', ' ')}" for name in names)
 
@@ -270,7 +270,7 @@ class LiveDisplay(Display):
         self._live.stop()
 
     def render(self) -> RenderableType:
-        """The display as it is now."""
+        """Return the display as it is now."""
         parts: list[RenderableType] = [Text(self._title, style="bold")]
         if self._view.rewards:
             parts += [self._progress(), metric_rows(self._view, BLOCKS if _unicode(self._console) else ASCII_BLOCKS)]
@@ -300,7 +300,7 @@ class LiveDisplay(Display):
 
 
 def metric_rows(view: RunView, blocks: str) -> Table:
-    """The newest step's figures as labelled rows."""
+    """Return the figures of the newest step as labelled rows."""
     get = view.latest.get
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
@@ -322,7 +322,7 @@ def _unicode(console: Console) -> bool:
 
 
 def make_display(num_steps: int, *, title: str, console: Console | None = None) -> Display:
-    """A live display in a terminal; plain lines in a pipe, with ``TERM=dumb`` or with ``NO_COLOR``.
+    """Make the display: live in a terminal; plain lines in a pipe, with ``TERM=dumb`` or with ``NO_COLOR``.
 
     Args:
         num_steps: Steps that the run is to take.

@@ -13,7 +13,7 @@ from agentrl.core.errors import StorageError
 
 
 def encode(value: Any) -> str:
-    """One line of ASCII JSON without its newline.
+    """Return one line of ASCII JSON without its newline.
 
     Args:
         value: Anything; a non-finite number becomes ``null``, what JSON does not know becomes its text.
@@ -68,7 +68,7 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file written by `JsonLines`; a last line cut off by a crash is left out.
+    """Return the objects of a file written by `JsonLines`; a last line cut off by a crash is left out.
 
     Raises:
         json.JSONDecodeError: If another line than the last is malformed.

@@ -1,4 +1,4 @@
-"""One dictionary that says how a run went; written as ``summary.json``."""
+"""The summary of a run: one dictionary, written as ``summary.json`` and printed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OUTPUTS = {
 
 
 def first_and_last(values: Sequence[float]) -> tuple[float, float]:
-    """Means over the first and over the last few steps; NaN without a step."""
+    """Return the means over the first and over the last few steps; NaN without a step."""
     return mean(values[:FIRST_STEPS]), mean(values[-LAST_STEPS:])
 
 
@@ -198,7 +198,7 @@ def print_summary(summary: Mapping[str, Any], *, console: Console, rewards: Sequ
 
 
 def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent: str, unicode: bool = True) -> list[tuple[str, str]]:
-    """Label and text of every line; a continued row has the label ""."""
+    """Return label and text of every line; a continued row has the label ""."""
     rows = [(str(summary["status"]), f"{summary['steps']} steps in {duration(summary['wall_s'])}")]
     rows += [("stopped by", str(summary["stop_reason"]))] if summary.get("stop_reason") else []
     if summary["steps"]:
@@ -277,7 +277,7 @@ def _next_commands(summary: Mapping[str, Any], agent: str) -> list[str]:
 
 
 def _program(name: str) -> str:
-    """`name` if the shell finds it, else the path beside this Python, as for an environment that is not activated."""
+    """Return `name` if the shell finds it, else the path beside this Python, as for an environment that is not activated."""
     beside = Path(sys.executable).parent / name
     if shutil.which(name) or not beside.exists():
         return name

@@ -21,7 +21,7 @@ _SUSPECT = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\
 
 
 def visible(text: str, *, lines: bool = True) -> str:
-    """A copy of `text` in which characters that a terminal would obey are spelled out: escape becomes backslash, x, 1, b.
+    """Return a copy of `text` in which characters that a terminal would obey are spelled out: escape becomes backslash, x, 1, b.
 
     Args:
         text: Anything.
@@ -43,7 +43,7 @@ ASCII_BLOCKS = "_.-=*#"
 
 
 def sparkline(values: Sequence[float], width: int, *, blocks: str = BLOCKS) -> str:
-    """A curve one line high.
+    """Return a curve one line high.
 
     Args:
         values: In order of time; non-finite ones are left out.
@@ -113,7 +113,7 @@ class Screen:
 
     @property
     def unicode(self) -> bool:
-        """Whether characters beyond ASCII can be shown."""
+        """True if characters beyond ASCII can be shown."""
         return self.console.encoding.lower().startswith("utf")
 
     def line(self, *parts: str | tuple[str, str], indent: int = 0) -> None:
@@ -157,7 +157,7 @@ def _cell(value: str | tuple[str, str]) -> Text:
 
 
 def text_difference(expected: str, got: str, *, context: int = 2) -> list[tuple[str, str]]:
-    """Lines of a comparison, each with its style: ``-`` only expected, ``+`` only got; spelled out for a terminal.
+    """Return the lines of a comparison, each with its style: ``-`` only expected, ``+`` only got; spelled out for a terminal.
 
     Args:
         expected: What it was.

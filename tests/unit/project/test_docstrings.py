@@ -30,7 +30,6 @@ NOT_YET: tuple[str, ...] = (
     "agentrl/learner/",
     "agentrl/profile/",
     "agentrl/rollout/",
-    "agentrl/track/",
     "agentrl/weights/",
 )
 """Folders and files in which some docstring still begins with one of `OPENERS`; only ever made shorter."""
