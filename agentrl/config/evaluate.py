@@ -24,7 +24,7 @@ from agentrl.config.schema import (
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
-    """What is measured, and where results go."""
+    """The models and the environment to measure, and the place of the results."""
 
     run: Path | None = None
     """Directory of a run: its environment, its settings, and its best model if one was kept, else its last."""
@@ -51,7 +51,7 @@ class MeasureConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedConfig(RolloutConfig):
-    """How episodes are run."""
+    """Budgets, sampling and deadlines of episodes."""
 
     groups_per_step: tyro.conf.Suppress[int] = RolloutConfig.groups_per_step
     n_samples_per_prompt: tyro.conf.Suppress[int] = RolloutConfig.n_samples_per_prompt
@@ -67,7 +67,7 @@ class EnginesConfig(EngineConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FiguresConfig(EvalConfig):
-    """Which figures."""
+    """Episodes per task, and the figures that are made of them."""
 
     eval_every: tyro.conf.Suppress[int] = EvalConfig.eval_every
     eval_at_start: tyro.conf.Suppress[bool] = EvalConfig.eval_at_start

@@ -1,4 +1,4 @@
-"""What a setting means, from the docstrings of the schema: ``--help`` of the commands, and words for the reference page."""
+"""The meaning of each setting, from the docstrings of the schema: ``--help`` of the commands, and words for the reference page."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def refuse_unknown(words: Sequence[str], prog: str) -> None:
 
 
 def flag_value(words: Iterable[str], name: str) -> str | None:
-    """What follows the flag `name`, also after an equals sign; `None` if it is not there."""
+    """Return the word after the flag `name`, also after an equals sign; `None` if the flag is not there."""
     words = list(words)
     for word, following in zip(words, [*words, ""][1:], strict=True):
         if word == name:

@@ -18,7 +18,7 @@ from agentrl.config.ranges import Count, CountOrZero, Fraction, NonNegative, Pos
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What to train on, for how long, and where results go."""
+    """The environment, the length of the run, and the place of its results."""
 
     agent: str = ""
     """Environment or reward to train on: ``file.py``, ``file.py:Name``, ``package.module:Name``, ``gym:ID``. Required, unless
@@ -51,7 +51,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where tasks come from."""
+    """The tasks to train and to evaluate on."""
 
     prompts: str = ""
     """JSONL, CSV or Parquet file, folder of such files, or Hugging Face data set (``name`` or ``name@configuration``); several with commas
@@ -115,7 +115,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
-    """How episodes are run."""
+    """Budgets, sampling and deadlines of episodes."""
 
     groups_per_step: Count = 16
     """Groups that make one optimizer step."""
@@ -321,7 +321,7 @@ class AlgoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowConfig:
-    """How generation and training overlap, which groups are kept, and what is done about failures."""
+    """Overlap of generation and training, filtering of groups, and reaction to failures."""
 
     asynchronous: Annotated[bool, tyro.conf.arg(name="async")] = False
     """Generate while training; short for ``--max-staleness 1``."""
@@ -382,7 +382,7 @@ Record = Literal["none", "sample", "all"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrackConfig:
-    """What is recorded."""
+    """Records and metrics of a run."""
 
     record: Record = "sample"
     """Trajectories written to ``trajectories.jsonl``: none, one per group, or every one."""

@@ -44,7 +44,7 @@ class Checkpoints:
         self._every, self._num_steps, self._keep = every, num_steps, keep
 
     def due(self, step: int) -> bool:
-        """Whether there is a checkpoint after `step` steps."""
+        """Return true if there is a checkpoint after `step` steps."""
         return self._every > 0 and (step % self._every == 0 or step == self._num_steps)
 
     @asynccontextmanager

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """How a run ended.
+    """The end of a run.
 
     Attributes:
         steps: Optimizer steps done, which is the version of the weights now live.

@@ -133,7 +133,7 @@ MAX_CAUSE_CHARS = 300
 
 
 def failure_reason(summary: GroupSummary) -> str:
-    """Why a group has too few trainable episodes: the most frequent failed status, else ``no_tokens``."""
+    """Return why a group has too few trainable episodes: the most frequent failed status, else ``no_tokens``."""
     statuses = Counter(str(episode[0].status) for episode in summary.episodes if not episode[0].status.trainable)
     return statuses.most_common(1)[0][0] if statuses else "no_tokens"
 
@@ -195,7 +195,7 @@ class Health:
         return "\n".join(f"  {count} x {text}" for text, count in texts.most_common(MAX_CAUSES)) or "  none"
 
     def filter_reasons(self) -> str:
-        """Why groups in the window were filtered, with counts."""
+        """Return the reasons for which groups in the window were filtered, with counts."""
         reasons = Counter(verdict for verdict in self._verdicts if verdict is not None)
         return ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common(MAX_CAUSES)) or "none filtered"
 

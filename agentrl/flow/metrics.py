@@ -48,7 +48,7 @@ class Trained:
 
 @dataclass(slots=True)
 class _Window:
-    """What finished since the previous step."""
+    """Counts of what finished since the previous step."""
 
     attempts: int = 0
     failed: int = 0

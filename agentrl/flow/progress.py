@@ -1,4 +1,4 @@
-"""Where a run stands between two steps, small enough to be written with every checkpoint, and how it goes on from there."""
+"""Progress of a run between two steps, small enough to be written with every checkpoint, and the continuation from there."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Admissions:
         return task
 
     def progress(self, *, step: int, in_flight: set[int], **accounts: Any) -> Progress:
-        """Where the run stands.
+        """Return the progress of the run.
 
         Args:
             step: Steps done.

@@ -18,7 +18,7 @@ from agentrl.core.types import Ticket
 
 
 class Release(Enum):
-    """Why a slot is given back."""
+    """Reason for which a slot is given back."""
 
     TRAINED = auto()
     """The weights trained on the group are live; one group of the run's total is done."""
@@ -117,7 +117,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one step removes from the line.
+    """Groups that one step removes from the line.
 
     Attributes:
         groups: To be trained on, oldest first; empty when nothing is left.
@@ -159,7 +159,7 @@ class GroupQueue:
         return self._accepted + self._accepted_behind
 
     def waits_for(self, group_id: int) -> bool:
-        """Whether the group is in the line and not resolved."""
+        """Return true if the group is in the line and not resolved."""
         part = self._window if group_id in self._window else self._behind
         return part.get(group_id, _ABSENT) is None
 
@@ -230,7 +230,7 @@ class GroupQueue:
         return taken
 
     def _complete(self) -> bool:
-        """Whether a step can be taken; never before the window is full, because slots would be free while the step is trained."""
+        """Return true if a step can be taken; never before the window is full, because slots would be free while the step is trained."""
         full = len(self._window) == self.count + self.spare
         return (full or self._closed) and self._accepted >= min(self.count, len(self._window))
 

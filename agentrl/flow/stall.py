@@ -1,4 +1,4 @@
-"""What is written down when a run stalls: who waits for what, and the stacks of every process that still answers."""
+"""Diagnosis of a run that stalls: who waits for what, and the stacks of every process that still answers."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ MAX_NAMES = 40
 
 
 class WaitTracker:
-    """Where each loop says what it waits for, and where progress is noted.
+    """Notes of what each loop waits for, and of the last progress.
 
     Args:
         clock: Seconds, monotonic.

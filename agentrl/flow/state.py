@@ -1,4 +1,4 @@
-"""What the loops of one run share."""
+"""State that the loops of one run share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AwaitableCounter:
 
 @dataclass(frozen=True, slots=True)
 class SafePoint:
-    """What a hook between two steps may rely on: while it runs, the learner holds the weights of `step` and does not train.
+    """The moment between two steps at which a hook runs: while it runs, the learner holds the weights of `step` and does not train.
 
     Attributes:
         step: Steps done.
@@ -150,7 +150,7 @@ class RunState:
             scope.cancel()
 
     def progress(self, step: int) -> Progress:
-        """Where the run stands after `step` steps, of which the last has just been trained."""
+        """Return the progress after `step` steps, of which the last has just been trained."""
         counts = self.ledger.check()
         return self.admissions.progress(
             step=step,
@@ -167,11 +167,11 @@ class RunState:
         return self.live.value
 
     def safe_point(self, step: int) -> SafePoint:
-        """What hooks are given after `step` steps."""
+        """Return what hooks are given after `step` steps."""
         return SafePoint(step, lambda: self.live.until(step), self.board.progress)
 
     def describe(self) -> str:
-        """Where every group is, for a diagnosis."""
+        """Return the place of every group, for a diagnosis."""
         now = self.clock()
         oldest = min(self.running.items(), key=lambda item: item[1], default=None)
         age = f", the oldest is group {oldest[0]} after {now - oldest[1]:.1f} s" if oldest else ""

@@ -13,9 +13,6 @@ NOT_YET: tuple[str, ...] = (
     "agentrl/check/",
     "agentrl/cli/",
     "agentrl/cluster/",
-    "agentrl/config/",
-    "agentrl/core/",
-    "agentrl/engine/",
     "agentrl/env/agent.py",
     "agentrl/env/boundary.py",
     "agentrl/env/executor.py",
@@ -23,14 +20,10 @@ NOT_YET: tuple[str, ...] = (
     "agentrl/env/load.py",
     "agentrl/env/multi_agent.py",
     "agentrl/env/openrlhf/",
-    "agentrl/evaluation/",
-    "agentrl/flow/",
     "agentrl/inspect/play",
     "agentrl/inspect/replay.py",
     "agentrl/learner/",
-    "agentrl/profile/",
     "agentrl/rollout/",
-    "agentrl/weights/",
 )
 """Folders and files in which some docstring still begins with one of `OPENERS`; only ever made shorter."""
 

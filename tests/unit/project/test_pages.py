@@ -97,7 +97,7 @@ def test_the_way_from_task_to_gradient_is_listed_whole_and_is_short() -> None:
     for _, shown, path, name, _ in rows:
         assert path == f"agentrl/{shown}"
         assert re.search(rf"(?:def|class) {name}\b", text(ROOT / path)), f"{path} has no {name}"
-    for path in re.findall(r"`([a-z]+/\w+\.py)`", section):
+    for path in re.findall(r"`([a-z]+/[\w/]+\.py)`", section):
         assert (ROOT / "agentrl" / path).is_file(), path
 
 
