@@ -32,8 +32,9 @@ from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
-from agentrl.rollout.tasks import check_prompts, context_length, open_tasks
+from agentrl.rollout.tasks import check_prompts, context_length, missing_labels, open_tasks
 from agentrl.track.callbacks import CallbackLike, load_callbacks
+from agentrl.track.diagnosis import Sign
 from agentrl.track.tracker import RESTARTING, RunTracker, open_tracker
 
 _log = logging.getLogger(__name__)
@@ -90,7 +91,10 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
         copy_plugins((spec for _, spec in plugins(config)), run_dir)
         (run_dir / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")
         await tracker.begin(config, rows)
-        await _start(config, [*tasks.first(PROMPTS_CHECKED), *questions], runtime, tracker)
+        first = tasks.first(PROMPTS_CHECKED)
+        if (problem := missing_labels(config, agent, first)) is not None:
+            tracker.warn(Sign("no-labels", *problem))
+        await _start(config, [*first, *questions], runtime, tracker)
         result = await _train(config, tasks, questions, runtime, tracker, begin, stop)
         status, ledger = "interrupted" if result.stopped else "finished", result.counts.metrics()
         stop_reason = result.stop_reason or None

@@ -346,7 +346,7 @@ class FlowConfig:
     max_attempts: Count = 2
     """Attempts at a group before it is dropped with its reason."""
     max_failure_rate: Fraction = 0.5
-    """Stop the run if more than this share of the last 64 finished groups (at least 8) failed."""
+    """Stop the run if more than this share of the last 64 attempts at groups (at least 8) failed; see ``--max-attempts``."""
 
     @property
     def staleness(self) -> int:

@@ -168,7 +168,7 @@ class Health:
         if judged or hopeless:
             allowed = f"more than --max-failure-rate {limit} allows" if judged else "so there is nothing to train on"
             raise TooManyFailuresError(
-                f"{sum(map(bool, self._attempts))} of the last {len(self._attempts)} groups failed, {allowed}. "
+                f"{sum(map(bool, self._attempts))} of the last {len(self._attempts)} attempts at groups failed, {allowed}. "
                 f"Most frequent causes:\n{self.causes()}"
             )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.core.errors import ConfigError
 from agentrl.track.jsonl import encode
-from agentrl.track.summary import FIRST_STEPS, LAST_STEPS
+from agentrl.track.summary import ends
 from agentrl.track.text import mean
 
 BATCH = 500
@@ -219,7 +219,8 @@ def plot_rewards(metrics: Iterable[Mapping[str, Any]], path: Path) -> int:
     axes.plot(steps, rewards, ".", color="#9ecae1", markersize=6, label="one step")
     smooth = [mean(rewards[max(0, i + 1 - PLOT_WINDOW) : i + 1]) for i in range(len(rewards))]
     axes.plot(steps, smooth, color="#08519c", linewidth=2.2, label=f"mean of {PLOT_WINDOW} steps")
-    for part, name, end, side in ((slice(None, FIRST_STEPS), "first", 0, "left"), (slice(-LAST_STEPS, None), "last", -1, "right")):
+    first, last = ends(len(rewards))
+    for part, name, end, side in ((slice(None, first), "first", 0, "left"), (slice(-last, None), "last", -1, "right")):
         level, at = mean(rewards[part]), steps[part]
         axes.hlines(level, at[0], at[-1], color="#d94801", linewidth=1.6)
         label = f"{name} {len(at)} steps: {level:.2f}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+from agentrl.core.callbacks import Callback, MetricsRow
 
 FLAT_STEPS = 5
 """Steps in a row in which every group is flat before that is said."""
@@ -30,45 +32,56 @@ class Sign:
     remedy: str
 
 
-class Diagnosis:
-    """Watches the metrics of a run.
+class Diagnosis(Callback):
+    """Watches the metrics of a run, and says each sign once.
 
     Args:
         compares_groups: Whether the advantage estimator compares the episodes of a group, so that a flat group teaches nothing.
         max_new_tokens: Tokens of a turn at most, for remedies.
         max_turns: Turns of an episode at most, for remedies.
+        say: Called with each new sign.
 
     Attributes:
         signs: What was found so far, in order.
     """
 
-    def __init__(self, *, compares_groups: bool, max_new_tokens: int, max_turns: int) -> None:
+    def __init__(
+        self, *, compares_groups: bool, max_new_tokens: int, max_turns: int, say: Callable[[Sign], None] = lambda sign: None
+    ) -> None:
+        self._say = say
         self._compares_groups, self._max_new_tokens, self._max_turns = compares_groups, max_new_tokens, max_turns
         self._row: dict[str, int] = {}
         self._episodes = 0.0
         self._failed = dict.fromkeys(FAILURES, 0.0)
         self.signs: list[Sign] = []
 
-    def on_step(self, metrics: Mapping[str, float]) -> list[Sign]:
-        """Take in the metrics of a step; return the signs that are new."""
-        before = len(self.signs)
+    def on_metrics(self, event: MetricsRow) -> None:
+        """Take in the metrics of a step."""
+        if not event.step:
+            return
+        metrics = event.metrics
         flat = metrics.get("group/zero_variance", 0.0) >= 1.0
         if self._in_a_row("flat-groups", flat and self._compares_groups, FLAT_STEPS):
-            self._add(_flat(metrics["reward/mean"]))
+            self.add(_flat(metrics["reward/mean"]))
         elif self._in_a_row("zero-gradient", metrics.get("grad_norm") == 0.0, ZERO_GRADIENT_STEPS) and not flat:
-            self._add(_zero_gradient(metrics))
+            self.add(_zero_gradient(metrics))
         if self._in_a_row("all-truncated", metrics.get("episode/truncated", 0.0) >= 1.0, TRUNCATED_STEPS):
-            self._add(self._truncated(metrics))
+            self.add(self._truncated(metrics))
         self._count_failures(metrics)
-        return self.signs[before:]
 
     def _in_a_row(self, name: str, holds: bool, steps: int) -> bool:
         self._row[name] = self._row.get(name, 0) + 1 if holds else 0
         return self._row[name] == steps
 
-    def _add(self, sign: Sign) -> None:
+    def add(self, sign: Sign) -> None:
+        """Say a sign, unless it was said before."""
         if sign.id not in {known.id for known in self.signs}:
             self.signs.append(sign)
+            self._say(sign)
+
+    def as_json(self) -> list[dict[str, str]]:
+        """Return the signs for ``summary.json``."""
+        return [asdict(sign) for sign in self.signs]
 
     def _truncated(self, metrics: Mapping[str, float]) -> Sign:
         full_turns = metrics.get("episode/turns_mean", 0.0) >= self._max_turns > 1
@@ -87,7 +100,7 @@ class Diagnosis:
             most = max(FAILURES, key=lambda name: self._failed[name])
             share = failed / (self._episodes + failed)
             text = f"{share:.0%} of the episodes failed, most with {most}; failed episodes are not trained on"
-            self._add(
+            self.add(
                 Sign("many-failures", text, f"`agentrl inspect RUN --status {most}` shows their errors; `agentrl check` finds causes.")
             )
 

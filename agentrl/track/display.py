@@ -146,6 +146,9 @@ class Display(Callback):
         """Give the terminal back."""
         self.close()
 
+    def warn(self, message: str) -> None:
+        """Show a warning."""
+
     def _failure(self, message: str) -> None:
         """Show a failure of a kind not seen before."""
 
@@ -193,6 +196,10 @@ class LineDisplay(Display):
         """Print the last step if it was skipped; safe to call twice."""
         if self._view.step > self._printed_step:
             self._print_step()
+
+    def warn(self, message: str) -> None:
+        """Print it."""
+        self._write_now(f"warning: {message}")
 
     def _failure(self, message: str) -> None:
         self._write_now(f"episode failed: {message}")
@@ -260,6 +267,10 @@ class LiveDisplay(Display):
     def on_evaluation_end(self, event: EvaluationEnd) -> None:
         """Print the result above the display."""
         self._console.print(Text.assemble((f"evaluation of step {event.step}: ", "green"), event.text))
+
+    def warn(self, message: str) -> None:
+        """Print it above the display."""
+        self._console.print(Text(f"warning: {message}", style="bold yellow"))
 
     def _failure(self, message: str) -> None:
         self._console.print(Text(f"episode failed: {message}", style="yellow"))

@@ -34,7 +34,14 @@ OUTPUTS = {
 
 def first_and_last(values: Sequence[float]) -> tuple[float, float]:
     """Return the means over the first and over the last few steps; NaN without a step."""
-    return mean(values[:FIRST_STEPS]), mean(values[-LAST_STEPS:])
+    first, last = ends(len(values))
+    return mean(values[:first]), mean(values[-last:])
+
+
+def ends(steps: int) -> tuple[int, int]:
+    """Return how many steps count as the first and how many as the last ones; no step counts as both where there are two."""
+    first = max(1, min(FIRST_STEPS, steps // 2))
+    return first, max(1, min(LAST_STEPS, steps - first))
 
 
 class SummaryBuilder(Callback):
@@ -180,7 +187,7 @@ def _trend(values: list[float]) -> dict[str, float | None]:
     return {"first": first, "last": last, "gain": last - first, "best": max(values)}
 
 
-LABEL_WIDTH = 11
+LABEL_WIDTH = 13
 
 
 def print_summary(summary: Mapping[str, Any], *, console: Console, rewards: Sequence[float] = (), agent: str = "") -> None:
@@ -210,6 +217,8 @@ def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent:
             rows += [("score", f"{number(score['first'])} to {number(score['last'])}")]
         rows += _evaluation(summary["eval"])
         rows += _figure_rows(summary)
+    for sign in summary.get("warnings", ()):
+        rows += [("warning", f"{sign['text']}."), ("", sign["remedy"])]
     for name, took in summary.get("callbacks", {}).items():
         rows += [("callback", f"{name}: {took['calls']} calls, {duration(took['seconds'])}")]
     rows += [("saved", summary["run_dir"])]
@@ -232,7 +241,7 @@ def _evaluation(evaluated: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _trend_text(reward: Mapping[str, float], steps: int) -> str:
-    first, last = min(FIRST_STEPS, steps), min(LAST_STEPS, steps)
+    first, last = ends(steps)
     return (
         f"{number(reward['first'])} to {number(reward['last'])} ({reward['gain']:+.3f}); "
         f"mean of the first {first} and of the last {last} steps; best {number(reward['best'])}"

@@ -13,10 +13,11 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.config.load import to_json
-from agentrl.config.schema import TrainConfig
+from agentrl.config.schema import GROUP_ESTIMATORS, TrainConfig
 from agentrl.core.callbacks import METHODS, Callback, Event, MetricsRow, RunBegin, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, StorageError
 from agentrl.track.callbacks import CallbackLike, UserCallbacks
+from agentrl.track.diagnosis import Diagnosis, Sign
 from agentrl.track.display import Display, make_display
 from agentrl.track.sinks import open_sinks
 from agentrl.track.summary import SummaryBuilder, print_summary, write_summary
@@ -36,6 +37,7 @@ class RunTracker:
         display: Built-in callback that shows the run to a person.
         console: Where the summary is printed.
         users: Callbacks of the user.
+        diagnosis: Built-in callback that looks for signs that the run cannot learn.
         clock: Seconds, monotonic; the run starts now.
     """
 
@@ -47,16 +49,22 @@ class RunTracker:
         display: Display,
         console: Console,
         users: UserCallbacks | None = None,
+        diagnosis: Diagnosis | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run_dir, self._display, self._console = run_dir, display, console
         self._summary, self._users = SummaryBuilder(), users or UserCallbacks()
-        self._builtin: tuple[Callback, ...] = (*sinks, self._summary, display)
+        self._diagnosis = diagnosis or Diagnosis(compares_groups=False, max_new_tokens=0, max_turns=0)
+        self._builtin: tuple[Callback, ...] = (*sinks, self._summary, display, self._diagnosis)
         self._clock, self._started_s = clock, clock()
 
     def on_stage(self, name: str) -> None:
         """Show the stage that the run entered."""
         self._display.on_stage(name)
+
+    def warn(self, sign: Sign) -> None:
+        """Say a sign that the run cannot learn; the summary repeats it."""
+        self._diagnosis.add(sign)
 
     async def begin(self, config: TrainConfig, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         """Tell that the run begins, or goes on.
@@ -109,6 +117,7 @@ class RunTracker:
         wall_s = self._clock() - self._started_s
         summary = self._summary.build(run_dir=self._run_dir, wall_s=wall_s, ledger=ledger, status=status, stop_reason=stop_reason)
         summary["callbacks"] = self._users.times()
+        summary["warnings"] = self._diagnosis.as_json()
         problems: list[StorageError | CallbackError] = []
         if status != RESTARTING:
             try:
@@ -164,4 +173,10 @@ def open_tracker(
     sinks = open_sinks(run_dir, config.track)
     display = make_display(config.run.num_steps, title=title, console=console)
     users = UserCallbacks(callbacks, timeout_s=config.track.callback_timeout_s, ask_stop=ask_stop)
-    return RunTracker(run_dir, sinks=sinks, display=display, console=console, users=users)
+    diagnosis = Diagnosis(
+        compares_groups=config.algo.advantage_estimator in GROUP_ESTIMATORS,
+        max_new_tokens=config.rollout.max_new_tokens,
+        max_turns=config.rollout.max_turns,
+        say=lambda sign: display.warn(f"{sign.text}. {sign.remedy}"),
+    )
+    return RunTracker(run_dir, sinks=sinks, display=display, console=console, users=users, diagnosis=diagnosis)

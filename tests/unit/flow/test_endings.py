@@ -206,6 +206,6 @@ def test_the_first_cause_is_kept_whole_and_the_others_are_named() -> None:
 def test_a_run_in_which_everything_fails_ends_whatever_rate_is_allowed() -> None:
     worker = ScriptedWorker(outcome=lambda ticket: [failed_member("KeyError: broken")] * ticket.n_samples_per_prompt)
     scene = Scene(flow_of(num_steps=2, groups_per_step=2, n_samples_per_prompt=2, max_failure_rate=1.0), workers=[worker])
-    with pytest.raises(TooManyFailuresError, match=r"64 of the last 64 groups failed, so there is nothing(.|\n)*KeyError: broken"):
+    with pytest.raises(TooManyFailuresError, match=r"64 of the last 64 attempts at groups failed, so there is(.|\n)*KeyError: broken"):
         scene.run()
     assert len(worker.seen) < 80

@@ -120,7 +120,7 @@ def test_members_that_failed_in_a_fine_group_are_left_out_of_the_figures() -> No
 
 def test_too_many_failures_end_the_run_with_their_causes() -> None:
     scene = Scene(sizes(), workers=[ScriptedWorker(outcome=lambda t: [failed_member("ZeroDivisionError: in step")] * 2)])
-    with pytest.raises(TooManyFailuresError, match=r"8 of the last 8 groups failed(.|\n)*16 x ZeroDivisionError: in step"):
+    with pytest.raises(TooManyFailuresError, match=r"8 of the last 8 attempts at groups failed(.|\n)*16 x ZeroDivisionError: in step"):
         scene.run()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agentrl.core.callbacks import MetricsRow
 from agentrl.track.diagnosis import Diagnosis
 
 HEALTHY = {
@@ -19,8 +20,8 @@ HEALTHY = {
 
 def signs(*rows: dict[str, float], compares_groups: bool = True, max_turns: int = 8) -> list[str]:
     diagnosis = Diagnosis(compares_groups=compares_groups, max_new_tokens=64, max_turns=max_turns)
-    for row in rows:
-        diagnosis.on_step({**HEALTHY, **row})
+    for step, row in enumerate(rows, 1):
+        diagnosis.on_metrics(MetricsRow(step=step, metrics={**HEALTHY, **row}))
     return [f"{sign.id}: {sign.text}. {sign.remedy}" for sign in diagnosis.signs]
 
 

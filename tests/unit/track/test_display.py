@@ -128,7 +128,7 @@ def test_live_display_shows_stage_then_figures(metrics, group):
         text = _text(console, display)
     finally:
         display.close()
-    for part in ("step 7/20", "left", "0.700", "+0.100", "mean 0.80, max 1", "generator 25%, learner 50%", "28 trained", "env_error 1"):
+    for part in ("step 7/20", "left", "0.700", "+0.350", "mean 0.80, max 1", "generator 25%, learner 50%", "28 trained", "env_error 1"):
         assert part in text
     assert "episode failed: env_error: boom" in console.file.getvalue()
 

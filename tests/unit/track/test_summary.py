@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from agentrl.track.summary import SummaryBuilder, print_summary, summary_rows, write_summary
+from agentrl.track.summary import SummaryBuilder, ends, print_summary, summary_rows, write_summary
 
 
 @pytest.fixture
@@ -110,3 +110,8 @@ def test_suggested_commands_quote_paths(built):
     assert (
         dict(summary_rows(built, rewards=[], agent="my env.py"))["next"] == "agentrl train --agent 'my env.py' --model 'runs/my run/model'"
     )
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(1, (1, 1)), (2, (1, 1)), (10, (5, 5)), (12, (5, 7)), (40, (5, 10))])
+def test_first_and_last_steps_overlap_in_a_single_step_only(steps: int, expected: tuple[int, int]) -> None:
+    assert ends(steps) == expected

@@ -114,7 +114,7 @@ async def test_a_callback_of_the_user_sees_the_run_and_its_metrics_are_everywher
     ]
     assert rows_of(tmp_path)[-1]["my/half"] == 0.25
     assert (summary["steps"], summary["callbacks"]["Everything"]["calls"]) == (2, 4)  # the call at the end is not in it yet
-    assert "callback   Everything: 4 calls, 0.0 s" in console.file.getvalue()
+    assert "callback     Everything: 4 calls, 0.0 s" in console.file.getvalue()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -168,7 +168,7 @@ async def test_who_asks_for_the_end_is_named_once(tmp_path, console, metrics):
     assert asked == ["Stops: good enough"]
     summary = await tracker.finish(status="interrupted", stop_reason=asked[0])
     assert json.loads((tmp_path / "summary.json").read_text())["stop_reason"] == summary["stop_reason"] == "Stops: good enough"
-    assert "stopped by Stops: good enough" in console.file.getvalue()
+    assert "stopped by   Stops: good enough" in console.file.getvalue()
 
 
 async def test_built_in_callbacks_do_not_yield(tmp_path, console, metrics):
