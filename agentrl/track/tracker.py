@@ -12,8 +12,9 @@ from typing import Any
 
 from rich.console import Console
 
+from agentrl.algo.advantages import estimator_facts
 from agentrl.config.load import to_json
-from agentrl.config.schema import GROUP_ESTIMATORS, TrainConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.core.callbacks import METHODS, Callback, Event, MetricsRow, RunBegin, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, StorageError
 from agentrl.track.callbacks import CallbackLike, UserCallbacks
@@ -174,7 +175,7 @@ def open_tracker(
     display = make_display(config.run.num_steps, title=title, console=console)
     users = UserCallbacks(callbacks, timeout_s=config.track.callback_timeout_s, ask_stop=ask_stop)
     diagnosis = Diagnosis(
-        compares_groups=config.algo.advantage_estimator in GROUP_ESTIMATORS,
+        compares_groups=estimator_facts(config.algo.advantage_estimator).compares_group,
         max_new_tokens=config.rollout.max_new_tokens,
         max_turns=config.rollout.max_turns,
         say=lambda sign: display.warn(f"{sign.text}. {sign.remedy}"),
