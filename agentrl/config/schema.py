@@ -21,8 +21,7 @@ class RunConfig:
     """The environment, the length of the run, and the place of its results."""
 
     agent: str = ""
-    """Environment or reward to train on: ``file.py``, ``file.py:Name``, ``package.module:Name``, ``gym:ID``. Required, unless
-    ``--remote-rm-url`` is given."""
+    """Environment or reward to train on: ``file.py``, ``file.py:Name``, ``package.module:Name``, ``gym:ID``; or ``--remote-rm-url``."""
     num_steps: Count = 50
     """Optimizer steps to train for."""
     seed: CountOrZero = 0
@@ -78,8 +77,7 @@ class DataConfig:
     system_prompt: str = ""
     """System message put before every chat prompt."""
     remote_rm_url: str = ""
-    """What judges single answers to ``--prompts``, in place of ``--agent``: reward servers as URLs with commas between them, asked
-    in rotation, or a file with a reward."""
+    """Judge of single answers to ``--prompts``, without ``--agent``: URLs of reward servers with commas between, or a reward's file."""
     shuffle: bool = True
     """Draw tasks in an order derived from the seed and the epoch; off: in the given order."""
 

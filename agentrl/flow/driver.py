@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -102,10 +103,8 @@ async def train(
         repeat=repeat,
         checkpoints=checkpoints,
     )
-    try:
+    with closing(run):
         await first_error(_run_loops(run, stop or StopRequest(), report))
-    finally:
-        run.close()
     return _result(run)
 
 
