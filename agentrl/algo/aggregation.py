@@ -1,4 +1,4 @@
-"""How token losses become one number.
+"""Aggregation of token losses into one number.
 
 The denominators are those of the whole optimizer step. Every micro-batch of every rank divides by the same numbers, so
 the sum of the parts is the loss of the whole, however it was cut.

@@ -34,7 +34,7 @@ Mode = Literal["none", "truncate", "clip", "mask"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicyOptions:
-    """How tokens are weighted and which are left out.
+    """Weights of tokens, and the rule for masking tokens.
 
     Attributes:
         level: What a ratio belongs to: a ``token``, a sequence by the product of its ratios (``seq``), or a sequence by
@@ -119,7 +119,7 @@ def off_policy_options(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Correction:
-    """What multiplies the policy loss of each token.
+    """Factors of each token's policy loss.
 
     Attributes:
         weights: Importance weights, 0 where `keep` is false; no gradient. # [A]

@@ -81,7 +81,7 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error."""
+        """True if there is no error."""
         return not self.errors
 
     def to_dict(self, *, fix_hints: bool = False) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Evaluation:
         return [len(part.assessment.failed_tasks) for part in (self.model, self.baseline) if part is not None]
 
     def __repr__(self) -> str:
-        """Where it is, and the figures."""
+        """Return the directory of the evaluation and its figures."""
         figures = ", ".join(f"{name} {estimate_text(estimate)}" for name, estimate in self.assessment.overall.items())
         return f"<Evaluation {str(self.path)!r}: {self.assessment.tasks} tasks, {figures or 'nothing measured'}>"
 

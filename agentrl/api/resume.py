@@ -41,7 +41,7 @@ MAY_CHANGE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What a run begins with.
+    """Starting point of a run.
 
     Attributes:
         progress: Where it stands; the very beginning without a checkpoint.

@@ -48,7 +48,7 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        """What was measured until now."""
+        """Metrics measured so far."""
         return Metrics(dict(row) for row in self._directory.metrics())
 
     @property
@@ -80,7 +80,7 @@ class Run:
         return (record for records in self._directory.episodes(episode) for record in records)
 
     def __repr__(self) -> str:
-        """Where it is, how far it is, and its reward."""
+        """Return the directory, the progress and the reward of the run."""
         rewards = [row["reward/mean"] for row in self.metrics if row.get("reward/mean") is not None]
         reward = f", reward {rewards[0]:.3f} to {rewards[-1]:.3f}" if rewards else ""
         return f"<Run {str(self.path)!r}: {self.status}, {len(rewards)} step{'s' * (len(rewards) != 1)}{reward}>"

@@ -43,7 +43,7 @@ class CheckSettings:
 
     @property
     def bundled_model(self) -> bool:
-        """Whether the tokenizer is the bundled one, which says little about the user's own."""
+        """True for the bundled tokenizer, which shows little about the user's own."""
         return self.model == str(tiny_model_path())
 
 

@@ -77,7 +77,7 @@ def main(words: list[str]) -> int:
 
 
 def recorded_times(run: RunDirectory, config: TrainConfig) -> Recorded:
-    """What a run recorded of its times.
+    """Return the recorded times of a run.
 
     Raises:
         ConfigError: If that is too little.

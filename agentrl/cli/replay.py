@@ -93,7 +93,7 @@ def _named(run: RunDirectory, names: Sequence[str]) -> list[Records]:
 
 
 def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
-    """What replays episodes of a run.
+    """Make the replayer of a run's episodes.
 
     Args:
         run: The run.
@@ -135,7 +135,7 @@ def _load(run: RunDirectory, config: TrainConfig, agent: str) -> AgentSpec:
 
 
 def tokenizer_path(run: RunDirectory, config: TrainConfig) -> str:
-    """Where the run's tokenizer is: with the model that it began with, else with the one that it saved."""
+    """Return the directory of the run's tokenizer: its initial model, else its saved model."""
     from agentrl.cluster.build import model_path
 
     path, saved = model_path(config), run.path / "model"

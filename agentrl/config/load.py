@@ -210,7 +210,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError("--config", str(path), f"cannot be read: {error.strerror}", "Check the path.") from error
     except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("--config", str(path), f"cannot be parsed: {error}", "Mend the file at that place.") from error
+        raise ConfigError("--config", str(path), f"cannot be parsed: {error}", "Correct the file at this place.") from error
     if not isinstance(data, dict):
         raise ConfigError("--config", str(path), "holds no table of settings", "Write `key = value` lines, in [sections] if you like.")
     return data

@@ -1,4 +1,4 @@
-"""Where ``agentrl play`` happens: episodes on an event loop of their own, a person or a printer on the main thread."""
+"""The session of ``agentrl play``: episodes on their own event loop, a person or a printer on the main thread."""
 
 from __future__ import annotations
 

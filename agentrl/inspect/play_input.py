@@ -1,4 +1,4 @@
-"""What a person types, or what comes through a pipe: answers of one line or several, and commands."""
+"""Input from a person or a pipe: answers of one line or several, and commands."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Reader:
                 self._tell("Press Enter to go on, or write a command; /help lists them.")
 
     def more(self) -> bool:
-        """Whether another line comes; commands before it are carried out.
+        """Return True if another line comes; commands before it are carried out.
 
         Raises:
             Leave: If one of them leaves the episode.

@@ -1,4 +1,4 @@
-"""What ``agentrl play`` shows of an episode: who said what, what it earned, and on request the tokens."""
+"""Output of ``agentrl play``: messages, rewards, and on request the tokens."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Records: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 class Verdict(StrEnum):
-    """What a replay showed."""
+    """Result of a replay."""
 
     SAME = "same"
     """Every observation, reward, the score and the end were as recorded."""
@@ -88,7 +88,7 @@ class RecordedEngine:
         """Nothing to do."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """What was recorded for the next turn.
+        """Return the recorded tokens of the next turn.
 
         Raises:
             EngineError: If nothing more was.
@@ -234,7 +234,7 @@ def _sampled(record: Mapping[str, Any]) -> list[Turn]:
 
 
 def not_replayable(record: Mapping[str, Any]) -> str:
-    """Why a record holds nothing to compare; "" if it does."""
+    """Return the reason that a record holds nothing to compare; "" if it can be compared."""
     if record.get("clipped"):
         return "its record was cut, because it was too long"
     status, turns = record.get("status"), record.get("turns")

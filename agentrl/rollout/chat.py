@@ -86,7 +86,7 @@ class ChatCodec:
 
     @cached_property
     def describes_tools(self) -> bool:
-        """Whether the template describes tools, and asks for calls in a form that `parse_tool_calls` understands."""
+        """True if the template describes tools and asks for calls in a form that `parse_tool_calls` accepts."""
         parameters = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
         probe = {"type": "function", "function": {"name": "some_probe", "description": "Probe.", "parameters": parameters}}
         try:

@@ -1,4 +1,4 @@
-"""What one agent of a step environment reads, writes and earns."""
+"""Conversation of one agent of a step environment: its prompts, completions and rewards."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def _add_result(results: list[StepResult], event: ResetEvent | SampleEvent | Ste
 
 
 def _caused(error: BaseException, failure: EngineError) -> bool:
-    """Whether `failure` is among the causes of the error that user code ended with."""
+    """Return True if `failure` is among the causes of the error that ended user code."""
     seen: BaseException | None = error
     while seen is not None:
         if seen is failure:

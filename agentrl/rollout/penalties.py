@@ -41,7 +41,7 @@ def stop_properly(reward: float, *, truncated: bool, penalty: float | None) -> f
 
 
 def has_penalties(algo: AlgoConfig) -> bool:
-    """Whether an episode may pay for its length."""
+    """Return True if an episode may pay for its length."""
     return algo.overlong_buffer > 0 or algo.stop_properly_penalty is not None
 
 

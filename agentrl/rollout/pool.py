@@ -23,7 +23,7 @@ Respawn: TypeAlias = Callable[[str], Awaitable[RolloutWorker]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supervision:
-    """How lost workers are found and replaced.
+    """Settings for finding and replacing lost workers.
 
     Attributes:
         respawn: Replaces a worker.
@@ -43,7 +43,7 @@ class Supervision:
 
 
 class WorkerState(StrEnum):
-    """Whether a worker may be given work."""
+    """State of a worker, which decides whether it gets work."""
 
     READY = "ready"
     """It holds the current weights."""
@@ -61,7 +61,7 @@ class WorkerSlot:
         name: Stays the same when the worker is replaced.
         worker: Runs the groups.
         live_episodes: Episodes it runs now.
-        standing: Whether it is given work.
+        state: Whether it is given work.
         reason: Why it was lost last.
         restarts: How often it was replaced.
         scopes: The groups it runs; cancelled when it is lost.
@@ -72,7 +72,7 @@ class WorkerSlot:
     name: str
     worker: RolloutWorker
     live_episodes: int = 0
-    standing: WorkerState = WorkerState.READY
+    state: WorkerState = WorkerState.READY
     reason: str = ""
     restarts: int = 0
     scopes: set[anyio.CancelScope] = field(default_factory=set)
@@ -81,21 +81,21 @@ class WorkerSlot:
 
     @property
     def ready(self) -> bool:
-        """Whether it may be given work."""
-        return self.standing is WorkerState.READY
+        """True if the worker may get work."""
+        return self.state is WorkerState.READY
 
-    def lose(self, reason: str, standing: WorkerState) -> None:
+    def lose(self, reason: str, state: WorkerState) -> None:
         """Give it no more work, and take back what it has."""
-        self.standing, self.reason = standing, reason
+        self.state, self.reason = state, reason
         for scope in self.scopes:
             scope.cancel()
 
     def fill(self, worker: RolloutWorker) -> None:
         """Put a new worker, which holds the current weights, in its place."""
-        self.worker, self.standing, self.unanswered, self.seen = worker, WorkerState.READY, 0, EngineStats()
+        self.worker, self.state, self.unanswered, self.seen = worker, WorkerState.READY, 0, EngineStats()
 
     def is_stuck(self, stats: EngineStats, stuck_s: float) -> bool:
-        """Whether the engine was busy for `stuck_s` without finishing a request; to be called again and again."""
+        """Return True if the engine was busy for `stuck_s` without finishing a request; called repeatedly."""
         if stats.tokens != self.seen.tokens or stats.busy_s <= self.seen.busy_s:
             self.seen = stats
         return stats.busy_s - self.seen.busy_s >= stuck_s
@@ -120,36 +120,36 @@ MAX_UNANSWERED = 3
 
 
 class LeastLoaded:
-    """Keeps seats in order of their live episodes, so that a choice among thousands takes microseconds.
+    """Keeps slots in order of their live episodes, so that a choice among thousands takes microseconds.
 
     Args:
-        seats: In the order in which ties go to them.
+        slots: In the order in which ties go to them.
     """
 
-    def __init__(self, seats: Iterable[WorkerSlot]) -> None:
-        self._seats = list(seats)
-        self._number = {seat.name: number for number, seat in enumerate(self._seats)}
-        self._listed: list[int | None] = [None] * len(self._seats)  # the load of each seat's one valid entry
-        self._heap: list[tuple[int, int]] = []  # load, number of the seat; entries that are no longer valid are passed over
-        for seat in self._seats:
-            self.update(seat)
+    def __init__(self, slots: Iterable[WorkerSlot]) -> None:
+        self._slots = list(slots)
+        self._number = {slot.name: number for number, slot in enumerate(self._slots)}
+        self._listed: list[int | None] = [None] * len(self._slots)  # the load of each slot's one valid entry
+        self._heap: list[tuple[int, int]] = []  # load, number of the slot; entries that are no longer valid are passed over
+        for slot in self._slots:
+            self.update(slot)
 
-    def update(self, seat: WorkerSlot) -> None:
-        """To be called when a seat's load has changed, or when it is ready again."""
-        number = self._number[seat.name]
-        if self._listed[number] != seat.live_episodes:
-            self._listed[number] = seat.live_episodes
-            heapq.heappush(self._heap, (seat.live_episodes, number))
-            if len(self._heap) > 4 * len(self._seats) + 64:
+    def update(self, slot: WorkerSlot) -> None:
+        """To be called when a slot's load has changed, or when it is ready again."""
+        number = self._number[slot.name]
+        if self._listed[number] != slot.live_episodes:
+            self._listed[number] = slot.live_episodes
+            heapq.heappush(self._heap, (slot.live_episodes, number))
+            if len(self._heap) > 4 * len(self._slots) + 64:
                 self._rebuild()
 
     def first(self) -> WorkerSlot | None:
-        """The ready seat with the fewest live episodes; `None` if none is ready."""
+        """The ready slot with the fewest live episodes; `None` if none is ready."""
         while self._heap:
             load, number = self._heap[0]
             if self._listed[number] == load:
-                if self._seats[number].ready:
-                    return self._seats[number]
+                if self._slots[number].ready:
+                    return self._slots[number]
                 self._listed[number] = None  # `update` lists it when it is ready again
             heapq.heappop(self._heap)
         return None
@@ -181,8 +181,8 @@ class RolloutPool:
     def __init__(self, workers: Mapping[str, RolloutWorker], supervision: Supervision | None = None) -> None:
         if not workers:
             raise ValueError("a pool needs at least one rollout worker")
-        self._seats = {name: WorkerSlot(name, worker) for name, worker in workers.items()}
-        self._by_load = LeastLoaded(self._seats.values())
+        self._slots = {name: WorkerSlot(name, worker) for name, worker in workers.items()}
+        self._by_load = LeastLoaded(self._slots.values())
         self._supervision = supervision
         self._supervised = False
         self._update: WeightUpdate | None = None
@@ -193,7 +193,7 @@ class RolloutPool:
     @property
     def load(self) -> dict[str, int]:
         """Episodes that each worker runs now."""
-        return {seat.name: seat.live_episodes for seat in self._seats.values()}
+        return {slot.name: slot.live_episodes for slot in self._slots.values()}
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
         """Run a group on the worker with the fewest live episodes; again on another one if that is lost meanwhile.
@@ -202,11 +202,11 @@ class RolloutPool:
             EngineDeadError: If a worker is lost and none can take its place.
         """
         while True:
-            seat = await self._least_loaded()
+            slot = await self._least_loaded()
             try:
-                answer = await self._run_on(seat, ticket)
+                answer = await self._run_on(slot, ticket)
             except EngineDeadError as error:
-                self._lose(seat, str(error), error)
+                self._lose(slot, str(error), error)
                 answer = None
             if answer is not None:
                 return answer
@@ -223,39 +223,39 @@ class RolloutPool:
         """
         async with self._loading:
             self._update = update
-            seats = [seat for seat in self._seats.values() if seat.ready]
-            answers = await asyncio.gather(*(self._load(seat.worker, update) for seat in seats), return_exceptions=True)
-        wrong = {seat.name: answer for seat, answer in zip(seats, answers, strict=True) if answer != update.version}
+            slots = [slot for slot in self._slots.values() if slot.ready]
+            answers = await asyncio.gather(*(self._load(slot.worker, update) for slot in slots), return_exceptions=True)
+        wrong = {slot.name: answer for slot, answer in zip(slots, answers, strict=True) if answer != update.version}
         if not wrong:
             await self._least_loaded()
             return
         details = "; ".join(f"{name}: {_answer(answer)}" for name, answer in wrong.items())
         cause = next((answer for answer in wrong.values() if isinstance(answer, BaseException)), None)
-        error = WeightSyncError(f"weights of version {update.version} are not live on {len(wrong)} of {len(seats)} workers ({details})")
+        error = WeightSyncError(f"weights of version {update.version} are not live on {len(wrong)} of {len(slots)} workers ({details})")
         error.__cause__ = cause
         for name in wrong:
-            self._lose(self._seats[name], f"weights of version {update.version}: {_answer(wrong[name])}", error)
+            self._lose(self._slots[name], f"weights of version {update.version}: {_answer(wrong[name])}", error)
         await self._least_loaded()
 
     async def stats(self) -> dict[str, EngineStats]:
         """Counters of the engines that are in use, by the worker's name."""
-        seats = [seat for seat in self._seats.values() if seat.ready]
-        answers = await asyncio.gather(*(seat.worker.stats() for seat in seats), return_exceptions=self._supervised)
-        return {seat.name: answer for seat, answer in zip(seats, answers, strict=True) if isinstance(answer, EngineStats)}
+        slots = [slot for slot in self._slots.values() if slot.ready]
+        answers = await asyncio.gather(*(slot.worker.stats() for slot in slots), return_exceptions=self._supervised)
+        return {slot.name: answer for slot, answer in zip(slots, answers, strict=True) if isinstance(answer, EngineStats)}
 
     def metrics(self) -> dict[str, float]:
-        """How the workers fare."""
+        """Return the state of the workers."""
         return {
-            "engine/live": float(sum(seat.ready for seat in self._seats.values())),
-            "engine/restarts": float(sum(seat.restarts for seat in self._seats.values())),
+            "engine/live": float(sum(slot.ready for slot in self._slots.values())),
+            "engine/restarts": float(sum(slot.restarts for slot in self._slots.values())),
             "engine/groups_run_again": float(self._rerun),
         }
 
     def describe(self) -> str:
         """One line on every worker, for a diagnosis."""
         return "; ".join(
-            f"{seat.name}: {seat.standing}" + (f" ({seat.reason})" if seat.reason else "") + f", {seat.live_episodes} live episodes"
-            for seat in self._seats.values()
+            f"{slot.name}: {slot.state}" + (f" ({slot.reason})" if slot.reason else "") + f", {slot.live_episodes} live episodes"
+            for slot in self._slots.values()
         )
 
     async def supervise(self) -> None:
@@ -271,48 +271,48 @@ class RolloutPool:
         self._supervised = True
         try:
             async with anyio.create_task_group() as tasks:
-                for seat in self._seats.values():
-                    tasks.start_soon(self._keep, seat, supervision, name=f"supervise {seat.name}")
+                for slot in self._slots.values():
+                    tasks.start_soon(self._keep, slot, supervision, name=f"supervise {slot.name}")
         finally:
             self._supervised = False
 
     async def close(self) -> None:
         """Close every worker, then raise the first error if there was one."""
-        answers = await asyncio.gather(*(seat.worker.close() for seat in self._seats.values()), return_exceptions=True)
+        answers = await asyncio.gather(*(slot.worker.close() for slot in self._slots.values()), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
 
     async def _least_loaded(self) -> WorkerSlot:
         """The ready worker with the fewest live episodes; waits for one while lost ones are being replaced."""
-        while (seat := self._by_load.first()) is None:
-            if all(seat.standing is WorkerState.GONE for seat in self._seats.values()):
+        while (slot := self._by_load.first()) is None:
+            if all(slot.state is WorkerState.GONE for slot in self._slots.values()):
                 raise EngineDeadError(f"no rollout worker is left: {self.describe()}")
             await self._changed.wait()
-        return seat
+        return slot
 
-    async def _run_on(self, seat: WorkerSlot, ticket: Ticket) -> tuple[GroupSummary, GroupRef] | None:
+    async def _run_on(self, slot: WorkerSlot, ticket: Ticket) -> tuple[GroupSummary, GroupRef] | None:
         """The outcome, or `None` if the worker was set aside meanwhile."""
-        seat.live_episodes += ticket.n_samples_per_prompt
-        self._by_load.update(seat)
+        slot.live_episodes += ticket.n_samples_per_prompt
+        self._by_load.update(slot)
         scope = anyio.CancelScope()
-        seat.scopes.add(scope)
+        slot.scopes.add(scope)
         try:
             with scope:
-                return await seat.worker.run_group(ticket)
+                return await slot.worker.run_group(ticket)
         finally:
-            seat.scopes.discard(scope)
-            seat.live_episodes -= ticket.n_samples_per_prompt
-            self._by_load.update(seat)
+            slot.scopes.discard(scope)
+            slot.live_episodes -= ticket.n_samples_per_prompt
+            self._by_load.update(slot)
         return None
 
-    def _lose(self, seat: WorkerSlot, reason: str, error: AgentRLError) -> None:
+    def _lose(self, slot: WorkerSlot, reason: str, error: AgentRLError) -> None:
         """Give a worker no more work, and have it replaced; without supervision its loss is the caller's error."""
         if not self._supervised:
             raise error
-        if seat.ready:
-            _log.warning("%s is lost: %s", seat.name, reason)
-            seat.lose(reason, WorkerState.LOST)
+        if slot.ready:
+            _log.warning("%s is lost: %s", slot.name, reason)
+            slot.lose(reason, WorkerState.LOST)
             self._notify()
 
     def _notify(self) -> None:
@@ -323,34 +323,34 @@ class RolloutPool:
         async with asyncio.timeout(self._supervision.load_timeout_s if self._supervision else None):
             return await worker.load_weights(update)
 
-    async def _keep(self, seat: WorkerSlot, supervision: Supervision) -> None:
-        while seat.standing is not WorkerState.GONE:
-            if not seat.ready:
-                await self._replace(seat, supervision)
+    async def _keep(self, slot: WorkerSlot, supervision: Supervision) -> None:
+        while slot.state is not WorkerState.GONE:
+            if not slot.ready:
+                await self._replace(slot, supervision)
                 continue
             changed = self._changed
             with anyio.move_on_after(supervision.check_every_s) as look:
                 await changed.wait()
-            if look.cancelled_caught and seat.ready and (reason := await seat.look(supervision)) is not None:
-                self._lose(seat, reason, EngineDeadError(reason))
+            if look.cancelled_caught and slot.ready and (reason := await slot.look(supervision)) is not None:
+                self._lose(slot, reason, EngineDeadError(reason))
 
-    async def _replace(self, seat: WorkerSlot, supervision: Supervision) -> None:
-        if seat.restarts >= supervision.max_restarts:
-            seat.reason = f"{seat.reason}; it was replaced {seat.restarts} times (--max-engine-restarts)"
-            seat.lose(seat.reason, WorkerState.GONE)
+    async def _replace(self, slot: WorkerSlot, supervision: Supervision) -> None:
+        if slot.restarts >= supervision.max_restarts:
+            slot.reason = f"{slot.reason}; it was replaced {slot.restarts} times (--max-engine-restarts)"
+            slot.lose(slot.reason, WorkerState.GONE)
         else:
-            seat.restarts += 1
+            slot.restarts += 1
             try:
-                worker = await supervision.respawn(seat.name)
+                worker = await supervision.respawn(slot.name)
                 async with self._loading:
                     if self._update is not None and (version := await self._load(worker, self._update)) != self._update.version:
                         raise WeightSyncError(f"the new worker reports version {version} instead of {self._update.version}")
-                    seat.fill(worker)
-                    self._by_load.update(seat)
-                _log.warning("%s works again", seat.name)
+                    slot.fill(worker)
+                    self._by_load.update(slot)
+                _log.warning("%s works again", slot.name)
             except (AgentRLError, TimeoutError) as error:
-                seat.reason = f"{type(error).__name__}: {error}"
-                _log.warning("%s could not be replaced: %s", seat.name, seat.reason)
+                slot.reason = f"{type(error).__name__}: {error}"
+                _log.warning("%s could not be replaced: %s", slot.name, slot.reason)
         self._notify()
 
 

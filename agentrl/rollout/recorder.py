@@ -54,7 +54,7 @@ class Context:
     budgets: list[int] = field(default_factory=list)
 
     def precedes(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether a prompt begins with every token of this context."""
+        """Return True if a prompt begins with every token of this context."""
         return list(prompt_ids[: len(self.tokens)]) == self.tokens
 
     def append(self, turn: Turn, budget: int) -> None:

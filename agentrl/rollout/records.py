@@ -21,7 +21,7 @@ PLAIN = (str, bool, int, float, type(None))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What an episode knew of its engine, and a replay has to know too.
+    """Facts about the engine that an episode used and a replay needs.
 
     Attributes:
         max_model_len: Context length in tokens.
@@ -135,7 +135,7 @@ def recorded_turn(turn: Mapping[str, Any], number: int = 0) -> Turn:
 
 
 def recorded_limits(record: Mapping[str, Any]) -> EngineLimits | None:
-    """What the record says of its engine; `None` if it was written before records did."""
+    """Return the record's facts about its engine; `None` for a record of an older version without them."""
     engine = record.get("engine")
     if not engine:
         return None
@@ -177,7 +177,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 def _is_made_of(value: Any, *kinds: type) -> bool:
-    """Whether `value` consists of plain values and of `kinds`, of no subclass; keys are texts unless `tuple` is allowed."""
+    """Return True if `value` consists of plain values and of `kinds`, without subclasses; keys are texts unless `tuple` is allowed."""
     if type(value) in PLAIN:
         return not isinstance(value, float) or math.isfinite(value)
     if type(value) not in kinds:

@@ -104,7 +104,7 @@ class EpisodeSettings:
 
     @property
     def straggler_policy(self) -> StragglerPolicy | None:
-        """How long a group waits for its last episodes; `None` if until they end."""
+        """Limit of a group's wait for its last episodes; `None` if it waits until they end."""
         if self.flow.group_quorum == 1.0:
             return None
         least = 2 if estimator_facts(self.algo.advantage_estimator).compares_group else 1

@@ -1,4 +1,4 @@
-"""What a run trains on and what it is evaluated on, as the configuration says."""
+"""Training tasks and evaluation tasks of a run, from its configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many episodes are under way at once beside one engine: as many as it can serve, the groups admitted first before later ones.
+"""Limit of concurrent episodes beside one engine: as many as it can serve, in the order of admission of their groups.
 
 More episodes than the engine's cache can hold do not make it faster: requests wait in its queue, where the first turn of a new
 group stands before the next turn of an old one, and the keys and values of old conversations are thrown out before their next
@@ -28,16 +28,17 @@ STEP_UP = 0.05
 
 @dataclass(slots=True)
 class AdaptiveLimit:
-    """Additive increase, multiplicative decrease, on what the engine says of its load.
+    """Limit of concurrent episodes with additive increase and multiplicative decrease, from the engine's reported load.
 
-    Too much is a cache that is nearly full or a queue that is long against what is decoded: the limit falls to a fraction of the
-    episodes that are there, and no further before so many have ended. With room in the cache and nobody waiting it rises while it is
-    what holds episodes back: it doubles until the first time that there was too much, and then grows by small steps. In between it stays.
+    The engine is overloaded if its cache is nearly full or its queue is long compared with the decoding requests. The limit then
+    falls to a fraction of the live episodes, and does not fall again before that many have ended. If the cache has room, no request
+    waits and the limit holds groups back, the limit rises: it doubles until the first overload, and then grows in small steps.
+    Otherwise it stays.
 
     Attributes:
-        limit: Episodes at once.
-        floor: The least that the limit falls to.
-        pressed: Whether there was ever too much.
+        limit: Maximum number of concurrent episodes.
+        floor: Lowest value of the limit.
+        pressed: True after the first overload.
     """
 
     limit: int

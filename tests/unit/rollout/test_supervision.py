@@ -227,8 +227,8 @@ def test_an_engine_without_requests_and_one_that_finishes_them_are_left_alone() 
 
     async def scene(pool: RolloutPool) -> None:
         for group_id in range(20):
-            seat = pool._seats["engine-1"]
-            await pool._run_on(seat, ticket(group_id))
+            slot = pool._slots["engine-1"]
+            await pool._run_on(slot, ticket(group_id))
         assert not factory.made
 
     supervised(scene, [idle, busy], factory, stuck_s=60.0)
