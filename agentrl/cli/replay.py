@@ -20,6 +20,7 @@ from agentrl.api.signals import run_until_signal
 from agentrl.config.ranges import Count
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, EnvLoadError
+from agentrl.env.given import PREFIX, SOURCE
 from agentrl.inspect.directory import Record, RunDirectory
 from agentrl.track.text import Screen, duration, text_difference
 
@@ -130,6 +131,10 @@ def _load(run: RunDirectory, config: TrainConfig, agent: str) -> AgentSpec:
     except EnvLoadError as error:
         if agent:
             raise
+        if config.run.agent.startswith(PREFIX):
+            problem = f"its environment {config.run.agent} was given as an object in Python code"
+            remedy = f"Put its class ({run.path / SOURCE}) with its imports into a file, and name that with --agent FILE."
+            raise EnvLoadError("RUN", str(run.path), problem, remedy) from error
         remedy = "Replay from the folder that the run was started in, or name the environment with --agent FILE."
         raise EnvLoadError("RUN", str(run.path), f"its environment {error.value} cannot be used: {error.problem}", remedy) from error
 

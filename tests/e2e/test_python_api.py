@@ -1,0 +1,74 @@
+"""Training, evaluating and checking from Python, for real: a script with the class in `__main__`, event loops, interrupts, a notebook."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from agentrl.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "e2e" / "api_script.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def start(scenario: str, folder: Path) -> subprocess.Popen[str]:
+    words = [sys.executable, str(SCRIPT), scenario, str(folder)]
+    return subprocess.Popen(words, cwd=folder, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+@pytest.mark.timeout(300)
+def test_a_script_trains_again_and_again_in_its_own_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = start("local", tmp_path)
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 0 and output.endswith("done\n"), output
+    assert main(["inspect", str(tmp_path / "first")]) == 0
+    assert "python:Echo" in capsys.readouterr().out
+    assert main(["replay", str(tmp_path / "first"), "--all"]) == 2
+    said = capsys.readouterr().err
+    assert "environment.py" in said and "--agent" in said, said
+    assert main(["train", "--resume", str(tmp_path / "first"), "--num-steps", "3"]) == 2
+    assert "as an object in Python code" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)
+def test_a_script_trains_on_ray(tmp_path: Path) -> None:
+    process = start("ray", tmp_path)
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 0 and output.endswith("done\n"), output
+
+
+@pytest.mark.timeout(200)
+def test_an_interrupt_saves_and_the_run_goes_on(tmp_path: Path) -> None:
+    process = start("interrupted", tmp_path)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and output.endswith("done\n"), output
+    assert "finishing the step under way, then saving" in output
+    assert "continue with resume=" in output
+
+
+@pytest.mark.timeout(300)
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, ENVIRONMENT[name])
+    notebook = nbformat.read(ROOT / "examples" / "quickstart.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = "".join(str(output) for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert "finished   " in shown
+    assert "95% interval" in shown
+    (run,) = tmp_path.glob("runs/Parity-*")
+    assert "class Parity" in (run / "environment.py").read_text()
