@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 import agentrl
 
@@ -83,12 +84,8 @@ def again_and_again(folder: Path, runtime: str) -> None:
 
 def local(folder: Path) -> None:
     again_and_again(folder, "local")
-    try:
+    with pytest.raises(agentrl.AgentRLError, match="broken on purpose"):
         agentrl.train(Broken, runtime="local", run_dir=folder / "broken", max_failure_rate=0.1, **SMALL)
-    except agentrl.AgentRLError as error:
-        assert "broken on purpose" in str(error)
-    else:
-        raise AssertionError("no error")
     assert agentrl.load_run(folder / "broken").status == "failed"
     nothing_is_left()
     isolated = agentrl.train(Echo, runtime="local", env_isolation="process", run_dir=folder / "isolated", **SMALL)
@@ -109,12 +106,9 @@ def ray(folder: Path) -> None:
 def interrupted(folder: Path) -> None:
     """Is interrupted by the test, saves, and goes on."""
     settings = {**SMALL, "num_steps": 1000}
-    try:
+    with pytest.raises(KeyboardInterrupt):
         agentrl.train(Echo, runtime="local", run_dir=folder / "run", **settings)
-    except KeyboardInterrupt:
-        run = agentrl.load_run(folder / "run")
-    else:
-        raise AssertionError("not interrupted")
+    run = agentrl.load_run(folder / "run")
     done = len(run.metrics)
     assert (run.status, done > 0) == ("interrupted", True)
     nothing_is_left()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,16 +26,28 @@ def start(scenario: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(words, cwd=folder, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
+def succeeded(process: subprocess.Popen[str], timeout_s: float) -> str:
+    """Wait for the end of a script and return its output."""
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(process.communicate()[0]) from None
+    assert process.returncode == 0, output
+    assert output.endswith("done\n"), output
+    return output
+
+
 @pytest.mark.timeout(300)
 def test_a_script_trains_again_and_again_in_its_own_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process = start("local", tmp_path)
-    output, _ = process.communicate(timeout=280)
-    assert process.returncode == 0 and output.endswith("done\n"), output
+    succeeded(process, 280)
     assert main(["inspect", str(tmp_path / "first")]) == 0
     assert "python:Echo" in capsys.readouterr().out
     assert main(["replay", str(tmp_path / "first"), "--all"]) == 2
     said = capsys.readouterr().err
-    assert "environment.py" in said and "--agent" in said, said
+    assert "environment.py" in said
+    assert "--agent" in said
     assert main(["train", "--resume", str(tmp_path / "first"), "--num-steps", "3"]) == 2
     assert "as an object in Python code" in capsys.readouterr().err
 
@@ -42,8 +55,7 @@ def test_a_script_trains_again_and_again_in_its_own_process(tmp_path: Path, caps
 @pytest.mark.timeout(300)
 def test_a_script_trains_on_ray(tmp_path: Path) -> None:
     process = start("ray", tmp_path)
-    output, _ = process.communicate(timeout=280)
-    assert process.returncode == 0 and output.endswith("done\n"), output
+    succeeded(process, 280)
 
 
 @pytest.mark.timeout(200)
@@ -52,11 +64,12 @@ def test_an_interrupt_saves_and_the_run_goes_on(tmp_path: Path) -> None:
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(process.communicate()[0])
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0 and output.endswith("done\n"), output
+    output = succeeded(process, 120)
     assert "finishing the step under way, then saving" in output
     assert "continue with resume=" in output
 
@@ -72,3 +85,16 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "95% interval" in shown
     (run,) = tmp_path.glob("runs/Parity-*")
     assert "class Parity" in (run / "environment.py").read_text()
+
+
+@pytest.mark.timeout(200)
+def test_the_page_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "python_api.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 7
+    words = ("-c", "\n".join(blocks) + "\nprint('done')")
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=tmp_path, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    output = succeeded(process, 180)
+    assert "max_stalenes = 1: is not a setting. Did you mean `max_staleness`?" in output
