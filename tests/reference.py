@@ -40,6 +40,8 @@ learning_rate = 5e-4
 `--dry-run` prints the resolved configuration and stops. An unknown or contradictory setting ends the command with exit code 2
 before anything is started. OpenRLHF's and TRL's names for the same setting are
 accepted too; their other flags, and verl's keys, are answered with one line each.
+
+In [Python](python_api.md) the settings have the same names without dashes: `max_staleness=1`, and `async_=True` for `--async`.
 """
 
 
