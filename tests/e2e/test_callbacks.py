@@ -56,7 +56,7 @@ def test_a_callback_adds_a_metric_stops_the_run_and_is_there_again_after_a_resum
     assert (run_dir / "plugins" / "follow.py").read_text() == SOURCE
     second = train(run_dir, *flags, "--resume", "auto")
     assert second.code == 1, second.output
-    assert "callback Breaks.on_step_end raised ValueError: planted (follow.py, line 38, in on_step_end)" in second.output
+    assert "callback Breaks.on_step_end raised ValueError: planted (follow.py, line 35, in on_step_end)" in second.output
     assert second.summary["status"] == "failed"
     third = succeeded(train(run_dir, *flags[:2], *flags[4:], "--resume", str(run_dir)))
     assert [(row["step"], row["my/began"]) for row in third.metrics] == [(1, 0), (2, 0), (3, 2), (4, 2), (5, 2)]
