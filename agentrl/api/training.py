@@ -113,7 +113,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
 
 def _title(config: TrainConfig) -> str:
     model = Path(config.model.model).name or "the bundled tiny model"
-    mode = f"staleness up to {config.staleness}" if config.staleness else "synchronous"
+    mode = f"staleness up to {config.flow.staleness}" if config.flow.staleness else "synchronous"
     return f"{config.run.agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}"
 
 

@@ -161,7 +161,7 @@ def _show_run(run: RunDirectory, screen: Screen) -> None:
     try:
         config = run.config()
         agent = config.run.agent
-        mode = f"staleness up to {config.staleness}" if config.staleness else "synchronous"
+        mode = f"staleness up to {config.flow.staleness}" if config.flow.staleness else "synchronous"
         model = config.model.model or "the bundled tiny model"
         _labelled(screen, "run", f"{agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}, seed {config.run.seed}")
     except ConfigError as error:

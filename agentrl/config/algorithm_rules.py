@@ -71,7 +71,7 @@ def _loss_without_ratio_updates_once(config: TrainConfig) -> None:
     for flag, value in (("--ppo-epochs", config.algo.ppo_epochs), ("--mini-batches", config.algo.mini_batches)):
         if value > 1:
             raise ConfigError(flag, value, f"--policy-loss {name} is right for one update per batch only", "Use 1, or --policy-loss ppo.")
-    if config.algo.reuse_behaviour_logprobs and config.staleness:
+    if config.algo.reuse_behaviour_logprobs and config.flow.staleness:
         problem = f"leaves no ratio at all to correct older tokens with --policy-loss {name}"
         raise ConfigError("--reuse-behaviour-logprobs", True, problem, "Leave it out, or use --policy-loss ppo.")
 
@@ -141,7 +141,7 @@ def _a_quorum_is_most_of_a_group(config: TrainConfig) -> None:
 
 
 def _async_is_corrected(config: TrainConfig) -> None:
-    if config.staleness and config.algo.off_policy == "none" and not config.algo.allow_uncorrected:
+    if config.flow.staleness and config.algo.off_policy == "none" and not config.algo.allow_uncorrected:
         raise ConfigError(
             "--off-policy",
             "none",

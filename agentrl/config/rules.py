@@ -131,7 +131,7 @@ def check(config: TrainConfig) -> TrainConfig:
     config = resolve_plugins(config)
     for rule in RULES:
         rule(config)
-    flow = dataclasses.replace(config.flow, max_staleness=config.staleness, asynchronous=config.staleness > 0)
+    flow = dataclasses.replace(config.flow, max_staleness=config.flow.staleness, asynchronous=config.flow.staleness > 0)
     return dataclasses.replace(config, flow=flow)
 
 

@@ -413,8 +413,3 @@ class TrainConfig:
     flow: FlowConfig = field(default_factory=FlowConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
-
-    @property
-    def staleness(self) -> int:
-        """The bound on staleness in force; see `FlowConfig.staleness`."""
-        return self.flow.staleness

@@ -177,11 +177,11 @@ async def measure(flags: Sequence[str], *, pairs: int, sync_steps: int, async_st
     rig = Rig(flags)
     try:
         await rig.start()
-        await rig.run(rig.config.staleness, 4 + 2 * rig.config.staleness + SETTLING)
+        await rig.run(rig.config.flow.staleness, 4 + 2 * rig.config.flow.staleness + SETTLING)
         found = []
         for _ in range(pairs):
             sync = await rig.run(0, sync_steps + SETTLING + 1)
-            found.append(Pair(sync, await rig.run(rig.config.staleness, async_steps + SETTLING + 2 * rig.config.staleness + 1)))
+            found.append(Pair(sync, await rig.run(rig.config.flow.staleness, async_steps + SETTLING + 2 * rig.config.flow.staleness + 1)))
             print(f"  {found[-1].sync.describe()}\n  {found[-1].overlapped.describe()}", flush=True)
         return found
     finally:

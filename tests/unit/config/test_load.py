@@ -35,7 +35,7 @@ def test_flags_beat_file_beats_defaults(tmp_path: Path) -> None:
 )
 def test_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    assert load_config([*AGENT, f"--config={tmp_path / name}"]).staleness == 1
+    assert load_config([*AGENT, f"--config={tmp_path / name}"]).flow.staleness == 1
 
 
 def test_unknown_key_names_the_nearest() -> None:

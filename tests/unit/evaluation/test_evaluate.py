@@ -89,7 +89,7 @@ def test_an_asynchronous_run_with_groups_and_ranks_can_be_measured(tmp_path: Pat
         num_engines=2,
     )
     config = load_request(["--run", str(run)]).config
-    assert (as_training(config).staleness, num_ranks(config), config.run.runtime) == (0, 0, "ray")
+    assert (as_training(config).flow.staleness, num_ranks(config), config.run.runtime) == (0, 0, "ray")
 
 
 def test_rules_of_its_own_name_flags_that_it_takes(tmp_path: Path) -> None:
