@@ -2,10 +2,10 @@
 
 import dataclasses
 import json
+import os
 import pickle
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -136,8 +136,9 @@ def test_a_wrong_flag_is_answered_within_a_second_without_heavy_imports() -> Non
     )
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = os.times()
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-        seconds.append(time.perf_counter() - start)
+        after = os.times()
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
         assert done.stdout.strip() == "[]"
-    assert min(seconds) < 2.0  # a second on an idle machine; the bound leaves room for a busy one
+    assert min(seconds) < 2.0  # of processor time: about half of that on an idle machine, and more where others use the caches

@@ -16,7 +16,7 @@ from agentrl.rollout.episode import Episode
 from agentrl.rollout.settings import EpisodeSettings
 from tests.unit.rollout.scenes import CODEC
 
-SETTINGS = changed(EpisodeSettings(), max_new_tokens=4000, max_turns=12, reset_timeout_s=20.0, step_timeout_s=20.0)
+SETTINGS = changed(EpisodeSettings(), max_new_tokens=4000, max_turns=12, reset_timeout_s=60.0, step_timeout_s=60.0)
 Player = Callable[[int, str], str]
 """Number of the turn and all text so far; what the model writes."""
 
