@@ -19,7 +19,7 @@ from agentrl.flow import RunResult, train
 from agentrl.flow.progress import Progress, repeated_tasks
 from agentrl.flow.state import StopRequest
 from agentrl.rollout.pool import RolloutPool
-from tests.property.test_flow_staleness import Script, flow_of, scripts
+from tests.property.test_flow_staleness import Script, bounded, scripts
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, run_virtual
 
 NUM_TASKS = 7
@@ -69,7 +69,7 @@ def run_in_parts(
             asyncio.get_running_loop().call_later(limit_s, stop.ask)
         with anyio.move_on_after(limit_s if killed else math.inf):
             result = await train(
-                settings=flow_of(staleness, size, num_steps), pool=RolloutPool({"engine-0": worker}), learner=learner, tasks=tasks,
+                settings=bounded(staleness, size, num_steps), pool=RolloutPool({"engine-0": worker}), learner=learner, tasks=tasks,
                 observer=observer, keep=script.keep, progress=progress, repeat=repeat, checkpoints=disk, stop=stop,  # type: ignore[arg-type]
             )  # fmt: skip
             if result.stopped:

@@ -60,7 +60,7 @@ async def test_extra_logs_of_several_kinds() -> None:
 def test_the_executor_decides_and_may_be_named(tmp_path: Path) -> None:
     spec = load_agent(str(FILES / "feedback.py"))
     assert (spec.name, spec.spec) == ("Tries", f"{FILES}/feedback.py:AgentExecutor")
-    load._load.cache_clear()
+    load._load_named.cache_clear()
     assert pickle.loads(pickle.dumps(spec)).load().__name__ == "Tries"
     assert load_agent(f"{FILES}/feedback.py:AgentExecutor").name == "Tries"
     assert load_agent(f"{FILES}/feedback.py:OtherAgent").name == "OtherAgent"
