@@ -38,14 +38,6 @@ from agentrl.core.errors import BatchError, ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-Reduce: TypeAlias = "Callable[[Tensor], Tensor]"
-"""Sums a tensor over data-parallel ranks; every rank calls it equally often."""
-
-
-def identity(tensor: Tensor) -> Tensor:
-    """Return the tensor: the `Reduce` of a single rank."""
-    return tensor
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageOptions:
@@ -269,16 +261,13 @@ def estimator_facts(name: str) -> EstimatorFacts:
     return found
 
 
-def compute_advantages(
-    estimator: str | Estimator, inputs: AdvantageInputs, options: AdvantageOptions, reduce: Reduce = identity
-) -> Advantages:
+def compute_advantages(estimator: str | Estimator, inputs: AdvantageInputs, options: AdvantageOptions) -> Advantages:
     """Run an estimator, and whiten its advantages if that is among its facts.
 
     Args:
         estimator: The estimator, or its name.
-        inputs: The batch; on several ranks, this rank's whole groups.
+        inputs: The whole batch, on every rank.
         options: Settings.
-        reduce: Sums over ranks; used by whitening only.
 
     Raises:
         ConfigError: If the name is unknown, values of a critic are missing, or an estimator without a discount is given one.
@@ -299,7 +288,7 @@ def compute_advantages(
         _check_tokens(function, name, tensor, inputs)
     advantages = result.advantages.detach().to(inputs.token_rewards.dtype)
     if stated.whitens:
-        advantages = whiten(advantages, std_norm=options.advantage_std_norm, reduce=reduce)
+        advantages = whiten(advantages, std_norm=options.advantage_std_norm)
     return Advantages(advantages=advantages, returns=result.returns if stated.needs_critic else None)
 
 
@@ -319,23 +308,19 @@ def _check_tokens(function: Estimator, name: str, value: Any, inputs: AdvantageI
     raise facts.unusable(facts.ESTIMATOR, function, problem, f"Return a tensor of {size} finite numbers, one per action token.")
 
 
-def whiten(values: Tensor, *, std_norm: bool = True, reduce: Reduce = identity) -> Tensor:
-    """Subtract the mean over all tokens of all ranks and divide by their biased standard deviation.
+def whiten(values: Tensor, *, std_norm: bool = True) -> Tensor:
+    """Subtract the mean over all tokens and divide by their biased standard deviation.
 
     Args:
-        values: This rank's tokens. # [A]
+        values: One number per action token of the whole batch. # [A]
         std_norm: Whether to divide.
-        reduce: Sums over ranks.
 
     Returns:
         ``(values - mean) / sqrt(max(variance, 1e-8))``. # [A]
     """
-    import torch
-
-    exact = values.double()
-    total, count = reduce(torch.stack([exact.sum(), exact.new_tensor(float(len(values)))])).unbind()
-    centred = exact - total / count.clamp(min=1.0)
+    exact, count = values.double(), max(len(values), 1)
+    centred = exact - exact.sum() / count
     if std_norm:
-        variance = reduce(centred.square().sum()) / count.clamp(min=1.0)
+        variance = centred.square().sum() / count
         centred = centred * variance.clamp(min=1e-8).rsqrt()
     return centred.to(values.dtype)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
 from agentrl.core.errors import ConfigError
@@ -30,29 +29,6 @@ class Denominators:
     tokens: float
     episodes: float
     constant: float
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        tokens: int,
-        episodes: int,
-        constant: float,
-        reduce: Callable[[Tensor], Tensor] | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Denominators:
-        """Sum this rank's counts over the ranks.
-
-        Args:
-            tokens: Action tokens of this rank's part of the optimizer step.
-            episodes: Episodes of this rank's part of the optimizer step.
-            constant: ``max_new_tokens``; not summed.
-            reduce: Sums a tensor over ranks; `None` on a single rank.
-            device: Where the tensor given to `reduce` must live.
-        """
-        counts = torch.tensor([float(tokens), float(episodes)], dtype=torch.float64, device=device)
-        summed = (counts if reduce is None else reduce(counts)).tolist()
-        return cls(tokens=summed[0], episodes=summed[1], constant=constant)
 
 
 Weighting: TypeAlias = Callable[[Tensor, Denominators], Tensor | float]

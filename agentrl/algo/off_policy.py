@@ -7,7 +7,7 @@ slightly different numbers (mismatch); both are corrected together and reported 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
@@ -145,9 +145,8 @@ def off_policy_correction(
     same_version: Tensor,
     advantages: Tensor,
     options: OffPolicyOptions,
-    reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Correction:
-    """Weights and mask for this rank's part of a batch.
+    """Return weights and mask for action tokens, which are whole rows; with M2PO, the whole batch.
 
     Args:
         old: Log-probabilities under the learner's weights when the batch was taken. # [A]
@@ -156,7 +155,6 @@ def off_policy_correction(
         same_version: Whether the token was sampled by exactly the learner's weights. # [A] bool
         advantages: Of each token; their sign splits the diagnostics and selects for OPSM. # [A]
         options: What to do.
-        reduce: Sums a tensor over ranks, `None` on a single rank; used by M2PO only, whose threshold is global.
 
     Returns:
         The correction.
@@ -166,7 +164,7 @@ def off_policy_correction(
     if options.opsm_delta is not None:
         keep = keep & opsm_keep(behaviour, old, sequence, advantages, options.opsm_delta)
     if options.m2po_tau is not None:
-        keep = keep & (log_rho.abs().double() <= second_moment_threshold(log_rho, options.m2po_tau, reduce))
+        keep = keep & (log_rho.abs().double() <= second_moment_threshold(log_rho, options.m2po_tau))
     weights = torch.where(keep, weights, torch.zeros_like(weights))
     stats = MetricSums()
     _record_ratios(stats, log_rho, weights, same_version)
@@ -226,16 +224,14 @@ def opsm_keep(behaviour: Tensor, new: Tensor, sequence: Tensor, advantages: Tens
     return ~((advantages < 0) & (drift > delta))
 
 
-def second_moment_threshold(log_rho: Tensor, tau: float, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def second_moment_threshold(log_rho: Tensor, tau: float) -> Tensor:
     """Largest bound b for which the tokens with ``|log rho| <= b`` have a mean squared log ratio of at most `tau`.
 
-    M2PO (arXiv:2510.01161). Found on a grid that is refined three times around the answer, with one small sum over
-    ranks each, so that the mask does not depend on how the batch is spread.
+    M2PO (arXiv:2510.01161). Found on a grid that is refined three times around the answer.
 
     Args:
-        log_rho: This rank's log ratios. # [A]
+        log_rho: Log ratios of the whole batch. # [A]
         tau: Bound of the second moment.
-        reduce: Sums over ranks; `None` on a single rank.
 
     Returns:
         The bound, to within 1.2e-6; infinite if nothing needs to be masked. # []
@@ -246,8 +242,6 @@ def second_moment_threshold(log_rho: Tensor, tau: float, reduce: Callable[[Tenso
         edges = low + (high - low) * torch.linspace(0.0, 1.0, cells + 1, dtype=size.dtype, device=size.device)
         cell = torch.bucketize(size, edges)
         counts, squares = segment_count(cell, cells + 2).double(), segment_sum(size.square(), cell, cells + 2)
-        if reduce is not None:
-            counts, squares = reduce(torch.stack([counts, squares])).unbind()
         within = squares.cumsum(0) <= tau * counts.cumsum(0)
         if bool(within[:-1].all()):
             return torch.where(high == 20.0, size.new_tensor(float("inf")), high)

@@ -134,15 +134,8 @@ def _rank_state(state: LearnerState, step: int) -> dict[str, Any]:
         "skipped": {name: engine.skipped_in_a_row for name, engine in _engines(state)},
         "kl_coefficient": state.kl.coefficient,
         "average": None if state.average is None else state.average.state(),
-        "generators": _generators(),
+        "generators": generator_states(),
     }
-
-
-def _generators() -> dict[str, Any]:
-    """States of every generator that a model or a library may draw from, in types that ``weights_only`` accepts."""
-    words: Any = np.random.get_state(legacy=True)
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return {"torch": torch.get_rng_state(), "cuda": cuda, "python": random.getstate(), "numpy": (words[0], words[1].tolist(), *words[2:])}
 
 
 def _restore_generators(state: LearnerState, ranks: Sequence[Mapping[str, Any]]) -> None:
@@ -154,13 +147,7 @@ def _restore_generators(state: LearnerState, ranks: Sequence[Mapping[str, Any]])
         random.seed(seed)
         np.random.seed(seed % 2**32)
         return
-    states = ranks[rank]["generators"]
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-    version, internal, gauss = states["python"]
-    random.setstate((version, tuple(internal), gauss))
-    np.random.set_state(states["numpy"])
+    restore_generators(ranks[rank]["generators"])
 
 
 def _save_reference(reference: Any, path: Path, *, first: bool) -> None:

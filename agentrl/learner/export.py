@@ -19,8 +19,7 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.learner.average import saved_average
 from agentrl.learner.checkpoint import NUM_LEARNERS, saved_engine
 from agentrl.learner.engine import gathered_parameter
-from agentrl.learner.models import load_model, quiet_transformers
-from agentrl.learner.policy import PolicyModel
+from agentrl.learner.models import PolicyModel, load_model, quiet_transformers
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.saved import read_tensors
 from agentrl.learner.settings import LearnerSettings

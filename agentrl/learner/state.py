@@ -20,8 +20,7 @@ from agentrl.learner.batch import collate
 from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, partition_frozen
 from agentrl.learner.export import checkpoint_names, save_pretrained, whole_parameters
 from agentrl.learner.layout import can_share
-from agentrl.learner.models import ValueModel, load_model, load_value_backbone
-from agentrl.learner.policy import PolicyModel, experts_per_token
+from agentrl.learner.models import PolicyModel, ValueModel, experts_per_token, load_model, load_value_backbone
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.step import Algorithm, Models, TrainingStep

@@ -23,7 +23,7 @@ from agentrl.core.metrics import MetricSums
 from agentrl.learner.batch import Batch
 from agentrl.learner.engine import TrainEngine, learning_rate
 from agentrl.learner.layout import Layout, MicroBatch, one_row_bundles, share_prompts
-from agentrl.learner.policy import balance_share, experts_per_token
+from agentrl.learner.models import balance_share, experts_per_token
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.report import Clock, describe_batch, describe_layout
 from agentrl.learner.settings import LearnerSettings

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.algo.advantages import ESTIMATORS, AdvantageInputs, AdvantageOptions, Reduce, compute_advantages, identity
-from tests.property.ranks import Ranks
+from agentrl.algo.advantages import ESTIMATORS, AdvantageInputs, AdvantageOptions, compute_advantages
 
 LOCAL = ["rloo", "group_norm", "dr_grpo"]
 WHITENED = ["gae", "reinforce", "reinforce_baseline"]
@@ -37,7 +36,7 @@ def make(seed: int, groups: int = 4, members: int = 3) -> list[Episode]:
     return [one(group) for group in range(groups) for _ in range(members)]
 
 
-def run(name: str, episodes: list[Episode], reduce: Reduce = identity) -> list[Tensor]:
+def run(name: str, episodes: list[Episode]) -> list[Tensor]:
     """Advantages per episode."""
     lengths = [len(e.rewards) for e in episodes]
     empty = torch.zeros(0)
@@ -49,7 +48,7 @@ def run(name: str, episodes: list[Episode], reduce: Reduce = identity) -> list[T
         values=torch.cat([empty, *(e.values for e in episodes)]),
         kl=torch.cat([empty, *(e.kl for e in episodes)]),
     )
-    return list(compute_advantages(name, inputs, OPTIONS, reduce).advantages.split(lengths))
+    return list(compute_advantages(name, inputs, OPTIONS).advantages.split(lengths))
 
 
 def same(left: list[Tensor], right: list[Tensor]) -> None:
@@ -62,18 +61,6 @@ def same(left: list[Tensor], right: list[Tensor]) -> None:
 def test_order_of_groups_and_members_does_not_matter(name: str, seed: int, order: list[int]) -> None:
     episodes = make(seed)
     same(run(name, [episodes[i] for i in order]), [run(name, episodes)[i] for i in order])
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 1000), owner=st.lists(st.integers(0, 2), min_size=4, max_size=4))
-def test_spreading_groups_over_ranks_does_not_matter(name: str, seed: int, owner: list[int]) -> None:
-    """Three ranks, some of which may hold nothing."""
-    episodes = make(seed)
-    held = [[i for i, e in enumerate(episodes) if owner[e.group] == rank] for rank in range(3)]
-    parts = Ranks.run(3, lambda rank, reduce: run(name, [episodes[i] for i in held[rank]], reduce))
-    together = {i: advantage for indices, part in zip(held, parts, strict=True) for i, advantage in zip(indices, part, strict=True)}
-    same([together[i] for i in range(12)], run(name, episodes))
 
 
 @pytest.mark.parametrize("name", LOCAL)

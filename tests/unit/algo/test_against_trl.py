@@ -64,7 +64,7 @@ def trl_loss(grpo: ModuleType, batch: Ragged, new: torch.Tensor, inputs: dict[st
 
 
 def total(batch: Ragged, per_token: torch.Tensor, mode: str) -> torch.Tensor:
-    sizes = Denominators.of(tokens=batch.size, episodes=len(batch.lengths), constant=LENGTH)
+    sizes = Denominators(tokens=batch.size, episodes=len(batch.lengths), constant=LENGTH)
     return aggregate(per_token, episode_length=batch.lengths[batch.episode], mode=mode, denominators=sizes)
 
 

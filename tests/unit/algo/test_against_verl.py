@@ -15,7 +15,7 @@ from agentrl.algo.kl import KLController, approximate_kl
 from agentrl.algo.losses import LossInputs, LossOptions, compute_policy_loss, value_loss
 from agentrl.algo.off_policy import OffPolicyOptions, off_policy_correction, off_policy_options
 from agentrl.algo.statistics import segment_sum
-from agentrl.learner.policy import token_scores
+from agentrl.learner.models import token_scores
 from tests.unit.algo.ragged import Ragged, gradient, outcome_inputs, ragged
 
 SEEDS = range(5)
@@ -35,7 +35,7 @@ def bessel(batch: Ragged) -> float:
 
 
 def whole(batch: Ragged) -> Denominators:
-    return Denominators.of(tokens=batch.size, episodes=len(batch.lengths), constant=CONSTANT)
+    return Denominators(tokens=batch.size, episodes=len(batch.lengths), constant=CONSTANT)
 
 
 def total(batch: Ragged, per_token: torch.Tensor, mode: str) -> torch.Tensor:

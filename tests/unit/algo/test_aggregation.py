@@ -6,7 +6,7 @@ from agentrl.core.errors import ConfigError
 
 LOSS = torch.tensor([1.0, 2.0, 3.0, 10.0])
 LENGTH = torch.tensor([3, 3, 3, 1])
-SIZES = Denominators.of(tokens=4, episodes=2, constant=5.0)
+SIZES = Denominators(tokens=4, episodes=2, constant=5.0)
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,6 @@ def test_an_empty_micro_batch_contributes_nothing_but_can_be_differentiated(mode
     loss = aggregate(empty, episode_length=LENGTH[:0], mode=mode, denominators=SIZES)
     loss.backward()
     assert float(loss.detach()) == 0.0
-
-
-def test_counts_are_summed_over_ranks_and_the_constant_is_not() -> None:
-    sizes = Denominators.of(tokens=4, episodes=2, constant=5.0, reduce=lambda counts: 3 * counts)
-    assert sizes == Denominators(tokens=12.0, episodes=6.0, constant=5.0)
 
 
 def test_unknown_mode() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrl.core.types import Group, Task, Trajectory
 from agentrl.learner.batch import Batch, collate
 from agentrl.learner.layout import Layout, MicroBatch, can_share, share_prompts
-from agentrl.learner.policy import PolicyModel
+from agentrl.learner.models import PolicyModel
 from tests.learner_support import gradients, largest_difference, make_groups, make_settings
 from tests.unit.learner.test_algorithms import started
 from tests.unit.learner.test_batch import trajectory, turn
