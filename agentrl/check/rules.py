@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.check import determinism, effects, elsewhere, leaks, learning, resources, results, speed, supervise, tasks, text
+from agentrl.check import determinism, effects, elsewhere, learning, resources, results, speed, supervise, tasks, text
 from agentrl.check.findings import Finding, Rule, Severity
 
 RULES: Mapping[str, Rule] = {
     rule.id: rule
-    for module in (tasks, results, determinism, elsewhere, resources, speed, text, leaks, learning, effects, supervise)
+    for module in (tasks, results, determinism, elsewhere, resources, speed, text, learning, effects, supervise)
     for rule in module.RULES
 }
 """Rules by id, in the order in which they are looked for."""

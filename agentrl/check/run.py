@@ -19,7 +19,6 @@ from agentrl.check.determinism import check_determinism
 from agentrl.check.effects import Effects, importing, watch_background, watch_tasks
 from agentrl.check.elsewhere import check_elsewhere, random_states
 from agentrl.check.findings import CheckSettings, Report
-from agentrl.check.leaks import check_leaks
 from agentrl.check.learning import check_learning
 from agentrl.check.play import make_player
 from agentrl.check.probe import Watch
@@ -27,7 +26,7 @@ from agentrl.check.resources import check_resources
 from agentrl.check.results import play_standard
 from agentrl.check.speed import check_speed
 from agentrl.check.tasks import read_tasks
-from agentrl.check.text import check_text
+from agentrl.check.text import check_leaks, check_text
 from agentrl.env.executor import Executor
 from agentrl.env.load import load_agent
 from agentrl.rollout.chat import ChatCodec

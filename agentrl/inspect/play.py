@@ -18,8 +18,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, EngineError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Task, Ticket, Trajectory
-from agentrl.engine.human import HumanEngine
+from agentrl.core.types import FinishReason, Generation, Task, Ticket, Trajectory, floats, ints
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
@@ -28,7 +27,7 @@ from agentrl.inspect.play_input import Leave, Reader
 from agentrl.inspect.play_screen import PlayScreen
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.group import Member, make_member
-from agentrl.rollout.observers import ResetEvent, SampleEvent, StepEvent, WatchedEngine, WatchedSession
+from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedEngine, WatchedSession
 from agentrl.rollout.settings import episode_settings
 from agentrl.track.text import Screen
 
@@ -158,7 +157,7 @@ class PlaySession:
 
     def _inner_engine(self) -> Engine:
         if not self._model:
-            return HumanEngine(self._ask, max_model_len=self._config.engine.max_model_len)
+            return SamplerEngine(self._sample, max_model_len=self._config.engine.max_model_len)
         from agentrl.engine.vllm_engine import VllmEngine
 
         os.environ.update({name: value for name, value in worker_environment(self._config).items() if name not in os.environ})
@@ -278,6 +277,17 @@ class PlaySession:
         answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self._events.put(_Asked(request, answer))
         return await answer
+
+    async def _sample(self, request: GenerationRequest) -> Generation:
+        """A person's turn, waited for without a deadline and cut to the turn's budget as a model's would be; log-probabilities are 0."""
+        said = await self._ask(request)
+        kept = said[: request.sampling.max_tokens]
+        return Generation(
+            token_ids=ints(kept),
+            logprobs=floats([0.0] * len(kept)),
+            versions=ints([0] * len(kept)),
+            finish_reason=FinishReason.LENGTH if len(kept) < len(said) else FinishReason.STOP,
+        )
 
     async def _leave_to_sample(self, request: GenerationRequest) -> None:
         if self._model:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import EngineError
-from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
+from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Generation, Status, Task, Ticket, Turn
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec
@@ -17,6 +17,7 @@ from agentrl.inspect.compare import INTERRUPTED, Difference, first_difference
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member
+from agentrl.rollout.observers import SamplerEngine
 from agentrl.rollout.penalties import has_penalties
 from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits, recorded_ticket, recorded_turn
 from agentrl.rollout.settings import EpisodeSettings
@@ -58,8 +59,8 @@ class Replay:
         return str(self.records[0].get("episode_id", "?"))
 
 
-class RecordedEngine:
-    """Gives each request of one episode what was sampled then; see `agentrl.core.protocols.Engine`.
+class RecordedEngine(SamplerEngine):
+    """Gives each request of one episode the tokens that were sampled then; see `agentrl.core.protocols.Engine`.
 
     Args:
         turns: Agent -> its turns; the number at the end of a request's name says which of them is asked for.
@@ -70,46 +71,17 @@ class RecordedEngine:
     """
 
     def __init__(self, turns: Mapping[str, Sequence[Turn]], limits: EngineLimits) -> None:
+        super().__init__(self._recorded, max_model_len=limits.max_model_len, end_token_ids=limits.end_token_ids)
         self._turns = {(agent, turn.number if not agent else own): turn for agent in turns for own, turn in enumerate(turns[agent])}
-        self._limits = limits
         self.exhausted = False
 
-    @property
-    def max_model_len(self) -> int:
-        """Context length in tokens."""
-        return self._limits.max_model_len
-
-    @property
-    def end_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a turn."""
-        return self._limits.end_token_ids
-
-    async def start(self) -> None:
-        """Nothing to do."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        """Return the recorded tokens of the next turn.
-
-        Raises:
-            EngineError: If nothing more was.
-        """
+    async def _recorded(self, request: GenerationRequest) -> Generation:
         agent, number = request.session.rpartition("-")[2], int(request.request_id.rpartition("-")[2])
         turn = self._turns.get((agent, number)) or self._turns.get(("", number))
         if turn is None:
             self.exhausted = True
             raise EngineError("nothing more was recorded")
         return Generation(token_ids=turn.token_ids, logprobs=turn.logprobs, versions=turn.versions, finish_reason=turn.finish_reason)
-
-    async def load_weights(self, update: WeightUpdate) -> int:
-        """There are no weights; the version is taken as it is."""
-        return update.version
-
-    def stats(self) -> EngineStats:
-        """Nothing is counted."""
-        return EngineStats()
-
-    async def close(self) -> None:
-        """Nothing to do."""
 
 
 class Replayer:

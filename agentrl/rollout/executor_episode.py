@@ -104,7 +104,7 @@ class RecordedPolicy(Policy):
     async def play(
         self, cls: AgentClass, task: Task, *, sampling: Mapping[str, Any], max_length: int, sampler: Sampler
     ) -> tuple[Trajectory, list[StepResult]]:
-        """As `agentrl.env.openrlhf.play.StepPlayer.play`; each turn gets its seed where it is recorded."""
+        """As `agentrl.env.openrlhf.executor.StepPlayer.play`; each turn gets its seed where it is recorded."""
         settings = changed(self._settings, max_episode_tokens=0, apply_chat_template=False, overlong_buffer=0, stop_properly_penalty=None)
         results: list[StepResult] = []
         source, threads = inspect.getsourcefile(cls) or cls.__module__, Threads(1)

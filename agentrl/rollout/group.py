@@ -19,14 +19,14 @@ from agentrl.rollout.episode import Episode, episode_id
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.settings import EpisodeSettings, StragglerPolicy
 
-Played: TypeAlias = tuple[Trajectory, ...]
-"""One episode: a trajectory for each of its agents."""
+Trajectories: TypeAlias = tuple[Trajectory, ...]
+"""The outcome of one episode: a trajectory for each of its agents."""
 
-RunMember: TypeAlias = Callable[[int], Coroutine[Any, Any, Played]]
+RunMember: TypeAlias = Callable[[int], Coroutine[Any, Any, Trajectories]]
 
 
 async def run_group(
-    ticket: Ticket, run_member: RunMember, live: set[asyncio.Task[Played]], straggler_policy: StragglerPolicy | None = None
+    ticket: Ticket, run_member: RunMember, live: set[asyncio.Task[Trajectories]], straggler_policy: StragglerPolicy | None = None
 ) -> Group:
     """Run every member of a group.
 
@@ -35,10 +35,10 @@ async def run_group(
     bug, cancels the others and is raised.
 
     Args:
-        ticket: What to run.
-        run_member: Plays the member with a number.
-        live: Holds the members' tasks while they run; whoever cancels one of them makes it a cancelled trajectory.
-        straggler_policy: When those that are much later than the rest are withheld: cancelled, and in the group under that status.
+        ticket: The group.
+        run_member: Runs the member with a number.
+        live: Holds the members' tasks while they run; a task that is cancelled becomes a cancelled trajectory.
+        straggler_policy: Decides when members that are much later than the rest are withheld: cancelled, and in the group with that status.
     """
     members = [
         asyncio.create_task(run_member(index), name=f"episode {episode_id(ticket, index)}") for index in range(ticket.n_samples_per_prompt)
@@ -56,12 +56,12 @@ async def run_group(
     for member in members:
         if not member.cancelled() and (error := member.exception()) is not None:
             raise error
-    played = [_cancelled(ticket, index, withheld) if member.cancelled() else member.result() for index, member in enumerate(members)]
-    return Group(group_id=ticket.group_id, task=ticket.task, trajectories=tuple(itertools.chain(*played)))
+    outcomes = [_cancelled(ticket, index, withheld) if member.cancelled() else member.result() for index, member in enumerate(members)]
+    return Group(group_id=ticket.group_id, task=ticket.task, trajectories=tuple(itertools.chain(*outcomes)))
 
 
-async def _wait_for_most(members: list[asyncio.Task[Played]], straggler_policy: StragglerPolicy) -> str:
-    """Wait until all have ended, one has raised, or the rest is too late; returns why that is withheld, empty if nothing is.
+async def _wait_for_most(members: list[asyncio.Task[Trajectories]], straggler_policy: StragglerPolicy) -> str:
+    """Wait until all have ended, one has raised, or the rest is too late; returns why the rest is withheld, empty if nothing is.
 
     Consumes nothing. Waits for members, and from the quorum on for the deadline that follows from them; unblocked by either.
     """
@@ -74,14 +74,14 @@ async def _wait_for_most(members: list[asyncio.Task[Played]], straggler_policy: 
         if not done:
             took = f"the median of the {len(ended_s)} that ended is {median(ended_s):.3g} s"
             return f"withheld after {clock() - begin_s:.3g} s: {took} (--group-quorum)"
-        whole = [member for member in done if not member.cancelled()]
-        if any(member.exception() is not None for member in whole):
+        ended = [member for member in done if not member.cancelled()]
+        if any(member.exception() is not None for member in ended):
             break
-        ended_s += [clock() - begin_s] * sum(any(part.trainable for part in member.result()) for member in whole)
+        ended_s += [clock() - begin_s] * sum(any(part.trainable for part in member.result()) for member in ended)
     return ""
 
 
-async def _end(members: list[asyncio.Task[Played]]) -> None:
+async def _end(members: list[asyncio.Task[Trajectories]]) -> None:
     left = [member for member in members if not member.done()]
     for member in left:
         member.cancel()
@@ -89,7 +89,7 @@ async def _end(members: list[asyncio.Task[Played]]) -> None:
         await asyncio.wait(left)
 
 
-def _cancelled(ticket: Ticket, index: int, withheld: str) -> Played:
+def _cancelled(ticket: Ticket, index: int, withheld: str) -> Trajectories:
     name = episode_id(ticket, index)
     cancelled = Trajectory(
         trajectory_id=name,

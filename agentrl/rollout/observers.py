@@ -77,12 +77,13 @@ class SamplerEngine:
     Args:
         sampler: Samples a turn.
         max_model_len: Context length in tokens.
+        end_token_ids: Tokens that end a turn.
     """
 
-    end_token_ids: tuple[int, ...] = ()
-
-    def __init__(self, sampler: Callable[[GenerationRequest], Awaitable[Generation]], *, max_model_len: int) -> None:
-        self.max_model_len, self._sampler = max_model_len, sampler
+    def __init__(
+        self, sampler: Callable[[GenerationRequest], Awaitable[Generation]], *, max_model_len: int, end_token_ids: tuple[int, ...] = ()
+    ) -> None:
+        self.max_model_len, self.end_token_ids, self._sampler = max_model_len, end_token_ids, sampler
 
     async def start(self) -> None:
         """Nothing to do."""

@@ -15,7 +15,7 @@ from agentrl.core.types import Group, Status, Ticket
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.group import Member, Played, make_member, run_group
+from agentrl.rollout.group import Member, Trajectories, make_member, run_group
 from agentrl.rollout.records import EngineLimits, group_records
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.throttle import Throttle
@@ -34,7 +34,7 @@ class EpisodeWorker:
         self._engine, self._agent, self._settings = engine, agent, settings
         self._codec: ChatCodec | None = None
         self._sessions = open_sessions(agent, settings.env)
-        self._live: set[asyncio.Task[Played]] = set()
+        self._live: set[asyncio.Task[Trajectories]] = set()
         self._closed = False
         self._throttle = Throttle(settings.rollout.max_concurrent_episodes, settings.start_concurrent, engine.stats)
 
@@ -93,7 +93,7 @@ class EpisodeWorker:
         """The members side by side; each makes room for others when it ends."""
         left = ticket.n_samples_per_prompt
 
-        async def play(index: int) -> Played:
+        async def play(index: int) -> Trajectories:
             nonlocal left
             try:
                 return await self._episode(ticket, index).run()
