@@ -59,7 +59,7 @@ class Context:
     """One check.
 
     Attributes:
-        settings: What was asked for.
+        settings: Settings of the check.
         spec: Where the environment is.
         cls: The user's class itself.
         player: Plays the environment.
@@ -71,7 +71,7 @@ class Context:
         originals: Per task id, the task as it was before the first episode, pickled.
         after_import: Digests of the global random states after the file was imported.
         played: Episodes of the standard policies.
-        close_hangs: Whether every further episode would wait for the deadline of `close`.
+        close_hangs: Every further episode would wait for the deadline of `close`.
         searched: Episodes that were played to find rewards and ends.
     """
 

@@ -79,7 +79,7 @@ async def check_elsewhere(context: Context, command: Sequence[str]) -> None:
     """Compare tasks and some episodes with those of a second process.
 
     Args:
-        context: Of the check.
+        context: The check.
         command: Starts the second process; two paths are added, of the request and of the answer.
     """
     if not command or context.settings.env.startswith(REMOTE) or context.report.has(*UNSTABLE) or context.left() < 1:

@@ -64,10 +64,10 @@ class Rule:
 
     Attributes:
         id: Stable name, in words with hyphens.
-        severity: Of every finding of this rule.
-        title: What is wrong, as a clause.
-        why: What it does to training.
-        remedy: What to do about it.
+        severity: Severity of every finding of this rule.
+        title: The defect, as a clause.
+        why: The harm that it does to training.
+        remedy: The way to correct it.
         snippet: Code that does it, for ``--fix-hints``.
     """
 
@@ -84,10 +84,10 @@ class Finding:
     """A rule that an environment breaks.
 
     Attributes:
-        id: Of the rule.
+        id: Name of the rule.
         where: File, class and method.
-        seen: What was seen, with the value.
-        count: How often.
+        seen: The observation, with its value.
+        count: Number of times.
     """
 
     id: str
@@ -101,15 +101,15 @@ class Report:
     """Everything that one check found; every field is of JSON's own types.
 
     Attributes:
-        env: What was checked: ``spec``, ``name``, ``source``, ``tasks`` (how many, `None`: no end of them was seen).
+        env: The environment: ``spec``, ``name``, ``source``, ``tasks`` (how many, `None`: no end of them was seen).
         findings: One per rule that is broken.
         policies: Per policy: episodes, failures, ends, mean turns, mean reward, lowest and highest reward, mean score.
         timing: Per method: how it runs, calls, and the p50, the p99 and the first call in seconds.
-        speed: What the times mean for the concurrency that was asked for.
+        speed: Consequences of the times for the concurrency that was asked for.
         prompts: Tokens of the first prompts, lowest, median and highest, and the context length.
         constant: The best constant answer: text, mean score, tasks.
         skipped: Checks that were not made, with the reason.
-        seconds: How long it took.
+        seconds: Duration of the check.
     """
 
     env: dict[str, Any] = field(default_factory=dict)

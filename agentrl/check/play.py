@@ -102,10 +102,10 @@ class CheckedTurn:
 
     Attributes:
         action: Text that `step` was given.
-        result: What `step` returned.
+        result: The value that `step` returned, checked.
         text: Text that is read next.
         num_tokens: Tokens of that text; 0 if nobody reads it.
-        opens: Whether it is the first prompt of another agent.
+        opens: The text is the first prompt of another agent.
     """
 
     action: str
@@ -128,7 +128,7 @@ class CheckedEpisode:
         task: Its task.
         policy: Name of the policy that played.
         first: Text that the model would see first.
-        raw_first: Whether that is raw text, as the dictionary form gives it.
+        raw_first: The first text is raw, as the dictionary form gives it.
         first_tokens: Tokens of the first prompt.
         turns: In order.
         error: Failure that ended it before its time.
@@ -306,7 +306,7 @@ class Player:
         cls: The user's class, behind a probe.
         source: File it is defined in.
         agents_spec: Its agents.
-        codec: Of the model's tokenizer.
+        codec: Codec of the model's tokenizer.
         threads: For plain methods.
         settings: Settings of the episodes, as a run has them.
     """
@@ -339,7 +339,7 @@ def make_player(settings: CheckSettings, spec: AgentSpec, codec: ChatCodec, watc
     Args:
         settings: Settings of the check.
         spec: Where the environment is.
-        codec: Of the model's tokenizer.
+        codec: Codec of the model's tokenizer.
         watch: Sees every call of user code.
     """
     cls = spec.load()

@@ -26,12 +26,12 @@ class UserCall:
 
     Attributes:
         method: Its name.
-        is_async: Whether it ran on the event loop.
-        tag: What the check was doing.
+        is_async: The call ran on the event loop.
+        tag: The step of the check.
         seconds: From start to end.
         longest_s: The longest time for which it held the event loop.
-        done: Whether it has ended.
-        error: What it raised.
+        done: The call has ended.
+        error: The exception that it raised.
     """
 
     method: str

@@ -21,7 +21,7 @@ def print_report(report: Report, *, fix_hints: bool = False, console: Console | 
     """Write tables, findings and a summary.
 
     Args:
-        report: What was found.
+        report: The findings and tables.
         fix_hints: Show code with each remedy.
         console: Where to; standard output by default.
     """

@@ -49,8 +49,8 @@ def run_checks(
     """Check one environment.
 
     Args:
-        settings: What is asked for.
-        codec: Of the model's tokenizer.
+        settings: Settings of the check.
+        codec: Codec of the model's tokenizer.
         recorded: Per task id, the texts of the turns of an episode of a run.
         emit: Called before every phase, and at the end.
         status_fd: File to which the latest call's name is written.

@@ -79,7 +79,7 @@ def check(settings: CheckSettings, run: Run) -> Report:
     """Check an environment.
 
     Args:
-        settings: What is asked for.
+        settings: Settings of the check.
         run: Runs a process that reads the pickled settings from its standard input, and writes events, one JSON object a
             line, to the file that the environment variable ``AGENTRL_CHECK_EVENTS`` names, and the latest call's name to
             ``AGENTRL_CHECK_STATUS``.

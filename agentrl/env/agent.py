@@ -160,11 +160,11 @@ class ResetResult:
     """Result of `reset`.
 
     Attributes:
-        observation: What the model sees first: text (one user message) or chat messages; `None`: the task's prompt.
+        observation: First prompt of the model: text (one user message) or chat messages; `None`: the task's prompt.
         info: Numbers to log.
         sampling: Sampling settings to change for the first turn and those after it.
         images: Paths or data URLs of images, added to the task's.
-        agent: Who acts first and sees the observation; `None`: the first of the class's `agents`.
+        agent: Name of the agent that acts first and sees the observation; `None`: the first of the class's `agents`.
         observations: Agent -> what it sees before anything else: text or chat messages.
     """
 
@@ -181,8 +181,8 @@ class StepResult:
     """Result of `step`.
 
     Attributes:
-        reward: What this turn is worth; the episode's reward is the sum over its turns.
-        observation: What the model sees next: text (one user message) or chat messages. Not needed at the end.
+        reward: Reward of this turn; the episode's reward is the sum over its turns.
+        observation: Next prompt of the model: text (one user message) or chat messages. Not needed at the end.
         terminated: The episode is over.
         truncated: The episode is cut short before it is over; its reward so far counts.
         score: Success in 0..1, for filtering and evaluation; `None`: the reward so far, clipped to 0..1.
@@ -190,7 +190,7 @@ class StepResult:
         sampling: Sampling settings to change for the turns that follow.
         reward_parts: Named components of the reward, for logs only; summed over the turns.
         images: Paths or data URLs of images that belong to the observation.
-        agent: Who acts next and sees the observation; `None`: the one after the agent that acted, in the class's `agents`.
+        agent: Name of the agent that acts next and sees the observation; `None`: the one after the agent that acted, in `agents`.
         rewards: Agent -> reward, for any agents; each is added to what the agent's last turn is worth.
         scores: Agent -> score, for agents other than the one that acted.
     """

@@ -154,7 +154,7 @@ class EnvSession:
     """
 
     abandoned: ClassVar[str] = "; its thread cannot be ended and is left behind"
-    """What the message says of a plain ``def`` that is not over at its deadline."""
+    """End of the message about a plain ``def`` that is not over at its deadline."""
 
     def __init__(self, cls: AgentClass, source: str, threads: Threads, limits: EnvLimits) -> None:
         self._class, self._threads, self._limits = cls, threads, limits

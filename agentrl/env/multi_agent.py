@@ -39,7 +39,7 @@ class MultiAgentSpec:
         return self.agents != ("",)
 
     def after(self, agent: str) -> str:
-        """Whose turn it is after `agent`, if the environment does not say."""
+        """Return the agent that acts after `agent`, if the environment does not say."""
         return self.agents[(self.agents.index(agent) + 1) % len(self.agents)]
 
 

@@ -54,7 +54,7 @@ def first_difference(records: Sequence[Mapping[str, Any]], replayed: Sequence[Tr
     Args:
         records: One per agent.
         replayed: The same episode, played with the recorded actions; one trajectory per agent.
-        penalized: Whether rewards include penalties for length, which only episodes that ended properly pay.
+        penalized: Rewards include penalties for length, which only episodes that ended properly pay.
 
     Returns:
         The first difference; `None` if observations, rewards, scores and the end are the same.

@@ -86,9 +86,9 @@ class PlaySession:
     Args:
         config: Data, rollout and engine settings.
         agent: The environment.
-        tasks: What to play.
+        tasks: Tasks to play.
         screen: Where to print.
-        model: Whether a model plays.
+        model: A model plays.
         pause: Wait before each of its turns, if there is a terminal.
         episodes: Episodes to play; 0: until someone leaves.
         tokens: Show token ids.

@@ -30,7 +30,7 @@ class Leave(Exception):  # noqa: N818, it is no error
 
     Args:
         action: ``next``, ``restart``, ``task`` or ``quit``.
-        argument: What followed it.
+        argument: The words after it.
     """
 
     def __init__(self, action: str, argument: str = "") -> None:
@@ -47,8 +47,8 @@ class Reader:
         stream: Where lines come from; standard input by default.
 
     Attributes:
-        interactive: Whether a person at a terminal types them.
-        ended: Whether there are no more.
+        interactive: A person at a terminal types the lines.
+        ended: There are no more lines.
     """
 
     def __init__(self, tell: Callable[[str], None], toggle: Callable[[str], None], stream: TextIO | None = None) -> None:

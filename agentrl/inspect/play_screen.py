@@ -23,9 +23,9 @@ class PlayScreen:
     Args:
         screen: Where to.
         codec: Spells tokens.
-        system_prompt: What is put before a chat that does not begin with a system message.
-        chat: Whether plain text becomes a user message.
-        model: Whether a model plays: what it writes is printed.
+        system_prompt: System message put before a chat that does not begin with one.
+        chat: Plain text becomes a user message.
+        model: A model plays, and its turns are printed.
         tokens: Print token ids.
         logprobs: Print the log-probability of every on_sample token.
     """

@@ -23,7 +23,7 @@ from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits
 from agentrl.rollout.settings import EpisodeSettings
 
 Records: TypeAlias = Sequence[Mapping[str, Any]]
-"""Those of one episode: one, or one for each of its agents."""
+"""Records of one episode: one, or one for each of its agents."""
 
 
 class Verdict(StrEnum):
@@ -42,7 +42,7 @@ class Replay:
     """The outcome of one replay.
 
     Attributes:
-        records: What was replayed.
+        records: The records that were replayed.
         verdict: The outcome.
         difference: The first difference, if there is one.
         reason: Why it was skipped, or what kind of difference it is; for one that is the same, what limits that.
@@ -64,10 +64,10 @@ class RecordedEngine(SamplerEngine):
 
     Args:
         turns: Agent -> its turns; the number at the end of a request's name says which of them is asked for.
-        limits: Of the engine that sampled them.
+        limits: Limits of the engine that sampled them.
 
     Attributes:
-        exhausted: Whether something was asked for that is not recorded.
+        exhausted: A turn was asked for that is not recorded.
     """
 
     def __init__(self, turns: Mapping[str, Sequence[Turn]], limits: EngineLimits) -> None:
@@ -92,7 +92,7 @@ class Replayer:
         settings: Those of the run.
         make_codec: Makes a codec of the run's tokenizer from the tokens that end a turn.
         find_task: Finds a task of the run by its id, for what a record could not hold; `None`: not found.
-        limits: Of the run's engines, for records that do not say.
+        limits: Limits of the run's engines, for records that hold none.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ class ChatCodec:
         Short answers are kept, because environments repeat themselves.
 
         Args:
-            messages: What the environment answered.
+            messages: The environment's answer.
             last_id: The last sampled token; if the template's end token is not it, the end token is appended first.
 
         Raises:
@@ -260,9 +260,9 @@ def encode_prompt(codec: ChatCodec, prompt: Prompt, *, apply_chat_template: bool
     """Token ids of a prompt.
 
     Args:
-        codec: Of the model's tokenizer.
+        codec: Codec of the model's tokenizer.
         prompt: Chat messages; plain text, rendered as one user message if `apply_chat_template`; `RawText`, taken as it is.
-        apply_chat_template: Whether plain text is rendered.
+        apply_chat_template: Render plain text.
 
     Raises:
         EnvResultError: If the chat template refuses the messages.

@@ -21,7 +21,7 @@ class Conversation:
     Args:
         name: Unique in the run; the prefix of the requests' names.
         engine: Samples the turns.
-        codec: Of the model's tokenizer.
+        codec: Codec of the model's tokenizer.
         settings: Budgets.
         sampling: Settings of the first turn.
         seed_of: Seed of the agent's turn with a number; `None` leaves it to the engine.

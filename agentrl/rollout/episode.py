@@ -35,7 +35,7 @@ class Episode:
         ticket: The group.
         index: Number of the member, from 0.
         engine: Samples the turns.
-        codec: Of the model's tokenizer.
+        codec: Codec of the model's tokenizer.
         env: The member's own environment; closed at the end, whatever happens.
         settings: Budgets, deadlines and sampling.
         agents_spec: The environment's agents.
@@ -133,7 +133,7 @@ class Episode:
         """The trajectories of all agents, one each, as far as the episode was played.
 
         Args:
-            status: How it ended.
+            status: Status with which it ended.
             error: The reason why it failed; `None` if it did not.
             total_s: Seconds that it took.
         """

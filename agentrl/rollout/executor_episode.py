@@ -35,7 +35,7 @@ class RecordedPolicy(Policy):
         ticket: The group.
         index: Number of the member, from 0.
         recorder: Samples and records.
-        codec: Of the model's tokenizer.
+        codec: Codec of the model's tokenizer.
         settings: Sampling settings.
     """
 
@@ -143,7 +143,7 @@ class ExecutorEpisode:
         ticket: The group.
         index: Number of the member, from 0.
         engine: Samples.
-        codec: Of the model's tokenizer.
+        codec: Codec of the model's tokenizer.
         env: The member's own executor; closed at the end, whatever happens.
         settings: Budgets, deadlines and sampling.
     """

@@ -123,8 +123,8 @@ def make_member(
         agent: The user's class.
         open_session: Makes the environment, unless the class is an `Executor`, which runs in this process.
         engine: Samples.
-        codec: Of the model's tokenizer.
-        settings: How episodes are run.
+        codec: Codec of the model's tokenizer.
+        settings: Settings of the episodes.
     """
     settings = settings.for_eval_sampling(ticket.eval_sampling)
     cls, source = agent.load(), agent.source

@@ -89,7 +89,7 @@ class SamplerEngine:
         """Nothing to do."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """As the function samples it."""
+        """Call the function."""
         return await self._sampler(request)
 
     async def load_weights(self, update: WeightUpdate) -> int:

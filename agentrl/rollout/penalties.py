@@ -31,8 +31,8 @@ def stop_properly(reward: float, *, truncated: bool, penalty: float | None) -> f
     """Reward of an episode that may have been cut by a length limit instead of stopping by itself.
 
     Args:
-        reward: What it earned.
-        truncated: Whether it was cut by length.
+        reward: Reward of the episode.
+        truncated: The episode was cut by length.
         penalty: At least 0: multiplies the reward; below 0: replaces it; `None`: leaves it alone.
     """
     if penalty is None or not truncated:
@@ -52,7 +52,7 @@ def penalize(turns: Sequence[Turn], budgets: Sequence[int], algo: AlgoConfig) ->
     episode's is that of the last turn, and the others get 0.
 
     Args:
-        turns: Of one episode, at least one.
+        turns: Turns of one episode, at least one.
         budgets: Tokens that each turn was allowed to sample, before the context's end limits it.
         algo: The penalties.
     """

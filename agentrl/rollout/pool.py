@@ -46,11 +46,11 @@ class WorkerState(StrEnum):
     """State of a worker, which decides whether it gets work."""
 
     READY = "ready"
-    """It holds the current weights."""
+    """The worker holds the current weights."""
     LOST = "being replaced"
-    """It is dead or set aside, and its place is to be filled."""
+    """The worker is dead or set aside, and its place is to be filled."""
     GONE = "given up"
-    """It is dead and stays so."""
+    """The worker is dead and is not replaced."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +63,7 @@ class WorkerSlot:
         live_episodes: Episodes it runs now.
         state: Whether it is given work.
         reason: Why it was lost last.
-        restarts: How often it was replaced.
+        restarts: Number of times that it was replaced.
         scopes: The groups it runs; cancelled when it is lost.
         unanswered: Looks in a row that it did not answer.
         seen: Its counters when it last finished a request.
@@ -172,7 +172,7 @@ class RolloutPool:
 
     Args:
         workers: Name -> started worker; ties in load go to the first.
-        supervision: How lost workers are replaced.
+        supervision: Rules for replacing lost workers.
 
     Raises:
         ValueError: If there is no worker.

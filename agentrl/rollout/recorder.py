@@ -77,7 +77,7 @@ class Recorder:
     Args:
         name: Unique in the run; the prefix of the requests' names, and their session.
         engine: Samples.
-        codec: Of the model's tokenizer.
+        codec: Codec of the model's tokenizer.
         settings: Budgets.
         seed_of: Seed of the request with a number; `None` leaves it to the engine.
 

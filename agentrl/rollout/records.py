@@ -42,9 +42,9 @@ def trajectory_record(ticket: Ticket, trajectory: Trajectory, limits: EngineLimi
     """Everything of one trajectory in JSON's own types; the token ids suffice to compute every log-probability again.
 
     Args:
-        ticket: Of its group.
+        ticket: Ticket of its group.
         trajectory: Any of the group's.
-        limits: Of the engine that sampled it; `None`: not known.
+        limits: Limits of the engine that sampled it; `None`: not known.
     """
     record = {
         "trajectory_id": trajectory.trajectory_id,

@@ -45,7 +45,7 @@ class StragglerPolicy:
         """Seconds after the start of the group at which the rest is withheld; `None` while too few have ended well.
 
         Args:
-            ended_s: What those that ended well took, seconds.
+            ended_s: Seconds that each episode took that ended well.
             n_samples_per_prompt: Episodes of the group.
         """
         if len(ended_s) < max(self.least, math.ceil(self.quorum * n_samples_per_prompt)):

@@ -27,7 +27,7 @@ class EpisodeWorker:
     Args:
         engine: Owned: started and closed with the worker.
         agent: The user's class.
-        settings: How episodes are run.
+        settings: Settings of the episodes.
     """
 
     def __init__(self, engine: Engine, agent: AgentSpec, settings: EpisodeSettings) -> None:

@@ -136,8 +136,8 @@ def encode_closed(*, clean: bool, reusable: bool, log: list[str]) -> bytes:
     """The answer to ``close``.
 
     Args:
-        clean: Whether no call was given up and no descendant is left.
-        reusable: Whether the process waits for another episode.
+        clean: No call was given up and no descendant is left.
+        reusable: The process waits for another episode.
         log: Warnings.
     """
     return json.dumps({"clean": clean, "reusable": reusable, "log": [line[:MAX_ERROR] for line in log]}).encode()

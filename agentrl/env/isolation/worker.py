@@ -41,7 +41,7 @@ class EpisodeProcess:
         cls: The user's class.
         source: The file it is defined in.
         limits: Deadlines, after which the call is given up here, and a moment later this process from outside.
-        process: What may be used.
+        process: Limits on memory, time, files and processes.
     """
 
     def __init__(self, cls: AgentClass, source: str, limits: EnvLimits, process: ProcessLimits) -> None:

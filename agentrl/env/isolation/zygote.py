@@ -42,7 +42,7 @@ class Zygote:
     Args:
         control: Orders come and reports go here, one packet each.
         parent: Descriptor of the rollout worker's process, readable when it has ended.
-        limits: Of the episodes.
+        limits: Limits of the episodes.
     """
 
     def __init__(self, control: socket.socket, parent: int, limits: EnvLimits) -> None:

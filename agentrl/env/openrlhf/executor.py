@@ -22,7 +22,7 @@ NEEDED = ("observation_tokens", "action_ranges", "reward")
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """As vLLM's: the log-probability of one token."""
+    """The log-probability of one token, in vLLM's form."""
 
     logprob: float
     rank: int | None = None
@@ -31,7 +31,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
-    """As vLLM's: one sampled continuation."""
+    """One sampled continuation, in vLLM's form."""
 
     index: int
     text: str
@@ -44,7 +44,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """As vLLM's: the answer to one request."""
+    """The answer to one request, in vLLM's form."""
 
     request_id: str
     prompt_token_ids: list[int]

@@ -13,7 +13,7 @@ from agentrl import Task
 from agentrl.core.summaries import GroupSummary, summarize
 from agentrl.core.types import FinishReason, Group, Status, Ticket, Trajectory, Turn, floats, ints
 from agentrl.rollout.episode import episode_id
-from agentrl.rollout.group import Played, run_group
+from agentrl.rollout.group import Trajectories, run_group
 from agentrl.rollout.settings import StragglerPolicy
 from tests.unit.flow.fakes import Recorder, Scene, ScriptedWorker, flow_of, run_virtual
 
@@ -40,7 +40,7 @@ def play(seconds: list[float], failed: tuple[int, ...] = (), straggler_policy: S
     """A group whose members take these times; how long it took."""
 
     async def main() -> tuple[Group, float]:
-        async def member(index: int) -> Played:
+        async def member(index: int) -> Trajectories:
             await asyncio.sleep(seconds[index])
             return (trajectory(TICKET, index, Status.ENV_ERROR if index in failed else Status.FINISHED),)
 
@@ -86,7 +86,7 @@ def test_the_deadline_is_never_before_enough_have_ended() -> None:
 
 def test_an_error_still_ends_the_group_at_once() -> None:
     async def main() -> None:
-        async def member(index: int) -> Played:
+        async def member(index: int) -> Trajectories:
             await asyncio.sleep(float(index))
             if index == 3:
                 raise KeyError("bug")
@@ -108,7 +108,7 @@ class Episodes(ScriptedWorker):
     played: list[Group] = field(default_factory=list)
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
-        async def member(index: int) -> Played:
+        async def member(index: int) -> Trajectories:
             version = self.version
             await asyncio.sleep(self.takes(random.Random(f"{ticket.group_id}-{index}")))
             return (trajectory(ticket, index, Status.FINISHED, version),)
