@@ -45,7 +45,7 @@ AGGREGATIONS: Mapping[str, Weighting] = MappingProxyType(
 
 
 def aggregate(per_token: Tensor, *, episode_length: Tensor, mode: str, denominators: Denominators) -> Tensor:
-    """This micro-batch's share of the loss of the whole optimizer step.
+    """Return the share of this micro-batch in the loss of the whole optimizer step.
 
     ``token-mean`` weights tokens equally, ``seq-mean-token-mean`` episodes equally, ``seq-mean-token-sum`` is the mean
     over episodes of their sums, ``constant`` divides that by a fixed length (Dr. GRPO, arXiv:2503.20783).

@@ -110,7 +110,7 @@ class Batch:
 
 
 def collate(groups: Iterable[Group]) -> Batch:
-    """The one place where a batch is made.
+    """Make the batch of a step; no other function makes one.
 
     Args:
         groups: Groups of one step, oldest first; members that may not be trained are left out, and so are groups

@@ -139,7 +139,7 @@ def _rank_state(state: LearnerState, step: int) -> dict[str, Any]:
 
 
 def _restore_generators(state: LearnerState, ranks: Sequence[Mapping[str, Any]]) -> None:
-    """Each rank goes on with its own; one that was not there before begins with what the seed, its number and the step say."""
+    """Restore the generators of this rank; a rank that was not there before seeds them by the run's seed, its number and the step."""
     rank = state.ranks.rank
     if rank >= len(ranks):
         seed = derive_seed(state.settings.seed, "learner", rank, ranks[0]["step"])

@@ -205,7 +205,7 @@ def routing_load(router_logits: Sequence[Tensor], real: Tensor, top_k: int) -> T
 
 
 def balance_share(probability: Tensor, chosen: Tensor, top_k: int) -> Tensor:
-    """This micro-batch's share of the load-balancing loss of an update (Switch Transformers, arXiv:2101.03961).
+    """Return the share of this micro-batch in the load-balancing loss of an update (Switch Transformers, arXiv:2101.03961).
 
     ``experts * sum_e f_e P_e`` with f_e the share of tokens sent to expert e and P_e its mean probability, over all
     layers and tokens of the update. Only P_e has a gradient, so with f_e known the loss is a sum over tokens.

@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank's place among all, and the collective operations a step needs.
+    """Number of this rank among all, and the collective operations that a step needs.
 
     Attributes:
         rank: From 0.

@@ -265,7 +265,7 @@ def _masters(engine: TrainEngine) -> list[Tensor]:
 
 
 def _places(engine: TrainEngine) -> Iterator[tuple[nn.Parameter, Place]]:
-    """This rank's share of each parameter, for each of DeepSpeed's optimizers."""
+    """Yield each parameter with this rank's share of it, for each of DeepSpeed's optimizers."""
     optimizer: Any = engine.engine.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         yield from _sliced_places(optimizer, engine.ranks.rank)

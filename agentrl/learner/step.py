@@ -297,7 +297,7 @@ class TrainingStep:
         self._record_update("", rate, result.grad_norm)
 
     def _losses(self, micro: MicroBatch, new: Tensor, entropy: Tensor, update: Update, signals: UpdateTargets) -> dict[str, Tensor]:
-        """This micro-batch's shares of the parts of the loss that are made of action tokens."""
+        """Return the shares of this micro-batch in the parts of the loss that are made of action tokens, by name."""
         algo, at = self.algo, micro.actions
         advantages = signals.advantages[at]
         old = new.detach() if signals.old is None else signals.old[at]

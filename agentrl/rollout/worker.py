@@ -32,6 +32,7 @@ class EpisodeWorker:
 
     def __init__(self, engine: Engine, agent: AgentSpec, settings: EpisodeSettings) -> None:
         self._engine, self._agent, self._settings = engine, agent, settings
+        self._straggler_policy = settings.straggler_policy  # read once: the estimator may be of a user's file
         self._codec: ChatCodec | None = None
         self._sessions = open_sessions(agent, settings.env)
         self._live: set[asyncio.Task[Trajectories]] = set()
@@ -102,7 +103,7 @@ class EpisodeWorker:
                 self._throttle.leave()
 
         try:
-            straggler_policy = None if ticket.eval_sampling else self._settings.straggler_policy  # a measurement waits for everything
+            straggler_policy = None if ticket.eval_sampling else self._straggler_policy  # a measurement waits for everything
             return await run_group(ticket, play, self._live, straggler_policy)
         finally:
             self._throttle.leave(left)  # those that were cancelled before they began
