@@ -1,9 +1,11 @@
-"""Runs a coroutine on a thread with an event loop of its own, so that a notebook's running loop does not matter."""
+"""Runs a coroutine to its end: under the signals of a command, or on a thread of its own for Python code; an interrupt ends it in order."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -14,6 +16,9 @@ from agentrl.core.errors import ConfigError
 from agentrl.flow.state import StopRequest
 
 T = TypeVar("T")
+
+FORCED = 130
+"""Exit code of a command that two signals ended."""
 
 _one_at_a_time = threading.Lock()
 
@@ -105,3 +110,48 @@ class Background(Generic[T]):
         if self._interrupts:
             self._on_interrupt()
         return await self._task
+
+
+def run_until_signal(work: Coroutine[Any, Any, T], stop: StopRequest | None = None, stop_timeout_s: float = 0.0) -> T:
+    """Run `work` to its end.
+
+    Args:
+        work: Cleans up after itself when it is cancelled.
+        stop: Asked first, if `work` has something that hears it; `work` is cancelled if it has not returned in time.
+        stop_timeout_s: That time.
+
+    Returns:
+        What `work` returns.
+
+    Raises:
+        KeyboardInterrupt: If a signal cancelled it; by then its own cleanup is done.
+    """
+    return asyncio.run(_supervised(work, stop or StopRequest(), stop_timeout_s))
+
+
+async def _supervised(work: Coroutine[Any, Any, T], stop: StopRequest, stop_timeout_s: float) -> T:
+    task = asyncio.ensure_future(work)
+    seen: list[int] = []
+
+    def on_signal(number: int) -> None:
+        seen.append(number)
+        if len(seen) > 1:
+            sys.stderr.write("agentrl: forced to end\n")
+            os._exit(FORCED)
+        if stop.heard:
+            sys.stderr.write("\nagentrl: finishing the step under way, then saving; once more to force\n")
+            stop.ask()
+            loop.call_later(stop_timeout_s, task.cancel)
+        else:
+            sys.stderr.write("\nagentrl: stopping; once more to force\n")
+            task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if seen:
+            raise KeyboardInterrupt from None
+        raise

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from agentrl.api.background import run_until_signal
 from agentrl.api.evaluation import measure
-from agentrl.api.signals import run_until_signal
 from agentrl.evaluation.config import load_request
 
 INCOMPLETE = 3

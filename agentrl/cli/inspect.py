@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,14 +13,10 @@ import tyro
 
 from agentrl.config.ranges import CountOrZero
 from agentrl.core.errors import ConfigError
-from agentrl.inspect.directory import METRICS, TRAJECTORIES, Record, RunDirectory
-from agentrl.inspect.episodes import SORTS, Choice, EpisodeTable, Pieces, Row, failures, make_table, row_of, show_episode
+from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
+from agentrl.inspect.episodes import SORTS, Choice, Pieces, make_table, row_of, show_episode, show_run, show_table
 from agentrl.inspect.export import export, plot_rewards
-from agentrl.track.display import NAN, ledger_text
-from agentrl.track.summary import SummaryBuilder, summary_rows
-from agentrl.track.text import Screen, number
-
-LABEL_WIDTH = 11
+from agentrl.track.text import Screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +124,11 @@ def _one_episode(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
 
 def _pieces(run: RunDirectory) -> Pieces | None:
     """Return the decoder of the run's tokens; `None` if the tokenizer cannot be loaded."""
-    from agentrl.cli.replay import tokenizer_path
     from agentrl.core.tokenizers import load_tokenizer
 
     try:
         config = run.config()
-        tokenizer = load_tokenizer(tokenizer_path(run, config), trust_remote_code=config.model.trust_remote_code)
+        tokenizer = load_tokenizer(run.tokenizer_path(config), trust_remote_code=config.model.trust_remote_code)
     except ConfigError:
         return None
     return lambda ids: [str(tokenizer.decode([token])) for token in ids]
@@ -142,7 +136,7 @@ def _pieces(run: RunDirectory) -> Pieces | None:
 
 def _overview(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
     if not args.episode:
-        _show_run(run, screen)
+        show_run(run, screen)
     if not (run.path / TRAJECTORIES).is_file():
         if args.episode:
             run.records()
@@ -150,98 +144,6 @@ def _overview(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
         return
     records = (record for records in run.episodes(args.episode) for record in records)
     table = make_table(records, _choice(args), sort=args.sort, limit=args.limit)
-    _show_table(screen, table, args)
+    show_table(screen, table, group=args.episode, sort=args.sort, by_status=bool(args.status))
     if table.rows:
         screen.line(f"`{shlex.join(['agentrl', 'inspect', args.run, table.rows[0].name])}` shows one turn by turn.")
-
-
-def _show_run(run: RunDirectory, screen: Screen) -> None:
-    """Print settings, rewards and counts of groups, from the summary, or from the metrics of an unfinished run."""
-    agent = ""
-    try:
-        config = run.config()
-        agent = config.run.agent
-        mode = f"staleness up to {config.flow.staleness}" if config.flow.staleness else "synchronous"
-        model = config.model.model or "the bundled tiny model"
-        _labelled(screen, "run", f"{agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}, seed {config.run.seed}")
-    except ConfigError as error:
-        screen.line((str(error), "yellow"))
-    metrics = [{name: value for name, value in row.items() if value is not None} for row in run.metrics()]
-    metrics = [row for row in metrics if "reward/mean" in row]
-    summary = _summary(run, metrics)
-    if summary:
-        rows = summary_rows({**summary, "paths": {}}, rewards=[row["reward/mean"] for row in metrics], agent=agent, unicode=screen.unicode)
-        for label, text in rows:
-            if label != "saved":
-                _labelled(screen, label, text)
-    else:
-        screen.line((f"no step: {METRICS} is missing or empty", "yellow"))
-    dropped = {name.partition("/")[2]: value for name, value in (metrics[-1] if metrics else {}).items() if name.startswith("dropped/")}
-    for reason, count in dropped.items():
-        _labelled(screen, "dropped", f"{number(count, 0)}: {reason}")
-    if metrics and not summary.get("ledger"):
-        _labelled(screen, "groups", ledger_text(metrics[-1]))
-
-
-def _summary(run: RunDirectory, metrics: Sequence[Record]) -> Record:
-    """Return the run's summary, completed from the metrics; empty before the first step."""
-    written = run.summary()
-    if not written and not metrics:
-        return {}
-    builder = SummaryBuilder()
-    for row in metrics:
-        builder.add(row)
-    wall_s = float(metrics[-1].get("time_s", NAN)) if metrics else NAN
-    return {**builder.build(run_dir=run.path, wall_s=wall_s, status="unfinished"), **written}
-
-
-def _labelled(screen: Screen, label: str, text: str) -> None:
-    screen.line((f"{label:<{LABEL_WIDTH}}", "bold cyan"), text)
-
-
-def _show_table(screen: Screen, table: EpisodeTable, args: InspectArgs) -> None:
-    if not table.seen:
-        screen.line(("no episodes are recorded" + (f" of group {args.episode}" if args.episode else ""), "yellow"))
-        return
-    counts = ", ".join(f"{count} {status}" for status, count in table.statuses.most_common())
-    _labelled(screen, "recorded", f"{table.seen} episodes: {counts}")
-    if not table.rows:
-        screen.line(("none of them is chosen", "yellow"))
-        return
-    screen.line()
-    several = any(row.agent for row in table.rows)
-    columns = (
-        "episode",
-        *(("agent",) if several else ()),
-        "step#",
-        "task",
-        "status",
-        "turns#",
-        "tokens#",
-        "reward#",
-        "score#",
-        "last text or error",
-    )
-    screen.table(columns, [_cells(row, several=several) for row in table.rows])
-    screen.line()
-    if len(table.rows) < table.chosen:
-        screen.line(f"{len(table.rows)} of {table.chosen} shown, by {args.sort} (--limit 0 shows all).")
-    failed = failures(table.statuses)
-    if failed and not args.status:
-        screen.line(f"{failed} failed: --status env_error timeout engine_error shows them.")
-
-
-def _cells(row: Row, *, several: bool) -> list[str | tuple[str, str]]:
-    style = {"finished": "", "truncated": "yellow"}.get(row.status, "red")
-    return [
-        row.name,
-        *((row.agent,) if several else ()),
-        str(row.step),
-        row.task,
-        (row.status, style),
-        str(row.turns),
-        str(row.tokens),
-        number(row.reward) if row.reward is not None else "none",
-        number(row.score) if row.score is not None else "none",
-        row.note,
-    ]

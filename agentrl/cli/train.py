@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from agentrl.api.background import run_until_signal
 from agentrl.api.resume import with_directory, with_saved_settings
-from agentrl.api.signals import run_until_signal
 from agentrl.config.load import load_config, to_json
 from agentrl.flow.state import StopRequest
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.core.types import Status, Trajectory, Turn
 from agentrl.rollout.records import recorded_turn
+from agentrl.track.text import Screen, duration, text_difference
+
+if TYPE_CHECKING:
+    from agentrl.inspect.replay import Replay
 
 TOLERANCE = 1e-9
 INTERRUPTED = (Status.TIMEOUT, Status.ENGINE_ERROR)
@@ -144,3 +150,103 @@ def _close(expected: float | None, got: float | None) -> bool:
 
 def _value(number: float | None) -> str:
     return "none" if number is None else f"{number:.12g}"
+
+
+def show_replays(screen: Screen, outcomes: Sequence[Replay], seconds: float, *, run: str, agent: str = "", limit: int = 20) -> None:
+    """Print which share of a run's episodes replays, and the differences of the others.
+
+    Args:
+        screen: Where to.
+        outcomes: One per episode.
+        seconds: Duration of all replays.
+        run: The run as the user named it.
+        agent: The environment in place of the run's own, if one was named.
+        limit: Differences to list at most.
+    """
+    same, differs, skipped = ([outcome for outcome in outcomes if outcome.verdict == kind] for kind in ("same", "differs", "skipped"))
+    compared = len(same) + len(differs)
+    turns = sum(len(record["turns"]) for outcome in same for record in outcome.records)
+    share = f"{100 * len(same) / compared:.4g}%" if compared else "none"
+    screen.line(
+        (share, "bold green" if not differs else "bold red"),
+        f" of the episodes replay: {len(same)} of {compared}, {turns} turns, in {duration(seconds)}",
+    )
+    for reason, count in Counter(outcome.reason for outcome in same if outcome.reason).most_common():
+        screen.line(f"of these {count} {reason}", indent=2)
+    for reason, count in Counter(outcome.reason for outcome in skipped).most_common():
+        screen.line((f"{count} not compared: {reason}", "yellow"))
+    if not differs:
+        return
+    for reason, count in Counter(outcome.reason for outcome in differs).most_common():
+        screen.line((f"{count} differ: {reason}", "red"))
+    screen.line()
+    screen.table(("episode", "task", "turn#", "differs in", "expected", "got"), [_row(outcome) for outcome in differs[: limit]])
+    if len(differs) > limit:
+        screen.line(f"and {len(differs) - limit} more (--show {len(differs)})")
+    words = ["--agent", agent] if agent else []
+    command = shlex.join(["agentrl", "replay", run, differs[0].episode_id, *words])
+    screen.line(f"`{command}` shows one in full.")
+
+
+def _row(outcome: Replay) -> tuple[str, ...]:
+    found = outcome.difference
+    if found is None:
+        return (outcome.episode_id, _task_name(outcome), "", "", "", "")
+    what = f"{found.what} ({found.agent})" if found.agent else found.what
+    expected, got = (_short(text, other) for text, other in ((found.expected, found.got), (found.got, found.expected)))
+    return (outcome.episode_id, _task_name(outcome), str(found.turn + 1), what, expected, got)
+
+
+def _short(text: str, other: str, width: int = 40) -> str:
+    """The part of a text from shortly before where it differs from another."""
+    same = next((index for index, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), min(len(text), len(other)))
+    start = max(0, same - 12) if len(text) > width else 0
+    cut = text[start : start + width]
+    return ("..." if start else "") + cut + ("..." if start + width < len(text) else "")
+
+
+def show_replay(screen: Screen, outcome: Replay) -> None:
+    """Print the outcome of one replay, with its difference in full."""
+    record = outcome.records[0]
+    turns = sum(len(record["turns"]) for record in outcome.records)
+    count = f"{turns} turn{'s' * (turns != 1)}"
+    rewards = ", ".join(f"{record['agent'] or 'reward'} {_number(record['reward'])}" for record in outcome.records)
+    screen.line((f"episode {outcome.episode_id}", "bold"), f"  task {_task_name(outcome)}, {count}, {record['status']}, {rewards}")
+    found = outcome.difference
+    if outcome.verdict == "skipped":
+        screen.line(("not compared", "yellow"), f": {outcome.reason}")
+    elif found is None:
+        note = f", {outcome.reason}" if outcome.reason else ""
+        screen.line(("replays", "green"), f": every observation, every reward, the score and the end are the same{note}")
+    else:
+        who = f", agent {found.agent}" if found.agent else ""
+        screen.line(("differs", "bold red"), f" at turn {found.turn + 1} of {max(turns, found.turn + 1)}{who}: {found.what}")
+        _show_difference(screen, outcome)
+        screen.line(outcome.reason)
+
+
+def _show_difference(screen: Screen, outcome: Replay) -> None:
+    found = outcome.difference
+    if found is None:
+        return
+    if not found.expected_ids and not found.got_ids:
+        screen.line(("expected  ", "red"), found.expected, indent=2)
+        screen.line(("got       ", "green"), found.got, indent=2)
+        return
+    pairs = zip(found.expected_ids, found.got_ids, strict=False)
+    at = next((index for index, (then, now) in enumerate(pairs) if then != now), min(len(found.expected_ids), len(found.got_ids)))
+    then, now = (str(ids[at]) if at < len(ids) else "nothing" for ids in (found.expected_ids, found.got_ids))
+    lengths = f"{len(found.expected_ids)} expected, {len(found.got_ids)} got"
+    screen.line(f"first different token: number {at} of the observation, {then} expected, {now} got ({lengths} in all)", indent=2)
+    if found.expected == found.got:
+        screen.line("the text is the same: the tokenizer or its chat template is not that of the run", indent=2)
+    for line, style in text_difference(found.expected, found.got):
+        screen.line((line, style), indent=2)
+
+
+def _task_name(outcome: Replay) -> str:
+    return str((outcome.records[0].get("task") or {}).get("id", "?"))
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"

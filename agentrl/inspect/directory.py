@@ -75,6 +75,18 @@ class RunDirectory:
         """The best model if one was kept, else the last; `None` if there is none."""
         return next((path for path in (self.path / "best", self.path / "model") if (path / CONFIG).is_file()), None)
 
+    def tokenizer_path(self, config: TrainConfig) -> str:
+        """Return the directory or hub name of the run's tokenizer: its initial model, else its saved model.
+
+        Args:
+            config: Of the run.
+        """
+        from agentrl.cluster.build import model_path
+
+        path, saved = model_path(config), self.path / "model"
+        local = path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+        return str(saved) if local and not Path(path).expanduser().is_dir() and saved.is_dir() else path
+
     def metrics(self) -> list[Record]:
         """Return one row per step; empty without ``metrics.jsonl``."""
         return list(self._lines(METRICS)) if (self.path / METRICS).is_file() else []

@@ -7,10 +7,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from agentrl.core.errors import ConfigError
 from agentrl.core.types import Status
-from agentrl.track.text import Screen
+from agentrl.inspect.directory import METRICS, RunDirectory
+from agentrl.track.display import ledger_text
+from agentrl.track.summary import summary_rows
+from agentrl.track.text import Screen, number
 
 Record: TypeAlias = Mapping[str, Any]
 Pieces: TypeAlias = Callable[[Sequence[int]], list[str]]
@@ -19,6 +24,7 @@ Pieces: TypeAlias = Callable[[Sequence[int]], list[str]]
 UNLIKELY = 0.1
 """Tokens sampled with a lower probability are highlighted."""
 MAX_LISTED = 8
+LABEL_WIDTH = 11
 
 
 def show_episode(screen: Screen, records: Sequence[Record], pieces: Pieces | None, *, logprobs: bool = False) -> None:
@@ -285,3 +291,92 @@ def _of(record: Record, name: str, kind: type[Any]) -> Any:
 
 def _as_number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
+
+
+def show_run(run: RunDirectory, screen: Screen) -> None:
+    """Print settings, rewards and counts of groups, from the summary, or from the metrics of an unfinished run."""
+    agent = ""
+    try:
+        config = run.config()
+        agent = config.run.agent
+        mode = f"staleness up to {config.flow.staleness}" if config.flow.staleness else "synchronous"
+        model = config.model.model or "the bundled tiny model"
+        _labelled(screen, "run", f"{agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}, seed {config.run.seed}")
+    except ConfigError as error:
+        screen.line((str(error), "yellow"))
+    metrics = [{name: value for name, value in row.items() if value is not None} for row in run.metrics()]
+    metrics = [row for row in metrics if "reward/mean" in row]
+    summary = run.summed_up()
+    if summary:
+        rows = summary_rows({**summary, "paths": {}}, rewards=[row["reward/mean"] for row in metrics], agent=agent, unicode=screen.unicode)
+        for label, text in rows:
+            if label != "saved":
+                _labelled(screen, label, text)
+    else:
+        screen.line((f"no step: {METRICS} is missing or empty", "yellow"))
+    dropped = {name.partition("/")[2]: value for name, value in (metrics[-1] if metrics else {}).items() if name.startswith("dropped/")}
+    for reason, count in dropped.items():
+        _labelled(screen, "dropped", f"{number(count, 0)}: {reason}")
+    if metrics and not summary.get("ledger"):
+        _labelled(screen, "groups", ledger_text(metrics[-1]))
+
+
+def _labelled(screen: Screen, label: str, text: str) -> None:
+    screen.line((f"{label:<{LABEL_WIDTH}}", "bold cyan"), text)
+
+
+def show_table(screen: Screen, table: EpisodeTable, *, group: str = "", sort: str = "time", by_status: bool = False) -> None:
+    """Print a table of episodes.
+
+    Args:
+        screen: Where to.
+        table: The rows.
+        group: The group that the rows were chosen by; empty: none.
+        sort: The order of the rows.
+        by_status: Whether the rows were chosen by their status.
+    """
+    if not table.seen:
+        screen.line(("no episodes are recorded" + (f" of group {group}" if group else ""), "yellow"))
+        return
+    counts = ", ".join(f"{count} {status}" for status, count in table.statuses.most_common())
+    _labelled(screen, "recorded", f"{table.seen} episodes: {counts}")
+    if not table.rows:
+        screen.line(("none of them is chosen", "yellow"))
+        return
+    screen.line()
+    several = any(row.agent for row in table.rows)
+    columns = (
+        "episode",
+        *(("agent",) if several else ()),
+        "step#",
+        "task",
+        "status",
+        "turns#",
+        "tokens#",
+        "reward#",
+        "score#",
+        "last text or error",
+    )
+    screen.table(columns, [_cells(row, several=several) for row in table.rows])
+    screen.line()
+    if len(table.rows) < table.chosen:
+        screen.line(f"{len(table.rows)} of {table.chosen} shown, by {sort} (--limit 0 shows all).")
+    failed = failures(table.statuses)
+    if failed and not by_status:
+        screen.line(f"{failed} failed: --status env_error timeout engine_error shows them.")
+
+
+def _cells(row: Row, *, several: bool) -> list[str | tuple[str, str]]:
+    style = {"finished": "", "truncated": "yellow"}.get(row.status, "red")
+    return [
+        row.name,
+        *((row.agent,) if several else ()),
+        str(row.step),
+        row.task,
+        (row.status, style),
+        str(row.turns),
+        str(row.tokens),
+        number(row.reward) if row.reward is not None else "none",
+        number(row.score) if row.score is not None else "none",
+        row.note,
+    ]

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from agentrl.core.errors import EngineError
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ConfigError, EngineError, EnvLoadError
 from agentrl.core.protocols import GenerationRequest
+from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, Status, Task, Ticket, Turn
+from agentrl.env.given import PREFIX, SOURCE
 from agentrl.env.isolation.pool import open_sessions
-from agentrl.env.load import AgentSpec
+from agentrl.env.load import AgentSpec, load_agent
 from agentrl.inspect.compare import INTERRUPTED, Difference, first_difference
+from agentrl.inspect.directory import RunDirectory
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member
 from agentrl.rollout.observers import SamplerEngine
 from agentrl.rollout.penalties import has_penalties
 from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits, recorded_ticket, recorded_turn
-from agentrl.rollout.settings import EpisodeSettings
+from agentrl.rollout.settings import EpisodeSettings, episode_settings
+from agentrl.rollout.tasks import context_length, open_tasks
 
 Records: TypeAlias = Sequence[Mapping[str, Any]]
 """Records of one episode: one, or one for each of its agents."""
@@ -240,3 +246,53 @@ async def _side_by_side(
             task.cancel()
         if waiting:
             await asyncio.wait(waiting)
+
+
+def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
+    """Make the replayer of a run's episodes.
+
+    Args:
+        run: The run.
+        agent: Environment to use in place of the run's own.
+
+    Raises:
+        ConfigError: If the run's settings, environment or tokenizer cannot be used.
+    """
+    config = run.config()
+    spec = _load(run, config, agent)
+    model = run.tokenizer_path(config)
+    tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
+
+    def make_codec(end_token_ids: Sequence[int]) -> ChatCodec:
+        return ChatCodec(tokenizer, system_prompt=config.data.system_prompt, end_token_ids=end_token_ids)
+
+    limits = EngineLimits(max_model_len=config.engine.max_model_len or context_length(model) or 4096)
+    settings = episode_settings(config, model)
+    return Replayer(spec, settings, make_codec=make_codec, find_task=_task_finder(config, spec), limits=limits)
+
+
+def _load(run: RunDirectory, config: TrainConfig, agent: str) -> AgentSpec:
+    try:
+        return load_agent(agent or config.run.agent)
+    except EnvLoadError as error:
+        if agent:
+            raise
+        if config.run.agent.startswith(PREFIX):
+            problem = f"its environment {config.run.agent} was given as an object in Python code"
+            remedy = f"Put its class ({run.path / SOURCE}) with its imports into a file, and name that with --agent FILE."
+            raise EnvLoadError("RUN", str(run.path), problem, remedy) from error
+        remedy = "Replay from the folder that the run was started in, or name the environment with --agent FILE."
+        raise EnvLoadError("RUN", str(run.path), f"its environment {error.value} cannot be used: {error.problem}", remedy) from error
+
+
+def _task_finder(config: TrainConfig, spec: AgentSpec, most: int = 50_000) -> Callable[[str], Task | None]:
+    tasks: dict[str, Task] = {}
+
+    def find(name: str) -> Task | None:
+        if not tasks:
+            unshuffled = replace(config, data=replace(config.data, shuffle=False))
+            with suppress(ConfigError):
+                tasks.update({task.id: task for task in open_tasks(unshuffled, spec).first(most)})
+        return tasks.get(name)
+
+    return find

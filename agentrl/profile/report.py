@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ConfigError
+from agentrl.profile.prediction import (
+    Prediction,
+    bound_of,
+    causes_of,
+    driver_us_per_group,
+    predict,
+    recommended,
+    splits_of,
+    staleness_predictions,
+)
+from agentrl.profile.recorded import Recorded, time_shares
 from agentrl.track.text import Screen, number, percent
 
 LABEL_WIDTH = 13
 
 
 def show(screen: Screen, profile: Mapping[str, Any]) -> None:
-    """Print a profile as `agentrl.cli.profile.make_profile` returns it."""
+    """Print a profile as `make_profile` returns it."""
     for label, text in rows(profile):
         screen.line((f"{label:<{LABEL_WIDTH}}", "bold cyan"), text)
     settings = profile["sizes"]
@@ -150,3 +164,114 @@ def seconds(value: float) -> str:
         if abs(value) >= size * 0.9995:
             return f"{value / size:.3g} {unit}"
     return f"{value * 1e6:.2g} us" if value else "0 s"
+
+
+def make_profile(
+    recorded: Recorded, config: TrainConfig, *, run: str, devices: int = 0, asked: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Everything that the command says, in JSON's own types; seconds are those of the steps that tell of the run's pace.
+
+    Args:
+        recorded: The times of the run.
+        config: The configuration of the run.
+        run: The run as the user named it.
+        devices: Devices to divide between engines and learner ranks; 0: as many as the run had.
+        asked: Sizes to predict as well, as the arguments of `predict`; `None`: not set.
+
+    Raises:
+        ConfigError: If the devices are too few.
+    """
+    per_engine = config.engine.tensor_parallel_size
+    used = recorded.num_engines * per_engine + recorded.num_learners
+    devices = devices or used
+    if devices < per_engine + 1:
+        raise ConfigError("--devices", devices, f"is too few for an engine of {per_engine} and a learner rank", f"Give {per_engine + 1}.")
+    itself, bound = predict(recorded), bound_of(recorded)
+    depths = staleness_predictions(recorded)
+    splits = splits_of(recorded, devices, devices_per_engine=per_engine, max_staleness=recommended(depths).max_staleness)
+    best = staleness_predictions(recorded, num_engines=splits[0].num_engines, num_learners=splits[0].num_learners)
+    groups = recorded.settings.rollout.groups_per_step
+    return {
+        "run": run,
+        "steps": len(recorded.rows),
+        "measured": {
+            "step_s": recorded.step_s,
+            "episodes_per_s": recorded.episodes_per_s,
+            "staleness_mean": recorded.mean("staleness/mean"),
+            "staleness_max": max(float(row.get("staleness/max", 0.0)) for row in recorded.rows),
+        },
+        "sizes": _sizes(recorded, devices=used),
+        "time": time_shares(recorded),
+        "model": _model(recorded),
+        "itself": asdict(itself),
+        "error": itself.step_s / recorded.step_s - 1.0,
+        "bound": {
+            **asdict(bound),
+            "synchronous_s": bound.synchronous_s,
+            "ideal_s": bound.ideal_s,
+            "speedup": bound.speedup,
+            "reached": bound.ideal_s / recorded.step_s,
+        },
+        "causes": [asdict(cause) for cause in causes_of(recorded)],
+        "staleness": _predictions(depths),
+        "groups_per_step": _predictions(
+            [predict(recorded, groups_per_step=size) for size in sorted({max(1, groups // 2), groups, 2 * groups})]
+        ),
+        "oversample": _predictions([predict(recorded, oversample=share) for share in (0.0, 0.25, 0.5)]),
+        "asked": _asked(recorded, asked or {}),
+        "devices": devices,
+        "splits": _predictions(splits),
+        "best": asdict(recommended(best)),
+        "driver_us_per_group": driver_us_per_group(recorded),
+        "notes": [*recorded.notes, *_assumptions(recorded, devices, used, config)],
+    }
+
+
+def _predictions(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    return [asdict(prediction) for prediction in predictions]
+
+
+def _sizes(recorded: Recorded, *, devices: int) -> dict[str, int]:
+    settings = recorded.settings
+    return {
+        "devices": devices,
+        "num_engines": recorded.num_engines,
+        "num_learners": recorded.num_learners,
+        "groups_per_step": settings.rollout.groups_per_step,
+        "n_samples_per_prompt": settings.rollout.n_samples_per_prompt,
+        "spare_groups": settings.spare_groups,
+        "max_staleness": settings.max_staleness,
+    }
+
+
+def _model(recorded: Recorded) -> dict[str, float]:
+    """The speeds that predictions are made with."""
+    engine, learner = recorded.engine, recorded.learner
+    return {
+        "token_s": engine.token_s,
+        "token_s_per_sequence": engine.token_s_per_sequence,
+        "train_step_s": learner.step_s,
+        "train_token_s": learner.token_s,
+        "train_overhead_s": learner.overhead_s,
+        "pass_rate": recorded.pass_rate,
+        "failure_rate": recorded.failure_rate,
+        "recorded_episodes": float(len(recorded.episodes)),
+    }
+
+
+def _asked(recorded: Recorded, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the prediction for the sizes that were asked for; `None` if none were."""
+    return asdict(predict(recorded, **sizes)) if any(value is not None for value in sizes.values()) else None
+
+
+def _assumptions(recorded: Recorded, devices: int, used: int, config: TrainConfig) -> list[str]:
+    notes = []
+    if devices != used or recorded.num_learners > 1 or used > 2:
+        notes.append("splits: training is taken to divide evenly over learner ranks, and publication to take as long as now")
+    if config.engine.colocate:
+        notes.append("engines and learner share devices here; the predictions are for devices of their own")
+    if recorded.settings.max_staleness == 0:
+        notes.append("the run took turns; what engine and learner take from each other when both work, as on shared cores, it cannot tell")
+    if config.run.save_every:
+        notes.append("checkpoints: their time is in the measured steps and not in the predictions")
+    return notes

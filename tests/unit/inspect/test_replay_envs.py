@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from agentrl.assets import tiny_model_path
-from agentrl.cli.replay import open_replayer
 from agentrl.config.load import from_mapping, to_json
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.protocols import GenerationRequest
@@ -19,7 +18,7 @@ from agentrl.core.types import Ticket
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.inspect.directory import RunDirectory
-from agentrl.inspect.replay import Verdict
+from agentrl.inspect.replay import Verdict, open_replayer
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import open_tasks
