@@ -16,6 +16,7 @@ from rich.text import Text
 
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.errors import StorageError
+from agentrl.env.given import PREFIX
 from agentrl.track.jsonl import encode
 from agentrl.track.text import count, duration, mean, number, percent, sparkline
 
@@ -278,6 +279,9 @@ def _next_commands(summary: Mapping[str, Any], agent: str) -> list[str]:
         commands.append(shlex.join([_program("tensorboard"), "--logdir", paths["tensorboard"]]))
     if "trajectories" in paths:
         commands.append(shlex.join([_program("agentrl"), "inspect", str(summary["run_dir"])]))
+    if agent.startswith(PREFIX):  # no command can load it
+        name, model = agent.removeprefix(PREFIX), paths.get("model")
+        return [*commands, f"agentrl.train({name}, model={model!r})"] if model else commands
     if "model" in paths and "evaluations" in paths:
         commands.append(shlex.join([_program("agentrl"), "eval", "--run", str(summary["run_dir"]), "--baseline", "start"]))
     if "model" in paths and agent:
