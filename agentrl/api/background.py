@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import os
 import signal
@@ -81,7 +82,8 @@ class Background(Generic[T]):
         """Ask for an early end; the second time, and the first if nobody listens, cancel the work."""
         self._interrupts += 1
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._on_interrupt)
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                self._loop.call_soon_threadsafe(self._on_interrupt)
 
     def _on_interrupt(self) -> None:
         if self._task is None:
