@@ -17,8 +17,7 @@ from agentrl.config.plugins import check_files_unchanged
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.env.given import PREFIX
-from agentrl.flow.checkpoint import LEARNER, latest_checkpoint, read_checkpoint
-from agentrl.flow.progress import Progress
+from agentrl.flow.checkpoint import LEARNER, Progress, latest_checkpoint, read_checkpoint
 from agentrl.track.jsonl import encode, read_lines
 
 AUTO = "auto"

@@ -26,8 +26,7 @@ from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
 from agentrl.flow import RunResult, flow_settings, group_filter
 from agentrl.flow import train as run_loops
-from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint
-from agentrl.flow.progress import repeated_tasks
+from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint, repeated_tasks
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.rollout.pool import RolloutPool

@@ -96,7 +96,7 @@ def build_learner_rank(config: TrainConfig, rank: int = 0) -> Any:
 
 def _sender(config: TrainConfig, rank: int) -> WeightSender:
     from agentrl.weights.cuda import IpcSender, NcclSender
-    from agentrl.weights.shm import SharedMemorySender
+    from agentrl.weights.sender import SharedMemorySender
 
     kind = transport(config)
     if kind == "shm":

@@ -1,14 +1,20 @@
-"""The interface of a runtime."""
+"""The interface of a runtime, and the runtime in which everything is in this process: for debuggers, notebooks and tests."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Protocol
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
-from agentrl.cluster.build import Stage
+from agentrl.cluster.build import Stage, build_learner_rank, build_worker, worker_environment
 from agentrl.config.evaluate import PlayConfig
-from agentrl.core.protocols import Learner, RolloutWorker
+from agentrl.config.schema import TrainConfig
+from agentrl.core.protocols import GroupRef, Learner, RolloutWorker, TrainResult, WeightUpdate
 from agentrl.rollout.pool import Supervision
+
+T = TypeVar("T")
 
 
 class Runtime(Protocol):
@@ -45,6 +51,95 @@ class Runtime(Protocol):
         """End everything that was started; safe to call twice and after a failed start."""
 
 
+class LocalRuntime:
+    """One engine and one learner rank in this process; no rank if nothing is trained."""
+
+    def __init__(self, config: PlayConfig, on_stage: Stage) -> None:
+        self._config, self._on_stage = config, on_stage
+        self._worker: RolloutWorker | None = None
+        self._learner: ThreadedLearner | None = None
+
+    @property
+    def workers(self) -> Sequence[RolloutWorker]:
+        """The only worker."""
+        return [self._worker] if self._worker else []
+
+    @property
+    def learner(self) -> Learner:
+        """The only rank."""
+        if self._learner is None:
+            raise RuntimeError("the runtime has not been started, or has no learner")
+        return self._learner
+
+    @property
+    def supervision(self) -> None:
+        """Nothing is replaced in one process."""
+        return
+
+    async def start(self) -> None:
+        """Load the learner, then the engine, which joins the learner's process group of one."""
+        os.environ.update(worker_environment(self._config))
+        if isinstance(self._config, TrainConfig):
+            self._on_stage("loading learner")
+            self._learner = ThreadedLearner(build_learner_rank(self._config))
+            await self._learner.start()
+        self._on_stage("loading engine")
+        self._worker = build_worker(self._config, 0)
+        await self._worker.start()
+
+    def diagnose(self) -> Mapping[str, Awaitable[str]]:
+        """There is no other process."""
+        return {}
+
+    async def close(self) -> None:
+        """Close both."""
+        worker, learner, self._worker, self._learner = self._worker, self._learner, None, None
+        if worker is not None:
+            await worker.close()
+        if learner is not None:
+            await learner.close()
+
+
+class ThreadedLearner:
+    """A learner rank on a thread of its own, so that training does not stop the event loop."""
+
+    def __init__(self, rank: Any) -> None:
+        self._rank = rank
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+
+    async def start(self) -> None:
+        """As `Learner.start`."""
+        await self._call(lambda: self._rank.start(0, 1, 0))
+
+    async def train(self, step: int, groups: Sequence[GroupRef]) -> TrainResult:
+        """As `Learner.train`."""
+        return await self._call(lambda: self._rank.train(step, *groups))
+
+    async def export_weights(self, version: int) -> WeightUpdate:
+        """As `Learner.export_weights`."""
+        return await self._call(lambda: self._rank.export_weights(version))
+
+    async def save_model(self, path: str) -> None:
+        """As `Learner.save_model`."""
+        await self._call(lambda: self._rank.save_model(path))
+
+    async def save_checkpoint(self, path: str, step: int) -> None:
+        """As `Learner.save_checkpoint`."""
+        await self._call(lambda: self._rank.save_checkpoint(path, step))
+
+    async def load_checkpoint(self, path: str) -> int:
+        """As `Learner.load_checkpoint`."""
+        return await self._call(lambda: int(self._rank.load_checkpoint(path)))
+
+    async def close(self) -> None:
+        """As `Learner.close`."""
+        await self._call(self._rank.close)
+        self._thread.shutdown(wait=False)
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
 def make_runtime(config: PlayConfig, on_stage: Stage) -> Runtime:
     """The runtime that ``--runtime`` names; nothing is started yet.
 
@@ -53,8 +148,6 @@ def make_runtime(config: PlayConfig, on_stage: Stage) -> Runtime:
         on_stage: Told what start-up is doing, for the display.
     """
     if config.run.runtime == "local":
-        from agentrl.cluster.local_runtime import LocalRuntime
-
         return LocalRuntime(config, on_stage)
     from agentrl.cluster.ray_runtime import RayRuntime
 

@@ -22,29 +22,17 @@ def endless(request: GenerationRequest) -> Sequence[int]:
 
 @dataclass(slots=True)
 class ScriptedEngine:
-    """Implements `agentrl.core.protocols.Engine`.
+    """Implements `agentrl.core.protocols.Engine`."""
 
-    Attributes:
-        answer: Token ids for a request, cut to its `max_tokens`, or the error that the request ends with.
-        delay: Seconds that a request takes.
-        max_model_len: Context length in tokens.
-        end_token_ids: Tokens that end a turn.
-        version: Stamped on every token; set by `load_weights`.
-        reported: The version that `load_weights` reports for an update's.
-        fault: Why it can no longer be used, as in `EngineStats`.
-        requests: Every request seen, in order.
-        updates: Every weight update seen, in order.
-    """
-
-    answer: Answer = endless
-    delay: Delay = lambda request: 0.0
+    answer: Answer = endless  # token ids for a request, cut to its `max_tokens`, or the error that the request ends with
+    delay: Delay = lambda request: 0.0  # seconds that a request takes
     max_model_len: int = 256
-    end_token_ids: tuple[int, ...] = (1,)
-    version: int = 0
-    reported: Callable[[int], int] = lambda version: version
-    fault: str = ""
-    requests: list[GenerationRequest] = field(default_factory=list)
-    updates: list[WeightUpdate] = field(default_factory=list)
+    end_token_ids: tuple[int, ...] = (1,)  # tokens that end a turn
+    version: int = 0  # stamped on every token; set by `load_weights`
+    reported: Callable[[int], int] = lambda version: version  # the version that `load_weights` reports for an update's
+    fault: str = ""  # why it can no longer be used, as in `EngineStats`
+    requests: list[GenerationRequest] = field(default_factory=list)  # every request seen, in order
+    updates: list[WeightUpdate] = field(default_factory=list)  # every weight update seen, in order
     _tokens: int = 0
     _busy_s: float = 0.0
     _running: int = 0

@@ -102,23 +102,14 @@ CPU_CONTEXT_LIMIT = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Settings of one engine.
+    """Settings of one engine."""
 
-    Attributes:
-        model: Section of the model, with the bundled one already filled in.
-        engine: Section of the engines.
-        device: Kind of device the engine runs on.
-        seed: Seed for requests that carry none.
-        index: Place of this engine among all engines, from 0; its ranks in an NCCL group follow from it.
-        stop_strings: Load the tokenizer, so that requests may carry stop strings, as environments do at any turn.
-    """
-
-    model: ModelConfig
+    model: ModelConfig  # with the bundled one already filled in
     engine: EngineConfig
     device: Device = "cpu"
-    seed: int = 0
-    index: int = 0
-    stop_strings: bool = True
+    seed: int = 0  # of requests that carry none
+    index: int = 0  # place of this engine among all engines, from 0; its ranks in an NCCL group follow from it
+    stop_strings: bool = True  # load the tokenizer, so that requests may carry stop strings, as environments do at any turn
 
     def __post_init__(self) -> None:
         gpus = self.engine.tensor_parallel_size

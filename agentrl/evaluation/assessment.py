@@ -21,21 +21,13 @@ MAX_CAUSES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeOutcome:
-    """An episode that ended properly.
-
-    Attributes:
-        reward: Its total.
-        score: Success in 0..1; `None` if the environment gave none.
-        tokens: Tokens sampled.
-        turns: Turns of the model.
-        truncated: Whether a budget ended it.
-    """
+    """An episode that ended properly."""
 
     reward: float
-    score: float | None
-    tokens: int
-    turns: int
-    truncated: bool
+    score: float | None  # success in 0..1; `None` if the environment gave none
+    tokens: int  # sampled
+    turns: int  # of the model
+    truncated: bool  # whether a budget ended it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,33 +67,19 @@ class TaskOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """One model on a set of tasks.
+    """One model on a set of tasks."""
 
-    Attributes:
-        tasks: Tasks with at least one episode that ended properly.
-        episodes: Episodes that ended properly.
-        failed_tasks: Names of the tasks of which no episode did; they are in no mean.
-        failed_episodes: Episodes that failed, in all tasks.
-        causes: The most frequent causes and how often each was seen.
-        overall: ``reward``, ``score``, ``pass@1``, ... over all tasks.
-        by_kind: The same for each kind of task; empty if there is one kind only.
-        by_agent: The same for each agent, if there are several.
-        tokens: Sampled tokens per episode.
-        turns: Turns per episode.
-        truncated: Share of episodes that a budget ended.
-    """
-
-    tasks: int
-    episodes: int
-    failed_tasks: tuple[str, ...]
-    failed_episodes: int
-    causes: Mapping[str, int]
-    overall: Mapping[str, Estimate]
-    by_kind: Mapping[str, Mapping[str, Estimate]]
-    by_agent: Mapping[str, Mapping[str, Estimate]]
-    tokens: float
-    turns: float
-    truncated: float
+    tasks: int  # tasks with at least one episode that ended properly
+    episodes: int  # episodes that ended properly
+    failed_tasks: tuple[str, ...]  # names of the tasks of which no episode did; they are in no mean
+    failed_episodes: int  # episodes that failed, in all tasks
+    causes: Mapping[str, int]  # the most frequent causes and how often each was seen
+    overall: Mapping[str, Estimate]  # ``reward``, ``score``, ``pass@1``, ... over all tasks
+    by_kind: Mapping[str, Mapping[str, Estimate]]  # the same for each kind of task; empty if there is one kind only
+    by_agent: Mapping[str, Mapping[str, Estimate]]  # the same for each agent, if there are several
+    tokens: float  # sampled tokens per episode
+    turns: float  # turns per episode
+    truncated: float  # share of episodes that a budget ended
 
     def metrics(self) -> dict[str, float]:
         """Every figure under a flat name, such as ``reward``, ``reward_low``, ``reward/hard``; what is not known is left out."""
@@ -182,21 +160,13 @@ def _mean(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Difference between two models in one figure, over the tasks that both played.
+    """Difference between two models in one figure, over the tasks that both played."""
 
-    Attributes:
-        baseline: Mean of the other model.
-        model: Mean of the model.
-        difference: Mean of the tasks' differences, with its interval.
-        better: Share of tasks in which the model does better.
-        worse: Share in which it does worse.
-    """
-
-    baseline: float
-    model: float
-    difference: Estimate
-    better: float
-    worse: float
+    baseline: float  # mean of the other model
+    model: float  # mean of the model
+    difference: Estimate  # mean of the tasks' differences, with its interval
+    better: float  # share of tasks in which the model does better
+    worse: float  # share in which it does worse
 
     @property
     def clear(self) -> bool:
@@ -207,21 +177,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two models on the same tasks.
+    """Two models on the same tasks."""
 
-    Attributes:
-        tasks: Tasks that both have.
-        unpaired: Tasks that only one of them has, because all episodes of the other failed.
-        overall: Difference by figure.
-        by_kind: The same for each kind of task; empty if there is one kind only.
-        by_agent: The same for each agent, if there are several.
-    """
-
-    tasks: int
-    unpaired: int
-    overall: Mapping[str, Difference]
-    by_kind: Mapping[str, Mapping[str, Difference]]
-    by_agent: Mapping[str, Mapping[str, Difference]]
+    tasks: int  # tasks that both have
+    unpaired: int  # tasks that only one of them has, because all episodes of the other failed
+    overall: Mapping[str, Difference]  # difference by figure
+    by_kind: Mapping[str, Mapping[str, Difference]]  # the same for each kind of task; empty if there is one kind only
+    by_agent: Mapping[str, Mapping[str, Difference]]  # the same for each agent, if there are several
 
     def to_json(self) -> dict[str, Any]:
         """In JSON's own types."""

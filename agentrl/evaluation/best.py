@@ -26,16 +26,10 @@ FOLDER, FACTS = "best", "best.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best evaluation of a run.
+    """The best evaluation of a run."""
 
-    Attributes:
-        step: Steps after which it was measured, which is the version of its weights.
-        metric: Name of the metric, as in ``metrics.jsonl``.
-        value: Its value.
-    """
-
-    step: int
-    metric: str
+    step: int  # steps after which it was measured, which is the version of its weights
+    metric: str  # as in ``metrics.jsonl``
     value: float
 
 

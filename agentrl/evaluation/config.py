@@ -26,15 +26,10 @@ SAME_HERE = {"--n-samples-per-prompt": "--eval-samples", "--temperature": "--eva
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A checked call of ``agentrl eval``.
-
-    Attributes:
-        config: The settings.
-        baseline: The model to compare with, "" being the bundled one; `None` if there is none.
-    """
+    """A checked call of ``agentrl eval``."""
 
     config: EvaluateConfig
-    baseline: str | None
+    baseline: str | None  # the model to compare with, "" being the bundled one; `None` if there is none
 
     def with_model(self, model: str) -> EvaluateConfig:
         """Return the settings for another model."""

@@ -41,19 +41,12 @@ OnGroup = Callable[[GroupSummary, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSettings:
-    """Sections of the configuration that an evaluation reads, and what follows from them.
+    """Sections of the configuration that an evaluation reads, and what follows from them."""
 
-    Attributes:
-        run: Section with the seed, which makes every evaluation draw the same numbers, and the stall time-out.
-        eval: Section of the figures.
-        engine: Section of the engines.
-        num_recorded: Episodes per task to render as JSON records.
-    """
-
-    run: RunConfig | MeasureConfig
+    run: RunConfig | MeasureConfig  # section with the seed, which makes every evaluation draw the same numbers, and the stall time-out
     eval: EvalConfig
     engine: EngineConfig
-    num_recorded: int = 0
+    num_recorded: int = 0  # episodes per task to render as JSON records
 
     @property
     def max_concurrent_tasks(self) -> int:

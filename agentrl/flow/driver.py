@@ -14,10 +14,9 @@ from agentrl.algo.filters import GroupFilter, keep_all
 from agentrl.core.errors import LedgerError, NothingToTrainError, TooManyFailuresError
 from agentrl.core.protocols import Learner
 from agentrl.core.types import Task, Ticket
-from agentrl.flow.checkpoint import Checkpoints
+from agentrl.flow.checkpoint import Checkpoints, Progress
 from agentrl.flow.ledger import LedgerCounts
 from agentrl.flow.loops import admit, collect, publish, run_attempt, train_steps
-from agentrl.flow.progress import Progress
 from agentrl.flow.settings import FlowSettings
 from agentrl.flow.stall import StallReport, watch_for_stall
 from agentrl.flow.state import AfterStep, Observer, RunState, StopRequest, stop_when_asked
@@ -28,23 +27,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """The end of a run.
+    """The end of a run."""
 
-    Attributes:
-        steps: Optimizer steps done, which is the version of the weights now live.
-        seconds: Wall time of the whole run.
-        counts: The ledger; nothing is in flight.
-        ended: Why it ended, for people, with the size of the last step where that was smaller.
-        stopped: Whether it was asked to end early; groups may then be in flight, to be run again on resumption.
-        stop_reason: Why a callback asked for the end; empty otherwise.
-    """
-
-    steps: int
-    seconds: float
-    counts: LedgerCounts
-    ended: str
-    stopped: bool = False
-    stop_reason: str = ""
+    steps: int  # optimizer steps done, which is the version of the weights now live
+    seconds: float  # of the whole run
+    counts: LedgerCounts  # the ledger; nothing is in flight
+    ended: str  # why it ended, for people, with the size of the last step where that was smaller
+    stopped: bool = False  # whether it was asked to end early; groups may then be in flight, to be run again on resumption
+    stop_reason: str = ""  # why a callback asked for the end; empty otherwise
 
 
 async def train(

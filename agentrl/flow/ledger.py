@@ -13,21 +13,13 @@ from agentrl.flow.settings import FlowSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerCounts:
-    """A reading of the ledger.
+    """A reading of the ledger."""
 
-    Attributes:
-        submitted: Groups admitted since the start.
-        trained: Groups that an optimizer step has used.
-        filtered: Reason -> groups rejected by the filter.
-        dropped: Reason -> groups given up.
-        in_flight: Groups admitted and not yet in one of the other states.
-    """
-
-    submitted: int
-    trained: int
-    filtered: Mapping[str, int]
-    dropped: Mapping[str, int]
-    in_flight: int
+    submitted: int  # groups admitted since the start
+    trained: int  # groups that an optimizer step has used
+    filtered: Mapping[str, int]  # reason -> groups rejected by the filter
+    dropped: Mapping[str, int]  # reason -> groups given up
+    in_flight: int  # groups admitted and not yet in one of the other states
 
     @property
     def pass_rate(self) -> float | None:

@@ -19,31 +19,18 @@ FAILURES = tuple(status for status in Status if status.failed)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """One optimizer step whose weights are to be published.
+    """One optimizer step whose weights are to be published."""
 
-    Attributes:
-        version: Steps done, which is the version of the new weights.
-        groups: What was trained on, oldest first.
-        spare: Ids of the groups that were started for the step and given up.
-        result: The learner's report.
-        update: How engines get the weights.
-        interval_s: Time from the end of the previous step to the end of this one.
-        learner_s: Time from handing the groups to the learner until it answered.
-        export_s: Time to make the weights available.
-        queue_depth: Accepted groups left behind when these were taken.
-        taken_s: Clock reading when they were taken.
-    """
-
-    version: int
-    groups: Sequence[Accepted]
-    spare: Sequence[int]
-    result: TrainResult
-    update: WeightUpdate
-    interval_s: float
-    learner_s: float
-    export_s: float
-    queue_depth: int
-    taken_s: float
+    version: int  # steps done, which is the version of the new weights
+    groups: Sequence[Accepted]  # what was trained on, oldest first
+    spare: Sequence[int]  # ids of the groups that were started for the step and given up
+    result: TrainResult  # the learner's report
+    update: WeightUpdate  # how engines get the weights
+    interval_s: float  # time from the end of the previous step to the end of this one
+    learner_s: float  # time from handing the groups to the learner until it answered
+    export_s: float  # time to make the weights available
+    queue_depth: int  # accepted groups left behind when these were taken
+    taken_s: float  # clock reading when they were taken
 
 
 @dataclass(slots=True)

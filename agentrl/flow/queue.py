@@ -100,32 +100,20 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A group that may be trained on.
+    """A group that may be trained on."""
 
-    Attributes:
-        ticket: As admitted.
-        ref: The group, or the cluster's reference to it.
-        summary: What the driver knows of it.
-        accepted_s: Clock reading when it entered the queue.
-    """
-
-    ticket: Ticket
-    ref: GroupRef
-    summary: GroupSummary
-    accepted_s: float
+    ticket: Ticket  # as admitted
+    ref: GroupRef  # the group, or the cluster's reference to it
+    summary: GroupSummary  # what the driver knows of it
+    accepted_s: float  # clock reading when it entered the queue
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Groups that one step removes from the line.
+    """Groups that one step removes from the line."""
 
-    Attributes:
-        groups: To be trained on, oldest first; empty when nothing is left.
-        spare: Ids of the groups that were started in case and are not needed.
-    """
-
-    groups: list[Accepted]
-    spare: list[int]
+    groups: list[Accepted]  # to be trained on, oldest first; empty when nothing is left
+    spare: list[int]  # ids of the groups that were started as spares and are not needed
 
 
 _ABSENT = object()

@@ -14,10 +14,9 @@ from agentrl.core.callbacks import Event
 from agentrl.core.protocols import GroupRef, Learner
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
-from agentrl.flow.checkpoint import Checkpoints
+from agentrl.flow.checkpoint import Admissions, Checkpoints, Progress
 from agentrl.flow.ledger import Health, Ledger
 from agentrl.flow.metrics import Meter, Trained
-from agentrl.flow.progress import Admissions, Progress
 from agentrl.flow.queue import GroupQueue, Slots
 from agentrl.flow.settings import FlowSettings
 from agentrl.flow.stall import WaitTracker
@@ -49,17 +48,11 @@ class AwaitableCounter:
 
 @dataclass(frozen=True, slots=True)
 class SafePoint:
-    """The moment between two steps at which a hook runs: while it runs, the learner holds the weights of `step` and does not train.
+    """The moment between two steps at which a hook runs: while it runs, the learner holds the weights of `step` and does not train."""
 
-    Attributes:
-        step: Steps done.
-        until_live: Waits until these weights are those of every worker; they stay so until the hook returns.
-        progress: To be called now and then by a hook that takes long, so that the run is not thought to hang.
-    """
-
-    step: int
-    until_live: Callable[[], Awaitable[None]]
-    progress: Callable[[], None]
+    step: int  # steps done
+    until_live: Callable[[], Awaitable[None]]  # waits until these weights are those of every worker; they stay so until the hook returns
+    progress: Callable[[], None]  # to be called now and then by a hook that takes long, so that the run is not thought to hang
 
 
 AfterStep: TypeAlias = Callable[[SafePoint], Awaitable[Mapping[str, float] | None]]

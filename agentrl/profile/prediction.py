@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from agentrl.config.sections import changed
 from agentrl.profile.recorded import Recorded
 from agentrl.profile.simulated_engine import DrawGroup, EpisodeShape
-from agentrl.profile.simulated_learner import LearnerModel
-from agentrl.profile.simulation import Plan, Simulated, none, simulate
+from agentrl.profile.simulation import LearnerModel, Plan, Simulated, none, simulate
 
 STALENESS = (0, 1, 2, 4, 8)
 MIN_GAIN = 0.1
@@ -23,50 +22,29 @@ SIMULATED_GROUPS = 1200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A simulated variant of the run.
-
-    Attributes:
-        num_engines: Engines.
-        num_learners: Learner ranks.
-        max_staleness: Staleness bound, which is the depth of the queue in steps.
-        groups_per_step: Groups of a step.
-        spare_groups: Groups started beyond them.
-        step_s: Seconds per step.
-        episodes_per_s: Episodes trained on per second.
-        staleness_mean: Of a group's oldest token when it is trained on, in steps.
-        staleness_max: The same, at most.
-        idle_generator: Share of the time in which an engine has nothing to do, or is paused.
-        idle_learner: Share of the time in which the learner does not train.
-    """
+    """A simulated variant of the run."""
 
     num_engines: int
     num_learners: int
-    max_staleness: int
+    max_staleness: int  # staleness bound, which is the depth of the queue in steps
     groups_per_step: int
-    spare_groups: int
+    spare_groups: int  # groups started beyond those of a step
     step_s: float
-    episodes_per_s: float
-    staleness_mean: float
-    staleness_max: float
-    idle_generator: float
-    idle_learner: float
+    episodes_per_s: float  # episodes trained on per second
+    staleness_mean: float  # staleness of a group's oldest token when it is trained on, in steps
+    staleness_max: float  # its maximum
+    idle_generator: float  # share of the time in which an engine has nothing to do, or is paused
+    idle_learner: float  # share of the time in which the learner does not train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Upper bound of the gain from overlap, for the run's own sizes.
+    """Upper bound of the gain from overlap, for the run's own sizes."""
 
-    Attributes:
-        generate_s: Seconds to generate a step's groups when nothing else happens, until the slowest ends.
-        train_s: Seconds to train on them, handing over included.
-        publish_s: Seconds to export and publish.
-        pipelined_s: Seconds per step of engines that never wait for the learner, so that slow groups overlap with later ones.
-    """
-
-    generate_s: float
-    train_s: float
-    publish_s: float
-    pipelined_s: float
+    generate_s: float  # seconds to generate a step's groups when nothing else happens, until the slowest ends
+    train_s: float  # seconds to train on them, handing over included
+    publish_s: float  # seconds to export and publish
+    pipelined_s: float  # seconds per step of engines that never wait for the learner, so that slow groups overlap with later ones
 
     @property
     def synchronous_s(self) -> float:
@@ -86,17 +64,11 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that costs time.
+    """Something that costs time."""
 
-    Attributes:
-        name: What it is, for people.
-        step_s: Seconds per step without it.
-        gain: How much faster steps would follow each other, as a share.
-    """
-
-    name: str
-    step_s: float
-    gain: float
+    name: str  # text for people
+    step_s: float  # seconds per step without it
+    gain: float  # how much faster steps would follow each other, as a share
 
 
 def predict(

@@ -14,8 +14,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.types import Status
 from agentrl.flow.settings import FlowSettings
 from agentrl.profile.simulated_engine import DrawGroup, EngineModel, EpisodeShape
-from agentrl.profile.simulated_learner import LearnerModel
-from agentrl.profile.simulation import Plan, samples, simulate
+from agentrl.profile.simulation import LearnerModel, Plan, samples, simulate
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -32,54 +31,31 @@ ASSUMED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedEpisode:
-    """One recorded episode.
+    """One recorded episode."""
 
-    Attributes:
-        group: Its group and attempt.
-        version: Weights that were live when its group was admitted.
-        shape: What it asked for.
-        generate_s: Seconds in the engine.
-        total_s: Seconds in all.
-        started_s: When it began, on the clock of the recordings; `None` if that was not recorded.
-    """
-
-    group: tuple[int, int]
-    version: int
-    shape: EpisodeShape
-    generate_s: float
-    total_s: float
-    started_s: float | None
+    group: tuple[int, int]  # its group and attempt
+    version: int  # weights that were live when its group was admitted
+    shape: EpisodeShape  # requests of the episode
+    generate_s: float  # seconds in the engine
+    total_s: float  # seconds in all
+    started_s: float | None  # when it began, on the clock of the recordings; `None` if that was not recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A run's times.
-
-    Attributes:
-        settings: Of its flow.
-        num_engines: Its engines.
-        num_learners: Its learner ranks.
-        rows: Metrics of the steps that tell of its pace: without the first, which fill the line, and those after an evaluation.
-        episodes: Recorded episodes that ended well.
-        engine: How fast an engine is.
-        learner: How fast the learner is.
-        draw: Draws groups like those recorded.
-        pass_rate: Share of the groups that were kept.
-        failure_rate: Share of the episodes that failed.
-        notes: What is missing or was assumed, for people.
-    """
+    """A run's times."""
 
     settings: FlowSettings
     num_engines: int
     num_learners: int
-    rows: Sequence[Row]
-    episodes: Sequence[RecordedEpisode]
+    rows: Sequence[Row]  # metrics of the steps that tell of its pace: without the first, which fill the line, and those after an evaluation
+    episodes: Sequence[RecordedEpisode]  # recorded episodes that ended well
     engine: EngineModel
     learner: LearnerModel
-    draw: DrawGroup
-    pass_rate: float
-    failure_rate: float
-    notes: Sequence[str] = field(default_factory=tuple)
+    draw: DrawGroup  # draws groups like those recorded
+    pass_rate: float  # share of the groups that were kept
+    failure_rate: float  # share of the episodes that failed
+    notes: Sequence[str] = field(default_factory=tuple)  # what is missing or was assumed, for people
 
     def mean(self, name: str, default: float = 0.0) -> float:
         """Mean of a metric over the steps that have it."""

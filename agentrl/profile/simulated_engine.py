@@ -23,15 +23,10 @@ Seconds: TypeAlias = Callable[[random.Random], float]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeShape:
-    """Requests of one episode.
+    """Requests of one episode."""
 
-    Attributes:
-        reset_s: Seconds before the first turn.
-        turns: Tokens sampled in each turn, and seconds that the environment takes after it.
-    """
-
-    reset_s: float
-    turns: tuple[tuple[float, float], ...]
+    reset_s: float  # seconds before the first turn
+    turns: tuple[tuple[float, float], ...]  # tokens sampled in each turn, and seconds that the environment takes after it
 
     @property
     def num_tokens(self) -> int:

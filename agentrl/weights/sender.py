@@ -1,12 +1,20 @@
-"""Sending of weights from the learner to engines, independent of the transport."""
+"""Sending of weights from the learner to engines: the protocol, and the way through shared memory; vLLM is not needed here."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import weakref
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from safetensors.torch import save_file
 from torch import Tensor
 
+from agentrl.core.errors import WeightSyncError
+from agentrl.core.files import memory_root, owned_directory, remove_abandoned
 from agentrl.core.protocols import WeightUpdate
 
 NamedTensors: TypeAlias = Iterable[tuple[str, Tensor]]
@@ -14,13 +22,9 @@ NamedTensors: TypeAlias = Iterable[tuple[str, Tensor]]
 
 
 class WeightSender(Protocol):
-    """Publishes one version after the other; the next `send` comes only after every engine has loaded the last.
+    """Publishes one version after the other; the next `send` comes only after every engine has loaded the last."""
 
-    Attributes:
-        every_rank: Whether every learner rank calls `send`, or the first alone.
-    """
-
-    every_rank: bool
+    every_rank: bool  # whether every learner rank calls `send`, or the first alone
 
     def send(self, named_tensors: NamedTensors, version: int) -> WeightUpdate:
         """Take a copy of the weights and say how engines get them.
@@ -35,3 +39,77 @@ class WeightSender(Protocol):
 
     def close(self) -> None:
         """Release what is held for engines; safe to call twice."""
+
+
+class SharedMemorySender:
+    """Writes each version as one safetensors file into a directory in shared memory.
+
+    A file appears under its name only when it is complete. The version before it stays until the one after it is sent,
+    for engines that are started again meanwhile. The directory is readable by this user alone, is removed on `close` or
+    at exit, and one that a killed process left behind is removed by the next sender.
+
+    Args:
+        root: Where the directory is made; shared memory if there is any, else the directory for temporary files.
+    """
+
+    every_rank = False
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root or memory_root()
+        self._directory: Path | None = None
+        self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
+
+    def send(self, named_tensors: NamedTensors, version: int) -> WeightUpdate:
+        """Write the weights.
+
+        Args:
+            named_tensors: Checkpoint names and tensors.
+            version: The version these weights are.
+
+        Raises:
+            WeightSyncError: If there is no space for them.
+        """
+        tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
+        directory = self._prepared()
+        files = sorted(directory.glob("*.safetensors"))
+        for old in files[:-1]:
+            old.unlink()
+        target = directory / f"{version:012d}.safetensors"
+        _write(tensors, target)
+        return WeightUpdate(version=version, transport="shm", payload={"update": {"path": str(target)}})
+
+    def close(self) -> None:
+        """Remove the directory."""
+        if self._finalizer is not None:
+            self._finalizer()
+        self._directory = None
+
+    def _prepared(self) -> Path:
+        if self._directory is None:
+            remove_abandoned(self._root)
+            self._directory, lock = owned_directory(self._root)
+            self._finalizer = weakref.finalize(self, _remove, self._directory, lock)
+        return self._directory
+
+
+def _write(tensors: dict[str, Tensor], target: Path) -> None:
+    temporary = target.with_suffix(".tmp")
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    free = shutil.disk_usage(target.parent).free
+    if size > free:
+        raise WeightSyncError(
+            f"weights of {size / 2**20:.0f} MiB do not fit into {target.parent} ({free / 2**20:.0f} MiB free); "
+            "make shared memory larger (docker run --shm-size)"
+        )
+    try:
+        save_file(tensors, temporary)
+        temporary.rename(target)
+    except Exception as error:
+        temporary.unlink(missing_ok=True)
+        raise WeightSyncError(f"weights cannot be written to {target}: {error}") from error
+
+
+def _remove(directory: Path, lock: int) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.close(lock)

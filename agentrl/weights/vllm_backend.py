@@ -126,13 +126,9 @@ class SharedMemoryInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class SharedMemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """One complete set of weights.
+    """One complete set of weights."""
 
-    Attributes:
-        path: A safetensors file with the checkpoint's parameter names.
-    """
-
-    path: str
+    path: str  # a safetensors file with the checkpoint's parameter names
 
 
 class SharedMemoryTransfer(WeightTransferEngine[SharedMemoryInit, SharedMemoryUpdate]):  # type: ignore[misc]

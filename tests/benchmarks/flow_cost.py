@@ -13,8 +13,7 @@ from agentrl.core.process import collect_rarely
 from agentrl.core.summaries import MemberSummary
 from agentrl.core.types import Ticket
 from agentrl.profile.simulated_engine import EngineModel
-from agentrl.profile.simulated_learner import LearnerModel
-from agentrl.profile.simulation import Plan, constant, episodes_of, lognormal, simulate
+from agentrl.profile.simulation import LearnerModel, Plan, constant, episodes_of, lognormal, simulate
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, flow_of, member
 
 

@@ -29,10 +29,10 @@ from agentrl.config.sections import changed
 from agentrl.core.protocols import EngineStats, GenerationRequest, Learner, WeightUpdate
 from agentrl.core.types import Generation
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.engine.usage import UsageMeter
+from agentrl.engine.vllm_engine import UsageMeter
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.flow import FlowSettings, flow_settings, train
-from agentrl.flow.progress import Progress
+from agentrl.flow.checkpoint import Progress
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.tasks import open_tasks

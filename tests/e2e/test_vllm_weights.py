@@ -16,7 +16,7 @@ from agentrl.core.errors import EngineDeadError, WeightSyncError
 from agentrl.core.protocols import WeightUpdate
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.weights.cuda import NcclSender, _source
-from agentrl.weights.shm import SharedMemorySender
+from agentrl.weights.sender import SharedMemorySender
 from tests.e2e.vllm_support import prompt, random_llama, reference, request, saved, settings
 
 pytestmark = pytest.mark.anyio
@@ -137,7 +137,7 @@ from agentrl.engine.settings import prepare_environment
 prepare_environment("cpu")
 from agentrl.engine import launch
 from agentrl.engine.vllm_engine import VllmEngine
-from agentrl.weights.shm import SharedMemorySender
+from agentrl.weights.sender import SharedMemorySender
 from tests.e2e.vllm_support import prompt, random_llama, reference, request, settings
 
 launch.in_process_llm = lambda build: build()

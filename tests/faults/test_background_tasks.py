@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from agentrl.flow import RunResult, train
-from agentrl.flow.progress import Progress
+from agentrl.flow.checkpoint import Progress
 from agentrl.flow.state import SafePoint
 from agentrl.rollout.pool import RolloutPool, Supervision
 from tests.faults.report import Saw

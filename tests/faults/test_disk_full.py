@@ -31,7 +31,7 @@ import asyncio, os, sys
 from pathlib import Path
 from agentrl.core.errors import CheckpointError
 from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint, read_checkpoint
-from agentrl.flow.progress import Progress
+from agentrl.flow.checkpoint import Progress
 
 class Learner:
     async def save_checkpoint(self, path, step):

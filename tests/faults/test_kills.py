@@ -152,7 +152,7 @@ SAVER = """
 import asyncio, sys
 from pathlib import Path
 from agentrl.flow.checkpoint import Checkpoints
-from agentrl.flow.progress import Progress
+from agentrl.flow.checkpoint import Progress
 
 class Learner:
     async def save_checkpoint(self, path, step):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agentrl.core.types import Task, Ticket
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, train
-from agentrl.flow.progress import Progress, repeated_tasks
+from agentrl.flow.checkpoint import Progress, repeated_tasks
 from agentrl.flow.state import StopRequest
 from agentrl.rollout.pool import RolloutPool
 from tests.property.test_flow_staleness import Script, bounded, scripts

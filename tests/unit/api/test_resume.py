@@ -12,8 +12,7 @@ from agentrl.config.plugins import resolve_plugins
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.plugins import copy_plugins
-from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint
-from agentrl.flow.progress import Progress
+from agentrl.flow.checkpoint import Checkpoints, Progress, latest_checkpoint
 from tests.unit.flow.fakes import ScriptedLearner
 
 pytestmark = pytest.mark.anyio

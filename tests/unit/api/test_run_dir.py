@@ -10,7 +10,7 @@ import pytest
 from agentrl.api.resume import rewind_records, with_directory
 from agentrl.config.load import from_mapping
 from agentrl.core.errors import ConfigError
-from agentrl.flow.progress import Progress
+from agentrl.flow.checkpoint import Progress
 
 
 def test_a_run_that_ended_before_its_first_step_may_be_started_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from agentrl.cluster import build
 from agentrl.config.schema import EngineConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
 from agentrl.weights.cuda import IpcSender, NcclSender
-from agentrl.weights.shm import SharedMemorySender
+from agentrl.weights.sender import SharedMemorySender
 
 CONFIG = TrainConfig(
     run=RunConfig(agent="envs/arithmetic.py", seed=3), rollout=RolloutConfig(stop=("x",)), engine=EngineConfig(num_engines=2)

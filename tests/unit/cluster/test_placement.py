@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from agentrl.cluster.placement import plan
+from agentrl.cluster.ray_runtime import plan
 from agentrl.config.schema import EngineConfig, LearnerConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 

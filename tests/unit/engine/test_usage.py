@@ -1,4 +1,4 @@
-from agentrl.engine.usage import UsageMeter
+from agentrl.engine.vllm_engine import UsageMeter
 
 
 class Clock:

@@ -14,8 +14,7 @@ from agentrl.config.schema import RunConfig, TrackConfig, TrainConfig
 from agentrl.core.callbacks import Callback, CheckpointWritten, GroupJudged, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, TooManyFailuresError
 from agentrl.flow import RunResult, train
-from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint, read_checkpoint
-from agentrl.flow.progress import Progress
+from agentrl.flow.checkpoint import Checkpoints, Progress, latest_checkpoint, read_checkpoint
 from agentrl.flow.state import StopRequest
 from agentrl.profile.simulation import run_virtual
 from agentrl.rollout.pool import RolloutPool

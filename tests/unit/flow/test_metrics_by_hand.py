@@ -16,8 +16,7 @@ import pytest
 from agentrl.core.types import Ticket
 from agentrl.flow import train
 from agentrl.profile.simulated_engine import EngineModel, EpisodeShape, SimulatedWorker, World
-from agentrl.profile.simulated_learner import LearnerModel, SimulatedLearner
-from agentrl.profile.simulation import constant, run_virtual
+from agentrl.profile.simulation import LearnerModel, SimulatedLearner, constant, run_virtual
 from agentrl.rollout.pool import RolloutPool
 from tests.unit.flow.fakes import Recorder, endless_tasks, flow_of
 

@@ -14,8 +14,7 @@ import anyio
 import pytest
 
 from agentrl.flow import train
-from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint
-from agentrl.flow.progress import Progress
+from agentrl.flow.checkpoint import Checkpoints, Progress, latest_checkpoint
 from agentrl.profile.simulation import run_virtual
 from agentrl.rollout.pool import RolloutPool
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of

@@ -8,8 +8,7 @@ from typing import Any
 from agentrl.core.types import Task, Ticket
 from agentrl.profile.recorded import Recorded, read_recorded
 from agentrl.profile.simulated_engine import EngineModel, World
-from agentrl.profile.simulated_learner import LearnerModel
-from agentrl.profile.simulation import Plan, Simulated, constant, episodes_of, lognormal, simulate
+from agentrl.profile.simulation import LearnerModel, Plan, Simulated, constant, episodes_of, lognormal, simulate
 from tests.unit.flow.fakes import flow_of
 
 ENGINE = EngineModel(token_s=0.010, token_s_per_sequence=0.0005, pause_s=constant(0.1), load_s=constant(0.05))

@@ -6,8 +6,7 @@ import pytest
 
 from agentrl.profile.prediction import Prediction, bound_of, causes_of, predict, recommended, splits_of, staleness_predictions
 from agentrl.profile.simulated_engine import EngineModel
-from agentrl.profile.simulated_learner import LearnerModel
-from agentrl.profile.simulation import constant, episodes_of, simulate
+from agentrl.profile.simulation import LearnerModel, constant, episodes_of, simulate
 from tests.unit.profile.recordings import plan, recorded_run
 
 STEADY = episodes_of(tokens=constant(40), env_s=constant(0.3), turns=2)

@@ -11,8 +11,7 @@ import pytest
 
 from agentrl.core.errors import ConfigError
 from agentrl.profile.simulated_engine import Decoder, EngineModel
-from agentrl.profile.simulated_learner import LearnerModel
-from agentrl.profile.simulation import Plan, constant, episodes_of, lognormal, run_virtual, samples, simulate
+from agentrl.profile.simulation import LearnerModel, Plan, constant, episodes_of, lognormal, run_virtual, samples, simulate
 from tests.benchmarks.flow_cost import cost
 from tests.unit.flow.fakes import flow_of
 

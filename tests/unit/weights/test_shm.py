@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.core.errors import WeightSyncError
-from agentrl.weights.shm import SharedMemorySender
+from agentrl.weights.sender import SharedMemorySender
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_nothing_is_left_after_close(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_is_removed_and_what_a_live_one_uses_is_not(tmp_path: Path, sender: SharedMemorySender) -> None:
     code = (
-        "import os, sys, pathlib, torch; from agentrl.weights.shm import SharedMemorySender;"
+        "import os, sys, pathlib, torch; from agentrl.weights.sender import SharedMemorySender;"
         "s = SharedMemorySender(pathlib.Path(sys.argv[1])); s.send([('a', torch.zeros(2))], 1); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
@@ -96,7 +96,7 @@ def test_a_failed_write_leaves_no_file(sender: SharedMemorySender, tmp_path: Pat
         target.write_bytes(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("agentrl.weights.shm.save_file", half_written)
+    monkeypatch.setattr("agentrl.weights.sender.save_file", half_written)
     with pytest.raises(WeightSyncError, match="No space"):
         sender.send([("a", torch.zeros(2))], 1)
     assert not list(tmp_path.rglob("*.safetensors"))
@@ -104,5 +104,5 @@ def test_a_failed_write_leaves_no_file(sender: SharedMemorySender, tmp_path: Pat
 
 
 def test_the_learner_side_needs_no_vllm() -> None:
-    code = "import sys, agentrl.weights.shm, agentrl.weights.cuda; print('vllm' in sys.modules)"
+    code = "import sys, agentrl.weights.sender, agentrl.weights.cuda; print('vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
