@@ -15,8 +15,9 @@ from typing import Any, get_type_hints
 
 from agentrl.config import schema
 from agentrl.config.help import bare, default_text, field_docs, values
-from agentrl.config.load import ALIASES, flag
+from agentrl.config.load import aliases
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag
 
 DEFAULT_PATH = Path("docs/configuration.md")
 
@@ -64,8 +65,8 @@ def _section(name: str, kind: type[Any], docs: dict[str, str]) -> str:
 
 def _row(item: dataclasses.Field[Any], hint: Any, doc: str) -> str:
     name = flag(item.name)
-    aliases = [alias for alias, targets in ALIASES.items() if name in targets]
-    meaning = _markdown(doc) + (f" Also: {', '.join(f'`{alias}`' for alias in aliases)}." if aliases else "")
+    others = [alias for alias, targets in aliases().items() if name in targets]
+    meaning = _markdown(doc) + (f" Also: {', '.join(f'`{alias}`' for alias in others)}." if others else "")
     cells = (_flag_cell(name, hint), values(hint), default_text(item.default), meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.evaluate import PlayConfig
-from agentrl.config.load import flag, flag_value, to_json
-from agentrl.config.plugins import check_files_unchanged
+from agentrl.config.load import flag_value, to_json
+from agentrl.config.rules import check_files_unchanged
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError
 from agentrl.env.given import PREFIX
 from agentrl.flow.checkpoint import LEARNER, Progress, latest_checkpoint, read_checkpoint

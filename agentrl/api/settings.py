@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.api.resume import AUTO, saved_settings
-from agentrl.config.load import ALIASES, field_error, from_mapping, read_file, suggest
+from agentrl.config.load import aliases, field_error, from_mapping, read_file, suggest
 from agentrl.config.rules import check
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
@@ -133,7 +133,7 @@ def _is_section(default: object, name: str) -> bool:
 
 def _fields(key: str, names: Mapping[str, str]) -> Iterator[str]:
     """The fields that a name stands for."""
-    for flag in ALIASES.get("--" + key.replace("_", "-"), (key,)):
+    for flag in aliases().get("--" + key.replace("_", "-"), (key,)):
         name = flag.removeprefix("--").replace("-", "_").rstrip("_")
         name = names.get(name, name)
         yield "asynchronous" if name == "async" else name

@@ -14,7 +14,7 @@ from agentrl.api.resume import ResumePoint, resume_point, rewind_records
 from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import Runtime, make_runtime
 from agentrl.config.load import to_json
-from agentrl.config.plugins import plugins
+from agentrl.config.rules import plugins
 from agentrl.config.schema import TrainConfig
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.errors import ConfigError, LearnerDeadError
@@ -33,8 +33,7 @@ from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_prompts, context_length, missing_labels, open_tasks
 from agentrl.track.callbacks import CallbackLike, load_callbacks
-from agentrl.track.diagnosis import Sign
-from agentrl.track.tracker import RESTARTING, RunTracker, open_tracker
+from agentrl.track.tracker import RESTARTING, RunTracker, Sign, open_tracker
 
 _log = logging.getLogger(__name__)
 

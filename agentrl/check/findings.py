@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import tyro
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.ranges import Count, CountOrZero, Positive
 from agentrl.config.schema import DataConfig, EngineConfig, RolloutConfig
+from agentrl.config.sections import Count, CountOrZero, Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import tyro
 
-from agentrl.config.ranges import CountOrZero
+from agentrl.config.sections import CountOrZero
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
 from agentrl.inspect.episodes import SORTS, Choice, Pieces, make_table, row_of, show_episode, show_run, show_table

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from agentrl.config.load import TYRO, expand_aliases, validate
-from agentrl.config.ranges import CountOrZero
 from agentrl.config.rules import check
 from agentrl.config.schema import DataConfig, EngineConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
+from agentrl.config.sections import CountOrZero
 from agentrl.core.errors import ConfigError
 from agentrl.track.text import Screen
 

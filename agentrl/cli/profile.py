@@ -7,8 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from agentrl.config.ranges import Count, CountOrZero
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import Count, CountOrZero
 from agentrl.core.errors import ConfigError
 from agentrl.flow import flow_settings
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory

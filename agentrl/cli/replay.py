@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from agentrl.api.background import run_until_signal
-from agentrl.config.ranges import Count
+from agentrl.config.sections import Count
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.directory import Record, RunDirectory
 from agentrl.track.text import Screen

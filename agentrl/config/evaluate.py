@@ -8,7 +8,6 @@ from typing import Literal, TypeAlias
 
 import tyro
 
-from agentrl.config.ranges import CountOrZero, Positive
 from agentrl.config.schema import (
     AlgoConfig,
     DataConfig,
@@ -16,10 +15,10 @@ from agentrl.config.schema import (
     EvalConfig,
     IsolationConfig,
     ModelConfig,
-    Record,
     RolloutConfig,
     TrainConfig,
 )
+from agentrl.config.sections import CountOrZero, Positive, Record
 
 
 @dataclass(frozen=True, kw_only=True)

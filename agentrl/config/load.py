@@ -19,59 +19,22 @@ import tyro
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.config.foreign import answers
 from agentrl.config.help import help_text
 from agentrl.config.rules import check
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError, UnknownFlagError
 
-ALIASES: dict[str, tuple[str, ...]] = {
-    "--agent-func-path": ("--agent",),
-    "--prompt-data": ("--prompts",),
-    "--prompt-data-probs": ("--prompt-probs",),
-    "--eval-dataset": ("--eval-prompts",),
-    "--eval-steps": ("--eval-every",),
-    "--eval-n-samples-per-prompt": ("--eval-samples",),
-    "--pretrain": ("--model",),
-    "--model-name-or-path": ("--model",),
-    "--dataset-name": ("--prompts",),
-    "--output-dir": ("--run-dir",),
-    "--max-steps": ("--num-steps",),
-    "--save-steps": ("--save-every",),
-    "--save-total-limit": ("--keep-checkpoints",),
-    "--max-ckpt-num": ("--keep-checkpoints",),
-    "--num-generations": ("--n-samples-per-prompt",),
-    "--num-iterations": ("--ppo-epochs",),
-    "--max-epochs": ("--ppo-epochs",),
-    "--max-completion-length": ("--max-new-tokens",),
-    "--beta": ("--init-kl-coef",),
-    "--epsilon": ("--eps-clip-low", "--eps-clip-high"),
-    "--epsilon-high": ("--eps-clip-high",),
-    "--entropy-loss-coef": ("--entropy-coef",),
-    "--lr-scheduler-type": ("--lr-schedule",),
-    "--warmup-steps": ("--lr-warmup-steps",),
-    "--train-max-tokens-per-gpu": ("--micro-batch-tokens",),
-    "--vllm-is-correction-type": ("--off-policy",),
-    "--rollout-batch-size": ("--groups-per-step",),
-    "--generate-max-len": ("--max-new-tokens",),
-    "--vllm-num-engines": ("--num-engines",),
-    "--vllm-tensor-parallel-size": ("--tensor-parallel-size",),
-    "--vllm-gpu-memory-utilization": ("--gpu-memory-utilization",),
-    "--actor-num-gpus-per-node": ("--num-learners",),
-    "--actor-learning-rate": ("--learning-rate",),
-    "--l2": ("--weight-decay",),
-    "--max-norm": ("--max-grad-norm",),
-    "--max-tokens-per-gpu": ("--micro-batch-tokens",),
-    "--adam-offload": ("--optimizer-offload",),
-    "--eps-clip": ("--eps-clip-low", "--eps-clip-high"),
-    "--use-tensorboard": ("--tensorboard",),
-    "--async-train": ("--async",),
-    "--async-queue-size": ("--max-staleness",),
-    "--dynamic-filtering-reward-range": ("--dynamic-filtering-range",),
-    "--overlong-buffer-len": ("--overlong-buffer",),
-    "--overlong-penalty-factor": ("--overlong-penalty",),
-    "--stop-properly-penalty-coef": ("--stop-properly-penalty",),
-}
+
+@cache
+def other_systems() -> dict[str, Any]:
+    """Return the tables of names in other systems, ``aliases`` among them."""
+    return tomllib.loads(Path(__file__).with_name("other_systems.toml").read_text(encoding="utf-8"))
+
+
+def aliases() -> dict[str, list[str]]:
+    """Return the names that other systems have for our settings, each with the flag or flags that it stands for."""
+    return other_systems()["aliases"]  # type: ignore[no-any-return]
 
 
 def expand_aliases(args: Sequence[str]) -> list[str]:
@@ -88,7 +51,7 @@ def expand_aliases(args: Sequence[str]) -> list[str]:
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        targets = ALIASES.get(name.replace("_", "-")) if name.startswith("--") else None
+        targets = aliases().get(name.replace("_", "-")) if name.startswith("--") else None
         if targets is None:
             words.append(word)
         elif name.replace("_", "-") == "--use-tensorboard":
@@ -161,9 +124,26 @@ def refuse_unknown(words: Sequence[str], prog: str) -> None:
     Raises:
         UnknownFlagError: If there is such a word.
     """
-    flags = [flag(name) for name in field_homes()]
-    if found := answers(words, {*flags, *(f"--no-{name[2:]}" for name in flags), "--tyro-print-completion", "--tyro-write-completion"}):
+    known = [flag(name) for name in field_homes()]
+    known = sorted([*known, *(f"--no-{name[2:]}" for name in known), "--tyro-print-completion", "--tyro-write-completion"])
+    found = []
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("--") and len(name) > 2 and (name := name.replace("_", "-")) not in known:
+            found.append((name, _answer(name, known)))
+        elif "=" in word and name.lstrip("+") in other_systems()["verl"]:
+            found.append((name, _answer(name.lstrip("+"), known)))
+    if found:
         raise UnknownFlagError(prog, tuple(found))
+
+
+def _answer(name: str, known: Sequence[str]) -> str:
+    """Return one line that says what to write instead of a word that is no flag of ours."""
+    for system in ("OpenRLHF", "TRL", "verl"):
+        if answer := other_systems()[system].get(name):
+            return f"{system}; here: {answer}"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else "unknown; `agentrl train --help all` lists every setting"
 
 
 def flag_value(words: Iterable[str], name: str) -> str | None:
@@ -277,20 +257,8 @@ def _adapter() -> TypeAdapter[TrainConfig]:
 @cache
 def field_homes() -> dict[str, str]:
     """Field name -> section that holds it; names are unique over all sections."""
-    homes: dict[str, str] = {}
-    for section in dataclasses.fields(TrainConfig):
-        for item in dataclasses.fields(_section_type(section.name)):
-            homes[item.name] = section.name
-    return homes
-
-
-def _section_type(name: str) -> type[Any]:
-    return type(getattr(TrainConfig(), name))
-
-
-def flag(name: str) -> str:
-    """The command-line form of a field name."""
-    return "--async" if name == "asynchronous" else "--" + name.replace("_", "-")
+    config = TrainConfig()
+    return {item.name: section.name for section in dataclasses.fields(config) for item in dataclasses.fields(getattr(config, section.name))}
 
 
 def suggest(given: str, known: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import tyro
 from annotated_types import Ge, Gt, Le, Lt
 
-from agentrl.config.ranges import Count, CountOrZero, Fraction, NonNegative, Positive, Temperature, TemperatureOrZero
+from agentrl.config.sections import Count, CountOrZero, Fraction, NonNegative, Positive, Record, Temperature, TemperatureOrZero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,9 +373,6 @@ class EvalConfig:
     keep_best: str = ""
     """Figure by which the best model is kept in ``RUN_DIR/best``: ``eval/score``, ``eval/reward``, ``eval/pass@1``, or one kind's,
     ``eval/score/hard``; higher is better. Empty: none is kept."""
-
-
-Record = Literal["none", "sample", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,30 @@
-"""Helpers for what is made of sections of the schema: the configuration of a command, and the settings of a layer."""
+"""Parts of settings: the ranges that numbers lie in, the flag of a field, and changes to what is made of sections."""
 
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from agentrl.config.schema import Record
+from annotated_types import Ge, Gt, Le
+
+from agentrl.core.types import MAX_TEMPERATURE, MIN_TEMPERATURE
+
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+Temperature = Annotated[float, Ge(MIN_TEMPERATURE), Le(MAX_TEMPERATURE)]
+TemperatureOrZero = Annotated[float, Ge(0), Le(MAX_TEMPERATURE)]
+
+Record = Literal["none", "sample", "all"]
 
 Sections = TypeVar("Sections")
+
+
+def flag(name: str) -> str:
+    """Return the command-line form of a field name."""
+    return "--async" if name == "asynchronous" else "--" + name.replace("_", "-")
 
 
 def changed(config: Sections, **values: Any) -> Sections:

@@ -8,11 +8,11 @@ tokens of a turn. Arrays are read-only NumPy arrays, so that a group pickles fas
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Required, TypeAlias, TypedDict
 
 import numpy as np
@@ -22,8 +22,6 @@ from agentrl.core.errors import BatchError
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-
-EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2
 """vLLM raises colder ones to the first without telling the learner, and refuses a request with a hotter one."""
@@ -295,6 +293,12 @@ class Ticket:
     attempt: int = 0
     record: int = 0
     eval_sampling: EvalSampling | None = None
+
+
+def derive_seed(*parts: int | str) -> int:
+    """Return a seed in [0, 2**63) that depends on every part and on their order, so that a run and a resumed run agree."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def ints(values: Sequence[int] | IntArray) -> IntArray:

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.core.errors import ConfigError, DataError
-from agentrl.core.seeding import derive_seed
-from agentrl.core.types import Task
+from agentrl.core.types import Task, derive_seed
 from agentrl.env.load import AgentSpec
 from agentrl.env.prompts import PromptSet
 

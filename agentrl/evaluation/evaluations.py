@@ -17,9 +17,8 @@ from agentrl.config.schema import EngineConfig, EvalConfig, RunConfig, TrainConf
 from agentrl.core.callbacks import EvaluationEnd
 from agentrl.core.errors import ConfigError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import Learner
-from agentrl.core.seeding import derive_seed
 from agentrl.core.summaries import GroupSummary, MemberSummary
-from agentrl.core.types import EvalSampling, Status, Task, Ticket
+from agentrl.core.types import EvalSampling, Status, Task, Ticket, derive_seed
 from agentrl.env.load import AgentSpec
 from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess
 from agentrl.evaluation.best import BestModel

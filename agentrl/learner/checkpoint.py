@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from agentrl.core.errors import AgentRLError, CheckpointError
-from agentrl.core.seeding import derive_seed
+from agentrl.core.types import derive_seed
 from agentrl.learner.engine import TrainEngine, gathered_parameter
 from agentrl.learner.saved import TAG, SavedEngine, group_names, only_data, read_tensors, restore
 

@@ -12,9 +12,8 @@ from agentrl.algo.advantages import find_estimator
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import KLController
 from agentrl.algo.losses import find_loss
-from agentrl.core.seeding import derive_seed
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Group
+from agentrl.core.types import Group, derive_seed
 from agentrl.learner.average import WeightAverage
 from agentrl.learner.batch import collate
 from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, partition_frozen

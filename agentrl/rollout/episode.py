@@ -12,8 +12,7 @@ from dataclasses import replace
 from agentrl.core.errors import EngineError, EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.metrics import average
 from agentrl.core.protocols import Engine
-from agentrl.core.seeding import derive_seed
-from agentrl.core.types import FinishReason, Message, Prompt, Sampling, Status, Ticket, Trajectory, Turn
+from agentrl.core.types import FinishReason, Message, Prompt, Sampling, Status, Ticket, Trajectory, Turn, derive_seed
 from agentrl.env.agent import StepResult, StepState, make_sampling_params, make_step_state
 from agentrl.env.boundary import Session
 from agentrl.env.multi_agent import MultiAgentSpec

@@ -13,9 +13,8 @@ from typing import Any
 from agentrl.config.evaluate import PlayConfig
 from agentrl.config.schema import DataConfig
 from agentrl.core.errors import ConfigError
-from agentrl.core.seeding import derive_seed
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Task
+from agentrl.core.types import Task, derive_seed
 from agentrl.env.load import AgentSpec
 from agentrl.env.prompts import PromptFormat, read_prompts
 from agentrl.env.rewards.function import judged_by_reward

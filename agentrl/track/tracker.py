@@ -1,4 +1,4 @@
-"""The dispatcher of a run's events: built-in callbacks first, which write and show, then those of the user."""
+"""The dispatcher of a run's events: built-in callbacks first, which write, show and find signs of trouble, then those of the user."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.callbacks import METHODS, Callback, Event, MetricsRow, RunBegin, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, StorageError
 from agentrl.track.callbacks import CallbackLike, UserCallbacks
-from agentrl.track.diagnosis import Diagnosis, Sign
 from agentrl.track.display import Display, make_display
 from agentrl.track.sinks import open_sinks
 from agentrl.track.summary import SummaryBuilder, print_summary, write_summary
@@ -29,18 +29,110 @@ RESTARTING = "restarting"
 """Status of a part of a run that another part follows at once; it has no summary of its own."""
 
 
-class RunTracker:
-    """Tells the callbacks of a run what happens, and sums the run up at its end.
+FLAT_STEPS = 5
+"""Steps in a row in which every group is flat before that is said."""
+ZERO_GRADIENT_STEPS = 3
+TRUNCATED_STEPS = 3
+FAILED_SHARE = 0.25
+MIN_EPISODES = 32
+"""Episodes before a share of failures is looked at."""
+FLAT_LOW = """Either no answer is ever right (are the labels there? `agentrl inspect RUN` shows answers), or the task is too hard: \
+reward partial success, or begin with easier tasks."""
+FLAT_HIGH = """The reward may be at its highest for all of them: take harder tasks, or a reward that tells good from better; \
+--dynamic-filtering leaves such groups out."""
+FAILURES = ("env_error", "timeout", "engine_error")
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A sign that a run cannot learn: its name for scripts, and a sentence each about what is seen and what to do."""
+
+    id: str
+    text: str
+    remedy: str
+
+
+class Diagnosis(Callback):
+    """Reads signs that a run cannot learn from the metrics of its steps, and says each once.
 
     Args:
-        run_dir: Directory of the run.
-        sinks: Built-in callbacks that write.
-        display: Built-in callback that shows the run to a person.
-        console: Where the summary is printed.
-        users: Callbacks of the user.
-        diagnosis: Built-in callback that looks for signs that the run cannot learn.
-        clock: Seconds, monotonic; the run starts now.
+        compares_groups: Whether the advantage estimator compares the episodes of a group, so that a flat group teaches nothing.
+        max_new_tokens: Tokens of a turn at most, for remedies.
+        max_turns: Turns of an episode at most, for remedies.
+        say: Called with each new sign.
     """
+
+    def __init__(
+        self, *, compares_groups: bool, max_new_tokens: int, max_turns: int, say: Callable[[Sign], None] = lambda sign: None
+    ) -> None:
+        self._say = say
+        self._compares_groups, self._max_new_tokens, self._max_turns = compares_groups, max_new_tokens, max_turns
+        self._row: dict[str, int] = {}
+        self._episodes = 0.0
+        self._failed = dict.fromkeys(FAILURES, 0.0)
+        self.signs: list[Sign] = []
+
+    def on_metrics(self, event: MetricsRow) -> None:
+        """Take in the metrics of a step."""
+        if not event.step:
+            return
+        metrics = event.metrics
+        flat = metrics.get("group/zero_variance", 0.0) >= 1.0
+        if self._in_a_row("flat-groups", flat and self._compares_groups, FLAT_STEPS):
+            self.add(_flat(metrics["reward/mean"]))
+        elif self._in_a_row("zero-gradient", metrics.get("grad_norm") == 0.0, ZERO_GRADIENT_STEPS) and not flat:
+            self.add(_zero_gradient(metrics))
+        if self._in_a_row("all-truncated", metrics.get("episode/truncated", 0.0) >= 1.0, TRUNCATED_STEPS):
+            self.add(self._truncated(metrics))
+        self._count_failures(metrics)
+
+    def _in_a_row(self, name: str, holds: bool, steps: int) -> bool:
+        self._row[name] = self._row.get(name, 0) + 1 if holds else 0
+        return self._row[name] == steps
+
+    def add(self, sign: Sign) -> None:
+        """Say a sign, unless it was said before."""
+        if sign.id not in {known.id for known in self.signs}:
+            self.signs.append(sign)
+            self._say(sign)
+
+    def _truncated(self, metrics: Mapping[str, float]) -> Sign:
+        text = f"every episode of {TRUNCATED_STEPS} steps in a row was cut before the environment ended it"
+        remedy = f"Raise --max-new-tokens (now {self._max_new_tokens}) or --max-episode-tokens, or ask for shorter answers."
+        if metrics.get("episode/turns_mean", 0.0) >= self._max_turns > 1:
+            remedy = f"Raise --max-turns (now {self._max_turns}), or have step return terminated=True earlier."
+        return Sign("all-truncated", text, remedy)
+
+    def _count_failures(self, metrics: Mapping[str, float]) -> None:
+        self._episodes += metrics.get("episode/count", 0.0)
+        for name in FAILURES:
+            self._failed[name] += metrics.get(f"failures/{name}", 0.0)
+        failed = sum(self._failed.values())
+        episodes = self._episodes + failed
+        if episodes >= MIN_EPISODES and failed >= FAILED_SHARE * episodes:
+            most = max(FAILURES, key=self._failed.__getitem__)
+            text = f"{failed / episodes:.0%} of the episodes failed, most with {most}; failed episodes are not trained on"
+            remedy = f"`agentrl inspect RUN --status {most}` shows their errors; `agentrl check` finds causes."
+            self.add(Sign("many-failures", text, remedy))
+
+
+def _flat(reward: float) -> Sign:
+    text = f"the episodes of every group earned the same for {FLAT_STEPS} steps (mean reward {reward:.3g}), so nothing is learned"
+    return Sign("flat-groups", text, FLAT_LOW if reward <= 0.0 else FLAT_HIGH)
+
+
+def _zero_gradient(metrics: Mapping[str, float]) -> Sign:
+    text = f"the gradient was zero for {ZERO_GRADIENT_STEPS} steps in a row, so the policy does not change"
+    remedy = "Every advantage is zero or every ratio is clipped: look at advantage/abs and policy/clip_fraction."
+    if metrics.get("off_policy/masked", 0.0) >= 1.0:
+        remedy = "The off-policy correction masks every token: widen --off-policy-range."
+    elif metrics.get("learning_rate") == 0.0:
+        remedy = "The learning rate is 0: set --learning-rate."
+    return Sign("zero-gradient", text, remedy)
+
+
+class RunTracker:
+    """Tells the callbacks of a run what happens, and sums the run up at its end; by its clock the run starts now."""
 
     def __init__(
         self,
@@ -68,11 +160,7 @@ class RunTracker:
         self._diagnosis.add(sign)
 
     async def begin(self, config: TrainConfig, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Tell that the run begins, or goes on.
-
-        Args:
-            config: The resolved configuration.
-            rows: Lines of ``metrics.jsonl`` from an earlier part of the run, which the summary includes.
+        """Tell that the run begins, or goes on after the `rows` of ``metrics.jsonl``, which the summary includes.
 
         Raises:
             CallbackError: If a callback failed.
@@ -108,17 +196,14 @@ class RunTracker:
             agent: The environment as given to ``--agent``.
             stop_reason: Why a callback asked for the end of the run.
 
-        Returns:
-            The summary.
-
         Raises:
-            StorageError: If the summary cannot be written; for a run that did not fail.
-            CallbackError: If a callback failed at the end of the run; the same.
+            StorageError: If the summary of a finished run cannot be written.
+            CallbackError: If a callback failed at the end of a finished run.
         """
         wall_s = self._clock() - self._started_s
         summary = self._summary.build(run_dir=self._run_dir, wall_s=wall_s, ledger=ledger, status=status, stop_reason=stop_reason)
         summary["callbacks"] = self._users.times()
-        summary["warnings"] = self._diagnosis.as_json()
+        summary["warnings"] = [asdict(sign) for sign in self._diagnosis.signs]
         problems: list[StorageError | CallbackError] = []
         if status != RESTARTING:
             try:
@@ -156,15 +241,7 @@ def open_tracker(
     ask_stop: Callable[[str], None] = lambda reason: None,
     console: Console | None = None,
 ) -> RunTracker:
-    """Open the tracker that `config` asks for.
-
-    Args:
-        config: The run's configuration.
-        run_dir: Directory of the run; made if missing.
-        title: What is being trained, as one line.
-        callbacks: Callbacks of the user, as `load_callbacks` returns them.
-        ask_stop: Called with a reason when a callback asks for the end of the run.
-        console: Where to show the run; standard output by default.
+    """Open the tracker that `config` asks for, with the callbacks of the user; a missing `run_dir` is made.
 
     Raises:
         ConfigError: If a service is asked for whose package is not installed.

@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from agentrl.config.foreign import ANSWERS
-from agentrl.config.load import ALIASES, field_homes, flag, load_config
+from agentrl.config.load import aliases, field_homes, load_config, other_systems
+from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError, UnknownFlagError
 
 OPENRLHF_SCRIPT = """
@@ -59,7 +59,7 @@ def test_every_flag_of_the_script_of_openrlhf_is_taken_or_answered_in_a_line() -
         load_config(words)
     answered = dict(caught.value.answers)
     flags = {word.replace("_", "-") for word in words if word.startswith("--")}
-    taken = {name for name in flags if name in ALIASES or name[2:].replace("-", "_") in field_homes()}
+    taken = {name for name in flags if name in aliases() or name[2:].replace("-", "_") in field_homes()}
     assert flags == taken | set(answered)
     assert all(answered[name].startswith("OpenRLHF; here: ") and "\n" not in answered[name] for name in answered)
     assert len(str(caught.value).splitlines()) == 1 + len(answered)
@@ -67,10 +67,11 @@ def test_every_flag_of_the_script_of_openrlhf_is_taken_or_answered_in_a_line() -
 
 def test_answers_name_settings_that_exist() -> None:
     ours = {flag(name) for name in field_homes()} | {"--resume"}
-    for name, (_, answer) in ANSWERS.items():
+    tables = other_systems()
+    for name, answer in [*tables["OpenRLHF"].items(), *tables["TRL"].items(), *tables["verl"].items()]:
         named = {word.rstrip(",;:.") for word in answer.split() if word.startswith("--")}
         assert named <= ours, name
-        assert name not in ALIASES or name == "--agent-func-path"
+        assert name not in aliases()
         assert name not in ours
 
 

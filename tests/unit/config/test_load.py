@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.load import ALIASES, expand_aliases, field_homes, flag, from_mapping, load_config, to_json
+from agentrl.config.load import aliases, expand_aliases, field_homes, from_mapping, load_config, to_json
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError
 
 AGENT = ["--agent", "package.module:Name"]
@@ -100,7 +101,7 @@ def test_resolved_staleness_is_explicit() -> None:
 
 def test_aliases_keep_their_meaning_and_point_at_real_flags() -> None:
     known = {flag(name) for name in field_homes()}
-    for targets in ALIASES.values():
+    for targets in aliases().values():
         assert set(targets) <= known
     config = load_config(["--agent_func_path", "m:X", "--eps_clip", "0.3", "--rollout-batch-size=4"])
     assert (config.algo.eps_clip_low, config.algo.eps_clip_high, config.rollout.groups_per_step) == (0.3, 0.3, 4)

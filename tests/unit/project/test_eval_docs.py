@@ -8,8 +8,8 @@ from pathlib import Path
 
 from agentrl.cli.eval import INCOMPLETE
 from agentrl.config.evaluate import EvaluateConfig
-from agentrl.config.load import flag
 from agentrl.config.schema import EvalConfig, TrainConfig
+from agentrl.config.sections import flag
 from agentrl.evaluation.config import SAME_HERE
 from agentrl.evaluation.statistics import LEVEL, RESAMPLES
 

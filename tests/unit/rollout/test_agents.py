@@ -10,9 +10,8 @@ from agentrl import AgentInstance, ResetResult, StepResult
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.seeding import derive_seed
 from agentrl.core.summaries import summarize
-from agentrl.core.types import Group, Status, Trajectory
+from agentrl.core.types import Group, Status, Trajectory, derive_seed
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.learner.rows import merge_turns
 from agentrl.rollout.records import group_records

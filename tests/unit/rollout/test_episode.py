@@ -13,8 +13,7 @@ from agentrl import AgentInstance, Message, ResetResult, StepResult, Task
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.seeding import derive_seed
-from agentrl.core.types import FinishReason, Status
+from agentrl.core.types import FinishReason, Status, derive_seed
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.learner.rows import merge_turns
 from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK, Scene, env_class, says

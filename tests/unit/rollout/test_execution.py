@@ -11,8 +11,7 @@ from agentrl import Executor, Policy, StepResult, Task
 from agentrl.config.sections import changed
 from agentrl.core.errors import ContextLengthError, EngineError, EnvLoadError
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.seeding import derive_seed
-from agentrl.core.types import Sampling, Status, Trajectory
+from agentrl.core.types import Sampling, Status, Trajectory, derive_seed
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.learner.rows import merge_turns

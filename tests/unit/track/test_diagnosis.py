@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.core.callbacks import MetricsRow
-from agentrl.track.diagnosis import Diagnosis
+from agentrl.track.tracker import Diagnosis
 
 HEALTHY = {
     "reward/mean": 0.4,
