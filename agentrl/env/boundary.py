@@ -41,10 +41,7 @@ _Job: TypeAlias = tuple[Callable[[], Any], bool, asyncio.Future[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvLimits:
-    """Deadlines of user code, seconds, the number of threads for plain ``def`` methods, and what an episode's process may use.
-
-    Without the latter, episodes run in this process.
-    """
+    """Deadlines of user code, seconds; threads for ``def`` methods; limits of an episode's process, `None` to run episodes in this one."""
 
     reset_timeout_s: float = 60.0
     step_timeout_s: float = 60.0
@@ -144,14 +141,7 @@ class _UserError(Exception):
 
 
 class EnvSession:
-    """One episode's environment: made at `reset`, stepped, and closed whatever happened.
-
-    Args:
-        cls: The user's class.
-        source: The file it is defined in, for messages.
-        threads: Shared by the sessions of a process.
-        limits: Deadlines.
-    """
+    """One episode's environment: made at `reset`, stepped, and closed whatever happened; `source` is the user's file, for messages."""
 
     abandoned: ClassVar[str] = "; its thread cannot be ended and is left behind"
     """End of the message about a plain ``def`` that is not over at its deadline."""
@@ -164,13 +154,7 @@ class EnvSession:
         self._server: asyncio.Task[None] | None = None
 
     async def reset(self, task: Task, seed: int) -> ResetResult:
-        """Make the user's object and begin the episode.
-
-        Raises:
-            EnvError: If user code raised.
-            EnvTimeoutError: If it took longer than its deadline.
-            EnvResultError: If it returned something unusable.
-        """
+        """Make the user's object and begin the episode; `EnvError`, `EnvTimeoutError`, `EnvResultError` if user code fails."""
         limit = self._limits.reset_timeout_s
         is_async = any(map(inspect.iscoroutinefunction, (getattr(self._class, "reset", None), getattr(self._class, "step", None))))
         cls = self._class
@@ -185,13 +169,7 @@ class EnvSession:
         return self._checked("reset", check_reset, value, task.prompt, named_agents(self._class))
 
     async def step(self, state: StepState) -> StepResult:
-        """Give the environment one turn of the model.
-
-        Raises:
-            EnvError: If user code raised.
-            EnvTimeoutError: If it took longer than its deadline.
-            EnvResultError: If it returned something unusable.
-        """
+        """Give the environment one turn of the model; raises as `reset` does."""
         given = {key: list(item) if isinstance(item, list) else item for key, item in state.get("sampling_params", {}).items()}
         value = await self._method("step", self._limits.step_timeout_s, state)
         return self._checked("step", check_step, value, named_agents(self._class), given)

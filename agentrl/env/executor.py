@@ -138,26 +138,14 @@ class Executor:
 
 
 class ExecutorSession(EnvSession):
-    """One episode of an `Executor`: made and executed under deadlines, its result checked.
-
-    Args:
-        cls: The user's class.
-        source: The file it is defined in, for messages.
-        limits: Deadlines.
-    """
+    """One episode of an `Executor`: made and executed under deadlines, its result checked."""
 
     def __init__(self, cls: type[Any], source: str, limits: EnvLimits) -> None:
         self._own_threads = Threads(1)
         super().__init__(cls, source, self._own_threads, limits)
 
     async def execute(self, task: Task, llm: Policy, timeout_s: float) -> StepResult:
-        """Make the user's object and play.
-
-        Raises:
-            EnvError: If user code raised.
-            EnvTimeoutError: If it took longer than its deadline.
-            EnvResultError: If it returned something unusable.
-        """
+        """Make the user's object and play; raises as `EnvSession.reset` does."""
         self._object = await self._call("__init__", self._class, self._limits.reset_timeout_s, True)
         value = await self._method("execute", timeout_s, task, llm)
         return self._checked("execute", check_outcome, value)
@@ -171,12 +159,7 @@ class ExecutorSession(EnvSession):
 
 
 def check_outcome(value: Any, where: str) -> StepResult:
-    """Check and normalise what `execute` returned.
-
-    Raises:
-        EnvResultError: If it is neither a number nor a `StepResult` of which only reward, score, info, reward_parts and
-            truncated are used.
-    """
+    """Check and normalise the result of `execute`: a number, or a `StepResult` with reward, score, info, reward_parts, truncated."""
     if not isinstance(value, StepResult):
         return StepResult(number(value, where, "reward"), terminated=True)
     for name in ("observation", "sampling", "images", "agent", "rewards", "scores"):
@@ -186,11 +169,7 @@ def check_outcome(value: Any, where: str) -> StepResult:
 
 
 def check_executor(flag: str, spec: str, cls: type[Executor]) -> type[Executor]:
-    """Check what can be said of an executor without running it.
-
-    Raises:
-        EnvLoadError: If it has no `execute` of its own, or a plain one, which could not wait for the model.
-    """
+    """Refuse an executor without an `execute` of its own, or with a plain one, which could not wait for the model."""
     if cls.execute is Executor.execute:
         raise EnvLoadError(flag, spec, f"class {cls.__name__} has no method execute", "Add async def execute(self, task, llm).")
     if not inspect.iscoroutinefunction(cls.execute):

@@ -28,14 +28,7 @@ _objects: dict[str, Any] = {}
 
 
 def specify(value: Any) -> str:
-    """Return the specification of an environment that was given as an object, and remember the object.
-
-    Args:
-        value: A class, a reward or an executor.
-
-    Returns:
-        ``package.module:Name`` where any process can import it, else ``python:Name``; a later object of that name replaces it.
-    """
+    """Remember an object (class, reward, executor); return ``package.module:Name`` if any process can import it, else ``python:Name``."""
     module, name = module_of(value), str(getattr(value, "__qualname__", type(value).__name__))
     if name.isidentifier() and _importable(module) and getattr(module, name, None) is value:
         return f"{module.__name__}:{name}"
@@ -46,11 +39,7 @@ def specify(value: Any) -> str:
 
 
 def remembered(spec: str) -> Any:
-    """Return the object of a specification that begins with `PREFIX`.
-
-    Raises:
-        EnvLoadError: If it was given in another process.
-    """
+    """Return the object of a specification that begins with `PREFIX`; `EnvLoadError` if it was given in another process."""
     if spec not in _objects:
         name = spec.removeprefix(PREFIX)
         problem = "was given to agentrl as an object in Python code, which this process does not have"
@@ -60,11 +49,7 @@ def remembered(spec: str) -> Any:
 
 
 def to_bytes(spec: str) -> bytes:
-    """Return the object of a specification by value, for another process.
-
-    Raises:
-        EnvLoadError: If it refers to something that cannot be sent; the message names it.
-    """
+    """Return the object of a specification by value, for another process; `EnvLoadError` names what cannot be sent."""
     import cloudpickle
 
     value, buffer = remembered(spec), io.BytesIO()

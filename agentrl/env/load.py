@@ -68,19 +68,11 @@ class AgentSpec:
     source: str
 
     def load(self) -> AgentClass:
-        """The class; loaded once per process.
-
-        Raises:
-            EnvLoadError: If it cannot be loaded here.
-        """
+        """Return the class; loaded once per process."""
         return _load(self.spec, self.root)[1]
 
     def __reduce__(self) -> tuple[Callable[..., AgentSpec], tuple[Any, ...]]:
-        """Pickle by value what the other process cannot import.
-
-        Raises:
-            EnvLoadError: If it refers to something that cannot be sent.
-        """
+        """Pickle by value a class that the other process cannot import."""
         data = to_bytes(self.spec) if self.spec.startswith(PREFIX) else b""
         return _unpickled, (self.spec, self.root, self.name, self.source, data)
 
@@ -285,11 +277,7 @@ def _source(cls: AgentClass) -> str:
 
 
 def preload(agent: AgentSpec) -> AgentClass:
-    """Load the user's class, and have it load what its episodes share.
-
-    Raises:
-        EnvLoadError: If that fails.
-    """
+    """Load the user's class, and have it load what its episodes share."""
     cls = agent.load()
     if callable(load := getattr(cls, "preload", None)):
         try:
@@ -301,29 +289,13 @@ def preload(agent: AgentSpec) -> AgentClass:
 
 
 def _import_file(spec: str, file: Path) -> ModuleType:
-    """Import a file afresh under a module name derived from its path.
-
-    Args:
-        spec: The specification that the user gave, for messages.
-        file: File to import.
-
-    Raises:
-        EnvLoadError: If there is no such file, or importing it fails.
-    """
+    """Import a file afresh under a module name derived from its path."""
     with openrlhf.importable():
         return plugins.import_file(FLAG, spec, file, prefix="agentrl_user", forms=FORMS, error=EnvLoadError)
 
 
 def _import_module(spec: str, root: str) -> ModuleType:
-    """Import the module of ``package.module:Name``.
-
-    Args:
-        spec: The specification that the user gave.
-        root: Folder searched for modules besides the installed ones.
-
-    Raises:
-        EnvLoadError: If there is no such module, or importing it fails.
-    """
+    """Import the module of ``package.module:Name``; `root` is searched besides the installed ones."""
     name, colon, _ = spec.partition(":")
     if not colon or not all(part.isidentifier() for part in name.split(".")):
         raise EnvLoadError(FLAG, spec, "is neither a file nor package.module:Name", FORMS)

@@ -49,12 +49,7 @@ def named_agents(cls: type[Any]) -> tuple[str, ...]:
 
 
 def multi_agent_spec(cls: type[Any], source: str = "") -> MultiAgentSpec:
-    """The agents that a class names in `agents`, and of these `trained_agents`, or all of them.
-
-    Args:
-        cls: A class that passed `check_agents`.
-        source: The file it is defined in, for messages.
-    """
+    """Return the agents that a class (which passed `check_agents`) names in `agents`, and of these `trained_agents`, or all of them."""
     env = f"{os.path.basename(source)}: {cls.__name__}"
     agents = named_agents(cls)
     if not agents:
@@ -65,11 +60,7 @@ def multi_agent_spec(cls: type[Any], source: str = "") -> MultiAgentSpec:
 
 
 def check_agents(flag: str, spec: str, cls: type[Any]) -> None:
-    """Check the class attributes `agents` and `trained_agents`.
-
-    Raises:
-        EnvLoadError: If they are no lists of distinct names, or an agent is trained that does not exist.
-    """
+    """Refuse class attributes `agents` and `trained_agents` that are no lists of distinct names, or train an agent that does not exist."""
     agents = _names(flag, spec, cls, "agents")
     trained = _names(flag, spec, cls, "trained_agents")
     for name in agents:

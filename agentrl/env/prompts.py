@@ -60,21 +60,9 @@ class PromptSet:
 
 
 def read_prompts(sources: Sequence[str], form: PromptFormat) -> list[PromptSet]:
-    """Read all tasks of the data sets, in order.
+    """Read files, folders, saved data sets or hub names (``name@configuration``), one set each; several sets put their name into ids.
 
-    With several data sets, each task's id begins with the name of its set, and ``metadata["source"]`` holds that name
-    unless the rows have such a column.
-
-    Args:
-        sources: JSONL, CSV, TSV or Parquet files, folders of them, folders saved by ``datasets``, or names on the Hugging Face hub
-            (``name@configuration`` for a data set with several configurations).
-        form: Columns, split and template to read with.
-
-    Returns:
-        One set per source, with one task per row; the other columns become the task's metadata.
-
-    Raises:
-        DataError: If a source is missing or malformed; the message names the line or the key.
+    `DataError` names the line or the key of a source that is missing or malformed. A row's other columns become its task's metadata.
     """
     names = _names(sources)
     sets = [PromptSet(name, _read(source, form)) for name, source in zip(names, sources, strict=True)]

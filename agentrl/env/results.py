@@ -146,11 +146,7 @@ def _check_step_dict(value: Mapping[str, Any], where: str, given: Mapping[str, A
 
 
 def number(value: Any, where: str, field: str) -> float:
-    """A finite float from a number, or from an array, tensor or list of exactly one.
-
-    Raises:
-        EnvResultError: If `value` is anything else.
-    """
+    """Return a finite float from a number, or from an array, tensor or list of exactly one, else raise `EnvResultError`."""
     plain = value
     if isinstance(plain, list | tuple) and len(plain) == 1:
         plain = plain[0]
@@ -174,11 +170,7 @@ def number(value: Any, where: str, field: str) -> float:
 
 
 def check_sampling(value: Any, where: str, given: Mapping[str, Any] = NOTHING) -> Mapping[str, Any] | None:
-    """Check sampling settings that a user changed; keys whose value is `None`, or the one that was given, are left out.
-
-    Raises:
-        EnvResultError: If a key is unknown or a value is out of range.
-    """
+    """Check sampling settings that a user changed; keys whose value is `None`, or the one that was given, are left out."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -301,11 +293,7 @@ def _score(value: Any, where: str, field: str) -> float:
 
 
 def clipped_score(value: Any, where: str, field: str) -> float:
-    """A score of OpenRLHF's forms, in which it often is the reward again, on any scale: clipped, as the reward would be without it.
-
-    Raises:
-        EnvResultError: If it is no finite number.
-    """
+    """Clip a score of OpenRLHF's forms, which often is the reward again on any scale, to 0..1, as the reward would be without it."""
     return min(max(number(value, where, field), 0.0), 1.0)
 
 
@@ -332,11 +320,7 @@ def _none_as(value: Mapping[str, Any], key: str, default: Any) -> Any:
 
 
 def known_keys(value: Mapping[Any, Any], known: Iterable[str], where: str, field: str = "result") -> None:
-    """Refuse keys that nobody reads; they are usually misspelt.
-
-    Raises:
-        EnvResultError: For the first key of `value` that is not in `known`.
-    """
+    """Refuse keys that nobody reads; they are usually misspelt."""
     for key in value:
         if key not in known:
             close = difflib.get_close_matches(str(key), list(known), n=1)
@@ -345,7 +329,7 @@ def known_keys(value: Mapping[Any, Any], known: Iterable[str], where: str, field
 
 
 def bad_result(where: str, field: str, value: Any, problem: str) -> EnvResultError:
-    """The error for a value that cannot be used: who returned it, in which field, what it is, and what is wrong."""
+    """Return the error for a value that cannot be used: who returned it, in which field, its text, and the problem."""
     try:
         shown = " ".join(_repr.repr(value).encode(errors="backslashreplace").decode().split())
     except Exception:  # a user's __repr__ may raise anything

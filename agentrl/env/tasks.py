@@ -37,11 +37,7 @@ class TaskOrder:
         self._epoch, self._drawn = 0, [0] * len(sizes)
 
     def epoch(self, number: int) -> list[int]:
-        """Return the indices of an epoch's tasks in drawing order.
-
-        Args:
-            number: Number of the epoch, from 0. With several parts, time grows with the number of draws before the epoch.
-        """
+        """Return the indices of an epoch's tasks in drawing order; with several parts, time grows with the number of draws before it."""
         if len(self._sizes) == 1:
             return self._pass(0, number)
         if number < self._epoch:
@@ -137,12 +133,7 @@ class TaskSource:
 
     @classmethod
     def from_agent(cls, agent: AgentSpec, *, seed: int = 0, shuffle: bool = True, holdout: int = 0) -> TaskSource:
-        """Draw from the environment's own ``tasks``.
-
-        Raises:
-            ConfigError: If the environment has no ``tasks``.
-            DataError: If ``tasks`` fails, or a task is unusable.
-        """
+        """Draw from the environment's own ``tasks``; `ConfigError` if it has none."""
         origin = f"{agent.source}: {agent.name}.tasks"
 
         def load() -> Iterable[Task]:
@@ -158,18 +149,7 @@ class TaskSource:
     def from_prompts(
         cls, parts: Sequence[PromptSet], *, weights: Sequence[float] = (), seed: int = 0, shuffle: bool = True, holdout: int = 0
     ) -> TaskSource:
-        """Draw from data sets.
-
-        Args:
-            parts: Data sets from `read_prompts`.
-            weights: Weight of each data set; empty: all data sets form one collection.
-            seed: Seed of the run.
-            shuffle: Shuffle the tasks.
-            holdout: Number of tasks that are never drawn.
-
-        Raises:
-            DataError: If a task is unusable.
-        """
+        """Draw from data sets in proportions of `weights`; without weights all data sets form one collection."""
         tasks = [task for part in parts for task in part.tasks]
         mixture = [(len(part.tasks), weight) for part, weight in zip(parts, weights, strict=True)] if weights else ()
         origin = ", ".join(part.name for part in parts)
@@ -181,11 +161,7 @@ class TaskSource:
         return len(self._tasks) if self._tasks is not None else None
 
     def draw(self) -> Task:
-        """Return the next task, with epoch and position filled in.
-
-        Raises:
-            DataError: If the iterable fails or yields something that is not a task.
-        """
+        """Return the next task, with epoch and position filled in; `DataError` if the iterable fails or yields something else."""
         task = self._next()
         if task is None:
             self._epoch, self._position = self._epoch + 1, 0
@@ -262,11 +238,7 @@ class TaskSource:
 
 
 def own_tasks(agent: AgentSpec, method: str) -> Iterable[Task] | None:
-    """Return the environment's ``tasks`` or ``eval_tasks``; `None` if there is no such method or it returns `None`.
-
-    Raises:
-        DataError: If the method fails, or returns something that is not iterable.
-    """
+    """Return the environment's ``tasks`` or ``eval_tasks``; `None` if there is no such method or it returns `None`."""
     tasks = getattr(agent.load(), method, None)
     origin = f"{agent.source}: {agent.name}.{method}"
     try:
@@ -281,11 +253,7 @@ def own_tasks(agent: AgentSpec, method: str) -> Iterable[Task] | None:
 
 
 def checked(tasks: Iterable[Task], origin: str) -> Iterator[Task]:
-    """Yield each task checked; a task without an id gets its index as id.
-
-    Raises:
-        DataError: If the iterable, which came from `origin`, fails or yields something that is not a task.
-    """
+    """Yield each task checked; a task without an id gets its index as id, and `origin` says where the tasks came from."""
     iterator = iter(tasks)
     for index in itertools.count():
         try:
@@ -313,11 +281,7 @@ def _check_prompt(prompt: Any, field: str, origin: str) -> None:
 
 
 def unique(tasks: list[Task], origin: str) -> list[Task]:
-    """Return `tasks` unchanged.
-
-    Raises:
-        DataError: If two tasks have the same id.
-    """
+    """Return `tasks` unchanged, or raise `DataError` if two of them have the same id."""
     seen: dict[str, int] = {}
     for index, task in enumerate(tasks):
         if task.id in seen:

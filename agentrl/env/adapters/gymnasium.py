@@ -163,11 +163,7 @@ class GymEnv(AgentInstance):
 
 
 def last_word(text: str, words: Mapping[str, Any]) -> Any:
-    """Return the value of the last of `words` in `text`, ignoring case.
-
-    Raises:
-        ValueError: If `text` holds none of them.
-    """
+    """Return the value of the last of `words` in `text`, ignoring case; raise `ValueError` if `text` holds none of them."""
     longest_first = sorted(words, key=len, reverse=True)
     found = re.findall(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", text, re.IGNORECASE)
     if not found:

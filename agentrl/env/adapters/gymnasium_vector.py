@@ -37,15 +37,7 @@ class _Call:
 
 
 class SharedEnv:
-    """One vector environment and the episodes on its lanes; belongs to one event loop.
-
-    Args:
-        env: The vector environment, fresh; any autoreset mode.
-        straggler_s: Seconds that a batch waits for an episode's action; afterwards the batch runs without that episode.
-
-    Raises:
-        ValueError: If the lanes cannot be reset one by one.
-    """
+    """A vector environment and the episodes on its lanes; a batch waits `straggler_s` for an action, then runs without that episode."""
 
     def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any], straggler_s: float) -> None:
         self.env, self.failed, self._straggler_s = env, False, straggler_s
@@ -70,22 +62,13 @@ class SharedEnv:
         return envs[lane] if envs else LaneSpaces(self.env.single_action_space, self.env.single_observation_space)
 
     async def reset(self, lane: int, seed: int) -> tuple[Any, Mapping[str, Any]]:
-        """Begin an episode on a lane.
-
-        Returns:
-            The first observation and its info.
-        """
+        """Begin an episode on a lane; return the first observation and its info."""
         self._playing.add(lane)
         observation, info = await self._submit(self._resets, lane, seed)
         return observation, info
 
     async def step(self, lane: int, action: Any) -> Step:
-        """Act on a lane once all other running episodes have chosen an action.
-
-        Raises:
-            TimeoutError: If the others have gone on without this episode.
-            RuntimeError: If the vector environment failed, which ends all its episodes.
-        """
+        """Act on a lane once all other running episodes have chosen an action; `TimeoutError` if they have gone on without this episode."""
         if lane in self._lost:
             problem = (
                 f"the vector environment went on without this episode, whose answer took more than straggler_s = {self._straggler_s:g}"
@@ -206,12 +189,7 @@ class SharedEnv:
 
 
 class LanePool:
-    """The vector environments of one class in one event loop; a new one is made when no lane is free.
-
-    Args:
-        make: Makes a vector environment.
-        straggler_s: See `SharedEnv`.
-    """
+    """The vector environments of one class in one event loop; a new one is made when no lane is free."""
 
     def __init__(self, make: Callable[[], gymnasium.vector.VectorEnv[Any, Any, Any]], straggler_s: float) -> None:
         self._make, self._straggler_s = make, straggler_s
@@ -352,14 +330,7 @@ VECTOR_OPTIONS = ("num_envs", "vectorization_mode", "straggler_s")
 
 
 def load_gym(spec: str) -> type[GymEnv]:
-    """Return the class for ``gym:ID`` or ``gym:ID?option=value&...``.
-
-    Options are keyword arguments of the environment, or attributes of `GymEnv`: ``num_tasks``, ``max_invalid``,
-    ``invalid_reward``; with ``num_envs``, those of `GymVectorEnv`. Values are read as Python literals, else as text.
-
-    Raises:
-        EnvLoadError: If gymnasium has no such environment, or the environment does not take such an option.
-    """
+    """Return the class for ``gym:ID?option=value&...``: attributes of `GymEnv` and `GymVectorEnv`, else arguments of the environment."""
     env_id, options = split_spec(spec)
     own: dict[str, Any] = {key: options.pop(key) for key in OWN_OPTIONS if key in options}
     name = re.sub(r"\W", "_", env_id.rpartition("/")[2].rpartition(":")[2].partition("-v")[0])

@@ -215,11 +215,7 @@ class NemoGymEnv(AgentInstance):
 
 
 def load_nemo_gym(spec: str) -> type[NemoGymEnv]:
-    """Return the class for ``nemo-gym:http://HOST:PORT[,...][?option=value&...]``; options are attributes of `NemoGymEnv`.
-
-    Raises:
-        EnvLoadError: If an address or an option cannot be used.
-    """
+    """Return the class for ``nemo-gym:http://HOST:PORT[,...][?option=value&...]``; options are attributes of `NemoGymEnv`."""
     urls, options = split_spec(spec)
     known = {"timeout_s": float, "max_steps": int, "max_calls": int, "max_output_chars": int, "on_tool_failure": str}
     for name, value in options.items():

@@ -17,13 +17,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def chat_of(params: Any) -> list[Message]:
-    """Return the chat messages of a request.
-
-    Tool calls in earlier assistant turns are written in ``<tool_call>`` tags; reasoning is left out.
-
-    Raises:
-        ValueError: If the request holds no message, or an item that chat messages cannot express.
-    """
+    """Return a request's messages, calls in ``<tool_call>`` tags, reasoning left out; `ValueError` if chat messages cannot express it."""
     if not isinstance(params, Mapping):
         raise ValueError(f"{PARAMS} is no object")
     given = params.get("input")
@@ -55,11 +49,7 @@ class Transcript:
         self.items: list[dict[str, Any]] = []
 
     def add_turn(self, text: str, calls: Sequence[Parsed], *, is_complete: bool) -> list[str]:
-        """Add the reasoning, the text and the tool calls of a turn.
-
-        Returns:
-            One id for each well-formed call.
-        """
+        """Add the reasoning, the text and the tool calls of a turn; return one id for each well-formed call."""
         thought, closed, rest = text.rpartition("</think>")
         if closed:
             summary = [{"type": "summary_text", "text": thought.replace("<think>", "").strip()}]
@@ -76,13 +66,7 @@ class Transcript:
         self.items.append({"type": "function_call_output", "call_id": call_id, "output": text})
 
     def response(self, params: Mapping[str, Any], name: str, *, is_complete: bool) -> dict[str, Any]:
-        """Return the transcript as the response to a request.
-
-        Args:
-            params: The request.
-            name: Name of the episode.
-            is_complete: False if a token or turn budget ended the episode.
-        """
+        """Return the transcript as the response to a request; incomplete if a token or turn budget ended the episode."""
         return {
             "id": f"resp_{name}",
             "object": "response",

@@ -222,11 +222,7 @@ class OpenEnvEnv(AgentInstance):
             return None, str(error)
 
     def _observed(self, frame: Any) -> Mapping[str, Any]:
-        """Return the data of an observation frame.
-
-        Raises:
-            RemoteError: If the frame is no observation.
-        """
+        """Return the data of an observation frame; `RemoteError` for any other frame."""
         data = frame.get("data") if isinstance(frame, Mapping) and frame.get("type") == "observation" else None
         if not isinstance(data, Mapping) or not isinstance(data.get("observation"), Mapping) or not isinstance(data.get("done"), bool):
             raise RemoteError(f"{self.url}: answered {excerpt(str(frame), 120)}, which is no observation", infrastructure=False)
@@ -254,14 +250,7 @@ class OpenEnvEnv(AgentInstance):
 
 
 def load_openenv(spec: str) -> type[OpenEnvEnv]:
-    """Return the class for ``openenv:ws://HOST:PORT[?option=value&...]``.
-
-    Options are ``formatter`` (``file.py:function``, which turns an observation into text or chat messages), and the
-    attributes ``action_field``, ``num_tasks``, ``max_invalid``, ``invalid_reward`` and ``timeout_s`` of `OpenEnvEnv`.
-
-    Raises:
-        EnvLoadError: If the address, an option or the formatter cannot be used.
-    """
+    """Return the class for ``openenv:ws://HOST:PORT[?option=value&...]``; options are attributes of `OpenEnvEnv`, and ``formatter``."""
     import_suite(spec, "websockets", "openenv")
     url, options = split_spec(spec)
     body: dict[str, Any] = {"num_tasks": take_count(spec, options, "num_tasks"), "__module__": __name__, "__doc__": OpenEnvEnv.__doc__}

@@ -104,14 +104,7 @@ def find_answer(text: str) -> str:
 
 
 def load_reasoning_gym(spec: str) -> type[ReasoningGymEnv]:
-    """Return the class for ``reasoning-gym:NAME`` or ``reasoning-gym:NAME?option=value&...``.
-
-    Options are fields of the data set's configuration, or ``score`` (``exact``, ``full`` or ``own``), ``ask``, ``seed``
-    and ``num_tasks``.
-
-    Raises:
-        EnvLoadError: If reasoning-gym is not installed, has no such data set, or the options do not suit it.
-    """
+    """Return the class for ``reasoning-gym:NAME[?option=value&...]``: score, ask, seed, num_tasks, or fields of its configuration."""
     name, options = split_spec(spec)
     import_suite(spec, "reasoning_gym", EXTRA)
     from reasoning_gym.factory import DATASETS

@@ -33,11 +33,7 @@ def split_spec(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def take_count(spec: str, options: dict[str, Any], name: str) -> int | None:
-    """Remove the option `name` from `options` and return its value; `None` if absent.
-
-    Raises:
-        EnvLoadError: If the value is not a positive whole number.
-    """
+    """Remove the option `name` from `options` and return its value, a positive whole number; `None` if absent."""
     value = options.pop(name, None)
     if value is not None and (type(value) is not int or value < 1):
         raise EnvLoadError(FLAG, spec, f"{name} = {value!r} is out of range", "Give a whole number from 1.")
@@ -52,11 +48,7 @@ def seeded_tasks(name: str, count: int | None, **metadata: Any) -> Iterable[Task
 
 
 def import_suite(spec: str, module: str, extra: str) -> ModuleType:
-    """Import an optional package without letting it set up logging for everybody.
-
-    Raises:
-        EnvLoadError: If the package or a dependency of it is not installed.
-    """
+    """Import an optional package without letting it set up logging for everybody; `EnvLoadError` if it is not installed."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
@@ -70,11 +62,7 @@ def import_suite(spec: str, module: str, extra: str) -> ModuleType:
 
 
 def check_known(spec: str, suite: str, name: str, known: Collection[str]) -> None:
-    """Refuse a name that a suite does not have.
-
-    Raises:
-        EnvLoadError: If `name` is unknown; the message offers the most similar names.
-    """
+    """Refuse a name that a suite does not have; the message offers the most similar names."""
     if name not in known:
         raise EnvLoadError(FLAG, spec, f"{suite} has no {name!r}", _similar(name, known))
 
@@ -131,11 +119,7 @@ class EpisodeRandom:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Lend the global generators to this episode.
-
-        Raises:
-            TimeoutError: If another episode holds the generators for 50 s.
-        """
+        """Lend the global generators to this episode; `TimeoutError` if another episode holds them for 50 s."""
         if not _lock.acquire(timeout=WAIT_S):
             raise TimeoutError(f"another episode's environment has kept the global random generators for {WAIT_S:g} s")
         try:

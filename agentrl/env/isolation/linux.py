@@ -90,11 +90,7 @@ def kill_families(roots: Collection[int]) -> None:
 
 
 def kill_marked(mark: str) -> int:
-    """Kill every process whose environment holds `mark`; the last resort, if the process that looks after them is gone.
-
-    Returns:
-        How many there were.
-    """
+    """Kill every process whose environment holds `mark`, in case the process in charge of them is gone; return their number."""
     wanted = mark.encode()
     killed: set[int] = set()
     for _ in range(_ROUNDS):

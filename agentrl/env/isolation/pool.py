@@ -42,14 +42,7 @@ main(*map(int, sys.argv[2:]))
 
 
 class ProcessPool:
-    """Plays every episode in a process of its own.
-
-    Processes are started ahead: at first `SPARES`, later as many as were in use at a time, so an episode seldom waits for one.
-
-    Args:
-        agent: Where the user's class is.
-        limits: Deadlines, and what a process may use.
-    """
+    """Plays every episode in a process of its own; started ahead, first `SPARES`, later as many as were in use at a time."""
 
     def __init__(self, agent: AgentSpec, limits: EnvLimits) -> None:
         self._agent, self._limits = agent, limits
@@ -68,11 +61,7 @@ class ProcessPool:
         self._closed = False
 
     async def start(self) -> None:
-        """Start the zygote, wait until it has loaded the user's file, and start some processes.
-
-        Raises:
-            EnvLoadError: If the file cannot be loaded there, or holds an executor.
-        """
+        """Start the zygote, wait until it has loaded the user's file, and start some processes; `EnvLoadError` if that fails."""
         if issubclass(self._agent.load(), Executor):
             problem = f"{self._agent.name} is an executor: it calls the model itself, and runs in the rollout worker"
             raise EnvLoadError("--env-isolation", "process", problem, "Leave the flag out, or write a class with reset and step.")
@@ -88,11 +77,7 @@ class ProcessPool:
         return ProcessSession(self, self._agent, self._limits, named_agents(self._agent.load()))
 
     async def acquire(self) -> EpisodeHandle:
-        """A process that waits for an episode; whoever takes it gives it back or kills it.
-
-        Raises:
-            EnvError: If none can be had.
-        """
+        """Return a process that waits for an episode, to be given back or killed; `EnvError` if none can be had."""
         if self._zygote is None or self._is_lost:
             try:
                 await self.start()
@@ -295,11 +280,7 @@ class Sessions(Protocol):
     """Maker of each episode's environment; started before the first episode and closed after the last."""
 
     async def start(self) -> None:
-        """Load the user's class where it will run.
-
-        Raises:
-            EnvLoadError: If it cannot be loaded there.
-        """
+        """Load the user's class where it will run; `EnvLoadError` if it cannot be loaded there."""
 
     def session(self) -> Session:
         """The environment of one episode."""
@@ -309,12 +290,7 @@ class Sessions(Protocol):
 
 
 class LocalSessions:
-    """Environments in this process; plain ``def`` methods on threads.
-
-    Args:
-        agent: Place of the user's class.
-        limits: Deadlines and threads.
-    """
+    """Environments in this process; plain ``def`` methods on threads."""
 
     def __init__(self, agent: AgentSpec, limits: EnvLimits) -> None:
         self._agent, self._limits = agent, limits

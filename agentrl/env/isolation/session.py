@@ -79,12 +79,7 @@ class Link(asyncio.Protocol):
 
 
 class EpisodeHandle:
-    """A process that plays an episode, or waits for one.
-
-    Attributes:
-        number: Its name towards the zygote.
-        died: Set when the process has ended, to the reason.
-    """
+    """A process that plays an episode or waits for one: its number at the zygote; `died`, the reason for its end, once it has ended."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number = number
@@ -93,11 +88,7 @@ class EpisodeHandle:
         self._link: Link | None = None
 
     async def call(self, body: bytes, timeout_s: float) -> bytes | None:
-        """Send a call and wait for the answer; `None` if the process ends before.
-
-        Raises:
-            TimeoutError: If there is no answer in time.
-        """
+        """Send a call and wait for the answer; `None` if the process ends before, `TimeoutError` if there is no answer in time."""
         link = await self._open()
         answer = link.call(body)
         either: set[asyncio.Future[Any]] = {answer, self.died}
@@ -167,14 +158,7 @@ class Processes(Protocol):
 
 
 class ProcessSession:
-    """One episode; made for `reset`, stepped, and closed whatever happened.
-
-    Args:
-        processes: Where its process comes from.
-        agent: The user's class, for messages.
-        limits: Deadlines.
-        agents: Names that the class gives to its agents.
-    """
+    """One episode; made for `reset`, stepped, and closed whatever happened."""
 
     def __init__(self, processes: Processes, agent: AgentSpec, limits: EnvLimits, agents: Sequence[str]) -> None:
         self._processes, self._limits, self._agents = processes, limits, agents

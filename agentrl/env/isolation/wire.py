@@ -29,11 +29,7 @@ def framed(body: bytes, number: int) -> bytes:
 
 
 def pack_reset(task: Task, seed: int, where: str) -> bytes:
-    """A call of `reset`.
-
-    Raises:
-        EnvError: If the task cannot be pickled.
-    """
+    """Pack a call of `reset`; `EnvError` if the task cannot be pickled."""
     try:
         return pickle.dumps(("reset", task, seed), pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # whatever a user's label raises
@@ -54,11 +50,7 @@ def step_state(values: Mapping[str, Any], task: Task) -> StepState:
 
 
 def encode_result(result: ResetResult | StepResult, where: str) -> bytes:
-    """A checked result in JSON.
-
-    Raises:
-        EnvResultError: If it holds what JSON cannot say, or is too large.
-    """
+    """Return a checked result in JSON; `EnvResultError` if it holds what JSON cannot say, or is too large."""
     names = _STEP if isinstance(result, StepResult) else _RESET
     data = {name: getattr(result, name) for name in names}
     raw = isinstance(result.observation, RawText)
@@ -81,11 +73,7 @@ def encode_error(error: EnvError, hint: str = "") -> bytes:
 
 
 def decode(body: bytes, where: str) -> dict[str, Any]:
-    """An answer.
-
-    Raises:
-        EnvError: The error that it carries, or that it is no answer.
-    """
+    """Return an answer, or raise the `EnvError` that it carries."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
@@ -98,22 +86,14 @@ def decode(body: bytes, where: str) -> dict[str, Any]:
 
 
 def decode_reset(body: bytes, where: str, prompt: Prompt, agents: Sequence[str]) -> ResetResult:
-    """The result of `reset`, checked as if nothing had checked it before.
-
-    Raises:
-        EnvError: The error that the answer carries, or what is wrong with it.
-    """
+    """Return the result of `reset`, checked as if nothing had checked it before, or raise the `EnvError` that it carries."""
     data, raw = _result(body, where)
     result = check_reset(ResetResult(data.get("chat"), **_given(data, _RESET)), where, prompt, agents)
     return result if raw is None else replace(result, observation=raw)
 
 
 def decode_step(body: bytes, where: str, agents: Sequence[str]) -> StepResult:
-    """The result of `step`, checked as if nothing had checked it before.
-
-    Raises:
-        EnvError: The error that the answer carries, or what is wrong with it.
-    """
+    """Return the result of `step`, checked as if nothing had checked it before, or raise the `EnvError` that it carries."""
     data, raw = _result(body, where)
     observation = data.get("chat") if raw is None else "raw"
     result = check_step(StepResult(observation=observation, **_given(data, _STEP)), where, agents)
@@ -133,11 +113,5 @@ def _given(data: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def encode_closed(*, clean: bool, reusable: bool, log: list[str]) -> bytes:
-    """The answer to ``close``.
-
-    Args:
-        clean: No call was given up and no descendant is left.
-        reusable: The process waits for another episode.
-        log: Warnings.
-    """
+    """Return the answer to ``close``; clean: no call was given up, no descendant is left; reusable: it waits for another episode."""
     return json.dumps({"clean": clean, "reusable": reusable, "log": [line[:MAX_ERROR] for line in log]}).encode()

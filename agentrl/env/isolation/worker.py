@@ -35,14 +35,7 @@ class _Session(EnvSession):
 
 
 class EpisodeProcess:
-    """Consumes calls from the socket and answers them, one after another; waits for calls, and for user code.
-
-    Args:
-        cls: The user's class.
-        source: The file it is defined in.
-        limits: Deadlines, after which the call is given up here, and a moment later this process from outside.
-        process: Limits on memory, time, files and processes.
-    """
+    """Consumes calls from the socket and answers them one by one; at a deadline a call is given up here, then this process from outside."""
 
     def __init__(self, cls: AgentClass, source: str, limits: EnvLimits, process: ProcessLimits) -> None:
         self._class, self._source, self._limits, self._process = cls, source, limits, process

@@ -37,13 +37,7 @@ END_S = 5.0
 
 
 class Zygote:
-    """Consumes orders (fork, kill), reports deaths; waits for orders, for children, and for the clock.
-
-    Args:
-        control: Orders come and reports go here, one packet each.
-        parent: Descriptor of the rollout worker's process, readable when it has ended.
-        limits: Limits of the episodes.
-    """
+    """Consumes orders (fork, kill), reports deaths; waits for orders, for children, for `parent` to end, and for the clock."""
 
     def __init__(self, control: socket.socket, parent: int, limits: EnvLimits) -> None:
         self._control, self._parent, self._limits = control, parent, limits
@@ -59,11 +53,7 @@ class Zygote:
         self._suspect = False
 
     def load(self, agent: AgentSpec) -> None:
-        """Load the user's file and get ready to fork.
-
-        Raises:
-            EnvLoadError: If it cannot be loaded.
-        """
+        """Load the user's file and get ready to fork; `EnvLoadError` if it cannot be loaded."""
         self._class, self._source = preload(agent), agent.source
         self._own = {pid for pid, info in linux.processes().items() if info.parent == os.getpid()}
         gc.collect()

@@ -44,11 +44,7 @@ PLAY: ContextVar[Callable[[type[Any] | None, str, Any, Any, int, Any], Awaitable
 
 
 class PlayingExecutor(AgentExecutorBase):
-    """Plays an episode in an environment; an override may call its `execute` and change the outcome.
-
-    Attributes:
-        environment: The class of the episodes, `None` if nothing judges the only turn; set when the executor is loaded.
-    """
+    """Plays an episode in `environment` (`None` if nothing judges it); an override may call its `execute` and change the result."""
 
     environment: type[Any] | None = None
 
@@ -126,11 +122,7 @@ def own_execute(cls: type[Any]) -> type[Any] | None:
 
 
 def make_executor(flag: str, spec: str, cls: type[Any]) -> Any:
-    """An executor, made without arguments.
-
-    Raises:
-        EnvLoadError: If that fails.
-    """
+    """Return an executor, made without arguments; `EnvLoadError` if that fails."""
     try:
         return cls()
     except Exception as error:
@@ -140,11 +132,7 @@ def make_executor(flag: str, spec: str, cls: type[Any]) -> Any:
 
 
 def executor_parts(executor: Any) -> tuple[type[Any] | None, Any]:
-    """Return the class that an executor names for its episodes, or the judge of its single turn.
-
-    Returns:
-        The class and `None`, or `None` and the reward: a function, or a list of server addresses or files, empty if there is none.
-    """
+    """Return the class for an executor's episodes and `None`, or `None` and its reward: a function, or a list of servers or files."""
     instance, function = getattr(executor, "agent_instance_cls", None), getattr(executor, "reward_func", None)
     if isinstance(instance, type):
         return instance, None

@@ -53,11 +53,7 @@ class RequestOutput:
 
 
 class RecordingEngine:
-    """The `llm_engine` of an executor; one per episode.
-
-    Args:
-        llm: Samples and records.
-    """
+    """The `llm_engine` of an executor, which records what it samples; one per episode."""
 
     partial_rollout = False
     mask_offpolicy_in_partial_rollout = False
@@ -68,11 +64,7 @@ class RecordingEngine:
         self.completions: list[Completion] = []
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling_params: Any, multi_modal_data: Any = None) -> RequestOutput:
-        """Sample one continuation with settings that are vLLM's `SamplingParams`, or have the same names.
-
-        Raises:
-            EnvResultError: If it cannot be done: several continuations, images, or settings out of range.
-        """
+        """Sample one continuation with vLLM's `SamplingParams`; `EnvResultError` for images, `n` above 1 and settings out of range."""
         if multi_modal_data:
             raise bad_result("llm_engine.generate", "multi_modal_data", multi_modal_data, "this engine takes text only")
         if (getattr(sampling_params, "n", 1) or 1) != 1:
@@ -123,11 +115,7 @@ class OpenRLHFExecutor(Executor):
 
 
 def as_executor(flag: str, spec: str, shared: Any) -> type[OpenRLHFExecutor]:
-    """The class that plays episodes of an executor that overrides `execute`.
-
-    Raises:
-        EnvLoadError: If its `execute` could not wait for the engine.
-    """
+    """Return the class that plays episodes of an executor that overrides `execute`, which must be an ``async def``."""
     cls = type(shared)
     if not inspect.iscoroutinefunction(cls.execute):
         raise EnvLoadError(flag, spec, f"{cls.__name__}.execute is a plain def", "Write async def: it has to wait for llm_engine.generate.")
@@ -145,11 +133,7 @@ def _sampling_params(llm: Policy) -> SamplingParams:
 
 
 def _used(value: Any, completions: Sequence[Completion], where: str) -> list[Completion]:
-    """The completions that the action ranges are made of.
-
-    Raises:
-        EnvResultError: If a range holds a token that was not sampled right there, after the tokens before it.
-    """
+    """Return the completions that the action ranges are made of; `EnvResultError` for a token that was not sampled right there."""
     if not isinstance(value, Mapping):
         raise bad_result(where, "result", value, f"return a dictionary with {', '.join(NEEDED)}")
     missing = [key for key in NEEDED if key not in value]
@@ -220,21 +204,7 @@ class StepPlayer(Protocol):
     async def play(
         self, cls: AgentClass, task: Task, *, sampling: Mapping[str, Any], max_length: int, sampler: Sampler
     ) -> tuple[Trajectory, list[StepResult]]:
-        """Play one episode of an environment with the loop of a run.
-
-        Args:
-            cls: The environment.
-            task: The task, with its prompt as the model is to read it.
-            sampling: Sampling settings to change for the first turn and those after it.
-            max_length: Tokens that the episode may have.
-            sampler: Samples the turns.
-
-        Returns:
-            What was sampled, and what `step` returned for each turn.
-
-        Raises:
-            EnvError: If the environment failed.
-        """
+        """Play one episode of at most `max_length` tokens; return what was sampled, and the result of `step` for each turn."""
 
     def encode(self, text: str) -> list[int]:
         """As `agentrl.env.executor.Policy.encode`."""
@@ -255,22 +225,7 @@ def chosen_sampling(params: Any) -> dict[str, Any]:
 
 
 async def play(player: StepPlayer, cls: AgentClass | None, task: Task, params: Any, max_length: int, llm_engine: Any) -> dict[str, Any]:
-    """Play one episode, sampling with the engine that the executor was given.
-
-    Args:
-        player: Runs the loop.
-        cls: The environment; `None` if nothing judges the only turn.
-        task: The task; its prompt is the rendered text.
-        params: Settings of the first turn, as vLLM's `SamplingParams`; `step` may change those of the next ones.
-        max_length: Tokens that the episode may have.
-        llm_engine: Samples, as vLLM does.
-
-    Returns:
-        The dictionary that an executor's `execute` returns. Its reward is `None` if there is no environment.
-
-    Raises:
-        EnvError: If the environment failed.
-    """
+    """Play one episode with the executor's engine (`None`: nothing judges it); return the dictionary that `execute` returns."""
 
     async def sample(request: GenerationRequest) -> Generation:
         asked = request.sampling

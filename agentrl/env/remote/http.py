@@ -59,14 +59,7 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer of a server.
-
-    Attributes:
-        status: HTTP status.
-        body: Decompressed.
-        url: Address of the request.
-        max_depth: Levels of nesting that JSON may have.
-    """
+    """Answer of a server: status, decompressed body, address of the request, and levels of nesting that its JSON may have."""
 
     status: int
     body: bytes
@@ -79,32 +72,19 @@ class Reply:
         return self.body.decode("utf-8", "replace")
 
     def json(self) -> Any:
-        """The body as JSON.
-
-        Raises:
-            RemoteError: If it is not JSON, too deep, or holds NaN or an infinity.
-        """
+        """The body as JSON; `RemoteError` if it is not JSON, too deep, or holds NaN or an infinity."""
         return parse_json(self.body, self.url, self.max_depth)
 
 
 @dataclass(slots=True)
 class HttpSession:
-    """Cookies of one caller, and the server that set them; all calls of the session go to that server.
-
-    Attributes:
-        cookies: Cookies, kept and sent by the rules of browsers.
-        server: Index of the server, from its first answer on.
-    """
+    """Cookies of one caller, kept by the rules of browsers, and the index of the server that all its calls go to after the first answer."""
 
     cookies: httpx.Cookies = field(default_factory=httpx.Cookies)
     server: int | None = None
 
     def keep(self, response: httpx.Response) -> None:
-        """Store the cookies of an answer.
-
-        Raises:
-            RemoteError: If the cookies are too many or too large.
-        """
+        """Store the cookies of an answer; `RemoteError` if they are too many or too large."""
         self.cookies.extract_cookies(response)
         cookies = list(self.cookies.jar)
         if len(cookies) > MAX_COOKIES or sum(len(cookie.name) + len(cookie.value or "") for cookie in cookies) > MAX_COOKIE_CHARS:
@@ -125,13 +105,7 @@ class _Call:
 
 
 class _AttemptError(Exception):
-    """An attempt without a usable answer.
-
-    Args:
-        error: The error to report if no attempt follows.
-        untouched: The server has certainly not begun to act.
-        gone: No server listens at the address.
-    """
+    """An attempt without a usable answer; `untouched`: the server has certainly not begun to act; `gone`: none listens at the address."""
 
     def __init__(self, error: RemoteError, *, untouched: bool = False, gone: bool = False) -> None:
         super().__init__(error)
@@ -175,15 +149,7 @@ class JsonClient:
         )
 
     async def post(self, body: Any, path: str = "") -> Any:
-        """Post `body` and return the answer's JSON.
-
-        Args:
-            body: Any JSON value.
-            path: Path appended to the server's address.
-
-        Raises:
-            RemoteError: If there is no usable answer within the limits.
-        """
+        """Post `body` to a path below the server's address and return the answer's JSON; `RemoteError` if none comes in time."""
         return (await self.call("POST", path, body)).json()
 
     async def call(
@@ -318,11 +284,7 @@ class JsonClient:
 
 
 class SharedClient:
-    """One client for all episodes of an event loop, made at the first `open` and closed at the last `close`.
-
-    Args:
-        make: Function that makes the client.
-    """
+    """One client for all episodes of an event loop, made at the first `open` and closed at the last `close`."""
 
     def __init__(self, make: Callable[[], JsonClient]) -> None:
         self._make = make

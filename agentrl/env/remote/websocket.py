@@ -22,26 +22,14 @@ TOO_LARGE, NOT_TEXT = 1009, 1007
 
 
 class JsonSocket:
-    """One connection, made by `open`, without compression, redirects or proxies.
-
-    Args:
-        url: Address of the server.
-        connection: Connection of the package websockets.
-    """
+    """One connection, made by `open`, without compression, redirects or proxies."""
 
     def __init__(self, url: str, connection: ClientConnection) -> None:
         self._url, self._connection = url, connection
 
     @classmethod
     async def open(cls, url: str) -> JsonSocket:
-        """Connect.
-
-        Args:
-            url: Address, ``ws`` or ``wss``.
-
-        Raises:
-            RemoteError: If the connection fails or takes too long.
-        """
+        """Connect to a ``ws`` or ``wss`` address; `RemoteError` if that fails or takes too long."""
         from websockets.asyncio.client import connect
         from websockets.exceptions import InvalidHandshake, InvalidStatus
 
@@ -76,11 +64,7 @@ class JsonSocket:
         return cls(url, connection)
 
     async def ask(self, question: Any, timeout_s: float) -> Any:
-        """Send `question` and return the answer.
-
-        Raises:
-            RemoteError: If there is no usable answer in time; the connection cannot be used afterwards.
-        """
+        """Send `question` and return the answer; after a `RemoteError` the connection cannot be used any more."""
         content = encode_json(question).decode()
         try:
             with anyio.fail_after(timeout_s):
@@ -105,11 +89,7 @@ class JsonSocket:
             raise RemoteError(f"{self._url}: the connection was closed: {excerpt(str(error))}", infrastructure=code != NOT_TEXT) from error
 
     async def close(self, goodbye: Any = None) -> None:
-        """End the connection within a few seconds; never raises.
-
-        Args:
-            goodbye: Message to send first; `None`: none.
-        """
+        """Send `goodbye` if there is one, and end the connection within a few seconds; never raises."""
         from websockets.exceptions import ConnectionClosed
 
         try:

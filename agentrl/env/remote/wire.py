@@ -19,11 +19,7 @@ _GZIP_OR_ZLIB = 47  # window bits that make zlib find out itself
 
 
 def check_url(url: str, schemes: tuple[str, ...] = HTTP) -> str:
-    """Return the address without a trailing slash.
-
-    Raises:
-        ConfigError: If `url` is not an address with one of `schemes`, or holds a user name or password.
-    """
+    """Return the address without a trailing slash; `ConfigError` if it has none of `schemes`, or a user name or password."""
     try:
         parts = urlsplit(url.strip())
         usable = parts.scheme in schemes and bool(parts.hostname) and (parts.port or 1) > 0
@@ -37,11 +33,7 @@ def check_url(url: str, schemes: tuple[str, ...] = HTTP) -> str:
 
 
 def encode_json(body: Any) -> bytes:
-    """Return `body` as JSON.
-
-    Raises:
-        RemoteError: If `body` holds a value that JSON cannot express, such as NaN.
-    """
+    """Return `body` as JSON; `RemoteError` if it holds a value that JSON cannot express, such as NaN."""
     try:
         return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -49,11 +41,7 @@ def encode_json(body: Any) -> bytes:
 
 
 def parse_json(body: bytes | str, where: str, max_depth: int) -> Any:
-    """Parse JSON without NaN and infinities, nested no deeper than `max_depth`.
-
-    Raises:
-        RemoteError: If `body` is anything else.
-    """
+    """Parse JSON without NaN and infinities, nested no deeper than `max_depth`; `RemoteError` for anything else."""
     try:
         value = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
@@ -79,11 +67,7 @@ def retry_after_s(header: str) -> float:
 
 
 def decoder(url: str, encoding: str) -> Callable[[bytes, int], bytes]:
-    """Return a function that decompresses a piece of a body to at most a given number of bytes.
-
-    Raises:
-        RemoteError: If the encoding was not requested. The returned function raises it for a piece in another encoding.
-    """
+    """Return a function that decompresses a piece of a body to at most a given number of bytes; `RemoteError` for another encoding."""
     if encoding.strip().lower() in ("", "identity"):
         return lambda chunk, limit: chunk[:limit]
     if encoding.strip().lower() not in ("gzip", "deflate"):

@@ -45,11 +45,7 @@ class RewardForm:
         return self.kind in ("openrlhf", "trl")
 
     def call(self, function: Callable[..., Any], state: StepState, where: str) -> Any:
-        """Call `function` for the answer in `state`; lists have one entry.
-
-        Raises:
-            EnvResultError: If the task has no such column as a parameter asks for.
-        """
+        """Call `function` for the answer in `state`, with lists of one entry; `EnvResultError` if the task lacks a column it asks for."""
         answer, label, prompt = state.action_text, state.label, state.observation_text
         if self.kind == "openrlhf":
             return function([prompt + answer], [prompt], [label])
@@ -83,15 +79,7 @@ class RewardForm:
 
 
 def form_of(function: Callable[..., Any], where: str) -> RewardForm:
-    """Return the form of a reward function.
-
-    Args:
-        function: The function.
-        where: File and name, for messages.
-
-    Raises:
-        ConfigError: If its parameters fit no form; the message names the parameter.
-    """
+    """Return the form of a reward function; `ConfigError` names the parameter that fits no form (`where`: file and name, for messages)."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

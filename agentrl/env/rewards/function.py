@@ -38,15 +38,7 @@ class Reward:
 
 
 class FunctionReward(Reward):
-    """A reward from a user's function.
-
-    Args:
-        function: Function in one of the forms of `agentrl.env.rewards.forms`; those on lists get lists of length 1.
-        where: File and name, for messages.
-
-    Raises:
-        ConfigError: If the function's parameters fit no form.
-    """
+    """A reward from a user's function in one of the forms of `agentrl.env.rewards.forms`; `where` is its file and name, for messages."""
 
     def __init__(self, function: RewardFunction, where: str) -> None:
         self._function, self._where = function, where
@@ -171,11 +163,7 @@ def combine_rewards(**parts: tuple[RewardFunction | Reward, float] | RewardFunct
 
 
 def as_reward(value: Any, where: str) -> Reward:
-    """Return `value` if it is a `Reward`, else the reward of a function in one of the forms.
-
-    Raises:
-        ConfigError: If `value` is neither.
-    """
+    """Return `value` if it is a `Reward`, else the reward of a function in one of the forms; `ConfigError` if it is neither."""
     if isinstance(value, Reward):
         return value
     if isinstance(value, type) or not callable(value):

@@ -70,12 +70,7 @@ class RemoteReward(Reward):
         await client.aclose()
 
     async def judge(self, state: StepState) -> StepResult:
-        """As `Reward.judge`.
-
-        Raises:
-            RewardError: If no server gave a usable answer in time.
-            EnvResultError: If the answer for this episode cannot be used.
-        """
+        """As `Reward.judge`; `RewardError` if no server gave a usable answer in time, `EnvResultError` if this entry is unusable."""
         item = (state.observation_text + state.action_text, state.observation_text, state.label)
         try:
             encode_json(item)
@@ -150,11 +145,7 @@ def remote_reward(*urls: str, timeout_s: float = 45.0, batch_size: int = 64) -> 
 
 
 def load_reward_servers(spec: str) -> type[AgentInstance]:
-    """Return the environment class that ``reward:URL[,URL...][#timeout_s=...&batch_size=...]`` names.
-
-    Raises:
-        EnvLoadError: If an address or an option cannot be used.
-    """
+    """Return the environment class that ``reward:URL[,URL...][#timeout_s=...&batch_size=...]`` names."""
     urls, _, fragment = spec.partition(":")[2].partition("#")
     options = dict(parse_qsl(fragment))
     try:

@@ -37,26 +37,14 @@ class ToolCallError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """Result of one tool call.
-
-    Attributes:
-        text: Text for the model.
-        kind: ``ok``, ``bad_call`` (the call could not be run) or ``failed`` (the tool raised, or took too long).
-    """
+    """Text for the model, and kind of a call's outcome: ``bad_call`` could not be run, ``failed`` raised or took too long."""
 
     text: str
     kind: Literal["ok", "bad_call", "failed"] = "ok"
 
 
 class Tool:
-    """One function as a tool.
-
-    Args:
-        function: Function with a type hint for every parameter; a ``def`` runs on a thread, an ``async def`` on the loop.
-
-    Raises:
-        TypeError: If `function` has no name or is a generator, or if a parameter has no type hint or cannot be given by name.
-    """
+    """One function as a tool, with a type hint for every parameter; a ``def`` runs on a thread, an ``async def`` on the loop."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function) or not hasattr(function, "__name__"):
@@ -87,11 +75,7 @@ class Tool:
             raise TypeError(f"tool {self.name}: {error}") from error
 
     def check(self) -> None:
-        """Make sure that arguments can be checked against the type hints.
-
-        Raises:
-            TypeError: If the arguments cannot be checked.
-        """
+        """Make sure that arguments can be checked against the type hints, else raise `TypeError`."""
         from pydantic import PydanticUserError
 
         try:
@@ -100,11 +84,7 @@ class Tool:
             raise TypeError(f"tool {self.name}: its arguments cannot be checked: {str(error).splitlines()[0]}") from error
 
     def bind(self, arguments: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
-        """Return arguments by name, checked against the type hints and converted where nothing is lost ("7" to 7).
-
-        Raises:
-            ToolCallError: If the arguments do not fit the type hints.
-        """
+        """Return arguments by name, checked against the type hints and converted where nothing is lost ("7" to 7); or `ToolCallError`."""
         from pydantic import ValidationError
 
         if not isinstance(arguments, Mapping):
@@ -129,16 +109,7 @@ class Tool:
 
 
 class Toolbox:
-    """A set of tools whose calls run under limits of time and output length.
-
-    Args:
-        functions: The tools.
-        timeout_s: Time limit of one call. A thread cannot be ended: a ``def`` that takes longer runs on, and its result
-            is discarded.
-        max_output_chars: Maximum length of a result that the model reads, characters.
-        on_failure: Treatment of exceptions and passed time limits in a tool: ``tell`` the model, or ``raise``, which
-            makes the episode a failure of the environment.
-    """
+    """A set of tools whose calls run under limits of time and output length; the attributes of `ToolEnv` document them."""
 
     def __init__(
         self,
@@ -159,11 +130,7 @@ class Toolbox:
         return [tool.schema() for tool in self.tools.values()]
 
     async def run(self, call: Parsed) -> ToolOutcome:
-        """Run one call; an error in the call becomes text for the model.
-
-        Raises:
-            Exception: An exception of the tool, with `on_failure` ``raise``.
-        """
+        """Run one call; an error in the call becomes text for the model, and with `on_failure` ``tell`` an exception of the tool, too."""
         if isinstance(call, BadCall):
             return _bad(call.problem)
         tool = self.tools.get(call.name)
@@ -225,11 +192,7 @@ class ToolEnv(AgentInstance):
 
     @classmethod
     def preload(cls) -> None:
-        """Make the schemas of all tools once, so that a tool without one fails before the first episode.
-
-        Raises:
-            TypeError: If a tool has no schema.
-        """
+        """Make the schemas of all tools once, so that a tool without one fails before the first episode."""
         if cls.tool_prompt is None:
             Toolbox(cls.tools).schemas()
 
@@ -330,12 +293,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def with_tools(prompt: Any, schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the chat messages of a prompt with tools, which the chat template describes.
-
-    Args:
-        prompt: Text or chat messages.
-        schemas: JSON schemas from `Toolbox.schemas`.
-    """
+    """Return the chat messages of a prompt with the JSON schemas of its tools, which the chat template describes."""
     first, *rest = as_messages(prompt)
     return [{**first, "tools": [*first.get("tools", ()), *schemas]}, *rest]
 
