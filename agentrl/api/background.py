@@ -28,7 +28,7 @@ class Background(Generic[T]):
     """Work on a thread of its own, which begins at once.
 
     Args:
-        work: Makes the coroutine; what it is given asks it for an early end. It cleans up after itself when it is cancelled.
+        work: Makes the coroutine, which cleans up after itself when it is cancelled; its argument asks it for an early end.
         stop_timeout_s: Seconds from the request for an early end to the cancellation.
 
     Raises:
@@ -98,12 +98,13 @@ class Background(Generic[T]):
 
     def _run(self) -> None:
         try:
-            result = asyncio.run(self._main())
+            try:
+                result = asyncio.run(self._main())
+            finally:
+                _one_at_a_time.release()
         except BaseException as error:
-            _one_at_a_time.release()
             self._ended.set_exception(error)
         else:
-            _one_at_a_time.release()
             self._ended.set_result(result)
 
     async def _main(self) -> T:
@@ -115,15 +116,7 @@ class Background(Generic[T]):
 
 
 def run_until_signal(work: Coroutine[Any, Any, T], stop: StopRequest | None = None, stop_timeout_s: float = 0.0) -> T:
-    """Run `work` to its end.
-
-    Args:
-        work: Cleans up after itself when it is cancelled.
-        stop: Asked first, if `work` has something that hears it; `work` is cancelled if it has not returned in time.
-        stop_timeout_s: That time.
-
-    Returns:
-        What `work` returns.
+    """Run `work` to its end and return its result; a signal asks `stop`, if `work` hears it, and cancels `work` after `stop_timeout_s`.
 
     Raises:
         KeyboardInterrupt: If a signal cancelled it; by then its own cleanup is done.

@@ -26,22 +26,17 @@ CPU_CONTEXT = 4096
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    """A finding with its rule.
-
-    Attributes:
-        finding: The rule's id, where it is broken, what was seen, and how often.
-        rule: What is wrong in general: severity, title, why it matters, remedy, and a piece of code.
-    """
+    """A finding (where a rule is broken, what was seen, how often) with its rule (severity, title, why it matters, remedy, code)."""
 
     finding: Finding
     rule: Rule
 
     def __str__(self) -> str:
-        """In one line."""
+        """Return the finding in one line."""
         return f"{self.rule.severity} {self.rule.id}: {self.finding.where}: {self.finding.seen}"
 
     def to_dict(self, *, fix_hints: bool = False) -> dict[str, Any]:
-        """In JSON's own types."""
+        """Return the finding in JSON's own types."""
         seen, known = asdict(self.finding), asdict(self.rule)
         names = ("id", "severity", "title", "where", "seen", "count", "why", "remedy", *(("snippet",) if fix_hints else ()))
         return {name: str(known[name]) if name in known else seen[name] for name in names}
@@ -85,13 +80,13 @@ class CheckResult:
         return not self.errors
 
     def to_dict(self, *, fix_hints: bool = False) -> dict[str, Any]:
-        """The whole result in JSON's own types, as ``agentrl check --json`` prints it."""
+        """Return the whole result in JSON's own types, as ``agentrl check --json`` prints it."""
         counts = {str(severity): len(self._of(severity)) for severity in Severity}
         findings = [finding.to_dict(fix_hints=fix_hints) for finding in self.findings]
         return {"ok": self.ok, "counts": counts, **self.report.to_dict(), "findings": findings}
 
     def __repr__(self) -> str:
-        """The environment, and its errors and warnings."""
+        """Return the environment, and its errors and warnings."""
         listed = "".join(f"\n  {finding}" for finding in (*self.errors, *self.warnings))
         return f"<CheckResult {self.report.env.get('name', '')}: {len(self.errors)} errors, {len(self.warnings)} warnings>{listed}"
 
@@ -120,7 +115,7 @@ def run_check(settings: CheckSettings) -> CheckResult:
 
 
 def _with_model(settings: CheckSettings) -> CheckSettings:
-    """The settings with the bundled model if none is named, and with its context length if none is given."""
+    """Return the settings with the bundled model if none is named, and with its context length if none is given."""
     model = settings.model or str(tiny_model_path())
     if Path(model).exists() and not Path(model).is_dir():
         raise ConfigError("--model", model, "is a file", "Give the directory of a model.")

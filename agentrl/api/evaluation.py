@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -42,13 +42,7 @@ from agentrl.track.sinks import TrajectoryRecorder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One model on the tasks.
-
-    Attributes:
-        model: Directory or hub name of the model; "" is the bundled one.
-        outcomes: One per task.
-        assessment: The figures over all tasks, with intervals.
-    """
+    """One model on the tasks: its directory or hub name ("" is the bundled one), an outcome per task, and the figures with intervals."""
 
     model: str
     outcomes: Sequence[TaskOutcome]
@@ -65,7 +59,7 @@ class Evaluation:
         model: The model.
         baseline: The model that it is compared with, if there is one.
         comparison: The differences between the two, with intervals.
-        partial: Whether it was interrupted; the tasks that take long are missing then.
+        partial: True if it was interrupted; the tasks that take long are missing then.
     """
 
     path: Path
@@ -77,12 +71,12 @@ class Evaluation:
 
     @property
     def assessment(self) -> Assessment:
-        """The figures of the model, with intervals: ``assessment.overall["reward"].low``."""
+        """Figures of the model, with intervals: ``assessment.overall["reward"].low``."""
         return self.model.assessment
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The figures of the model under flat names: ``reward``, ``reward_low``, ``pass@1``, ``reward/hard``."""
+        """Figures of the model under flat names: ``reward``, ``reward_low``, ``pass@1``, ``reward/hard``."""
         return self.model.assessment.metrics()
 
     @property
@@ -97,11 +91,7 @@ class Evaluation:
 
 
 async def measure(request: Request, console: Console | None = None) -> Evaluation:
-    """Measure as `request` says; cancelling it saves and shows the tasks that are done.
-
-    Args:
-        request: The checked settings.
-        console: Where to show progress and figures; standard output by default.
+    """Measure as `request` says, and show progress and figures; cancelling it saves and shows the tasks that are done.
 
     Raises:
         ConfigError: If the environment, the tasks or a model cannot be used.
@@ -129,8 +119,9 @@ class _Measurement:
 
     async def run(self) -> Evaluation:
         config, baseline = self.request.config, self.request.baseline
-        progress = EvalProgress(self.console)
-        heading = f"{config.run.agent}: {len(self.tasks)} tasks, {config.eval.eval_samples} episodes each"
+        progress, samples = EvalProgress(self.console), config.eval.eval_samples
+        total = len(self.tasks)
+        heading = f"{config.run.agent}: {total} task{'s' * (total != 1)}, {samples} episode{'s' * (samples != 1)} each"
         self.console.print(Text(heading, style="bold"), soft_wrap=True)
         try:
             await self._measure(config.model.model, "trajectories.jsonl", progress)
@@ -138,7 +129,8 @@ class _Measurement:
                 await self._measure(baseline, "baseline.jsonl", progress)
         except asyncio.CancelledError:
             progress.close()
-            self._keep_partial()
+            if any(by_task for _, by_task in self.done):
+                self._finish(partial=True)
             raise
         finally:
             progress.close()
@@ -193,10 +185,6 @@ class _Measurement:
         _show(self.console, result)
         return result
 
-    def _keep_partial(self) -> None:
-        if any(by_task for _, by_task in self.done):
-            self._finish(partial=True)
-
 
 def measured_tasks(config: PlayConfig, agent: AgentSpec) -> list[Task]:
     """Return the tasks to measure on: those that a training run with these settings would be evaluated on, else its training tasks.
@@ -220,10 +208,9 @@ def _output(config: EvaluateConfig) -> Path:
     return Path("runs") / f"eval-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _measured(config: EvaluateConfig, model: str, outcomes: Iterable[TaskOutcome]) -> Measured:
-    listed = list(outcomes)
-    assessment = assess(listed, solved_at=config.eval.eval_pass_score, seed=config.run.seed)
-    return Measured(model=model, outcomes=listed, assessment=assessment)
+def _measured(config: EvaluateConfig, model: str, outcomes: Sequence[TaskOutcome]) -> Measured:
+    assessment = assess(outcomes, solved_at=config.eval.eval_pass_score, seed=config.run.seed)
+    return Measured(model=model, outcomes=outcomes, assessment=assessment)
 
 
 def model_name(model: str) -> str:
@@ -251,17 +238,16 @@ def _write(evaluation: Evaluation, config: EvaluateConfig) -> None:
 
 
 def _result(measured: Measured, solved_at: float) -> dict[str, Any]:
-    by_task = {
-        outcome.task_id: {"kind": outcome.kind, "failed": len(outcome.failures), **outcome.values(solved_at)}
-        for outcome in measured.outcomes
-    }
+    def figures(outcome: TaskOutcome) -> dict[str, Any]:
+        return {"kind": outcome.kind, "failed": len(outcome.failures), **outcome.values(solved_at)}
+
+    by_task = {outcome.task_id: figures(outcome) for outcome in measured.outcomes}
     return {"path": measured.model, **measured.assessment.to_json(), "by_task": by_task}
 
 
 def _show(console: Console, evaluation: Evaluation) -> None:
     model, baseline, comparison = evaluation.model, evaluation.baseline, evaluation.comparison
-    console.print()
-    console.print(Text(f"model     {model_name(model.model)}"), soft_wrap=True)
+    console.print(Text(f"\nmodel     {model_name(model.model)}"), soft_wrap=True)
     if baseline is None or comparison is None:
         console.print()
         print_assessment(console, model.assessment)

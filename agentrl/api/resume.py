@@ -41,12 +41,7 @@ MAY_CHANGE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Starting point of a run.
-
-    Attributes:
-        progress: Where it stands; the very beginning without a checkpoint.
-        learner: Directory of the learner's state; `None` without a checkpoint.
-    """
+    """Start of a run: its progress and the directory of the learner's state; the very beginning and `None` without a checkpoint."""
 
     progress: Progress
     learner: Path | None = None
@@ -77,7 +72,7 @@ def saved_settings(run_dir: str) -> Path:
 
 
 def resumed_run_dir(config: TrainConfig) -> Path | None:
-    """The directory of the run that ``--resume`` continues; `None` if there is nothing to continue.
+    """Return the directory of the run that ``--resume`` continues; `None` if there is nothing to continue.
 
     Raises:
         ConfigError: If ``auto`` comes without ``--run-dir``.
@@ -127,11 +122,7 @@ def _check_unchanged(saved: Mapping[str, Any], config: TrainConfig) -> None:
 
 
 def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
-    """Take back what was recorded after the checkpoint, since it will happen again.
-
-    Returns:
-        The metrics of the steps that stay.
-    """
+    """Take back what was recorded after the checkpoint, since it will happen again, and return the metrics of the steps that stay."""
     repeated = {group_id for group_id, *_ in progress.open_groups}
 
     def is_closed(group_id: int | None) -> bool:  # a record too large to be kept has no id

@@ -32,11 +32,8 @@ class Metrics(list[dict[str, Any]]):
 class Run:
     """A training run that has ended, goes on, or was killed; everything is read from its directory when it is asked for.
 
-    Args:
-        path: Directory of the run.
-
     Attributes:
-        path: The same.
+        path: Directory of the run.
 
     Raises:
         ConfigError: If the directory holds no run.

@@ -29,11 +29,7 @@ def environment(env: object) -> str:
 
 
 def train_settings(env: object, given: Mapping[str, Any]) -> TrainConfig:
-    """Return the checked configuration of a training run.
-
-    Args:
-        env: The environment as the user gave it; empty: as the run that is resumed, or the file, says.
-        given: The settings, ``config`` among them.
+    """Return the checked configuration of a training run; an empty `env` is that of the run that is resumed, or of the file ``config``.
 
     Raises:
         ConfigError: If one of them is wrong.
@@ -82,9 +78,7 @@ def _without_config(given: Mapping[str, Any]) -> tuple[dict[str, Any], Path | No
 
 
 def _with_agent(env: object, given: Mapping[str, Any]) -> dict[str, Any]:
-    if env == "":
-        return dict(given)
-    return {"agent": environment(env), **given}
+    return dict(given) if env == "" else {"agent": environment(env), **given}
 
 
 def with_settings(
@@ -132,7 +126,7 @@ def _is_section(default: object, name: str) -> bool:
 
 
 def _fields(key: str, names: Mapping[str, str]) -> Iterator[str]:
-    """The fields that a name stands for."""
+    """Yield the fields that a name stands for."""
     for flag in aliases().get("--" + key.replace("_", "-"), (key,)):
         name = flag.removeprefix("--").replace("-", "_").rstrip("_")
         name = names.get(name, name)

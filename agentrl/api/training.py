@@ -44,12 +44,8 @@ PROMPTS_CHECKED = 1000
 async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks: Sequence[CallbackLike] = ()) -> RunResult:
     """Train as `config` says; on return everything is saved and nothing is left running.
 
-    When a learner rank dies, everything is started again from the last checkpoint.
-
-    Args:
-        config: The resolved configuration.
-        stop: Asks for an early end, from which the run can be resumed.
-        callbacks: Callbacks besides those that `config` names.
+    When a learner rank dies, everything is started again from the last checkpoint. `stop` asks for an early end, from which the run
+    can be resumed; `callbacks` come besides those that `config` names.
 
     Raises:
         ConfigError: If the environment, the tasks or the model cannot be used.
@@ -93,7 +89,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
         if (problem := missing_labels(config, agent, first)) is not None:
             tracker.warn(Sign("no-labels", *problem))
         await _start(config, [*first, *questions], runtime, tracker)
-        result = await _train(config, tasks, questions, runtime, tracker, begin, stop)
+        result = await _train(config, run_dir, tasks, questions, runtime, tracker, begin, stop)
         status, ledger = "interrupted" if result.stopped else "finished", result.counts.metrics()
         stop_reason = result.stop_reason or None
         return result
@@ -126,6 +122,7 @@ async def _start(config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, t
 
 async def _train(
     config: TrainConfig,
+    run_dir: Path,
     tasks: TaskSource,
     questions: Sequence[Task],
     runtime: Runtime,
@@ -137,11 +134,12 @@ async def _train(
     if begin.learner is not None:
         tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}")
         await runtime.learner.load_checkpoint(str(begin.learner))
-    report = None if config.run.run_dir is None else StallReport(config.run.run_dir, runtime.diagnose)
+    report = StallReport(run_dir, runtime.diagnose)
     evaluations = open_evaluations(config, questions, pool, runtime.learner, tracker, resumed=bool(begin.progress.step), report=report)
     if config.eval.eval_at_start and not begin.progress.step:
         await tracker.notify(MetricsRow(step=0, metrics=await evaluations.evaluate(0)))
-    repeat = repeated_tasks(tasks, begin.progress)
+    sizes = {"every": config.run.save_every, "num_steps": config.run.num_steps, "keep": config.run.keep_checkpoints}
+    checkpoints = Checkpoints(run_dir, runtime.learner, config=to_json(config), **sizes)
     result = await run_loops(
         settings=flow_settings(config),
         pool=pool,
@@ -151,29 +149,15 @@ async def _train(
         keep=group_filter(config),
         after_step=[evaluations],
         progress=begin.progress,
-        repeat=repeat,
-        checkpoints=_checkpoints(config, runtime),
+        repeat=repeated_tasks(tasks, begin.progress),
+        checkpoints=checkpoints,
         stop=stop,
         report=report,
     )
-    if config.track.save_model and config.run.run_dir is not None and not result.stopped:
+    if config.track.save_model and not result.stopped:
         tracker.on_stage("saving the model")
-        await runtime.learner.save_model(str((config.run.run_dir / "model").absolute()))
+        await runtime.learner.save_model(str((run_dir / "model").absolute()))
     return result
-
-
-def _checkpoints(config: TrainConfig, runtime: Runtime) -> Checkpoints | None:
-    run = config.run
-    if run.run_dir is None:
-        return None
-    return Checkpoints(
-        run.run_dir,
-        runtime.learner,
-        every=run.save_every,
-        num_steps=run.num_steps,
-        keep=run.keep_checkpoints,
-        config=to_json(config),
-    )
 
 
 async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:

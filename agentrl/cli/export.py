@@ -37,14 +37,7 @@ class ExportArgs:
 
 
 def main(words: list[str]) -> int:
-    """Run the command.
-
-    Args:
-        words: Words after ``export``.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command with the words after ``export``."""
     args = tyro.cli(ExportArgs, prog="agentrl export", args=words)
     target = args.target.expanduser().absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
@@ -67,11 +60,7 @@ def main(words: list[str]) -> int:
 
 
 def find_checkpoint(source: Path, step: int | None) -> Path:
-    """The checkpoint that is meant.
-
-    Args:
-        source: A run or a checkpoint.
-        step: Which one of a run; `None` for the newest.
+    """Return the checkpoint that is meant: `source` itself, or that of a step of the run `source`, by default the newest.
 
     Raises:
         ConfigError: If there is none.

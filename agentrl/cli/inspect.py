@@ -54,14 +54,7 @@ class InspectArgs:
 
 
 def main(words: list[str]) -> int:
-    """Run the command.
-
-    Args:
-        words: Words after ``inspect``.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command with the words after ``inspect``."""
     args = tyro.cli(InspectArgs, prog="agentrl inspect", args=_with_sort_joined(words))
     if args.sort.lstrip("-") not in SORTS:
         raise ConfigError("--sort", args.sort, "is no order", f"Choose {', '.join(SORTS)}, with a minus before it for descending.")
@@ -81,24 +74,13 @@ def main(words: list[str]) -> int:
 
 def _with_sort_joined(words: list[str]) -> list[str]:
     """Join ``--sort -reward`` into one word, because the parser would take the value for a flag."""
-    joined: list[str] = []
-    for word in words:
-        if joined and joined[-1] == "--sort":
-            joined[-1] = f"--sort={word}"
-        else:
-            joined.append(word)
-    return joined
+    at = words.index("--sort") if "--sort" in words[:-1] else len(words)
+    return [*words[:at], *(["=".join(words[at : at + 2])] if at < len(words) else []), *words[at + 2 :]]
 
 
 def _choice(args: InspectArgs) -> Choice:
-    return Choice(
-        statuses=args.status,
-        task=args.task,
-        step=args.step,
-        agent=args.agent,
-        min_reward=args.min_reward,
-        max_reward=args.max_reward,
-    )
+    limits = {"min_reward": args.min_reward, "max_reward": args.max_reward}
+    return Choice(statuses=args.status, task=args.task, step=args.step, agent=args.agent, **limits)
 
 
 def _export(run: RunDirectory, args: InspectArgs, path: Path, screen: Screen) -> None:
@@ -112,10 +94,8 @@ def _export(run: RunDirectory, args: InspectArgs, path: Path, screen: Screen) ->
 
 def _one_episode(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
     name = args.episode
-    records = next(run.episodes(name), [])
-    if not records:
-        matching = (record for record in run.records(f'"{name}"') if record.get("trajectory_id") == name)
-        records = list(itertools.islice(matching, 1))
+    matching = (record for record in run.records(f'"{name}"') if record.get("trajectory_id") == name)
+    records = next(run.episodes(name), []) or list(itertools.islice(matching, 1))
     if not records:
         remedy = f"`agentrl inspect {run.path}` lists them; a run with --record sample records one episode of each group."
         raise ConfigError("EPISODE", name, "is not among the recorded episodes", remedy)

@@ -10,42 +10,35 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from agentrl.core.errors import AgentRLError, ConfigError
 
 COMMANDS = {
-    "train": ("agentrl.cli.train", "train a model in an environment"),
-    "check": ("agentrl.cli.check", "play an environment without a model and say what is wrong with it"),
-    "eval": ("agentrl.cli.eval", "measure a model in an environment, or compare two"),
-    "play": ("agentrl.cli.play", "be the policy in the terminal, or watch a model"),
-    "inspect": ("agentrl.cli.inspect", "show a run, its episodes, or one of them turn by turn"),
-    "profile": ("agentrl.cli.profile", "say where a run's time went, and what other sizes would give"),
-    "replay": ("agentrl.cli.replay", "repeat recorded episodes and compare"),
-    "export": ("agentrl.cli.export", "write the model of a checkpoint as a Hugging Face directory"),
+    "train": ("agentrl.cli.train:main", "train a model in an environment"),
+    "check": ("agentrl.cli.train:check", "play an environment without a model and say what is wrong with it"),
+    "eval": ("agentrl.cli.train:evaluate", "measure a model in an environment, or compare two"),
+    "play": ("agentrl.cli.play:main", "be the policy in the terminal, or watch a model"),
+    "inspect": ("agentrl.cli.inspect:main", "show a run, its episodes, or one of them turn by turn"),
+    "profile": ("agentrl.cli.profile:main", "say where a run's time went, and what other sizes would give"),
+    "replay": ("agentrl.cli.replay:main", "repeat recorded episodes and compare"),
+    "export": ("agentrl.cli.export:main", "write the model of a checkpoint as a Hugging Face directory"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand.
-
-    Args:
-        argv: Words after the program's name; `None` takes them from the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Run one subcommand and return its exit code; `argv` are the words after the program's name, by default those of the command line."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(usage())
         return 0
     if words[0] == "--version":
-        sys.stdout.write(f"agentrl {_version()}\n")
+        sys.stdout.write(f"agentrl {version('agentrl')}\n")
         return 0
     if words[0] not in COMMANDS:
         return report(ConfigError("command", words[0], "is not a command", f"Commands: {', '.join(COMMANDS)}."))
-    module, _ = COMMANDS[words[0]]
-    command: Callable[[list[str]], int] = importlib.import_module(module).main
-    return guarded(command, words[1:])
+    module, _, function = COMMANDS[words[0]][0].partition(":")
+    return guarded(getattr(importlib.import_module(module), function), words[1:])
 
 
 def guarded(command: Callable[[list[str]], int], words: list[str]) -> int:
@@ -59,14 +52,12 @@ def guarded(command: Callable[[list[str]], int], words: list[str]) -> int:
     except BrokenPipeError:  # `agentrl inspect RUN | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except AgentRLError as error:
-        return report(error, debug=debug)
-    except Exception as error:  # a bug of ours, or of a library: name it, and say how to see more
+    except Exception as error:  # agentrl's own, or a bug of ours or of a library: name it, and say how to see more
         return report(error, debug=debug)
 
 
 def report(error: Exception, *, debug: bool = False) -> int:
-    """Write one message to standard error; returns the exit code that fits the error."""
+    """Write one message to standard error, and return the exit code that fits the error."""
     if debug:
         traceback.print_exception(error)
     kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
@@ -77,15 +68,9 @@ def report(error: Exception, *, debug: bool = False) -> int:
 
 
 def usage() -> str:
-    """The text of ``agentrl --help``."""
+    """Return the text of ``agentrl --help``."""
     rows = "\n".join(f"  agentrl {name:<8} {what}" for name, (_, what) in COMMANDS.items())
     return f"agentrl: reinforcement learning for language-model agents\n\n{rows}\n\n`agentrl COMMAND --help` lists a command's settings.\n"
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("agentrl")
 
 
 if __name__ == "__main__":

@@ -55,14 +55,7 @@ class PlayArgs:
 
 
 def main(words: list[str]) -> int:
-    """Run the command.
-
-    Args:
-        words: Words after ``play``.
-
-    Returns:
-        The exit code: 1 if an episode failed.
-    """
+    """Run the command with the words after ``play``; the exit code is 1 if an episode failed."""
     words = [word.replace("_", "-") if word.startswith("--") and "=" not in word else word for word in expand_aliases(words)]
     args = tyro.cli(PlayArgs, prog="agentrl play", args=_positional(words), config=TYRO)
     if args.logprobs and not args.model:
@@ -73,7 +66,7 @@ def main(words: list[str]) -> int:
 
 
 def _positional(words: list[str]) -> list[str]:
-    """``--agent ENV`` is the same as ``ENV``."""
+    """Return the words with ``--agent ENV`` as ``ENV``, which is the same."""
     if "--agent" not in words[:-1]:
         return [word.removeprefix("--agent=") for word in words]
     at = words.index("--agent")
@@ -92,7 +85,7 @@ def _config(args: PlayArgs) -> TrainConfig:
 
 
 def _for_a_person(config: TrainConfig, given: set[str]) -> TrainConfig:
-    """Nobody types as tersely and as fast as a model: limits hold only if they were given."""
+    """Return settings with those limits only that were given, because nobody types as tersely and as fast as a model."""
     rollout = replace(config.rollout, episode_timeout_s=float(PLENTY))
     if "--max-new-tokens" not in given:
         rollout = replace(rollout, max_new_tokens=PLENTY)
@@ -101,27 +94,14 @@ def _for_a_person(config: TrainConfig, given: set[str]) -> TrainConfig:
 
 
 def open_table(args: PlayArgs, config: TrainConfig) -> PlaySession:
-    """Everything that is needed to play.
-
-    Raises:
-        ConfigError: If the environment, the tasks or the model cannot be used.
-    """
+    """Return everything that is needed to play; a `ConfigError` says what cannot be used."""
     from agentrl.env.load import load_agent
     from agentrl.inspect.play import PlaySession, Tasks
     from agentrl.rollout.tasks import open_tasks
 
     spec = load_agent(config.run.agent)
-    tasks = Tasks(open_tasks(config, spec))
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")
-    return PlaySession(
-        config,
-        spec,
-        tasks,
-        Screen(),
-        model=bool(args.model),
-        pause=args.pause,
-        episodes=args.episodes,
-        tokens=args.show_tokens,
-        logprobs=args.logprobs,
-    )
+    shown = {"tokens": args.show_tokens, "logprobs": args.logprobs}
+    model, tasks = bool(args.model), Tasks(open_tasks(config, spec))
+    return PlaySession(config, spec, tasks, Screen(), model=model, pause=args.pause, episodes=args.episodes, **shown)

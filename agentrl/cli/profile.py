@@ -46,14 +46,7 @@ class ProfileArgs:
 
 
 def main(words: list[str]) -> int:
-    """Run the command.
-
-    Args:
-        words: Words after ``profile``.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command with the words after ``profile``."""
     args = tyro.cli(ProfileArgs, prog="agentrl profile", args=words)
     _check(args)
     run, screen = RunDirectory(args.run), Screen()
@@ -70,11 +63,7 @@ def main(words: list[str]) -> int:
 
 
 def recorded_times(run: RunDirectory, config: TrainConfig) -> Recorded:
-    """Return the recorded times of a run.
-
-    Raises:
-        ConfigError: If that is too little.
-    """
+    """Return the recorded times of a run; a `ConfigError` says what is missing."""
     return read_recorded(
         settings=flow_settings(config),
         num_engines=config.engine.num_engines,

@@ -44,14 +44,7 @@ class ReplayArgs:
 
 
 def main(words: list[str]) -> int:
-    """Run the command.
-
-    Args:
-        words: Words after ``replay``.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command with the words after ``replay``."""
     args = tyro.cli(ReplayArgs, prog="agentrl replay", args=words)
     if args.all == bool(args.episodes):
         problem = "comes with names of episodes" if args.all else "is not given, and no episode is named"

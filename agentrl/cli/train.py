@@ -1,26 +1,28 @@
-"""``agentrl train``: check, start, train, save, sum up."""
+"""``agentrl train``, ``agentrl eval`` and ``agentrl check``: read the words, run what `agentrl.api` wires, and return the exit code."""
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any
+
+import tyro
 
 from agentrl.api.background import run_until_signal
-from agentrl.api.resume import with_directory, with_saved_settings
-from agentrl.config.load import load_config, to_json
+from agentrl.check.findings import CheckSettings
+from agentrl.config.load import TYRO, expand_aliases, load_config, to_json
 from agentrl.flow.state import StopRequest
 
 INTERRUPTED = 130
+INCOMPLETE = 3
+"""Exit code of an evaluation in which some tasks are in no figure, because all of their episodes failed."""
 
 
 def main(words: list[str]) -> int:
-    """Run the command.
+    """Train as the flags after ``train`` say: check, start, train, save, sum up."""
+    from agentrl.api.resume import with_directory, with_saved_settings
 
-    Args:
-        words: Flags after ``train``.
-
-    Returns:
-        The exit code.
-    """
     config = with_directory(load_config(with_saved_settings([word for word in words if word != "--dry-run"])))
     if "--dry-run" in words:
         sys.stdout.write(to_json(config) + "\n")
@@ -34,3 +36,46 @@ def main(words: list[str]) -> int:
     go_on = f"continue with: agentrl train --resume {config.run.run_dir}" if result.steps else "no step was done, so nothing was saved"
     sys.stderr.write(f"agentrl: {result.ended}; {go_on}\n")
     return INTERRUPTED
+
+
+def evaluate(words: list[str]) -> int:
+    """Measure a model as the flags after ``eval`` say, alone or next to another one; the code is 3 if some tasks failed."""
+    from agentrl.api.evaluation import measure
+    from agentrl.evaluation.config import load_request
+
+    evaluation = run_until_signal(measure(load_request(words)))
+    failed = evaluation.failed_tasks
+    if not any(failed):
+        return 0
+    sys.stderr.write(f"agentrl: {' and '.join(map(str, failed))} of {evaluation.num_tasks} tasks failed and are in no figure\n")
+    return INCOMPLETE
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckFlags(CheckSettings):
+    """Play an environment without a model and report what is wrong with it. Exit code: 0 no errors, 1 errors, 2 bad request."""
+
+    json: bool = False
+    """Write the report as JSON."""
+    fix_hints: bool = False
+    """Show a piece of code with each remedy."""
+
+
+def check(words: list[str]) -> int:
+    """Check an environment as the flags after ``check`` say; the code is 1 if there is an error."""
+    from agentrl.api.checking import run_check
+    from agentrl.api.settings import with_settings
+    from agentrl.check.report import print_report
+
+    words = [word for word in expand_aliases(words) if word != "--debug"]
+    flags = tyro.cli(CheckFlags, prog="agentrl check", args=words, config=TYRO)
+    given: dict[str, Any] = {}
+    for item in fields(CheckSettings):  # a section's settings are given by their own names
+        value = getattr(flags, item.name)
+        given |= asdict(value) if is_dataclass(value) and not isinstance(value, type) else {item.name: value}
+    result = run_check(with_settings(CheckSettings(env=""), given, command="check"))
+    if flags.json:
+        sys.stdout.write(json.dumps(result.to_dict(fix_hints=flags.fix_hints), indent=2) + "\n")
+    else:
+        print_report(result.report, fix_hints=flags.fix_hints)
+    return int(not result.ok)

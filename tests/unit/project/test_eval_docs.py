@@ -6,7 +6,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from agentrl.cli.eval import INCOMPLETE
+from agentrl.cli.train import INCOMPLETE
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.schema import EvalConfig, TrainConfig
 from agentrl.config.sections import flag

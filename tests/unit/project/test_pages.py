@@ -60,7 +60,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 def flags() -> set[str]:
     """Every flag of every command: the fields of the settings, and of the arguments of the modules behind the commands."""
     known = {flag(name) for name in field_homes()} | set(SAME_HERE) | FOREIGN
-    for module in {name for name, _ in COMMANDS.values()} | {"agentrl.evaluation.config", "agentrl.check.context"}:
+    for module in {name.partition(":")[0] for name, _ in COMMANDS.values()} | {"agentrl.evaluation.config", "agentrl.check.context"}:
         for value in vars(importlib.import_module(module)).values():
             if dataclasses.is_dataclass(value):
                 known |= {flag(field.name) for field in dataclasses.fields(value)}
