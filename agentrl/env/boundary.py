@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, RemoteError, RewardError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, StepResult, StepState, make_reset_state
-from agentrl.env.isolation.limits import ProcessLimits
+from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.multi_agent import named_agents
 from agentrl.env.results import MAX_MESSAGE, check_reset, check_step, said
 

@@ -15,13 +15,12 @@ from typing import Any
 from agentrl.core import plugins
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.plugins import suggest
-from agentrl.env.adapters.gem import load_gem
+from agentrl.env.adapters.games import load_gem, load_textarena
 from agentrl.env.adapters.gymnasium import GymEnv
 from agentrl.env.adapters.gymnasium_vector import load_gym
 from agentrl.env.adapters.nemo_gym import load_nemo_gym
 from agentrl.env.adapters.openenv import load_openenv
 from agentrl.env.adapters.reasoning_gym import load_reasoning_gym
-from agentrl.env.adapters.textarena import load_textarena
 from agentrl.env.agent import AgentClass, AgentInstance
 from agentrl.env.executor import Executor, check_executor
 from agentrl.env.given import PREFIX, from_bytes, module_of, remembered, to_bytes

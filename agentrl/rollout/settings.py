@@ -21,7 +21,7 @@ from agentrl.config.schema import (
 )
 from agentrl.core.types import EvalSampling, Sampling
 from agentrl.env.boundary import EnvLimits
-from agentrl.env.isolation.limits import ProcessLimits
+from agentrl.env.isolation.system import ProcessLimits
 
 EPISODES_PER_SEQUENCE = 4
 """Episodes to begin with for each sequence that an engine decodes at once: the others wait for their environments."""

@@ -20,12 +20,11 @@ from agentrl.core.types import Prompt, Task, as_messages
 from agentrl.env.adapters.gymnasium import last_word
 from agentrl.env.adapters.specs import import_suite, seeded_tasks, split_spec, take_count
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
-from agentrl.env.remote.wire import check_url, excerpt
+from agentrl.env.remote.wire import JsonSocket, check_url, excerpt
 from agentrl.env.results import number
 
 if TYPE_CHECKING:
     from agentrl.env.remote.http import SharedClient
-    from agentrl.env.remote.websocket import JsonSocket
 
 SEEDS = 2**31
 ATTEMPTS = 5
@@ -202,8 +201,6 @@ class OpenEnvEnv(AgentInstance):
 
     async def _begin(self, data: Mapping[str, Any], attempt: int) -> tuple[Mapping[str, Any] | None, str]:
         """Try once to get a session; return the first observation, or `None` and the reason for another attempt."""
-        from agentrl.env.remote.websocket import JsonSocket
-
         try:
             self._socket = await JsonSocket.open(f"{self.url}/ws")
             frame = await self._socket.ask({"type": "reset", "data": data}, self.timeout_s)

@@ -154,11 +154,13 @@ class SuiteEnv(AgentInstance):
     """One episode of an environment of a suite.
 
     Attributes:
+        suite: Module of the suite.
         env_id: Name that the suite knows.
         env_options: Keyword arguments of the suite's `make`.
         num_tasks: Number of tasks, with the seeds 0, 1, ...; `None`: endless tasks, with seeds derived from the run's.
     """
 
+    suite: ClassVar[str] = ""
     env_id: ClassVar[str] = ""
     env_options: ClassVar[Mapping[str, Any]] = {}
     num_tasks: ClassVar[int | None] = None
@@ -169,7 +171,7 @@ class SuiteEnv(AgentInstance):
     @classmethod
     def make(cls) -> Any:
         """Make the suite's environment; `reset` does so while the global generators are the episode's."""
-        raise NotImplementedError(f"{cls.__name__} needs a classmethod make(cls)")
+        return importlib.import_module(cls.suite).make(cls.env_id, **cls.env_options)
 
     @classmethod
     def tasks(cls) -> Iterable[Task]:

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from agentrl.core.errors import EnvError, EnvLoadError
 from agentrl.env.boundary import EnvLimits, EnvSession, Session, Threads
 from agentrl.env.executor import Executor
-from agentrl.env.isolation import linux
-from agentrl.env.isolation.limits import ProcessLimits, child_environment, describe_end
+from agentrl.env.isolation import system
 from agentrl.env.isolation.session import EpisodeHandle, ProcessSession, settle
-from agentrl.env.isolation.worker import CLEAN, OUT_OF_MEMORY
+from agentrl.env.isolation.system import ProcessLimits, child_environment, describe_end
+from agentrl.env.isolation.zygote import CLEAN, OUT_OF_MEMORY
 from agentrl.env.load import AgentSpec, preload
 from agentrl.env.multi_agent import named_agents
 
@@ -271,7 +271,7 @@ def _wait_for_end(zygote: subprocess.Popen[bytes], mark: str) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(zygote.pid, signal.SIGKILL)
         zygote.wait()
-    left = linux.kill_marked(mark)
+    left = system.kill_marked(mark)
     if left:
         _log.warning("killed %d processes that environments had left behind", left)
 

@@ -2,31 +2,184 @@
 
 It is started with `subprocess`, not forked, so nothing of the rollout worker is in it: no threads, no secrets, no model.
 Whatever a process of an episode leaves behind becomes the zygote's child, because it has asked the system for that; so a
-child that it does not know is to be killed.
+child that it does not know is to be killed. A process of an episode calls the user's code and answers over a socket.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import gc
 import json
+import logging
 import os
 import pickle
+import random
 import select
 import signal
 import socket
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
-from agentrl.core.errors import EnvLoadError
+import numpy as np
+import numpy.random  # loaded on first use otherwise, with a seed of its own
+
+from agentrl.core.errors import EnvError, EnvLoadError
+from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass
-from agentrl.env.boundary import EnvLimits
-from agentrl.env.isolation import linux
-from agentrl.env.isolation.limits import MIB, ProcessLimits
-from agentrl.env.isolation.worker import CLEAN, run
+from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.isolation import system, wire
+from agentrl.env.isolation.system import MIB, ProcessLimits
 from agentrl.env.load import AgentSpec, preload
+
+CLEAN = 173
+"""Exit code of a process that leaves no descendant; any other has the zygote look for some."""
+OUT_OF_MEMORY = 174
+
+
+class _Session(EnvSession):
+    abandoned = "; its process is ended"
+
+
+class EpisodeProcess:
+    """Consumes calls from the socket and answers them one by one; at a deadline a call is given up here, then this process from outside."""
+
+    def __init__(self, cls: AgentClass, source: str, limits: EnvLimits, process: ProcessLimits) -> None:
+        self._class, self._source, self._limits, self._process = cls, source, limits, process
+        self._threads = Threads(limits.threads)
+        self._where = f"{os.path.basename(source)}: {cls.__name__}"
+        self._log = _Log()
+        self._task: Task | None = None
+        self._session = self._new_session()
+        self._is_clean = True
+        self._episodes = 0
+
+    async def serve(self, connection: socket.socket) -> None:
+        """Answer until the other side has closed the connection, or until this process has played its episodes."""
+        reader, writer = await asyncio.open_connection(sock=connection)
+        call: asyncio.Task[bytes] | None = None
+        while True:
+            try:
+                size, number = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
+                operation, *arguments = pickle.loads(await reader.readexactly(size))
+            except asyncio.IncompleteReadError:
+                return
+            if operation == "cancel":
+                if call is not None:
+                    call.cancel()
+                continue
+            if call is not None:
+                await asyncio.wait({call})  # only a cancelled call is not waited for by the other side
+            if operation == "close":
+                answer, over = await self._close()
+                writer.write(wire.framed(answer, number))
+                await writer.drain()
+                if over:
+                    return
+            else:
+                call = asyncio.create_task(self._answer(operation, arguments))
+                call.add_done_callback(functools.partial(_send, writer, number))
+
+    async def _answer(self, operation: str, arguments: list[Any]) -> bytes:
+        where = f"{self._where}.{operation}"
+        try:
+            result = await (self._reset(*arguments) if operation == "reset" else self._step(*arguments))
+            return wire.encode_result(result, where)
+        except EnvError as error:
+            self._is_clean = False
+            return wire.encode_error(error, system.named_limit(str(error).partition("\n")[0], self._process))
+        except asyncio.CancelledError:
+            self._is_clean = False
+            raise
+
+    async def _reset(self, task: Task, seed: int) -> Any:
+        system.begin_cpu_time(self._process.cpu_s)
+        seed_generators(seed)
+        self._task = task
+        self._session = self._new_session()
+        return await self._session.reset(task, seed)
+
+    async def _step(self, values: dict[str, Any]) -> Any:
+        assert self._task is not None
+        return await self._session.step(wire.step_state(values, self._task))
+
+    async def _close(self) -> tuple[bytes, bool]:
+        """Close the episode; what there is to say of it, and whether this process has played enough."""
+        await self._session.close()
+        self._episodes += 1
+        self._task = None
+        clean = self._is_clean and not system.has_children()
+        reusable = clean and self._episodes < self._process.reuse
+        flush_output()
+        return wire.encode_closed(clean=clean, reusable=reusable, log=self._log.take()), not reusable
+
+    def _new_session(self) -> EnvSession:
+        return _Session(self._class, self._source, self._threads, self._limits)
+
+
+def _send(writer: asyncio.StreamWriter, number: int, call: asyncio.Task[bytes]) -> None:
+    if not call.cancelled():
+        writer.write(wire.framed(call.result(), number))
+
+
+class _Log(logging.Handler):
+    """Keeps agentrl's own warnings, to be logged where the run is."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines: list[str] = []
+        logger = logging.getLogger("agentrl")
+        logger.handlers, logger.propagate = [self], False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines = [*self._lines[-9:], record.getMessage()]
+
+    def take(self) -> list[str]:
+        lines, self._lines = self._lines, []
+        return lines
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators that a process has one of, so that an episode depends on its task and on nothing before it."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+def run(connection: socket.socket, cls: AgentClass, source: str, limits: EnvLimits) -> NoReturn:
+    """Be the process of an episode; called once, right after the fork."""
+    code = 1
+    try:
+        os.setsid()
+        system.become("agentrl-env", death_signal=signal.SIGKILL)
+        process = limits.process or ProcessLimits()
+        system.apply(process)
+        gc.enable()
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(EpisodeProcess(cls, source, limits, process).serve(connection))
+        code = 0 if system.has_children() else CLEAN
+        flush_output()
+    except MemoryError:
+        code = OUT_OF_MEMORY
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)  # what was registered for the end of the zygote is not this process's
+
+
+def flush_output() -> None:
+    """Write what was printed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+
 
 MAX_PACKET = 2**16
 TICK_S = 0.05
@@ -55,12 +208,12 @@ class Zygote:
     def load(self, agent: AgentSpec) -> None:
         """Load the user's file and get ready to fork; `EnvLoadError` if it cannot be loaded."""
         self._class, self._source = preload(agent), agent.source
-        self._own = {pid for pid, info in linux.processes().items() if info.parent == os.getpid()}
+        self._own = {pid for pid, info in system.processes().items() if info.parent == os.getpid()}
         gc.collect()
         gc.freeze()  # so that collections in the children do not copy what they share
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
-        self._resident = linux.processes()[os.getpid()].resident
+        self._resident = system.processes()[os.getpid()].resident
 
     def serve(self) -> None:
         """Work until the other side closes the connection or ends."""
@@ -80,8 +233,8 @@ class Zygote:
     def end(self) -> None:
         """Kill everything that was started and wait for it."""
         until = time.monotonic() + END_S
-        while linux.has_children() and time.monotonic() < until:
-            linux.kill_families({pid for pid, info in linux.processes().items() if info.parent == os.getpid()})
+        while system.has_children() and time.monotonic() < until:
+            system.kill_families({pid for pid, info in system.processes().items() if info.parent == os.getpid()})
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
@@ -105,7 +258,7 @@ class Zygote:
         else:
             found = [pid for pid, other in self._workers.items() if other == number]
             if found:
-                linux.kill_families(found)
+                system.kill_families(found)
                 self._suspect = True
         return True
 
@@ -148,9 +301,9 @@ class Zygote:
         self._suspect = False
         me = os.getpid()
         known = self._own | self._workers.keys()
-        strays = {pid for pid, info in linux.processes().items() if info.parent == me and info.state not in "ZX"} - known
+        strays = {pid for pid, info in system.processes().items() if info.parent == me and info.state not in "ZX"} - known
         if strays:
-            linux.kill_families(strays)
+            system.kill_families(strays)
             self._suspect = True  # look once more when they are gone
 
     def _watch(self) -> None:
@@ -162,9 +315,9 @@ class Zygote:
         if not self._workers or (now < self._next_scan and not burst):
             return
         self._last_pid = last_pid
-        table = linux.processes()
+        table = system.processes()
         over = {}
-        for pid, family in linux.families(table, self._workers.keys()).items():
+        for pid, family in system.families(table, self._workers.keys()).items():
             memory = sum(max(table[member].resident - self._resident, 0) for member in family)
             if len(family) - 1 > self._process.processes:
                 over[pid] = f"it had {len(family) - 1} processes, more than --env-processes {self._process.processes}"
@@ -173,14 +326,14 @@ class Zygote:
         if over:
             for pid, why in over.items():
                 self._reasons[self._workers[pid]] = why
-            linux.kill_families(over)
+            system.kill_families(over)
             self._suspect = True
         self._next_scan = time.monotonic() + max(SCAN_S, 20 * (time.monotonic() - now))
 
 
 def main(descriptor: int, expected_parent: int) -> None:
     """Be the zygote of the process that started this one."""
-    linux.become("agentrl-envs", death_signal=signal.SIGTERM)  # ends a load that hangs; nothing has been forked yet
+    system.become("agentrl-envs", death_signal=signal.SIGTERM)  # ends a load that hangs; nothing has been forked yet
     parent = os.pidfd_open(expected_parent)
     if os.getppid() != expected_parent:
         return
@@ -190,7 +343,7 @@ def main(descriptor: int, expected_parent: int) -> None:
     zygote = Zygote(control, parent, limits)
     try:
         zygote.load(agent)
-        linux.become("agentrl-envs", death_signal=0)
+        system.become("agentrl-envs", death_signal=0)
         zygote.tell(ready=os.getpid(), seconds=time.monotonic() - start, threads=threading.active_count() - 1)
         zygote.serve()
     except EnvLoadError as error:

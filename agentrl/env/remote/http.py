@@ -15,12 +15,11 @@ import anyio
 import httpx
 
 from agentrl.core.errors import RemoteError
-from agentrl.env.remote.wire import check_url, decoder, encode_json, excerpt, parse_json, retry_after_s
+from agentrl.env.remote.wire import RETRIED, check_url, decoder, encode_json, excerpt, parse_json, retry_after_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-RETRIED = frozenset({429, 500, 502, 503, 504})
 UNTOUCHED = frozenset({429, 503})
 """Statuses of servers that have not begun to act on the request."""
 EXCERPT = 300

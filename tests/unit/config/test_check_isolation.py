@@ -7,7 +7,7 @@ import pytest
 from agentrl.config.rules import ISOLATION_RULES
 from agentrl.config.schema import IsolationConfig, TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.env.isolation.limits import ProcessLimits, child_environment
+from agentrl.env.isolation.system import ProcessLimits, child_environment
 from agentrl.rollout.settings import process_limits
 
 

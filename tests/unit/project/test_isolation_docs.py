@@ -8,8 +8,8 @@ import pytest
 from agentrl.config.load import field_homes, flag
 from agentrl.config.schema import IsolationConfig
 from agentrl.env.boundary import EnvLimits
-from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.env.isolation.pool import open_sessions
+from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.load import load_agent
 from tests.unit.env.isolation.support import state
 

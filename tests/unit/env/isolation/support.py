@@ -12,8 +12,8 @@ from agentrl import StepResult, StepState, Task
 from agentrl.core.types import Sampling
 from agentrl.env.agent import make_sampling_params, make_step_state
 from agentrl.env.boundary import EnvLimits, Session
-from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.env.isolation.pool import MARK, ProcessPool
+from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.load import load_agent
 
 FILE = Path(__file__).with_name("defects.py")

@@ -8,8 +8,8 @@ import pytest
 from agentrl import Task
 from agentrl.core.errors import EnvError, EnvLoadError
 from agentrl.env.boundary import EnvLimits
-from agentrl.env.isolation.limits import ProcessLimits
 from agentrl.env.isolation.pool import LocalSessions, Sessions, open_sessions
+from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.load import AgentSpec, load_agent
 from tests.unit.env.isolation.support import state, survivors
 

@@ -1,12 +1,14 @@
-"""Games of TextArena as an agent's environment; see https://github.com/LeonGuertler/TextArena.
+"""Games of gem and TextArena as an agent's environment: ``--agent gem:ID`` and ``--agent textarena:ID`` need no file.
 
-``--agent textarena:GuessTheNumber-v0`` needs no file. The players of a game for several are the agents of an episode.
+See https://github.com/axon-rl/gem and https://github.com/LeonGuertler/TextArena. The players of a game for several are the
+agents of an episode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.env.adapters.specs import (
@@ -23,8 +25,68 @@ from agentrl.env.adapters.specs import (
 )
 from agentrl.env.agent import ResetResult, ResetState, StepResult, StepState
 
-EXTRA = "textarena"
 NO_NEWS = "Your turn."
+
+_Game = TypeVar("_Game", bound=SuiteEnv)
+
+
+class GemEnv(SuiteEnv):
+    """One episode of a gem environment, with unchanged observations, rewards, ``terminated`` and ``truncated``.
+
+    Each observation is sent as one message, followed by gem's suffix. gem's own wrappers, which
+    repeat the history in every observation, are not used: the model's context holds the history already.
+    """
+
+    suite = "gem"
+
+    def reset(self, state: ResetState) -> ResetResult:
+        """Make and seed the environment."""
+        self._random = EpisodeRandom(state.seed)
+        with self._random.in_force():
+            self._env = self.make()
+            observation, info = self._env.reset(seed=state.seed % SEEDS)
+        return ResetResult(_message(observation, info))
+
+    def step(self, state: StepState) -> StepResult:
+        """Pass the model's text to gem, which finds the action in it."""
+        with self._random.in_force():
+            observation, reward, terminated, truncated, info = self._env.step(state.action_text)
+        over = bool(terminated or truncated)
+        text = None if over else _message(observation, info)
+        return StepResult(float(reward), text, terminated=bool(terminated), truncated=bool(truncated))
+
+    def close(self) -> None:
+        """Let go of the environment."""
+        close = getattr(self._env, "close", None)
+        if callable(close):
+            close()
+
+
+def load_gem(spec: str) -> type[GemEnv]:
+    """Return the class for ``gem:ID[?option=value&...]``: ``num_tasks``, or keyword arguments of the environment."""
+    cls, _ = _suite_class(spec, GemEnv, "gem")
+    try:
+        with EpisodeRandom(0).in_force():
+            cls.make().reset(seed=0)
+    except Exception as error:  # whatever the environment's constructor raises, a download that fails among it
+        raise refused(spec, "making it", error, "Options are those of its class; some environments download data.") from error
+    return cls
+
+
+def _suite_class(spec: str, base: type[_Game], suite: str) -> tuple[type[_Game], dict[str, Any]]:
+    """Return the class of a specification and its options, those of the suite's `make`; `EnvLoadError` if the suite cannot make it."""
+    env_id, options = split_spec(spec)
+    module = suite.lower()
+    import_suite(spec, f"{module}.envs", module)
+    check_known(spec, suite, env_id, importlib.import_module(f"{module}.envs.registration").ENV_REGISTRY)
+    name = env_id.partition("-v")[0] if suite == "TextArena" else env_id.rpartition(":")[2]
+    attributes = {"env_id": env_id, "env_options": options, "num_tasks": take_count(spec, options, "num_tasks"), "__module__": __name__}
+    return type(class_name(name, base.__name__), (base,), attributes), options
+
+
+def _message(observation: Any, info: Mapping[str, Any]) -> str:
+    parts = (str(observation).strip(), str(info.get("suffix") or "").strip())
+    return "\n".join(part for part in parts if part)
 
 
 class TextArenaEnv(SuiteEnv):
@@ -34,14 +96,8 @@ class TextArenaEnv(SuiteEnv):
         agents: ``player0``, ``player1``, ... in TextArena's numbering; empty for a game with one player.
     """
 
+    suite = "textarena"
     agents: ClassVar[Sequence[str]] = ()
-
-    @classmethod
-    def make(cls) -> Any:
-        """Make the game; `reset` does so while the global generators are the episode's."""
-        import textarena
-
-        return textarena.make(cls.env_id, **cls.env_options)
 
     def reset(self, state: ResetState) -> ResetResult:
         """Make and seed the game."""
@@ -85,22 +141,12 @@ class TextArenaEnv(SuiteEnv):
 
 
 def load_textarena(spec: str) -> type[TextArenaEnv]:
-    """Return the class for ``textarena:ID`` or ``textarena:ID?option=value&...``.
+    """Return the class for ``textarena:ID[?option=value&...]``: ``num_tasks``, ``players``, or keyword arguments of the game.
 
-    Options are keyword arguments of the game, ``num_tasks`` and ``players`` (default: 1 if the game can be played alone,
-    else 2).
-
-    Raises:
-        EnvLoadError: If TextArena is not installed, has no such game, or cannot begin it with these options.
+    By default one plays if the game can be played alone, else two.
     """
-    env_id, options = split_spec(spec)
-    import_suite(spec, "textarena", EXTRA)
-    from textarena.envs.registration import ENV_REGISTRY
-
-    check_known(spec, "TextArena", env_id, ENV_REGISTRY)
-    num_tasks, players = take_count(spec, options, "num_tasks"), take_count(spec, options, "players")
-    attributes = {"env_id": env_id, "env_options": options, "num_tasks": num_tasks, "__module__": __name__}
-    cls: type[TextArenaEnv] = type(class_name(env_id.partition("-v")[0], "TextArenaEnv"), (TextArenaEnv,), attributes)
+    cls, options = _suite_class(spec, TextArenaEnv, "TextArena")
+    players = take_count(spec, options, "players")
     count = _count_players(spec, cls, (1, 2) if players is None else (players,))
     cls.agents = tuple(f"player{player}" for player in range(count)) if count > 1 else ()
     return cls

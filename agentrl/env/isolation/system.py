@@ -1,0 +1,208 @@
+"""Linux calls: limits and environment variables of an episode's process, and all its descendants, also detached ones."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fnmatch
+import os
+import resource
+import signal
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+MIB = 2**20
+
+KEPT = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TERM", "TMPDIR", "XDG_*_HOME"),
+    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "CUDA_VISIBLE_DEVICES"),
+    *("OMP_*", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_*", "TOKENIZERS_PARALLELISM"),
+    *("HF_HOME", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "AGENTRL_TEST_*"),
+)
+"""Environment variables that are passed on; everything else may be a secret."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLimits:
+    """Limits of an episode's process; passing a limit ends only that episode.
+
+    Attributes:
+        memory_mib: Memory beyond what loading the user's file took, of the process and of what it starts, MiB.
+        cpu_s: CPU seconds of an episode.
+        file_mib: Size of a file that is written, MiB.
+        processes: Processes that it may have started and that still run.
+        open_files: Open files and sockets.
+        reuse: Episodes that a process plays, one after another; 1: every episode begins in the state that loading left.
+        passed: Names of environment variables that are passed on besides `KEPT`.
+    """
+
+    memory_mib: int = 1024
+    cpu_s: float = 600.0
+    file_mib: int = 256
+    processes: int = 32
+    open_files: int = 512
+    reuse: int = 1
+    passed: tuple[str, ...] = ()
+
+
+def child_environment(environment: Mapping[str, str], passed: tuple[str, ...]) -> dict[str, str]:
+    """The variables of `environment` that an episode's process is given; hashes of texts are the same in every run."""
+    kept = {name: value for name, value in environment.items() if name in passed or any(fnmatch.fnmatchcase(name, p) for p in KEPT)}
+    return {"PYTHONHASHSEED": "0", **kept}
+
+
+def apply(limits: ProcessLimits) -> None:
+    """Limit the calling process, and with it what it will start. Data counts, not address space, much of which is only reserved."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        data = int(file.read().split()[5]) * _PAGE
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_DATA, data + limits.memory_mib * MIB)
+    _limit(resource.RLIMIT_FSIZE, limits.file_mib * MIB)
+    _limit(resource.RLIMIT_NOFILE, limits.open_files)
+
+
+def begin_cpu_time(cpu_s: float) -> None:
+    """Let the calling process use so much CPU time from now on."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + cpu_s) + 1, hard))
+
+
+def describe_end(code: int, limits: ProcessLimits) -> str:
+    """Return the reason for a process's end from its exit code; a negative code is the number of a signal."""
+    if code >= 0:
+        return f"its process exited with code {code}"
+    if -code == signal.SIGXCPU:
+        return f"it used more than {limits.cpu_s:g} s of CPU time (--env-cpu-s), and its process was ended"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
+    return f"its process was ended by {name}{hint}"
+
+
+def named_limit(problem: str, limits: ProcessLimits) -> str:
+    """The flag behind an exception that a limit causes, in brackets; nothing for any other."""
+    for sign, flag, value in (
+        ("raised MemoryError", "--env-memory-mib", limits.memory_mib),
+        (f"[Errno {errno.EFBIG}]", "--env-file-mib", limits.file_mib),
+        (f"[Errno {errno.EMFILE}]", "--env-open-files", limits.open_files),
+    ):
+        if sign in problem:
+            return f" ({flag} {value})"
+    return ""
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+_SET_DEATH_SIGNAL, _SET_NAME, _SET_SUBREAPER = 1, 15, 36
+_PAGE = resource.getpagesize()
+_ROUNDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """One line of the system's table of processes."""
+
+    parent: int
+    state: str
+    resident: int  # bytes
+
+
+def become(name: str, *, death_signal: int) -> None:
+    """Name the calling process, adopt what its descendants leave behind, and be sent `death_signal` when its parent ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_SET_NAME, name.encode(), 0, 0, 0)
+    libc.prctl(_SET_DEATH_SIGNAL, death_signal, 0, 0, 0)
+    if libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def has_children() -> bool:
+    """Return True if the calling process has children. A process that adopts orphans and has no children has no descendants."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def processes() -> dict[int, ProcessInfo]:
+    """Every process that is visible, by its id."""
+    table = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b") ")[2].split()  # the name before may hold anything
+                table[int(name)] = ProcessInfo(int(fields[1]), fields[0].decode(), int(fields[21]) * _PAGE)
+    return table
+
+
+def families(table: Mapping[int, ProcessInfo], roots: Collection[int]) -> dict[int, list[int]]:
+    """The processes that descend from each of `roots`, itself included, those that have ended and are not collected left out."""
+    found: dict[int, list[int]] = {root: [] for root in roots}
+    owner: dict[int, int | None] = {}
+    for pid, info in table.items():
+        root = _root(pid, table, found, owner)
+        if root is not None and info.state not in "ZX":
+            found[root].append(pid)
+    return found
+
+
+def _root(pid: int, table: Mapping[int, ProcessInfo], roots: Collection[int], owner: dict[int, int | None]) -> int | None:
+    path = []
+    while pid not in owner and pid not in roots:
+        path.append(pid)
+        info = table.get(pid)
+        if info is None or len(path) > len(table):
+            break
+        pid = info.parent
+    root = owner.get(pid, pid if pid in roots else None)
+    owner.update(dict.fromkeys(path, root))
+    return root
+
+
+def kill_families(roots: Collection[int]) -> None:
+    """Kill processes and their descendants. All are stopped before any is killed, so that none can start another meanwhile."""
+    stopped: set[int] = set()
+    for _ in range(_ROUNDS):
+        fresh = {pid for family in families(processes(), roots).values() for pid in family} - stopped
+        if not fresh:
+            break
+        send(fresh, signal.SIGSTOP)
+        stopped |= fresh
+    send(stopped, signal.SIGKILL)
+
+
+def kill_marked(mark: str) -> int:
+    """Kill every process whose environment holds `mark`, in case the process in charge of them is gone; return their number."""
+    wanted = mark.encode()
+    killed: set[int] = set()
+    for _ in range(_ROUNDS):
+        found = {pid for pid in processes() if pid != os.getpid() and _holds(pid, wanted)} - killed
+        if not found:
+            break
+        send(found, signal.SIGKILL)
+        killed |= found
+    return len(killed)
+
+
+def _holds(pid: int, mark: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """Send a signal; processes that are gone are passed over."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
