@@ -243,31 +243,18 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
 
 
 def find_estimator(name: str) -> Estimator:
-    """Return the estimator that ``--advantage-estimator`` names.
-
-    Raises:
-        ConfigError: If there is none, or the user's file cannot be used.
-    """
+    """Return the estimator that ``--advantage-estimator`` names; a name or a file that cannot be used is a `ConfigError`."""
     return facts.find(facts.ESTIMATOR, name, ESTIMATORS)
 
 
 def estimator_facts(name: str) -> EstimatorFacts:
-    """Return the facts of the estimator that ``--advantage-estimator`` names.
-
-    Raises:
-        ConfigError: If there is none, or the user's file cannot be used.
-    """
+    """Return the facts of the estimator that ``--advantage-estimator`` names; see `find_estimator`."""
     found: EstimatorFacts = facts.facts_of(find_estimator(name))
     return found
 
 
 def compute_advantages(estimator: str | Estimator, inputs: AdvantageInputs, options: AdvantageOptions) -> Advantages:
-    """Run an estimator, and whiten its advantages if that is among its facts.
-
-    Args:
-        estimator: The estimator, or its name.
-        inputs: The whole batch, on every rank.
-        options: Settings.
+    """Run an estimator, given itself or by name, on the whole batch; whiten its advantages if that is among its facts.
 
     Raises:
         ConfigError: If the name is unknown, values of a critic are missing, or an estimator without a discount is given one.
@@ -309,14 +296,9 @@ def _check_tokens(function: Estimator, name: str, value: Any, inputs: AdvantageI
 
 
 def whiten(values: Tensor, *, std_norm: bool = True) -> Tensor:
-    """Subtract the mean over all tokens and divide by their biased standard deviation.
+    """Return ``(values - mean) / sqrt(max(variance, 1e-8))`` over all tokens of the batch, or ``values - mean``. # [A] -> [A].
 
-    Args:
-        values: One number per action token of the whole batch. # [A]
-        std_norm: Whether to divide.
-
-    Returns:
-        ``(values - mean) / sqrt(max(variance, 1e-8))``. # [A]
+    The variance is the biased one.
     """
     exact, count = values.double(), max(len(values), 1)
     centred = exact - exact.sum() / count

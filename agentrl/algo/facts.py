@@ -138,19 +138,12 @@ def _stated(function: F | None, facts: EstimatorFacts | LossFacts | FilterFacts)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of function that a user may bring.
+    """One kind of function that a user may bring."""
 
-    Attributes:
-        flag: The flag that names it.
-        decorator: Name of the decorator that states its facts.
-        facts: Type of its facts.
-        arguments: Names of its arguments.
-    """
-
-    flag: str
-    decorator: str
-    facts: type[Any]
-    arguments: tuple[str, ...]
+    flag: str  # the flag that names it
+    decorator: str  # name of the decorator that states its facts
+    facts: type[Any]  # type of its facts
+    arguments: tuple[str, ...]  # names of its arguments
 
 
 ESTIMATOR = Kind("--advantage-estimator", "advantage_estimator", EstimatorFacts, ("inputs", "options"))
@@ -159,12 +152,7 @@ FILTER = Kind("--group-filter", "group_filter", FilterFacts, ("group",))
 
 
 def find(kind: Kind, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return the function that a flag names.
-
-    Args:
-        kind: The kind of function.
-        name: Name of a built-in function, or ``file.py:name``.
-        built_in: Built-in functions by name.
+    """Return the function that a flag names: a built-in one, or the user's own as ``file.py:name``.
 
     Raises:
         ConfigError: If there is no such function, or it cannot be one of that kind.

@@ -50,14 +50,7 @@ def dynamic_filter(group: GroupSummary, score_range: tuple[float, float] = (0.0,
 
 
 def find_filter(name: str) -> GroupFilter:
-    """Return the user's own filter, with its answers checked.
-
-    Args:
-        name: Value of ``--group-filter``, ``file.py:name``.
-
-    Raises:
-        ConfigError: If there is none, or the user's file cannot be used.
-    """
+    """Return the user's own filter ``file.py:name``, with its answers checked; a file that cannot be used is a `ConfigError`."""
     function = facts.find(facts.FILTER, name, {})
 
     def checked(group: GroupSummary) -> str | None:
@@ -72,11 +65,7 @@ def find_filter(name: str) -> GroupFilter:
 
 
 def filter_facts(name: str) -> facts.FilterFacts:
-    """Return the facts of the user's own filter.
-
-    Raises:
-        ConfigError: If there is none, or the user's file cannot be used.
-    """
+    """Return the facts of the user's own filter; see `find_filter`."""
     found: facts.FilterFacts = facts.facts_of(facts.find(facts.FILTER, name, {}))
     return found
 

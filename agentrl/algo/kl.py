@@ -36,9 +36,6 @@ def approximate_kl(logprobs: Tensor, reference: Tensor, estimator: str) -> Tenso
 
     Returns:
         One estimate per token. # [A]
-
-    Raises:
-        ConfigError: If the estimator is unknown.
     """
     if estimator not in KL_ESTIMATORS:
         raise ConfigError("--kl-estimator", estimator, "is not a KL estimator", f"Choose one of {', '.join(KL_ESTIMATORS)}")
@@ -47,25 +44,14 @@ def approximate_kl(logprobs: Tensor, reference: Tensor, estimator: str) -> Tenso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLController:
-    """The coefficient of the KL penalty: fixed, or steered towards a target (arXiv:1909.08593, section 2.2).
+    """The coefficient of the KL penalty: fixed, or steered towards a target (arXiv:1909.08593, section 2.2)."""
 
-    Attributes:
-        coefficient: The one in force.
-        target: KL divergence to hold; `None` keeps the coefficient fixed.
-        horizon: Episodes over which an error of 20 % or more changes the coefficient by 20 %.
-    """
-
-    coefficient: float
-    target: float | None = None
-    horizon: float = 10_000.0
+    coefficient: float  # the one in force
+    target: float | None = None  # KL divergence to hold; `None` keeps the coefficient fixed
+    horizon: float = 10_000.0  # episodes over which an error of 20 % or more changes the coefficient by 20 %
 
     def update(self, kl: float, episodes: int) -> KLController:
-        """The controller after a step.
-
-        Args:
-            kl: Mean KL divergence per action token measured in the step, without the coefficient.
-            episodes: Episodes in the step.
-        """
+        """Return the controller after a step of so many episodes, with this mean KL divergence per action token."""
         if self.target is None:
             return self
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)

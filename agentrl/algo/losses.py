@@ -1,4 +1,4 @@
-"""Losses of the policy and the critic: from action tokens to a loss for each of them.
+"""Losses of the policy and the critic: from action tokens to a loss for each of them, and from those to one number.
 
 Each policy loss is one function with its facts above it, and an example to copy for one's own. Throughout, ``r = exp(clamp(new - old,
 +-20))``, ``low = 1 - eps_clip_low`` and ``high = 1 + eps_clip_high``. Correction weights and aggregation come afterwards and are the
@@ -24,15 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossResult:
-    """A loss before correction and aggregation, and its statistics.
+    """A loss before correction and aggregation, and its statistics."""
 
-    Attributes:
-        per_token: To be minimised. # [A]
-        stats: Metrics of these tokens.
-    """
-
-    per_token: Tensor
-    stats: MetricSums
+    per_token: Tensor  # [A]: to be minimised
+    stats: MetricSums  # metrics of these tokens
 
 
 def value_loss(new: Tensor, old: Tensor, returns: Tensor, value_clip: float | None) -> LossResult:
@@ -193,31 +188,18 @@ POLICY_LOSSES: Mapping[str, PolicyLoss] = MappingProxyType({"ppo": ppo, "gspo": 
 
 
 def find_loss(name: str) -> PolicyLoss:
-    """Return the loss that ``--policy-loss`` names.
-
-    Raises:
-        ConfigError: If there is none, or the user's file cannot be used.
-    """
+    """Return the loss that ``--policy-loss`` names; a name or a file that cannot be used is a `ConfigError`."""
     return facts.find(facts.LOSS, name, POLICY_LOSSES)
 
 
 def loss_facts(name: str) -> LossFacts:
-    """Return the facts of the loss that ``--policy-loss`` names.
-
-    Raises:
-        ConfigError: If there is none, or the user's file cannot be used.
-    """
+    """Return the facts of the loss that ``--policy-loss`` names; see `find_loss`."""
     found: LossFacts = facts.facts_of(find_loss(name))
     return found
 
 
 def compute_policy_loss(loss: str | PolicyLoss, inputs: LossInputs, options: LossOptions) -> LossResult:
-    """Run a policy loss.
-
-    Args:
-        loss: The loss, or its name.
-        inputs: A micro-batch.
-        options: Settings.
+    """Run a policy loss, given itself or by name, on a micro-batch.
 
     Returns:
         The loss per action token, with ``policy/kl`` (k3 of new against old), ``policy/ratio_mean``, ``policy/ratio_max``,
@@ -282,3 +264,48 @@ def _statistics(inputs: LossInputs, losses: TokenLosses) -> MetricSums:
         )
         record_extremes(stats, highs={"policy/ratio_max": ratio}, lows={"policy/ratio_min": ratio})
     return stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denominators:
+    """Sizes of one optimizer step, summed over micro-batches and ranks.
+
+    Every micro-batch of every rank divides by the same numbers, so the sum of the parts is the loss of the whole, however it was cut.
+    """
+
+    tokens: float  # action tokens, masked ones included
+    episodes: float  # episodes; one with several branches counts once
+    constant: float  # tokens every episode is taken to have in the aggregation ``constant``
+
+
+Weighting: TypeAlias = "Callable[[Tensor, Denominators], Tensor | float]"
+"""From the length of each token's episode # [A] and the denominators to each token's weight in the loss."""
+
+AGGREGATIONS: Mapping[str, Weighting] = MappingProxyType(
+    {
+        "token-mean": lambda _, sizes: 1.0 / max(sizes.tokens, 1.0),
+        "seq-mean-token-mean": lambda length, sizes: 1.0 / (length * max(sizes.episodes, 1.0)),
+        "seq-mean-token-sum": lambda _, sizes: 1.0 / max(sizes.episodes, 1.0),
+        "constant": lambda _, sizes: 1.0 / (max(sizes.episodes, 1.0) * sizes.constant),
+    }
+)
+
+
+def aggregate(per_token: Tensor, *, episode_length: Tensor, mode: str, denominators: Denominators) -> Tensor:
+    """Return the share of this micro-batch in the loss of the whole optimizer step.
+
+    ``token-mean`` weights tokens equally, ``seq-mean-token-mean`` episodes equally, ``seq-mean-token-sum`` is the mean
+    over episodes of their sums, ``constant`` divides that by a fixed length (Dr. GRPO, arXiv:2503.20783).
+
+    Args:
+        per_token: Loss of each action token, 0 where masked. # [A]
+        episode_length: Action tokens of the token's episode, over all its branches. # [A]
+        mode: A key of `AGGREGATIONS`.
+        denominators: Sizes of the whole optimizer step.
+
+    Returns:
+        A scalar; the sum over micro-batches and ranks is the loss. 0, with a gradient, for an empty micro-batch.
+    """
+    if mode not in AGGREGATIONS:
+        raise ConfigError("--loss-aggregation", mode, "is not an aggregation", f"Choose one of {', '.join(AGGREGATIONS)}")
+    return (per_token * AGGREGATIONS[mode](episode_length.to(per_token.dtype), denominators)).sum()

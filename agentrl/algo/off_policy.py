@@ -90,19 +90,7 @@ def off_policy_options(
     opsm_delta: float | None = None,
     m2po_tau: float | None = None,
 ) -> OffPolicyOptions:
-    """The preset with whatever is given explicitly in its place.
-
-    Args:
-        preset: A key of `PRESETS`.
-        level: Replaces the preset's level.
-        mode: Replaces the preset's mode.
-        bounds: Replaces the preset's bounds.
-        opsm_delta: Replaces the preset's threshold.
-        m2po_tau: Replaces the preset's threshold.
-
-    Raises:
-        ConfigError: If the preset is unknown or the result makes no sense.
-    """
+    """Return a preset, a key of `PRESETS`, with each value that is given in the place of its own."""
     if preset not in PRESETS:
         raise ConfigError("--off-policy", preset, "is not a correction", f"Choose one of {', '.join(PRESETS)}")
     base = PRESETS[preset]
@@ -155,9 +143,6 @@ def off_policy_correction(
         same_version: Whether the token was sampled by exactly the learner's weights. # [A] bool
         advantages: Of each token; their sign splits the diagnostics and selects for OPSM. # [A]
         options: What to do.
-
-    Returns:
-        The correction.
     """
     log_rho = old - behaviour
     weights, keep, bounded = _weigh(log_rho, sequence, options)
@@ -225,16 +210,10 @@ def opsm_keep(behaviour: Tensor, new: Tensor, sequence: Tensor, advantages: Tens
 
 
 def second_moment_threshold(log_rho: Tensor, tau: float) -> Tensor:
-    """Largest bound b for which the tokens with ``|log rho| <= b`` have a mean squared log ratio of at most `tau`.
+    """Return the largest bound b for which tokens with ``|log rho| <= b`` have a mean squared log ratio of at most `tau`. # [A] -> [].
 
-    M2PO (arXiv:2510.01161). Found on a grid that is refined three times around the answer.
-
-    Args:
-        log_rho: Log ratios of the whole batch. # [A]
-        tau: Bound of the second moment.
-
-    Returns:
-        The bound, to within 1.2e-6; infinite if nothing needs to be masked. # []
+    M2PO (arXiv:2510.01161), for the log ratios of the whole batch. Found on a grid that is refined three times around the answer, to within
+    1.2e-6; infinite if nothing needs to be masked.
     """
     cells, size = 256, log_rho.abs().clamp(max=20.0).double()
     low, high = size.new_tensor(0.0), size.new_tensor(20.0)

@@ -37,17 +37,9 @@ def segment_std(values: Tensor, index: Tensor, size: int) -> Tensor:
 
 
 def reverse_discounted_cumsum(values: Tensor, index: Tensor, discount: float = 1.0) -> Tensor:
-    """``y[t] = values[t] + discount * y[t + 1]`` within each segment.
+    """Return ``y[t] = values[t] + discount * y[t + 1]`` within each segment, whose tokens are adjacent and in time order. # [A].
 
     Computed by doubling the reach in each pass (``log2`` of the longest segment passes) rather than token by token.
-
-    Args:
-        values: One number per token. # [A]
-        index: Segment of each token; a segment's tokens are adjacent and in time order. # [A]
-        discount: Factor per token.
-
-    Returns:
-        Discounted sum from each token to the end of its segment. # [A]
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""From groups of trajectories to the packed tensors that a training step works on."""
+"""From groups of trajectories, by way of training rows, to the packed tensors that a training step works on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,60 @@ import torch
 from torch import Tensor
 
 from agentrl.core.errors import BatchError
-from agentrl.core.types import FloatArray, Group, Trajectory
-from agentrl.learner.rows import Row, merge_turns
+from agentrl.core.metrics import MetricSums
+from agentrl.core.types import FloatArray, Group, IntArray, Trajectory, Turn, floats, ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Row:
+    """One sequence to train on; L tokens, A of them sampled, in K turns."""
+
+    tokens: IntArray  # [L]: everything the model saw and wrote, in order
+    action_positions: IntArray  # [A]: where in `tokens` the sampled ones are, ascending
+    logprobs: FloatArray  # [A]: behaviour log-probabilities
+    versions: IntArray  # [A]: policy versions
+    temperatures: FloatArray  # [A]: sampling temperatures
+    turn_ends: IntArray  # [K]: index in 0..A-1 of the last sampled token of each turn
+    turn_rewards: FloatArray  # [K]: reward of each turn
+    branch: int  # number of the row within its trajectory, from 0
+    trajectory_id: str  # the trajectory it came from
+    episode_id: str  # the episode it came from; every branch has the same, and an episode counts once
+
+
+def merge_turns(trajectory: Trajectory) -> tuple[Row, ...]:
+    """Join the turns of an episode into as few rows as the contexts allow; every sampled token, and every turn's reward, is in exactly one.
+
+    A turn that extends the tokens so far joins the row; a `fresh` turn, whose context was rewritten, begins a new one.
+
+    Raises:
+        BatchError: If a turn has no sampled token, so that its reward would have no place.
+    """
+    branches: list[list[Turn]] = []
+    for index, turn in enumerate(trajectory.turns):
+        if not len(turn.token_ids):
+            raise BatchError(f"trajectory {trajectory.trajectory_id}: turn {index} has no sampled token")
+        if turn.fresh or not branches:
+            branches.append([])
+        branches[-1].append(turn)
+    return tuple(_row(trajectory, branch, turns) for branch, turns in enumerate(branches))
+
+
+def _row(trajectory: Trajectory, branch: int, turns: list[Turn]) -> Row:
+    pieces = [part for turn in turns for part in (turn.prompt_ids, turn.token_ids)]
+    sampled = [np.full(len(piece), index % 2 == 1) for index, piece in enumerate(pieces)]
+    counts = np.array([len(turn.token_ids) for turn in turns])
+    return Row(
+        tokens=ints(np.concatenate(pieces)),
+        action_positions=ints(np.flatnonzero(np.concatenate(sampled)).astype(np.int32)),
+        logprobs=floats(np.concatenate([turn.logprobs for turn in turns])),
+        versions=ints(np.concatenate([turn.versions for turn in turns])),
+        temperatures=floats(np.repeat([turn.temperature for turn in turns], counts).astype(np.float32)),
+        turn_ends=ints((np.cumsum(counts) - 1).astype(np.int32)),
+        turn_rewards=floats([turn.reward for turn in turns]),
+        branch=branch,
+        trajectory_id=trajectory.trajectory_id,
+        episode_id=trajectory.episode_id,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,32 +78,19 @@ class Batch:
 
     Where several agents play, each trajectory counts as an episode here, and a group is what one agent did in the members
     of a task's group: estimators compare an agent with itself only.
-
-    Attributes:
-        tokens: All rows back to back. # [N] int64
-        offsets: Row r is ``tokens[offsets[r]:offsets[r + 1]]``. # [R + 1] int64
-        position: Place of each action token in `tokens`; its logits are one place earlier. # [A] int64
-        row: Row of each action token. # [A] int64
-        episode: Episode of each action token. # [A] int64
-        group: Group of each episode, from 0. # [E] int64
-        logprobs: Behaviour log-probability. # [A] float32
-        versions: Policy version that sampled the token. # [A] int64
-        temperature: Sampling temperature. # [A] float32
-        token_rewards: Turn rewards at the turns' last action tokens; sum to `rewards` per episode. # [A] float32
-        rewards: Reward of each episode. # [E] float32
     """
 
-    tokens: Tensor
-    offsets: Tensor
-    position: Tensor
-    row: Tensor
-    episode: Tensor
-    group: Tensor
-    logprobs: Tensor
-    versions: Tensor
-    temperature: Tensor
-    token_rewards: Tensor
-    rewards: Tensor
+    tokens: Tensor  # [N] int64: all rows back to back
+    offsets: Tensor  # [R + 1] int64: row r is ``tokens[offsets[r]:offsets[r + 1]]``
+    position: Tensor  # [A] int64: place of each action token in `tokens`; its logits are one place earlier
+    row: Tensor  # [A] int64: row of each action token
+    episode: Tensor  # [A] int64: episode of each action token
+    group: Tensor  # [E] int64: group of each episode, from 0
+    logprobs: Tensor  # [A] float32: behaviour log-probability
+    versions: Tensor  # [A] int64: policy version that sampled the token
+    temperature: Tensor  # [A] float32: sampling temperature
+    token_rewards: Tensor  # [A] float32: turn rewards at the turns' last action tokens; sum to `rewards` per episode
+    rewards: Tensor  # [E] float32: reward of each episode
 
     def __post_init__(self) -> None:
         for name in ("row", "episode", "logprobs", "versions", "temperature", "token_rewards"):
@@ -110,14 +149,10 @@ class Batch:
 
 
 def collate(groups: Iterable[Group]) -> Batch:
-    """Make the batch of a step; no other function makes one.
+    """Make the batch of a step, on the CPU, of groups ordered oldest first; no other function makes one.
 
-    Args:
-        groups: Groups of one step, oldest first; members that may not be trained are left out, and so are groups
-            without any that may.
-
-    Returns:
-        The batch, on the CPU; within a task's group ordered by agent, then by member.
+    Members that may not be trained are left out, and so are groups without any that may. A task's group is ordered by agent, then by
+    member.
 
     Raises:
         BatchError: If nothing can be trained, or a row's first token is an action token (nothing predicts it).
@@ -179,3 +214,26 @@ def _token_rewards(rows: Sequence[Row], episode: npt.NDArray[np.int64], rewards:
     last = np.flatnonzero(np.append(episode[1:] != episode[:-1], True))
     placed[last] += rewards - sums
     return placed.astype(np.float32)
+
+
+def describe_batch(batch: Batch, step: int) -> MetricSums:
+    """Sizes and ages of a whole batch that is trained on weights of version `step`.
+
+    ``tokens/trained`` (sampled ones), ``tokens/rows`` (all), ``rows``, ``episodes`` and ``groups`` (as in `Batch`: one for each agent);
+    over trained tokens ``staleness/mean``, ``staleness/max`` and ``staleness/share_<k>``, the share that is exactly k versions old.
+    """
+    stats = MetricSums()
+    for name, value in {
+        "tokens/trained": batch.num_actions,
+        "tokens/rows": batch.num_tokens,
+        "rows": batch.num_rows,
+        "episodes": batch.num_episodes,
+        "groups": batch.num_groups,
+    }.items():
+        stats.total(name, float(value))
+    age = step - batch.versions
+    stats.mean("staleness/mean", float(age.sum()), float(batch.num_actions))
+    stats.high("staleness/max", float(age.max()))
+    for versions, count in zip(*(part.tolist() for part in torch.unique(age, return_counts=True)), strict=True):
+        stats.mean(f"staleness/share_{versions}", float(count), float(batch.num_actions))
+    return stats

@@ -50,12 +50,7 @@ NUM_LEARNERS, ZERO_STAGE = "--num-learners", "--zero-stage"
 
 
 def save_checkpoint(state: LearnerState, path: Path, step: int) -> None:
-    """Write the state of all ranks into `path`; collective.
-
-    Args:
-        state: Of this rank.
-        path: An existing directory that every rank sees.
-        step: Steps done.
+    """Write the state of all ranks after so many steps into an existing directory, which every rank sees; collective.
 
     Raises:
         CheckpointError: If this rank cannot write its part.
@@ -70,12 +65,9 @@ def save_checkpoint(state: LearnerState, path: Path, step: int) -> None:
 
 
 def load_checkpoint(state: LearnerState, path: Path) -> int:
-    """Restore what `save_checkpoint` wrote, into models that have not been trained; collective.
+    """Restore what `save_checkpoint` wrote, into models that have not been trained, and return the steps done; collective.
 
     The number of ranks and the ZeRO stage may be others than those of the save.
-
-    Returns:
-        Steps done.
 
     Raises:
         CheckpointError: If it cannot be read, or is of another model.
@@ -101,13 +93,9 @@ def load_checkpoint(state: LearnerState, path: Path) -> int:
 
 
 def saved_engine(folder: Path, layout: Mapping[str, int], module: nn.Module, weight_decay: float) -> SavedEngine:
-    """Return the saved state of an engine of `module`.
+    """Return the saved state of an engine, read from its folder within a checkpoint.
 
-    Args:
-        folder: Folder of the engine within a checkpoint.
-        layout: Layout of the checkpoint, as in each ``rank-N.pt``.
-        module: Module with the saved parameters; its weights are not used.
-        weight_decay: Weight decay of the run.
+    `module` has the saved parameters, of which only the names are used; `layout` is that of each ``rank-N.pt``.
     """
     groups = group_names(module, weight_decay)
     return SavedEngine(folder, num_ranks=layout[NUM_LEARNERS], zero_stage=layout[ZERO_STAGE], groups=groups)

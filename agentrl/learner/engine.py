@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Literal
 
@@ -15,36 +15,15 @@ from torch import Tensor, nn
 
 from agentrl.config.schema import LearnerConfig
 from agentrl.core.errors import NonFiniteError
+from agentrl.core.metrics import MetricSums
 from agentrl.learner.ranks import Ranks
 
 BUCKET_ELEMENTS = 2**28
 """Most elements reduced at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateResult:
-    """Result of one optimizer update.
-
-    Attributes:
-        grad_norm: Global norm before clipping; `None` if it was not finite and the update was skipped.
-    """
-
-    grad_norm: float | None
-
-    @property
-    def skipped(self) -> bool:
-        """True if weights and optimizer state are unchanged."""
-        return self.grad_norm is None
-
-
 def deepspeed_config(config: LearnerConfig, *, bf16: bool, trained: bool = True) -> dict[str, Any]:
-    """DeepSpeed's configuration.
-
-    Args:
-        config: The learner's settings.
-        bf16: Train in bfloat16, with float32 master weights.
-        trained: Whether there is an optimizer; a frozen model only needs its weights partitioned.
-    """
+    """Return DeepSpeed's configuration; bfloat16 has float32 master weights, and a model that is not trained has no optimizer."""
     zero: dict[str, Any] = {"stage": config.zero_stage, "reduce_bucket_size": BUCKET_ELEMENTS, "allgather_bucket_size": BUCKET_ELEMENTS}
     if config.optimizer_offload and config.zero_stage and trained:
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -71,12 +50,6 @@ class TrainEngine:
 
     The loss given to `accumulate` is this micro-batch's share of the loss over all micro-batches and all ranks; the
     gradient that is applied is the gradient of the sum, whatever the ZeRO stage and the number of ranks.
-
-    Args:
-        module: What to train.
-        config: The learner's settings.
-        ranks: The data-parallel ranks.
-        bf16: Train in bfloat16.
     """
 
     def __init__(self, module: nn.Module, config: LearnerConfig, ranks: Ranks, *, bf16: bool) -> None:
@@ -103,24 +76,13 @@ class TrainEngine:
         return self.engine(*inputs)
 
     def accumulate(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of one micro-batch's share of the loss.
-
-        Args:
-            loss: A scalar; the sum over micro-batches and ranks is what is minimised.
-            last: Whether this is the last micro-batch before `update`.
-        """
+        """Add the gradient of one micro-batch's share of the loss, a scalar; `last` marks the one before `update`."""
         self.engine.set_gradient_accumulation_boundary(last)
         # DeepSpeed averages gradients over ranks; the loss is a sum over them.
         self.engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
 
-    def update(self, learning_rate: float) -> UpdateResult:
-        """Clip and apply the accumulated gradient, unless it is not finite.
-
-        Args:
-            learning_rate: For this update.
-
-        Returns:
-            The norm of the gradient, or that the update was skipped.
+    def update(self, learning_rate: float) -> float | None:
+        """Clip and apply the accumulated gradient; return its global norm, or `None` if it was not finite and the update was skipped.
 
         Raises:
             NonFiniteError: If more than ``max_nonfinite_steps`` updates in a row had to be skipped.
@@ -134,7 +96,7 @@ class TrainEngine:
                 f"the gradient was not finite for {self.skipped_in_a_row} updates in a row (--max-nonfinite-steps); the weights are those "
                 "before the first of them. Lower --learning-rate or --max-grad-norm, or look for extreme rewards"
             )
-        return UpdateResult(grad_norm=norm)
+        return norm
 
     @property
     def _plain(self) -> bool:
@@ -178,11 +140,9 @@ def full_shape(parameter: nn.Parameter) -> torch.Size:
 
 @contextmanager
 def gathered_parameter(parameter: nn.Parameter, *, modify: bool = False) -> Iterator[Tensor]:
-    """The whole parameter, gathered from all ranks if it is in parts; a collective operation under ZeRO-3.
+    """The whole parameter of a module under DeepSpeed, gathered from all ranks if it is in parts; a collective operation under ZeRO-3.
 
-    Args:
-        parameter: Of a module under DeepSpeed.
-        modify: Whether what the block writes into it is to be kept; every rank must write the same.
+    With `modify`, what the block writes into it is kept; every rank must write the same.
     """
     if hasattr(parameter, "ds_id"):
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0 if modify else None):
@@ -218,18 +178,10 @@ def _finite(value: float) -> bool:
 def learning_rate(
     step: int, *, peak: float, schedule: Literal["constant", "linear", "cosine"], warmup_steps: int, num_steps: int, min_ratio: float
 ) -> float:
-    """Learning rate of a step.
+    """Return the learning rate of a step, counted from 0.
 
-    Rises linearly from ``peak / warmup_steps`` in the first step to `peak`, then follows the schedule down to
-    ``peak * min_ratio`` in the last step.
-
-    Args:
-        step: From 0.
-        peak: Highest learning rate.
-        schedule: Shape after warm-up.
-        warmup_steps: Steps of the rise; 0 starts at the peak.
-        num_steps: Steps of the whole run; later steps keep the last value.
-        min_ratio: Share of the peak at the end of ``linear`` and ``cosine``.
+    Rises linearly from ``peak / warmup_steps`` in the first step to `peak` (at once without warm-up), then follows the schedule down to
+    ``peak * min_ratio`` in the last step; later steps keep that value.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
@@ -238,3 +190,29 @@ def learning_rate(
     progress = min(1.0, (step - warmup_steps) / max(1, num_steps - 1 - warmup_steps))
     remaining = 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return peak * (min_ratio + (1.0 - min_ratio) * remaining)
+
+
+class Clock:
+    """Adds up the wall time of named phases; on a GPU a phase ends when the device has finished it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block as part of the phase `name`."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def record(self, stats: MetricSums) -> None:
+        """Report ``time/<phase>_s`` and ``time/train_s``; of several ranks, the slowest counts."""
+        for name, seconds in self._seconds.items():
+            stats.high(f"time/{name}_s", seconds)
+        stats.high("time/train_s", time.perf_counter() - self._start)

@@ -1,27 +1,27 @@
-"""Weights on their way out: named tensors for publication, a Hugging Face directory for people."""
+"""Weights on their way out: named tensors for publication, a Hugging Face directory for people, and their moving average."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from agentrl.core.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.learner.average import saved_average
 from agentrl.learner.checkpoint import NUM_LEARNERS, saved_engine
-from agentrl.learner.engine import gathered_parameter
+from agentrl.learner.engine import full_shape, gathered_parameter
 from agentrl.learner.models import PolicyModel, load_model, quiet_transformers
 from agentrl.learner.ranks import Ranks
-from agentrl.learner.saved import read_tensors
+from agentrl.learner.saved import join_slices, read_tensors
 from agentrl.learner.settings import LearnerSettings
 
 
@@ -37,12 +37,7 @@ def whole_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def checkpoint_names(model: Any, parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The same weights under the names, and in the pieces, in which checkpoints and inference engines have them.
-
-    Args:
-        model: The transformers model whose parameters they are.
-        parameters: As from `whole_parameters`.
-    """
+    """The weights of `whole_parameters` under the names, and in the pieces, in which checkpoints and inference engines have them."""
     from transformers.core_model_loading import revert_weight_conversion
 
     for name, tensor in parameters:
@@ -50,14 +45,9 @@ def checkpoint_names(model: Any, parameters: Iterable[tuple[str, Tensor]]) -> It
 
 
 def save_pretrained(model: Any, parameters: Iterable[tuple[str, Tensor]], tokenizer: Any, path: str | Path, ranks: Ranks) -> None:
-    """Write a Hugging Face directory: complete under its name, or not there.
+    """Write a Hugging Face directory: complete under its name, in place of what was there, or not at all.
 
-    Args:
-        model: A transformers model: gives the configuration.
-        parameters: The weights, as from `whole_parameters`; every rank calls and iterates.
-        tokenizer: Written beside it.
-        path: The directory; replaced if it exists.
-        ranks: The first writes, all gather.
+    Every rank calls and iterates over the weights, given as by `whole_parameters`; the first writes. `model` gives the configuration.
 
     Raises:
         CheckpointError: If it cannot be written; what was there before is intact.
@@ -89,25 +79,74 @@ def _buffers(model: Any) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
 
 
+class WeightAverage:
+    """``average = decay * average + (1 - decay) * weights`` after each step, in float32.
+
+    Under ZeRO-3 every rank averages the part of each parameter that it holds; otherwise the first rank averages all.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, ranks: Ranks) -> None:
+        self._model, self._decay, self._ranks = model, decay, ranks
+        self._parts = {name: part.to(torch.float32, copy=True) for name, part in self._held()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the current weights."""
+        for name, part in self._held():
+            self._parts[name].lerp_(part.float(), 1.0 - self._decay)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole averaged parameters under their names in the model; a collective operation under ZeRO-3."""
+        for name, parameter in self._model.named_parameters():
+            if hasattr(parameter, "ds_id"):
+                yield name, self._gather(self._parts[name], parameter).to(parameter.dtype)
+            elif self._ranks.first:
+                yield name, self._parts[name].to(parameter.dtype)
+
+    def state(self) -> dict[str, Tensor]:
+        """The parts that this rank holds, by the parameter's name."""
+        return self._parts
+
+    def restore(self, ranks: Sequence[Mapping[str, Tensor]]) -> None:
+        """Continue from what `state` gave on all ranks, which may have been others than now."""
+        for name, parameter in self._model.named_parameters():
+            if name not in self._parts:
+                continue
+            part, flat = self._parts[name].view(-1), saved_average(ranks, name, full_shape(parameter)).flatten()
+            first = min(part.numel() * self._ranks.rank, flat.numel()) if hasattr(parameter, "ds_id") else 0
+            share = flat[first : first + part.numel()]
+            part[: share.numel()].copy_(share)
+
+    def _held(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._model.named_parameters():
+            part: Any = getattr(parameter, "ds_tensor", parameter.data if self._ranks.first else None)
+            if part is not None:
+                yield name, part.detach()
+
+    def _gather(self, part: Tensor, parameter: nn.Parameter) -> Tensor:
+        """Parts are equally long slices of the flattened parameter, in the order of ranks, padded at the end."""
+        shape = full_shape(parameter)
+        slices = [torch.empty_like(part) for _ in range(self._ranks.world_size)]
+        dist.all_gather(slices, part.contiguous())
+        return join_slices(slices, shape)
+
+
+def saved_average(ranks: Sequence[Mapping[str, Tensor]], name: str, shape: torch.Size) -> Tensor:
+    """A whole averaged parameter, from what `WeightAverage.state` gave on all ranks."""
+    return join_slices([parts[name] for parts in ranks if name in parts], shape)
+
+
 DType: TypeAlias = Literal["float32", "bfloat16"]
 Lookup: TypeAlias = Callable[[str, torch.Size], Tensor]
 NO_PARTS = {"zero_optimization": {"stage": 0}}
 
 
 def export_checkpoint(folder: Path, settings: LearnerSettings, target: Path, *, average: bool, dtype: DType) -> int:
-    """Write the policy of a checkpoint as a Hugging Face directory: complete under its name, or not there.
+    """Write the policy of a checkpoint as a Hugging Face directory, and return the number of parameters.
 
-    The initial model is loaded for everything that training leaves alone: configuration, generation settings, remote code.
-
-    Args:
-        folder: The learner's part of a checkpoint.
-        settings: Of the run.
-        target: The directory to write.
-        average: Whether to take the moving average instead of the weights.
-        dtype: Type to write them in; the optimizer's own are float32.
-
-    Returns:
-        Number of parameters.
+    The directory is complete under its name, or not there. The initial model is loaded for everything that training leaves alone:
+    configuration, generation settings, remote code. `folder` is the learner's part of the checkpoint; `average` takes the moving average
+    instead of the weights; the optimizer's own weights, which `dtype` replaces, are float32.
 
     Raises:
         ConfigError: If the checkpoint has no moving average.

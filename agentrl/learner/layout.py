@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from agentrl.core.metrics import MetricSums
 from agentrl.learner.batch import Batch
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -20,48 +21,28 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """Rows that go through the model as one sequence; see `agentrl.learner.layout`.
+    """Rows that go through the model as one sequence; see `agentrl.learner.layout`."""
 
-    Attributes:
-        rows: Their numbers in the batch.
-        prompt: Tokens that all of them begin with and that are there once; 0 for a single row.
-        length: Tokens of the sequence.
-        group: Group of the rows.
-    """
-
-    rows: tuple[int, ...]
-    prompt: int
-    length: int
-    group: int
+    rows: tuple[int, ...]  # their numbers in the batch
+    prompt: int  # tokens that all of them begin with and that are there once; 0 for a single row
+    length: int  # tokens of the sequence
+    group: int  # group of the rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
-    """Rows that go through the model together, in B sequences of at most L tokens, with `a` action tokens.
+    """Rows that go through the model together, in B sequences of at most L tokens, with `a` action tokens."""
 
-    Attributes:
-        input_ids: Padded on the right, or all rows back to back in one. # [B, L] or [1, L]
-        real: Which places of the flattened `input_ids` are not padding. # [B * L] bool
-        position_ids: Places within the row, unless those are the places in the sequence. # [B, L]
-        attention_mask: Who attends to whom, only where rows share a prompt. # [B, 1, L, L] bool
-        select: Where in the flattened `input_ids` the output that predicts each action token is. # [a]
-        targets: The action tokens. # [a]
-        temperature: Sampling temperature of each action token. # [a]
-        actions: Place of each action token among those of the batch. # [a]
-        num_tokens: Tokens without padding.
-        num_row_tokens: Tokens that the rows would have alone.
-    """
-
-    input_ids: Tensor
-    real: Tensor
-    position_ids: Tensor | None
-    attention_mask: Tensor | None
-    select: Tensor
-    targets: Tensor
-    temperature: Tensor
-    actions: Tensor
-    num_tokens: int
-    num_row_tokens: int
+    input_ids: Tensor  # [B, L] or [1, L]: padded on the right, or all rows back to back in one
+    real: Tensor  # [B * L] bool: which places of the flattened `input_ids` are not padding
+    position_ids: Tensor | None  # [B, L]: places within the row, unless those are the places in the sequence
+    attention_mask: Tensor | None  # [B, 1, L, L] bool: who attends to whom, only where rows share a prompt
+    select: Tensor  # [a]: where in the flattened `input_ids` the output that predicts each action token is
+    targets: Tensor  # [a]: the action tokens
+    temperature: Tensor  # [a]: sampling temperature of each action token
+    actions: Tensor  # [a]: place of each action token among those of the batch
+    num_tokens: int  # tokens without padding
+    num_row_tokens: int  # tokens that the rows would have alone
 
     def inputs(self) -> dict[str, Tensor | None]:
         """Arguments of a transformers model."""
@@ -76,31 +57,18 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Sequence:
-    """One bundle laid out.
+    """One bundle laid out."""
 
-    Attributes:
-        tokens: # [l]
-        position: Place of each token within its row. # [l]
-        owner: 0 for the prompt, then which row of the bundle a token belongs to, from 1. # [l]
-        select: Where in the sequence each action token is predicted. # [a]
-        actions: Those action tokens, by their place in the batch. # [a]
-        num_row_tokens: Tokens that the rows would have alone.
-    """
-
-    tokens: Ints
-    position: Ints
-    owner: Ints
-    select: Ints
-    actions: Ints
-    num_row_tokens: int
+    tokens: Ints  # [l]
+    position: Ints  # [l]: place of each token within its row
+    owner: Ints  # [l]: 0 for the prompt, then which row of the bundle a token belongs to, from 1
+    select: Ints  # [a]: where in the sequence each action token is predicted
+    actions: Ints  # [a]: those action tokens, by their place in the batch
+    num_row_tokens: int  # tokens that the rows would have alone
 
 
 class Layout:
-    """Lays out rows of one batch; all on the CPU, because it is bookkeeping of single tokens.
-
-    Args:
-        batch: On the CPU.
-    """
+    """Lays out rows of one batch; all on the CPU, because it is bookkeeping of single tokens."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -109,15 +77,11 @@ class Layout:
         self._bounds = np.searchsorted(batch.row.numpy(), np.arange(batch.num_rows + 1))
 
     def micro_batch(self, bundles: Sequence[Bundle], *, packed: bool) -> MicroBatch:
-        """Take rows out of the batch.
+        """Take bundles of rows out of the batch; none give a micro-batch without action tokens, for a rank with nothing left to do.
 
-        Causal attention never looks to the right, so padding there needs no mask; tokens after the last action token of a
-        row decide nothing and are left out.
-
-        Args:
-            bundles: What to take; nothing gives a micro-batch without action tokens, for a rank with nothing left to do.
-            packed: Rows back to back in one sequence, told apart by `position_ids` (flash attention), instead of padded;
-                no bundle may then have more than one row.
+        Causal attention never looks to the right, so padding there needs no mask; tokens after the last action token of a row decide
+        nothing and are left out. With `packed` rows are back to back in one sequence, told apart by `position_ids` (flash attention),
+        instead of padded; no bundle may then have more than one row.
         """
         if not bundles:
             return self._nothing()
@@ -196,6 +160,20 @@ def _mask(owners: Sequence[Ints]) -> Tensor:
     return seen.tril()[:, None]
 
 
+def describe_layout(micros: Sequence[MicroBatch]) -> MetricSums:
+    """``padding``, the share of what goes through the model that is padding, and ``micro_batches`` over all ranks.
+
+    Also ``shared_prompts``, the share of the rows' tokens that need not go through it, because they are another row's prompt.
+    """
+    stats = MetricSums()
+    area = sum(micro.input_ids.numel() for micro in micros)
+    tokens, row_tokens = sum(micro.num_tokens for micro in micros), sum(micro.num_row_tokens for micro in micros)
+    stats.mean("padding", float(area - tokens), float(area))
+    stats.mean("shared_prompts", float(row_tokens - tokens), float(row_tokens))
+    stats.total("micro_batches", float(len(micros)))
+    return stats
+
+
 PROBE_WIDTH = 1024
 """Width of a model for which sharing six tokens is worth it."""
 
@@ -220,13 +198,8 @@ def one_row_bundles(batch: Batch) -> list[Bundle]:
 def share_prompts(batch: Batch, *, budget: int, hidden_size: int) -> list[Bundle]:
     """Rows of a group that begin with the same tokens, up to their first action token, in one sequence where that is less work.
 
-    Args:
-        batch: The batch, on the CPU.
-        budget: Tokens that a sequence of several rows may have.
-        hidden_size: Width of the model, which decides how much attention weighs against everything else.
-
-    Returns:
-        Bundles in the order of their first rows; each row is in exactly one.
+    Bundles are in the order of their first rows; one of several rows has at most `budget` tokens. The width of the model, `hidden_size`,
+    decides how much attention weighs against everything else.
     """
     prompts, starts = batch.first_actions().tolist(), batch.offsets.tolist()
     tokens = batch.tokens.numpy()
@@ -263,14 +236,8 @@ def _worth_it(so_far: int, suffix: int, whole: int, budget: int, hidden_size: in
 def can_share(score: Callable[[MicroBatch], Tensor], config: Any, device: torch.device) -> bool:
     """Return True if a model gives the same results for rows that share a prompt as for single rows; tried on the model itself.
 
-    Args:
-        score: The model's log-probabilities of a micro-batch's action tokens.
-        config: The model's configuration.
-        device: Where the model is.
-
-    Returns:
-        Not with a window of attention (rows longer than it would see too much), with layers that carry a state from token to
-        token, or with positions that do not come from ``position_ids``.
+    False with a window of attention (rows longer than it would see too much), with layers that carry a state from token to token, or with
+    positions that do not come from ``position_ids``. `score` gives the log-probabilities of a micro-batch's action tokens.
     """
     if not _attends_to_everything(config):
         return False

@@ -21,10 +21,6 @@ class LearnerRank:
 
     Every method but the constructor is collective: all ranks call it, with the same arguments but for the rank.
     Nothing heavy is imported before `start`.
-
-    Args:
-        settings: The same on every rank.
-        sender: Publishes weights; on the first rank, or on each if it says so.
     """
 
     def __init__(self, settings: LearnerSettings, sender: WeightSender) -> None:
@@ -32,14 +28,7 @@ class LearnerRank:
         self._state: LearnerState | None = None
 
     def start(self, rank: int, world_size: int, master_port: int, master_addr: str = "127.0.0.1") -> None:
-        """Meet the other ranks and load the models.
-
-        Args:
-            rank: This rank, from 0.
-            world_size: Number of ranks.
-            master_port: Port on which rank 0 is met; not used by a single rank.
-            master_addr: Address of rank 0.
-        """
+        """Meet the other ranks, at a port of rank 0 unless there is one only, and load the models."""
         from agentrl.learner.ranks import join
 
         device = self.settings.device
@@ -54,14 +43,9 @@ class LearnerRank:
             raise
 
     def train(self, step: int, *groups: Group) -> TrainResult:
-        """One step over these groups; afterwards the weights are version ``step + 1``.
+        """One step over all its groups, oldest first, given to every rank; afterwards the weights are version ``step + 1``.
 
-        Args:
-            step: Version of the weights the step starts from.
-            groups: All groups of the step, oldest first, on every rank.
-
-        Returns:
-            Metrics over all ranks; the same on each.
+        The metrics are those over all ranks.
 
         Raises:
             BatchError: If nothing in the groups can be trained.
@@ -72,11 +56,7 @@ class LearnerRank:
         return TrainResult(metrics=metrics, seconds=time.perf_counter() - begin)
 
     def export_weights(self, version: int) -> WeightUpdate | None:
-        """Publish the current weights as `version`.
-
-        Returns:
-            On the first rank, how engines get them; elsewhere `None` or the same.
-        """
+        """Publish the current weights as `version`; on the first rank, return how engines get them, elsewhere `None` or the same."""
         state = self._started
         weights = state.named_weights()
         if state.ranks.first or self._sender.every_rank:
@@ -86,35 +66,19 @@ class LearnerRank:
         return None
 
     def save_model(self, path: str) -> None:
-        """Write the policy as a Hugging Face directory, atomically, and its moving average beside it if one is kept.
-
-        Raises:
-            CheckpointError: If it cannot be written.
-        """
+        """Write the policy as a Hugging Face directory, atomically, and its moving average beside it if one is kept."""
         self._started.save(path)
 
     def save_checkpoint(self, path: str, step: int) -> None:
-        """Write everything that decides the next steps into an existing directory, which every rank must see.
-
-        Args:
-            path: The directory; the caller makes it appear as a whole.
-            step: Steps done.
-
-        Raises:
-            CheckpointError: If it cannot be written.
-        """
+        """Write everything that decides the steps after `step` into an existing directory, which every rank must see."""
         from agentrl.learner.checkpoint import save_checkpoint
 
         save_checkpoint(self._started, Path(path), step)
 
     def load_checkpoint(self, path: str) -> int:
-        """Continue from what `save_checkpoint` wrote, with any number of ranks and ZeRO stage; only before the first step.
+        """Continue from what `save_checkpoint` wrote, and return the steps done; only before the first step.
 
-        Returns:
-            Steps done.
-
-        Raises:
-            CheckpointError: If it cannot be read.
+        The number of ranks and the ZeRO stage may have changed.
         """
         from agentrl.learner.checkpoint import load_checkpoint
 

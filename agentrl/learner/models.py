@@ -16,15 +16,10 @@ from agentrl.learner.settings import LearnerSettings
 
 
 def load_model(settings: LearnerSettings, ds_config: dict[str, Any], *, trained: bool) -> Any:
-    """A causal language model in the learner's data type.
+    """A causal language model in the learner's data type, with dropout switched off, so that every forward pass gives the same numbers.
 
-    Args:
-        settings: Which model, and how.
-        ds_config: DeepSpeed's configuration; with ZeRO-3 every rank keeps only its part while loading.
-        trained: Whether it will be trained: activations are then recomputed in the backward pass if asked.
-
-    Returns:
-        The model with dropout switched off, so that a second forward pass gives the same numbers as the first.
+    With ZeRO-3 in `ds_config` every rank keeps only its part while loading; the activations of a trained model are recomputed in the
+    backward pass if asked.
     """
     from transformers import AutoModelForCausalLM
 
@@ -105,14 +100,6 @@ class PolicyModel(nn.Module):
     Only the positions that predict an action token go through the output layer, which for a long prompt and a large
     vocabulary is most of the memory of a step. Whatever the model does to its logits afterwards (a scale, a soft cap)
     still happens, because only the input of the output layer is narrowed.
-
-    Args:
-        model: A transformers causal language model.
-        entropy_gradient: Whether the entropies carry a gradient.
-        routing: Whether to report how a mixture of experts spread the tokens.
-
-    Raises:
-        LearnerError: If the model has no separate output layer.
     """
 
     model: Any
@@ -188,15 +175,9 @@ def _only_positions(head: nn.Module, select: Tensor) -> Iterator[None]:
 
 
 def routing_load(router_logits: Sequence[Tensor], real: Tensor, top_k: int) -> Tensor:
-    """Distribution of a micro-batch's tokens over experts, summed over layers.
+    """Return how often each expert was chosen, and the sum of its probabilities, for one micro-batch and all layers. # [2, experts].
 
-    Args:
-        router_logits: One tensor per layer. # each [B * L, experts]
-        real: Which places of the flattened micro-batch are not padding. # [B * L] bool
-        top_k: Experts per token.
-
-    Returns:
-        How often each expert was chosen, and the sum of its probabilities, the latter with gradient. # [2, experts]
+    The latter has a gradient. `router_logits` has one tensor [B * L, experts] per layer; `real` [B * L] is False for padding.
     """
     probabilities = torch.cat([logits[real] for logits in router_logits]).float().softmax(-1)
     chosen = probabilities.topk(top_k, dim=-1).indices.flatten()
@@ -226,9 +207,6 @@ class ValueModel(nn.Module):
     """Value of the state in which each action token is about to be sampled.
 
     The new output layer starts at 0, so that the first values are 0 whatever the seed.
-
-    Args:
-        model: A transformers model without output layer.
     """
 
     model: Any

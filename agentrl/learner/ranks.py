@@ -21,19 +21,12 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Number of this rank among all, and the collective operations that a step needs.
+    """Number of this rank among all, and the collective operations that a step needs."""
 
-    Attributes:
-        rank: From 0.
-        world_size: Number of ranks.
-        device: Where this rank's tensors live.
-        owner: Whether `leave` takes the process group down; not if somebody else in the process made it.
-    """
-
-    rank: int
-    world_size: int
-    device: torch.device
-    owner: bool = True
+    rank: int  # from 0
+    world_size: int  # number of ranks
+    device: torch.device  # where this rank's tensors live
+    owner: bool = True  # whether `leave` takes the process group down; not if somebody else in the process made it
 
     @property
     def first(self) -> bool:
@@ -74,17 +67,10 @@ class Ranks:
 
 
 def join(rank: int, world_size: int, *, master_port: int, master_addr: str, device: Literal["cpu", "cuda"], timeout_s: float) -> Ranks:
-    """Meet the other ranks, and set DeepSpeed up quietly for this device.
+    """Meet the other ranks at rank 0, and set DeepSpeed up quietly for this device.
 
-    One rank opens no port. On one machine the meeting point listens on loopback only.
-
-    Args:
-        rank: From 0.
-        world_size: Number of ranks.
-        master_port: Port on which rank 0 is met.
-        master_addr: Address of rank 0.
-        device: Kind of device; with CUDA, this process sees exactly its own as device 0, or all and takes its rank's.
-        timeout_s: How long a collective operation may wait for the others.
+    One rank opens no port. On one machine the meeting point listens on loopback only. With CUDA, this process sees exactly its own device
+    as device 0, or all and takes its rank's. A collective operation waits at most `timeout_s` seconds for the others.
     """
     local = rank % max(1, torch.cuda.device_count()) if device == "cuda" else rank
     here = torch.device("cuda", local) if device == "cuda" else torch.device("cpu")

@@ -30,20 +30,10 @@ Piece = dict[str, Tensor]
 
 
 class SavedEngine:
-    """One engine of a checkpoint.
+    """One engine of a checkpoint, read from the folder it was saved to.
 
-    Args:
-        folder: What the engine was saved to.
-        num_ranks: Ranks that saved it.
-        zero_stage: ZeRO stage it was saved with.
-        groups: Names of the trained parameters in each of the optimizer's groups; without ZeRO the file has only their order.
-
-    Attributes:
-        counters: DeepSpeed's own counts of steps.
-        buffers: Tensors of the module that are not parameters, by name.
-
-    Raises:
-        CheckpointError: If a rank's part is missing.
+    `groups` names the trained parameters in each of the optimizer's groups, because without ZeRO the file has only their order. `counters`
+    are DeepSpeed's own counts of steps, `buffers` the tensors of the module that are not parameters, by name.
     """
 
     def __init__(self, folder: Path, *, num_ranks: int, zero_stage: int, groups: Sequence[Sequence[str]]) -> None:
@@ -142,11 +132,7 @@ def _optimizer_parts(folder: Path, num_ranks: int) -> Iterator[Mapping[str, Any]
 
 
 def read_tensors(path: Path) -> dict[str, Any]:
-    """A torch file, mapped into memory; pickled code in it is refused.
-
-    Raises:
-        CheckpointError: If it cannot be read.
-    """
+    """A torch file, mapped into memory; pickled code in it is refused."""
     try:
         with only_data():
             content: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -177,19 +163,12 @@ def only_data() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Place of this rank's share of a parameter in its optimizer.
+    """Place of this rank's share of a parameter in its optimizer."""
 
-    Attributes:
-        master: The float32 tensor that is updated, of one parameter or of many one after the other; the key of the optimizer's state.
-        start: Where the share begins in it.
-        first: Where the share begins in the flattened parameter.
-        numel: Its length.
-    """
-
-    master: Tensor
-    start: int
-    first: int
-    numel: int
+    master: Tensor  # the float32 tensor that is updated, of one parameter or of many one after the other; the key of the optimizer's state
+    start: int  # where the share begins in it
+    first: int  # where the share begins in the flattened parameter
+    numel: int  # its length
 
     def put(self, value: Tensor, target: Tensor) -> None:
         """Write the share out of the whole `value` into `target`, which is `master` or shaped like it."""
@@ -199,12 +178,7 @@ class Place:
 
 @torch.no_grad()
 def restore(engine: TrainEngine, saved: SavedEngine) -> None:
-    """Set weights, moments and counts of an engine that has not been trained; collective.
-
-    Args:
-        engine: Of a module with the parameters that were saved.
-        saved: What to continue from.
-    """
+    """Set weights, moments and counts of an engine that has not been trained to the saved ones of the same parameters; collective."""
     optimizer = engine.engine.optimizer
     states = optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else optimizer.optimizer.state
     places = dict(_places(engine))

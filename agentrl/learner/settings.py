@@ -10,27 +10,16 @@ from agentrl.config.schema import AlgoConfig, LearnerConfig, TrainConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """Settings of every rank of one learner.
+    """Settings of every rank of one learner."""
 
-    Attributes:
-        model: Hugging Face directory or hub name of the initial policy.
-        learner: DeepSpeed settings.
-        algo: Algorithm settings.
-        num_steps: Steps of the whole run, the length of the learning rate schedule.
-        max_new_tokens: Tokens of a turn at most; the length in the aggregation ``constant``.
-        seed: Seed of new layers.
-        trust_remote_code: Allow the model's own Python code to run.
-        device: Kind of device to train on.
-    """
-
-    model: str
-    learner: LearnerConfig
-    algo: AlgoConfig
-    num_steps: int
-    max_new_tokens: int
-    seed: int = 0
-    trust_remote_code: bool = False
-    device: Literal["cpu", "cuda"] = "cpu"
+    model: str  # Hugging Face directory or hub name of the initial policy
+    learner: LearnerConfig  # DeepSpeed settings
+    algo: AlgoConfig  # algorithm settings
+    num_steps: int  # steps of the whole run, the length of the learning rate schedule
+    max_new_tokens: int  # tokens of a turn at most; the length in the aggregation ``constant``
+    seed: int = 0  # seed of new layers
+    trust_remote_code: bool = False  # allow the model's own Python code to run
+    device: Literal["cpu", "cuda"] = "cpu"  # kind of device to train on
 
     @property
     def bf16(self) -> bool:
@@ -40,13 +29,7 @@ class LearnerSettings:
 
 
 def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cuda"]) -> LearnerSettings:
-    """Settings of the learner of a run.
-
-    Args:
-        config: The resolved configuration.
-        model: Directory or hub name to load, with the bundled model already filled in.
-        device: Kind of device the ranks run on.
-    """
+    """Settings of the learner of a run; `model` is the one to load, with the bundled model already filled in."""
     return LearnerSettings(
         model=model,
         learner=config.learner,

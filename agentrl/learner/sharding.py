@@ -14,14 +14,10 @@ WORTH_A_PASS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePlan:
-    """One optimizer update.
+    """One optimizer update."""
 
-    Attributes:
-        rows: Every row of the update, over all ranks.
-        micros: Micro-batches of each rank, equally many for every rank, because each one is a collective operation.
-    """
-
-    rows: tuple[int, ...]
+    rows: tuple[int, ...]  # every row of the update, over all ranks
+    # Micro-batches of each rank, equally many for every rank, because each one is a collective operation
     micros: tuple[tuple[Micro, ...], ...]
 
 
@@ -37,9 +33,6 @@ def plan_updates(
         ranks: Data-parallel ranks; a rank without a group gets empty micro-batches.
         budget: Tokens of a micro-batch; a longer row goes alone.
         packed: Whether rows of a micro-batch follow each other instead of being padded.
-
-    Returns:
-        At least one plan; each row is in exactly one of them.
     """
     size = [0] * (max(row_group) + 1)
     for length, group in zip(row_lengths, row_group, strict=True):
@@ -57,13 +50,7 @@ def plan_updates(
 def balance(size: Sequence[int], items: Sequence[int], parts: int) -> list[list[int]]:
     """Spread items so that the parts are about equally large: largest first, each to the smallest part so far.
 
-    Args:
-        size: Size of every item, by its number.
-        items: Numbers of the items to spread.
-        parts: How many parts to make.
-
-    Returns:
-        The items of each part, ascending; equal input gives equal output.
+    `size` has the size of every item by its number; each part is ascending, and equal input gives equal output.
     """
     spread: list[list[int]] = [[] for _ in range(parts)]
     load = [0] * parts
@@ -75,13 +62,10 @@ def balance(size: Sequence[int], items: Sequence[int], parts: int) -> list[list[
 
 
 def pad(row_lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Micro]:
-    """Rows to micro-batches of at most `budget` tokens, padding to the longest row included.
+    """Rows to micro-batches of at most `budget` tokens, padding to the longest row included; longest first, so that memory peaks early.
 
-    Rows are taken by length, so that those padded together are about equally long; a row of less than three quarters of
-    the longest begins a new micro-batch, unless a pass for so few tokens as there are costs more than padding.
-
-    Returns:
-        Micro-batches, longest rows first, so that memory peaks at once or never.
+    Rows are taken by length, so that those padded together are about equally long; a row of less than three quarters of the longest begins
+    a new micro-batch, unless a pass for so few tokens as there are costs more than padding.
     """
     micros: list[Micro] = []
     current: list[int] = []

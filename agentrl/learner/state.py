@@ -14,10 +14,9 @@ from agentrl.algo.kl import KLController
 from agentrl.algo.losses import find_loss
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, derive_seed
-from agentrl.learner.average import WeightAverage
 from agentrl.learner.batch import collate
 from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, partition_frozen
-from agentrl.learner.export import checkpoint_names, save_pretrained, whole_parameters
+from agentrl.learner.export import WeightAverage, checkpoint_names, save_pretrained, whole_parameters
 from agentrl.learner.layout import can_share
 from agentrl.learner.models import PolicyModel, ValueModel, experts_per_token, load_model, load_value_backbone
 from agentrl.learner.ranks import Ranks
@@ -26,15 +25,7 @@ from agentrl.learner.step import Algorithm, Models, TrainingStep
 
 
 class LearnerState:
-    """Models and controllers of one rank.
-
-    Args:
-        settings: The learner's settings.
-        ranks: The data-parallel ranks.
-        models: What is trained and what it is compared with.
-        algorithm: The estimator and the loss.
-        tokenizer: Saved beside the model.
-    """
+    """Models and controllers of one rank."""
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks, models: Models, algorithm: Algorithm, tokenizer: Any) -> None:
         self.settings, self.ranks, self.models, self.algorithm, self.tokenizer = settings, ranks, models, algorithm, tokenizer

@@ -14,113 +14,69 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages, Estimator, compute_advantages
-from agentrl.algo.aggregation import Denominators, aggregate
 from agentrl.algo.kl import approximate_kl
-from agentrl.algo.losses import LossInputs, LossOptions, PolicyLoss, compute_policy_loss, value_loss
+from agentrl.algo.losses import Denominators, LossInputs, LossOptions, PolicyLoss, aggregate, compute_policy_loss, value_loss
 from agentrl.algo.off_policy import OffPolicyOptions, off_policy_correction, off_policy_options
 from agentrl.algo.statistics import record_means
 from agentrl.core.metrics import MetricSums
-from agentrl.learner.batch import Batch
-from agentrl.learner.engine import TrainEngine, learning_rate
-from agentrl.learner.layout import Layout, MicroBatch, one_row_bundles, share_prompts
+from agentrl.learner.batch import Batch, describe_batch
+from agentrl.learner.engine import Clock, TrainEngine, learning_rate
+from agentrl.learner.layout import Layout, MicroBatch, describe_layout, one_row_bundles, share_prompts
 from agentrl.learner.models import balance_share, experts_per_token
 from agentrl.learner.ranks import Ranks
-from agentrl.learner.report import Clock, describe_batch, describe_layout
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.sharding import plan_updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """The models of one rank.
+    """The models of one rank."""
 
-    Attributes:
-        policy: What is trained.
-        reference: Frozen policy that the KL penalty refers to, callable like the policy; `None` without KL.
-        critic: Value model with an optimizer of its own; only for estimators that need values.
-        sharing_width: Width of the models, if rows with the same prompt may go through them as one sequence; else `None`.
-    """
-
-    policy: TrainEngine
-    reference: nn.Module | None = None
-    critic: TrainEngine | None = None
-    sharing_width: int | None = None
+    policy: TrainEngine  # what is trained
+    reference: nn.Module | None = None  # frozen policy that the KL penalty refers to, callable like the policy; `None` without KL
+    critic: TrainEngine | None = None  # value model with an optimizer of its own; only for estimators that need values
+    sharing_width: int | None = None  # width of the models, if rows with the same prompt may go through them as one sequence; else `None`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """The functions that make a loss of rewards; imported once, so that a user's file may change while the run goes on.
+    """The functions that make a loss of rewards; imported once, so that a user's file may change while the run goes on."""
 
-    Attributes:
-        estimator: Advantage estimator.
-        loss: Policy loss.
-    """
-
-    estimator: Estimator
-    loss: PolicyLoss
+    estimator: Estimator  # advantage estimator
+    loss: PolicyLoss  # policy loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Update:
-    """One optimizer update as this rank sees it.
+    """One optimizer update as this rank sees it."""
 
-    Attributes:
-        number: Place among the updates of an epoch.
-        micros: This rank's micro-batches.
-        sizes: Denominators over all ranks.
-    """
-
-    number: int
-    micros: tuple[MicroBatch, ...]
-    sizes: Denominators
+    number: int  # place among the updates of an epoch
+    micros: tuple[MicroBatch, ...]  # this rank's micro-batches
+    sizes: Denominators  # denominators over all ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CriticTargets:
-    """Targets of the critic.
+    """Targets of the critic."""
 
-    Attributes:
-        values: Its values when the batch was taken. # [A]
-        returns: What they should have been. # [A]
-    """
-
-    values: Tensor
-    returns: Tensor
+    values: Tensor  # [A]: its values when the batch was taken
+    returns: Tensor  # [A]: what they should have been
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UpdateTargets:
-    """Values from before the first update that the losses use, for the whole batch.
+    """Values from before the first update that the losses use, for the whole batch."""
 
-    Attributes:
-        advantages: # [A]
-        old: Log-probabilities under the weights at that time; `None`: those of the update's own forward pass. # [A]
-        weights: Off-policy weights; `None` together with `old`. # [A]
-        reference: Log-probabilities under the reference policy. # [A]
-        critic: Present for estimators that use a critic.
-        chosen: How often each expert was chosen in each update, for a load-balancing loss. # [updates, experts]
-    """
-
-    advantages: Tensor
-    old: Tensor | None = None
-    weights: Tensor | None = None
-    reference: Tensor | None = None
-    critic: CriticTargets | None = None
-    chosen: Tensor | None = None
+    advantages: Tensor  # [A]
+    old: Tensor | None = None  # [A]: log-probabilities under the weights at that time; `None`: those of the update's own forward pass
+    weights: Tensor | None = None  # [A]: off-policy weights; `None` together with `old`
+    reference: Tensor | None = None  # [A]: log-probabilities under the reference policy
+    critic: CriticTargets | None = None  # present for estimators that use a critic
+    chosen: Tensor | None = None  # [updates, experts]: how often each expert was chosen in each update, for a load-balancing loss
 
 
 class TrainingStep:
-    """One step over one batch; see `run` for the order of things.
-
-    Args:
-        batch: This step's groups, on the CPU.
-        step: Number of the step, which is also the version of the weights it starts from.
-        models: What to run and train.
-        algorithm: The estimator and the loss.
-        settings: The learner's settings.
-        ranks: The data-parallel ranks.
-        kl_coefficient: Weight of the KL penalty in this step.
-    """
+    """One step over one batch, on the CPU; its number is the version of the weights it starts from. See `run` for the order of things."""
 
     def __init__(
         self,
@@ -145,11 +101,7 @@ class TrainingStep:
     def run(self) -> MetricSums:
         """Prepare what the losses need, then update critic and policy, epoch by epoch, mini-batch by mini-batch.
 
-        Returns:
-            Statistics over all micro-batches and ranks.
-
-        Raises:
-            NonFiniteError: If too many updates in a row had a gradient that is not finite.
+        The statistics are those over all micro-batches and ranks.
         """
         with self.clock.phase("layout"):
             updates = self._lay_out()
@@ -293,8 +245,8 @@ class TrainingStep:
                 self._record_shares({**parts, "loss": loss}, update)
                 self.models.policy.accumulate(loss, last=number == len(update.micros))
         with self.clock.phase("optimizer"):
-            result = self.models.policy.update(rate)
-        self._record_update("", rate, result.grad_norm)
+            norm = self.models.policy.update(rate)
+        self._record_update("", rate, norm)
 
     def _losses(self, micro: MicroBatch, new: Tensor, entropy: Tensor, update: Update, signals: UpdateTargets) -> dict[str, Tensor]:
         """Return the shares of this micro-batch in the parts of the loss that are made of action tokens, by name."""
@@ -327,7 +279,7 @@ class TrainingStep:
                 self._record_shares({"loss/value": loss}, update)
                 critic.accumulate(loss, last=number == len(update.micros))
                 self.stats.merge(result.stats)
-            norm = critic.update(rate).grad_norm
+            norm = critic.update(rate)
         self._record_update("critic/", rate, norm)
 
     def _share(self, per_token: Tensor, at: Tensor, sizes: Denominators) -> Tensor:

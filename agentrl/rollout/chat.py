@@ -30,11 +30,6 @@ class ChatCodec:
 
     A tokenizer without a template joins the contents of the messages by line breaks.
 
-    Args:
-        tokenizer: A Hugging Face tokenizer.
-        system_prompt: System message put before a chat that does not begin with one.
-        end_token_ids: Tokens that end a turn, besides those that tokenizer and template name.
-
     Raises:
         ConfigError: If the template cannot render a dialogue of several turns.
     """
@@ -77,11 +72,7 @@ class ChatCodec:
         return [token for token in start if token == bos] + self._encode(rendered, table)
 
     def encode_question(self, text: str) -> list[int]:
-        """Token ids of a chat of one user's message; the latest are kept, because all members of a group are asked the same.
-
-        Raises:
-            EnvResultError: If the template refuses the message.
-        """
+        """Token ids of a chat of one user's message; the latest are kept, because all members of a group are asked the same."""
         return list(self._questions(text))
 
     @cached_property
@@ -98,11 +89,8 @@ class ChatCodec:
     def encode_next(self, messages: Sequence[Message], last_id: int) -> list[int]:
         """Token ids to append after a sampled turn: the end of that turn, the messages, the head of the next turn.
 
-        Short answers are kept, because environments repeat themselves.
-
-        Args:
-            messages: The environment's answer.
-            last_id: The last sampled token; if the template's end token is not it, the end token is appended first.
+        Short answers are kept, because environments repeat themselves. If `last_id`, the last sampled token, is not the template's end
+        token, that is appended first.
 
         Raises:
             EnvResultError: If the template refuses the messages.
@@ -157,11 +145,7 @@ class ChatCodec:
 
     @cached_property
     def turn_end_ids(self) -> list[int]:
-        """The token that ends a turn of the model: the one that the template puts there, else the tokenizer's; empty if there is none.
-
-        Raises:
-            ConfigError: If the template cannot render a dialogue of several turns.
-        """
+        """The token that ends a turn of the model: the one that the template puts there, else the tokenizer's; empty if there is none."""
         try:
             ids = self.encode_next([Message(role="user", content="?")], -1)
         except EnvResultError as error:
@@ -257,16 +241,7 @@ def _clean(text: str) -> str:
 
 
 def encode_prompt(codec: ChatCodec, prompt: Prompt, *, apply_chat_template: bool) -> list[int]:
-    """Token ids of a prompt.
-
-    Args:
-        codec: Codec of the model's tokenizer.
-        prompt: Chat messages; plain text, rendered as one user message if `apply_chat_template`; `RawText`, taken as it is.
-        apply_chat_template: Render plain text.
-
-    Raises:
-        EnvResultError: If the chat template refuses the messages.
-    """
+    """Token ids of messages, of plain text (one user message if `apply_chat_template`), or of `RawText`, which is taken as it is."""
     if not isinstance(prompt, str):
         return codec.encode_chat(prompt)
     if isinstance(prompt, RawText) or not apply_chat_template:

@@ -18,14 +18,6 @@ from agentrl.rollout.settings import EpisodeSettings
 class Conversation:
     """The tokens of one agent, which only ever grow: a turn's prompt is every token so far and those of the new observation.
 
-    Args:
-        name: Unique in the run; the prefix of the requests' names.
-        engine: Samples the turns.
-        codec: Codec of the model's tokenizer.
-        settings: Budgets.
-        sampling: Settings of the first turn.
-        seed_of: Seed of the agent's turn with a number; `None` leaves it to the engine.
-
     Attributes:
         recorder: Records what is sampled.
         prompt: Tokens to be read before the next turn.
@@ -85,12 +77,9 @@ class Conversation:
         return min(max(self.reward, 0.0), 1.0) if self._score is None else self._score
 
     def begin(self, prompt: Prompt, opening: Sequence[Message] | None = None) -> None:
-        """Take in the first prompt.
+        """Take in the first prompt, after the messages that the agent read before it was to act.
 
-        Args:
-            prompt: Text or messages that the agent reads when it is to act.
-            opening: Messages that it read before. A user's text at their end and at the beginning of `prompt` become one message,
-                because many templates want the roles to alternate.
+        A user's text at their end and at the beginning of `prompt` become one message, because many templates want the roles to alternate.
         """
         if opening is not None and not isinstance(prompt, str):
             self.prompt = self._codec.encode_chat(_joined(opening, prompt))
@@ -113,14 +102,7 @@ class Conversation:
             self.prompt = self._codec.encode_next(observation, self._context.tokens[-1])
 
     async def generate(self, number: int) -> Turn:
-        """Sample a turn; it is unanswered until it is settled.
-
-        Args:
-            number: Place of the turn in the episode.
-
-        Raises:
-            EngineError: If the engine failed, or its answer cannot be used.
-        """
+        """Sample the turn with this number in the episode; it is unanswered until it is settled."""
         sample = await self.recorder.sample(self._context.tokens + self.prompt, self.sampling, self.images)
         self.unanswered = turn = self.recorder.turn(sample, self._context, number)
         return turn
@@ -134,9 +116,7 @@ class Conversation:
     def earn(self, reward: float, score: float | None = None) -> None:
         """Add to the reward of the last turn; before the first turn, to that of the turn to come.
 
-        Args:
-            reward: Added to the reward.
-            score: Success in 0..1, in place of what was given before; `None`: leave it.
+        A score, success in 0..1, replaces what was given before.
         """
         if self.turns:
             self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)

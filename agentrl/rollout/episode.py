@@ -24,22 +24,11 @@ from agentrl.rollout.settings import EpisodeSettings
 
 
 class Episode:
-    """Runs member number `index` of a ticket's group in a step environment, once.
+    """Runs member number `index` of a ticket's group in a step environment, once; closes the environment, whatever happens.
 
-    Each agent has a conversation of its own; most environments have a single agent. Turns are counted over all agents,
-    tokens for each conversation. The reward is the sum of the turns' rewards, less the penalties for length. A metric is the mean over
-    the calls of `reset` and `step` that logged it, whoever acted.
-
-    Args:
-        ticket: The group.
-        index: Number of the member, from 0.
-        engine: Samples the turns.
-        codec: Codec of the model's tokenizer.
-        env: The member's own environment; closed at the end, whatever happens.
-        settings: Budgets, deadlines and sampling.
-        agents_spec: The environment's agents.
-        sampling: Settings of the first turn; `None`: those of `settings`.
-        seeded: Give each turn a seed of its own; off leaves the seeds to the engine.
+    Each agent has a conversation of its own; most environments have a single agent. Turns are counted over all agents, tokens for each
+    conversation. The reward is the sum of the turns' rewards, less the penalties for length. A metric is the mean over the calls of `reset`
+    and `step` that logged it, whoever acted. Without `seeded` the seeds are left to the engine.
 
     Attributes:
         agent: Name of the agent that acts now.
@@ -90,12 +79,7 @@ class Episode:
         return self.trajectories(status, error, total_s)
 
     async def play(self) -> Status:
-        """The loop itself, without a deadline: reset, then sample and step in turns; `run` is for everybody else.
-
-        Raises:
-            EnvError: If user code failed.
-            EngineError: If the engine failed.
-        """
+        """The loop itself, without a deadline: reset, then sample and step in turns; `run` is for everybody else."""
         await self._reset()
         for number in range(self._settings.rollout.max_turns):
             self.number = number
@@ -111,11 +95,7 @@ class Episode:
         return Status.TRUNCATED
 
     def state(self, turn: Turn | None = None) -> StepState:
-        """The state for `step`.
-
-        Args:
-            turn: The sampled turn; `None`: nothing is written yet.
-        """
+        """Return the state for `step` after a sampled turn; without one, before anything is written."""
         conversation = self._agents[self.agent]
         return make_step_state(
             observation_text=conversation.text + (self._codec.decode(conversation.prompt) if turn is None else turn.prompt_text),
@@ -129,13 +109,7 @@ class Episode:
         )
 
     def trajectories(self, status: Status, error: str | None = None, total_s: float = 0.0) -> tuple[Trajectory, ...]:
-        """The trajectories of all agents, one each, as far as the episode was played.
-
-        Args:
-            status: Status with which it ended.
-            error: The reason why it failed; `None` if it did not.
-            total_s: Seconds that it took.
-        """
+        """The trajectories of all agents, one each, as far as the episode was played; it ended with this status after `total_s` seconds."""
         generate_s = math.fsum(conversation.recorder.generate_s for conversation in self._agents.values())
         timings = {"generate_s": generate_s, "env_s": self._env_s, "total_s": total_s}
         return tuple(self._trajectory(agent, status, error, timings) for agent in self._agents_spec.agents)
@@ -248,10 +222,9 @@ class Episode:
 async def guarded(
     play: Callable[[], Awaitable[Status]], close: Callable[[], Awaitable[None]], timeout_s: float
 ) -> tuple[Status, str | None]:
-    """Play an episode under its deadline, and close its environment whatever happens.
+    """Play an episode under its deadline, and close its environment whatever happens; return how it ended, and what went wrong.
 
-    Returns:
-        How it ended, and what went wrong; failures of user code and engine are a status, other errors are bugs and raised.
+    Failures of user code and engine are a status, other errors are bugs and raised.
     """
     limit = asyncio.timeout(timeout_s)
     try:
@@ -280,11 +253,7 @@ def episode_id(ticket: Ticket, index: int) -> str:
 def turn_seed(ticket: Ticket, index: int, seed: int, agent: str = "") -> Callable[[int], int]:
     """The seed of each turn of a member of a group, by the turn's number.
 
-    Args:
-        ticket: The group.
-        index: Number of the member.
-        seed: Seed of the run.
-        agent: Name of the agent; "" for the first, whose seeds are those of an environment with a single agent.
+    `agent` is "" for the first agent, whose seeds are those of an environment with a single agent.
     """
     task = ticket.task
     more = (*((ticket.attempt,) if ticket.attempt else ()), *((agent,) if agent else ()))

@@ -29,15 +29,7 @@ WHERE = "llm.generate"
 
 
 class RecordedPolicy(Policy):
-    """The policy that an executor is given: a front end of the recorder that samples whatever it is asked for.
-
-    Args:
-        ticket: The group.
-        index: Number of the member, from 0.
-        recorder: Samples and records.
-        codec: Codec of the model's tokenizer.
-        settings: Sampling settings.
-    """
+    """The policy that an executor is given: a front end of the recorder that samples whatever it is asked for."""
 
     def __init__(self, ticket: Ticket, index: int, *, recorder: Recorder, codec: ChatCodec, settings: EpisodeSettings) -> None:
         self._ticket, self._index = ticket, index
@@ -135,17 +127,9 @@ class RecordedPolicy(Policy):
 
 
 class ExecutorEpisode:
-    """Runs member number `index` of a ticket's group, once; the counterpart of `Episode` for an `Executor`.
+    """Runs member number `index` of a ticket's group, once; the counterpart of `Episode` for an `Executor`, which it closes at the end.
 
     The reward is earned at the end, less the penalties for length. The number of calls is not limited, their time is.
-
-    Args:
-        ticket: The group.
-        index: Number of the member, from 0.
-        engine: Samples.
-        codec: Codec of the model's tokenizer.
-        env: The member's own executor; closed at the end, whatever happens.
-        settings: Budgets, deadlines and sampling.
     """
 
     def __init__(

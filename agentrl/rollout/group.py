@@ -30,15 +30,10 @@ async def run_group(
 ) -> Group:
     """Run every member of a group.
 
-    Consumes the ticket, produces the group, waits for its members, each of which has a deadline of its own. A member that
-    fails is an episode with a status and disturbs no other; an error that is no failure of user code or engine is a
-    bug, cancels the others and is raised.
-
-    Args:
-        ticket: The group.
-        run_member: Runs the member with a number.
-        live: Holds the members' tasks while they run; a task that is cancelled becomes a cancelled trajectory.
-        straggler_policy: Decides when members that are much later than the rest are withheld: cancelled, and in the group with that status.
+    Consumes the ticket, produces the group, waits for its members, each of which has a deadline of its own. A member that fails is an
+    episode with a status and disturbs no other; an error that is no failure of user code or engine is a bug, cancels the others and is
+    raised. `live` holds the members' tasks while they run; one that is cancelled becomes a cancelled trajectory. `straggler_policy` decides
+    when members that are much later than the rest are withheld: cancelled, and in the group with that status.
     """
     members = [
         asyncio.create_task(run_member(index), name=f"episode {episode_id(ticket, index)}") for index in range(ticket.n_samples_per_prompt)
@@ -115,16 +110,9 @@ def make_member(
     codec: ChatCodec,
     settings: EpisodeSettings,
 ) -> Member:
-    """Return the episode of member number `index` of a ticket's group, to be run once.
+    """Return the episode of member number `index` of a ticket's group, to be run once; what the ticket's eval_sampling changes is applied.
 
-    Args:
-        ticket: The group; what its eval_sampling changes is applied.
-        index: Number of the member, from 0.
-        agent: The user's class.
-        open_session: Makes the environment, unless the class is an `Executor`, which runs in this process.
-        engine: Samples.
-        codec: Codec of the model's tokenizer.
-        settings: Settings of the episodes.
+    `open_session` makes the environment, unless the class is an `Executor`, which runs in this process.
     """
     settings = settings.for_eval_sampling(ticket.eval_sampling)
     cls, source = agent.load(), agent.source

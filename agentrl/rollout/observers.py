@@ -44,12 +44,7 @@ Watcher: TypeAlias = Callable[[ResetEvent | SampleEvent | StepEvent], None]
 
 
 class WatchedSession:
-    """An environment whose results are told to a watcher; see `agentrl.env.boundary.Session`.
-
-    Args:
-        session: The environment.
-        watcher: Told each result, after it was checked.
-    """
+    """An environment whose results are told to a watcher, once they were checked; see `agentrl.env.boundary.Session`."""
 
     def __init__(self, session: Session, watcher: Watcher) -> None:
         self._session, self._watcher = session, watcher
@@ -72,13 +67,7 @@ class WatchedSession:
 
 
 class SamplerEngine:
-    """An engine made of a function, for tools and for loops within an episode; see `agentrl.core.protocols.Engine`.
-
-    Args:
-        sampler: Samples a turn.
-        max_model_len: Context length in tokens.
-        end_token_ids: Tokens that end a turn.
-    """
+    """An engine made of a function, for tools and for loops within an episode; see `agentrl.core.protocols.Engine`."""
 
     def __init__(
         self, sampler: Callable[[GenerationRequest], Awaitable[Generation]], *, max_model_len: int, end_token_ids: tuple[int, ...] = ()
@@ -105,13 +94,7 @@ class SamplerEngine:
 
 
 class WatchedEngine:
-    """An engine whose requests wait for leave and whose answers are told to a watcher; see `agentrl.core.protocols.Engine`.
-
-    Args:
-        engine: Answers; started and closed with this one.
-        watcher: Told each answer.
-        leave: Waited for before each request.
-    """
+    """An engine whose requests first wait for `leave` and whose answers are told to a watcher; see `agentrl.core.protocols.Engine`."""
 
     def __init__(self, engine: Engine, watcher: Watcher, leave: Callable[[GenerationRequest], Awaitable[object]]) -> None:
         self._engine, self._watcher, self._leave = engine, watcher, leave

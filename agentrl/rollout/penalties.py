@@ -28,12 +28,9 @@ def overlong_penalty(length: int, *, limit: int, buffer: int, factor: float = 1.
 
 
 def stop_properly(reward: float, *, truncated: bool, penalty: float | None) -> float:
-    """Reward of an episode that may have been cut by a length limit instead of stopping by itself.
+    """Return the reward of an episode that may have been cut by a length limit instead of stopping by itself.
 
-    Args:
-        reward: Reward of the episode.
-        truncated: The episode was cut by length.
-        penalty: At least 0: multiplies the reward; below 0: replaces it; `None`: leaves it alone.
+    A penalty of at least 0 multiplies the reward; below 0 it replaces it; `None` leaves it alone.
     """
     if penalty is None or not truncated:
         return reward
@@ -46,15 +43,10 @@ def has_penalties(algo: AlgoConfig) -> bool:
 
 
 def penalize(turns: Sequence[Turn], budgets: Sequence[int], algo: AlgoConfig) -> tuple[Turn, ...]:
-    """The turns with what their length costs taken off their rewards.
+    """The turns of one episode with what their length costs taken off their rewards.
 
-    First each turn pays for coming close to its own budget, then the episode for being cut; a reward that replaces the
-    episode's is that of the last turn, and the others get 0.
-
-    Args:
-        turns: Turns of one episode, at least one.
-        budgets: Tokens that each turn was allowed to sample, before the context's end limits it.
-        algo: The penalties.
+    First each turn pays for coming close to its own budget (the tokens it was allowed, before the context's end limits it), then the
+    episode for being cut; a reward that replaces the episode's is that of the last turn, and the others get 0.
     """
     buffer, factor = algo.overlong_buffer, algo.overlong_penalty
     rewards = [

@@ -23,23 +23,14 @@ Respawn: TypeAlias = Callable[[str], Awaitable[RolloutWorker]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supervision:
-    """Settings for finding and replacing lost workers.
+    """Settings for finding and replacing lost workers."""
 
-    Attributes:
-        respawn: Replaces a worker.
-        max_restarts: Replacements of one worker; after them it is given up.
-        check_every_s: Time between two looks at a worker.
-        answer_timeout_s: A worker that does not say its counters in this time did not answer; three times make it lost.
-        stuck_s: An engine that is busy this long without finishing one request is lost.
-        load_timeout_s: Loading weights may take this long.
-    """
-
-    respawn: Respawn
-    max_restarts: int = 3
-    check_every_s: float = 5.0
-    answer_timeout_s: float = 30.0
-    stuck_s: float = 300.0
-    load_timeout_s: float = 300.0
+    respawn: Respawn  # replaces a worker
+    max_restarts: int = 3  # replacements of one worker; after them it is given up
+    check_every_s: float = 5.0  # time between two looks at a worker
+    answer_timeout_s: float = 30.0  # a worker that does not say its counters in this time did not answer; three times make it lost
+    stuck_s: float = 300.0  # an engine that is busy this long without finishing one request is lost
+    load_timeout_s: float = 300.0  # loading weights may take this long
 
 
 class WorkerState(StrEnum):
@@ -55,29 +46,17 @@ class WorkerState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class WorkerSlot:
-    """A worker and what the pool knows of it.
+    """A worker and what the pool knows of it."""
 
-    Attributes:
-        name: Stays the same when the worker is replaced.
-        worker: Runs the groups.
-        live_episodes: Episodes it runs now.
-        state: Whether it is given work.
-        reason: Why it was lost last.
-        restarts: Number of times that it was replaced.
-        scopes: The groups it runs; cancelled when it is lost.
-        unanswered: Looks in a row that it did not answer.
-        seen: Its counters when it last finished a request.
-    """
-
-    name: str
-    worker: RolloutWorker
-    live_episodes: int = 0
-    state: WorkerState = WorkerState.READY
-    reason: str = ""
-    restarts: int = 0
-    scopes: set[anyio.CancelScope] = field(default_factory=set)
-    unanswered: int = 0
-    seen: EngineStats = field(default_factory=EngineStats)
+    name: str  # stays the same when the worker is replaced
+    worker: RolloutWorker  # runs the groups
+    live_episodes: int = 0  # episodes it runs now
+    state: WorkerState = WorkerState.READY  # whether it is given work
+    reason: str = ""  # why it was lost last
+    restarts: int = 0  # number of times that it was replaced
+    scopes: set[anyio.CancelScope] = field(default_factory=set)  # the groups it runs; cancelled when it is lost
+    unanswered: int = 0  # looks in a row that it did not answer
+    seen: EngineStats = field(default_factory=EngineStats)  # its counters when it last finished a request
 
     @property
     def ready(self) -> bool:
@@ -120,11 +99,7 @@ MAX_UNANSWERED = 3
 
 
 class LeastLoaded:
-    """Keeps slots in order of their live episodes, so that a choice among thousands takes microseconds.
-
-    Args:
-        slots: In the order in which ties go to them.
-    """
+    """Keeps slots in order of their live episodes, so that a choice among thousands takes microseconds; ties go to the first slot."""
 
     def __init__(self, slots: Iterable[WorkerSlot]) -> None:
         self._slots = list(slots)
@@ -169,13 +144,6 @@ class RolloutPool:
     Without `supervision` the first loss of a worker is an error. With it, and while `supervise` runs, the groups of a lost worker
     run again on others, from their beginning and under the same seeds, and it is replaced; its successor is given no group before
     it holds the current weights.
-
-    Args:
-        workers: Name -> started worker; ties in load go to the first.
-        supervision: Rules for replacing lost workers.
-
-    Raises:
-        ValueError: If there is no worker.
     """
 
     def __init__(self, workers: Mapping[str, RolloutWorker], supervision: Supervision | None = None) -> None:

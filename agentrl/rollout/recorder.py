@@ -20,38 +20,23 @@ NEW_PROMPT = "the prompt does not begin with the tokens of any context so far"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """One continuation that the engine sampled.
+    """One continuation that the engine sampled."""
 
-    Attributes:
-        number: Place among the recorder's requests, by when they began, from 0.
-        prompt_ids: Every token that the engine was given. # [P]
-        generation: Its answer.
-        temperature: Temperature of the request.
-        budget: Tokens that the request was allowed, before the end of the context limits it.
-    """
-
-    number: int
-    prompt_ids: list[int]
-    generation: Generation
-    temperature: float
-    budget: int
+    number: int  # place among the recorder's requests, by when they began, from 0
+    prompt_ids: list[int]  # [P]: every token that the engine was given
+    generation: Generation  # its answer
+    temperature: float  # temperature of the request
+    budget: int  # tokens that the request was allowed, before the end of the context limits it
 
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """Tokens that only ever grow: what the policy read and wrote, one turn after another.
+    """Tokens that only ever grow: what the policy read and wrote, one turn after another."""
 
-    Attributes:
-        reason: Why this context was opened beside others, which makes it a branch of the episode; "" for the first one.
-        tokens: Every token up to the end of the last turn. # [L]
-        turns: Its turns.
-        budgets: Tokens that each turn was allowed.
-    """
-
-    reason: str = ""
-    tokens: list[int] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    budgets: list[int] = field(default_factory=list)
+    reason: str = ""  # why this context was opened beside others, which makes it a branch of the episode; "" for the first one
+    tokens: list[int] = field(default_factory=list)  # [L]: every token up to the end of the last turn
+    turns: list[Turn] = field(default_factory=list)  # its turns
+    budgets: list[int] = field(default_factory=list)  # tokens that each turn was allowed
 
     def precedes(self, prompt_ids: Sequence[int]) -> bool:
         """Return True if a prompt begins with every token of this context."""
@@ -73,13 +58,6 @@ class Recorder:
     for programs that speak HTTP needs no change here: it keeps several contexts open, calls `sample` for each request,
     and `attach` as soon as the answer is there, which goes on with the longest context that the prompt extends or opens a
     branch with a reason of its own; `end` refuses requests that come after the episode.
-
-    Args:
-        name: Unique in the run; the prefix of the requests' names, and their session.
-        engine: Samples.
-        codec: Codec of the model's tokenizer.
-        settings: Budgets.
-        seed_of: Seed of the request with a number; `None` leaves it to the engine.
 
     Attributes:
         contexts: The open contexts, in the order in which they were opened.
@@ -119,21 +97,14 @@ class Recorder:
         return [budget for context in self.contexts for budget in context.budgets]
 
     def open(self, reason: str = "") -> Context:
-        """A new context.
-
-        Args:
-            reason: Why it is needed beside the others; "" for the first.
-        """
+        """A new context, with the reason why it is needed beside the others; "" for the first."""
         self.contexts.append(Context(reason))
         return self.contexts[-1]
 
     async def sample(self, prompt_ids: list[int], sampling: Sampling, images: Sequence[Any] = ()) -> Sample:
-        """Sample one continuation; requests may overlap.
+        """Sample one continuation of a whole context; requests may overlap.
 
-        Args:
-            prompt_ids: The whole context. # [P]
-            sampling: Settings; a seed and the tokens that end a turn are added, and `max_tokens` is cut to the room there is.
-            images: Images that belong to the prompt.
+        A seed and the tokens that end a turn are added to the settings, and `max_tokens` is cut to the room there is.
 
         Raises:
             ContextLengthError: If the prompt leaves no room for one token.
@@ -160,13 +131,7 @@ class Recorder:
         )
 
     def turn(self, sample: Sample, context: Context, number: int | None = None) -> Turn:
-        """The turn that a sample makes of a context that its prompt extends; the context is left as it is.
-
-        Args:
-            sample: The sample.
-            context: The context.
-            number: Place of the turn in the episode; `None`: that of the request.
-        """
+        """The turn that a sample makes of a context that its prompt extends, which is left as it is; `number` defaults to the request's."""
         generation, prompt_ids = sample.generation, sample.prompt_ids[len(context.tokens) :]
         return Turn(
             prompt_ids=ints(prompt_ids),
@@ -182,13 +147,9 @@ class Recorder:
         )
 
     def attach(self, sample: Sample, reason: str = NEW_PROMPT) -> Context:
-        """Add a sample to the longest context that its prompt extends, or to a new one; returns that context.
+        """Add a sample to the longest context that its prompt extends, or to a new one, for this reason; returns that context.
 
         So requests that overlap, sub-agents and rewritten histories each keep the tokens that the engine saw.
-
-        Args:
-            sample: The sample.
-            reason: Why a new context is needed, if it is and there are others.
         """
         fitting = [context for context in self.contexts if context.precedes(sample.prompt_ids)]
         longest = max(fitting, key=lambda context: len(context.tokens), default=None)

@@ -21,15 +21,10 @@ PLAIN = (str, bool, int, float, type(None))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """Facts about the engine that an episode used and a replay needs.
+    """Facts about the engine that an episode used and a replay needs."""
 
-    Attributes:
-        max_model_len: Context length in tokens.
-        end_token_ids: Tokens that end a turn.
-    """
-
-    max_model_len: int
-    end_token_ids: tuple[int, ...] = ()
+    max_model_len: int  # context length in tokens
+    end_token_ids: tuple[int, ...] = ()  # tokens that end a turn
 
 
 def group_records(ticket: Ticket, group: Group, limits: EngineLimits | None = None) -> tuple[dict[str, Any], ...]:
@@ -39,13 +34,7 @@ def group_records(ticket: Ticket, group: Group, limits: EngineLimits | None = No
 
 
 def trajectory_record(ticket: Ticket, trajectory: Trajectory, limits: EngineLimits | None = None) -> dict[str, Any]:
-    """Everything of one trajectory in JSON's own types; the token ids suffice to compute every log-probability again.
-
-    Args:
-        ticket: Ticket of its group.
-        trajectory: Any of the group's.
-        limits: Limits of the engine that sampled it; `None`: not known.
-    """
+    """Everything of one trajectory in JSON's own types; the token ids suffice to compute every log-probability again."""
     record = {
         "trajectory_id": trajectory.trajectory_id,
         "episode_id": trajectory.episode_id,
@@ -111,9 +100,7 @@ def inexact_parts(record: Mapping[str, Any]) -> list[str]:
 def recorded_turn(turn: Mapping[str, Any], number: int = 0) -> Turn:
     """A turn as it was, but for the rounding of log-probabilities.
 
-    Args:
-        turn: An entry of ``turns``, or ``unanswered``.
-        number: Its place in the episode, if the record was written before records said.
+    `number` is its place in the episode, if the record was written before records said.
 
     Raises:
         KeyError, TypeError, ValueError: If the record lacks something, or holds something else than was written.

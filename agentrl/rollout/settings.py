@@ -29,25 +29,14 @@ EPISODES_PER_SEQUENCE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerPolicy:
-    """When a group is closed without the rest.
+    """When a group is closed without the rest."""
 
-    Attributes:
-        quorum: Share of the episodes that must have ended well.
-        factor: Time that the others may take, as a multiple of the median of those episodes.
-        least: Episodes that must have ended well in any case.
-    """
-
-    quorum: float
-    factor: float
-    least: int = 1
+    quorum: float  # share of the episodes that must have ended well
+    factor: float  # time that the others may take, as a multiple of the median of those episodes
+    least: int = 1  # episodes that must have ended well in any case
 
     def deadline_s(self, ended_s: Sequence[float], n_samples_per_prompt: int) -> float | None:
-        """Seconds after the start of the group at which the rest is withheld; `None` while too few have ended well.
-
-        Args:
-            ended_s: Seconds that each episode took that ended well.
-            n_samples_per_prompt: Episodes of the group.
-        """
+        """Seconds after the start of the group at which the rest is withheld; `None` while too few of its episodes have ended well."""
         if len(ended_s) < max(self.least, math.ceil(self.quorum * n_samples_per_prompt)):
             return None
         return self.factor * median(ended_s)
@@ -55,29 +44,17 @@ class StragglerPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSettings:
-    """Sections of the configuration, whole; what is derived from them is a property.
+    """Sections of the configuration, whole; what is derived from them is a property."""
 
-    Attributes:
-        seed: Seed of the run, or of the evaluation.
-        data: Chat template and system message.
-        model: Directory or hub name of the initial policy, whose tokenizer is used.
-        rollout: Budgets, sampling and deadlines.
-        isolation: Processes of the environments.
-        flow: Groups that are closed without their last episodes.
-        algo: Penalties for length.
-        engine: Sequences that an engine decodes at once.
-        close_timeout_s: Deadline of an environment's `close`, seconds.
-    """
-
-    seed: int = 0
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    isolation: IsolationConfig = field(default_factory=IsolationConfig)
-    flow: FlowConfig = field(default_factory=FlowConfig)
-    algo: AlgoConfig = field(default_factory=AlgoConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    close_timeout_s: float = 10.0
+    seed: int = 0  # seed of the run, or of the evaluation
+    data: DataConfig = field(default_factory=DataConfig)  # chat template and system message
+    model: ModelConfig = field(default_factory=ModelConfig)  # directory or hub name of the initial policy, whose tokenizer is used
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)  # budgets, sampling and deadlines
+    isolation: IsolationConfig = field(default_factory=IsolationConfig)  # processes of the environments
+    flow: FlowConfig = field(default_factory=FlowConfig)  # groups that are closed without their last episodes
+    algo: AlgoConfig = field(default_factory=AlgoConfig)  # penalties for length
+    engine: EngineConfig = field(default_factory=EngineConfig)  # sequences that an engine decodes at once
+    close_timeout_s: float = 10.0  # deadline of an environment's `close`, seconds
 
     @property
     def sampling(self) -> Sampling:
@@ -124,12 +101,7 @@ class EpisodeSettings:
 
 
 def episode_settings(config: PlayConfig, model: str) -> EpisodeSettings:
-    """Return the settings of the episodes of a run.
-
-    Args:
-        config: The resolved configuration.
-        model: Directory or hub name of the initial policy.
-    """
+    """Return the settings of the episodes of a run; `model` is the directory or hub name of the initial policy."""
     return EpisodeSettings(
         seed=config.run.seed,
         data=config.data,

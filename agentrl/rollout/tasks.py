@@ -42,13 +42,7 @@ LABEL_COLUMNS = ("answer", "solution", "ground_truth", "target", "final_answer",
 
 
 def missing_labels(config: PlayConfig, agent: AgentSpec, tasks: Sequence[Task]) -> tuple[str, str] | None:
-    """Return what to say if not one task has a label although the reward is given one, and the remedy; else `None`.
-
-    Args:
-        config: The resolved configuration.
-        agent: The environment.
-        tasks: The first tasks of the run.
-    """
+    """Return what to say if not one of the first tasks has a label although the reward is given one, and the remedy; else `None`."""
     if not tasks or any(task.label is not None for task in tasks):
         return None
     columns = list(dict.fromkeys(name for task in tasks for name in task.metadata if name != "source"))
@@ -119,13 +113,8 @@ TEMPLATE_TOKENS, MESSAGE_TOKENS = 128, 32
 def check_prompts(settings: EpisodeSettings, tasks: Sequence[Task], max_model_len: int) -> None:
     """Check that the tasks' own prompts leave room to answer; what an environment's `reset` returns is not known yet.
 
-    A token stands for one byte at least, so prompts with fewer bytes than the context has tokens need no tokenizer; it is
-    loaded, and with it transformers, only if a prompt is longer than that.
-
-    Args:
-        settings: Model and budgets.
-        tasks: Some tasks, the more the better.
-        max_model_len: Context length in tokens; 0 if not known, which leaves only ``--max-episode-tokens``.
+    A token stands for one byte at least, so prompts with fewer bytes than the context has tokens need no tokenizer; it is loaded, and with
+    it transformers, only if a prompt is longer than that. A `max_model_len` of 0 is not known, which leaves only ``--max-episode-tokens``.
 
     Raises:
         ConfigError: For the first prompt that is too long, or that the chat template refuses.
@@ -145,11 +134,7 @@ def check_prompts(settings: EpisodeSettings, tasks: Sequence[Task], max_model_le
 
 
 def context_length(model: str) -> int:
-    """The context length that a local model directory states; 0 if it is not known without a download.
-
-    Args:
-        model: Hugging Face directory or hub name.
-    """
+    """The context length that a local model directory states; 0 if it is not known without a download."""
     path = Path(model) / "config.json"
     if not path.is_file():
         return 0

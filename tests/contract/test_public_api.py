@@ -93,7 +93,6 @@ DRIVER_MODULES = [
     "agentrl.env.boundary",
     "agentrl.rollout.worker",
     "agentrl.rollout.tasks",
-    "agentrl.learner.rows",
 ]
 
 

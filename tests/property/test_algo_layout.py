@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.algo.aggregation import AGGREGATIONS, Denominators, aggregate
-from agentrl.algo.losses import POLICY_LOSSES, LossInputs, LossOptions, compute_policy_loss
+from agentrl.algo.losses import AGGREGATIONS, POLICY_LOSSES, Denominators, LossInputs, LossOptions, aggregate, compute_policy_loss
 from agentrl.algo.off_policy import PRESETS, off_policy_correction, off_policy_options
 from agentrl.core.metrics import MetricSums
 

@@ -11,7 +11,7 @@ from agentrl import ResetResult, StepResult
 from agentrl.config.sections import changed
 from agentrl.core.types import Trajectory
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.learner.rows import merge_turns
+from agentrl.learner.batch import merge_turns
 from tests.unit.rollout.scenes import PATIENT, Scene, env_class
 
 texts = st.text(alphabet="ab <|im_end>\n", min_size=1, max_size=12)

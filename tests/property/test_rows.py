@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agentrl.core.errors import BatchError
 from agentrl.core.types import FinishReason, Status, Trajectory, Turn, floats, ints
-from agentrl.learner.rows import merge_turns
+from agentrl.learner.batch import merge_turns
 
 token = st.integers(0, 999)
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.algo.aggregation import Denominators, aggregate
 from agentrl.algo.kl import approximate_kl
-from agentrl.algo.losses import LossInputs, LossOptions, compute_policy_loss
+from agentrl.algo.losses import Denominators, LossInputs, LossOptions, aggregate, compute_policy_loss
 from agentrl.algo.off_policy import off_policy_correction, off_policy_options, opsm_keep
 from tests.unit.algo.ragged import Ragged, gradient, ragged
 

@@ -10,9 +10,8 @@ from verl.utils import torch_functional
 from verl.workers.config import ActorConfig
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, compute_advantages
-from agentrl.algo.aggregation import Denominators, aggregate
 from agentrl.algo.kl import KLController, approximate_kl
-from agentrl.algo.losses import LossInputs, LossOptions, compute_policy_loss, value_loss
+from agentrl.algo.losses import Denominators, LossInputs, LossOptions, aggregate, compute_policy_loss, value_loss
 from agentrl.algo.off_policy import OffPolicyOptions, off_policy_correction, off_policy_options
 from agentrl.algo.statistics import segment_sum
 from agentrl.learner.models import token_scores

@@ -10,7 +10,7 @@ from agentrl import Policy
 from agentrl.config.load import field_homes, flag
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
-from agentrl.learner.rows import merge_turns
+from agentrl.learner.batch import merge_turns
 from tests.unit.rollout.scenes import Scene, says
 from tests.unit.rollout.test_episode import dialogue
 

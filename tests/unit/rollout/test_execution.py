@@ -14,7 +14,7 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Sampling, Status, Trajectory, derive_seed
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
-from agentrl.learner.rows import merge_turns
+from agentrl.learner.batch import merge_turns
 from tests.unit.rollout.scenes import CODEC, PATIENT, TASK, Scene, says
 from tests.unit.rollout.test_episode import dialogue, text_of
 

@@ -10,7 +10,7 @@ import pytest
 from agentrl import Task
 from agentrl.core.protocols import EngineLoad, EngineStats
 from agentrl.core.types import EvalSampling, Ticket
-from agentrl.rollout.throttle import TICK_S, AdaptiveLimit, Throttle
+from agentrl.rollout.worker import TICK_S, AdaptiveLimit, Throttle
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Status, Task, Ticket, Trajectory
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
-from agentrl.learner.rows import merge_turns
+from agentrl.learner.batch import merge_turns
 from tests.unit.rollout.scenes import CODEC, PATIENT, Scene, says
 from tests.unit.rollout.test_episode import dialogue
 
