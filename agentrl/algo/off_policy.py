@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -93,16 +93,9 @@ def off_policy_options(
     """Return a preset, a key of `PRESETS`, with each value that is given in the place of its own."""
     if preset not in PRESETS:
         raise ConfigError("--off-policy", preset, "is not a correction", f"Choose one of {', '.join(PRESETS)}")
-    base = PRESETS[preset]
-    return replace(
-        base,
-        level=base.level if level is None else level,
-        mode=base.mode if mode is None else mode,
-        low=base.low if bounds is None else bounds[0],
-        high=base.high if bounds is None else bounds[1],
-        opsm_delta=base.opsm_delta if opsm_delta is None else opsm_delta,
-        m2po_tau=base.m2po_tau if m2po_tau is None else m2po_tau,
-    )
+    low, high = bounds or (None, None)
+    given: dict[str, Any] = {"level": level, "mode": mode, "low": low, "high": high, "opsm_delta": opsm_delta, "m2po_tau": m2po_tau}
+    return replace(PRESETS[preset], **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,17 +16,7 @@ from agentrl.rollout.settings import EpisodeSettings
 
 
 class Conversation:
-    """The tokens of one agent, which only ever grow: a turn's prompt is every token so far and those of the new observation.
-
-    Attributes:
-        recorder: Records what is sampled.
-        prompt: Tokens to be read before the next turn.
-        text: All text up to the end of the last turn.
-        unanswered: A sampled turn that the environment has not answered.
-        sampling: Settings of the next turn.
-        images: Images seen so far.
-        parts: Named components of the reward.
-    """
+    """The tokens of one agent, which only ever grow: a turn's prompt is every token so far and those of the new observation."""
 
     def __init__(
         self,
@@ -41,12 +31,12 @@ class Conversation:
         self._codec, self._settings = codec, settings
         self.recorder = Recorder(name, engine=engine, codec=codec, settings=settings, seed_of=seed_of)
         self._context = self.recorder.open()
-        self.sampling = sampling
-        self.prompt: list[int] = []
-        self.text = ""
-        self.unanswered: Turn | None = None
-        self.images: list[Any] = []
-        self.parts: dict[str, float] = {}
+        self.sampling = sampling  # of the next turn
+        self.prompt: list[int] = []  # tokens to be read before the next turn
+        self.text = ""  # all text up to the end of the last turn
+        self.unanswered: Turn | None = None  # a sampled turn that the environment has not answered
+        self.images: list[Any] = []  # seen so far
+        self.parts: dict[str, float] = {}  # named components of the reward
         self._overflows = False
         self._advance = 0.0  # rewards from before the first turn
         self._score: float | None = None

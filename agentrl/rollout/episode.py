@@ -29,10 +29,6 @@ class Episode:
     Each agent has a conversation of its own; most environments have a single agent. Turns are counted over all agents, tokens for each
     conversation. The reward is the sum of the turns' rewards, less the penalties for length. A metric is the mean over the calls of `reset`
     and `step` that logged it, whoever acted. Without `seeded` the seeds are left to the engine.
-
-    Attributes:
-        agent: Name of the agent that acts now.
-        number: Number of the turn that is sampled now, from 0.
     """
 
     def __init__(
@@ -62,7 +58,7 @@ class Episode:
             )
             for agent in agents_spec.agents
         }
-        self.agent, self.number = agents_spec.agents[0], 0
+        self.agent, self.number = agents_spec.agents[0], 0  # that acts now, and of its turn over all agents
         self._openings: Mapping[str, Prompt] = {}
         self._logs: list[Mapping[str, float]] = []
         self._env_s = 0.0

@@ -58,12 +58,6 @@ class Recorder:
     for programs that speak HTTP needs no change here: it keeps several contexts open, calls `sample` for each request,
     and `attach` as soon as the answer is there, which goes on with the longest context that the prompt extends or opens a
     branch with a reason of its own; `end` refuses requests that come after the episode.
-
-    Attributes:
-        contexts: The open contexts, in the order in which they were opened.
-        failure: The engine's latest error; `None` if there was none.
-        generate_s: Seconds that requests took, summed over requests that overlap.
-        is_over: The episode is over: requests are refused.
     """
 
     def __init__(
@@ -71,10 +65,10 @@ class Recorder:
     ) -> None:
         self.name, self._engine, self._codec, self._settings, self._seed_of = name, engine, codec, settings, seed_of
         self._num_requests = 0
-        self.contexts: list[Context] = []
-        self.failure: EngineError | None = None
-        self.generate_s = 0.0
-        self.is_over = False
+        self.contexts: list[Context] = []  # in the order in which they were opened
+        self.failure: EngineError | None = None  # the engine's latest error
+        self.generate_s = 0.0  # summed over requests that overlap
+        self.is_over = False  # later requests are refused
 
     @property
     def limit(self) -> int:
