@@ -38,7 +38,8 @@ async = true
 learning_rate = 5e-4
 ```
 
-`--dry-run` prints the resolved configuration and stops. An unknown or contradictory setting ends the command with exit code 2
+`--dry-run` looks at the environment, the data and the model, prints the resolved configuration and stops. An unknown or
+contradictory setting ends the command with exit code 2
 before anything is started. OpenRLHF's and TRL's names for the same setting are
 accepted too; their other flags, and verl's keys, are answered with one line each.
 

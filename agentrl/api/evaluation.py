@@ -35,7 +35,7 @@ from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress, estimate_text, print_assessment, print_comparison
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
-from agentrl.rollout.tasks import check_prompts, context_length, eval_tasks, open_tasks
+from agentrl.rollout.tasks import check_model, check_prompts, context_length, eval_tasks, open_tasks
 from agentrl.track.jsonl import encode
 from agentrl.track.sinks import TrajectoryRecorder
 
@@ -98,8 +98,10 @@ async def measure(request: Request, console: Console | None = None) -> Evaluatio
         TooManyFailuresError: If nothing could be measured.
     """
     config = request.config
+    for model in (config.model.model, request.baseline):
+        check_model(request.with_model(model or ""))
     tasks = measured_tasks(config, load_environment(config))
-    path = (config.run.output or _output(config)).expanduser()
+    path = (config.run.output or Path("runs") / f"eval-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
     path.mkdir(parents=True, exist_ok=True)
     settings = to_json(as_training(config))
     (path / "config.json").write_text(settings + "\n", encoding="utf-8")  # for inspect and replay
@@ -202,10 +204,6 @@ def measured_tasks(config: PlayConfig, agent: AgentSpec) -> list[Task]:
     if total is None:
         raise ConfigError("--eval-size", 0, "there is no end of tasks", "Say how many to measure on.")
     return [dataclasses.replace(task, position=index) for index, task in enumerate(source.first(total))]
-
-
-def _output(config: EvaluateConfig) -> Path:
-    return Path("runs") / f"eval-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _measured(config: EvaluateConfig, model: str, outcomes: Sequence[TaskOutcome]) -> Measured:

@@ -99,12 +99,47 @@ def resume_point(config: TrainConfig) -> ResumePoint:
     if path is None:
         if config.run.resume == AUTO:
             return ResumePoint(Progress())
-        remedy = "Only runs started with --save-every N can be resumed."
-        raise ConfigError("--resume", config.run.resume, "holds no complete checkpoint", remedy)
+        raise ConfigError("--resume", config.run.resume, *_nothing_to_resume(run_dir))
     progress, saved = read_checkpoint(path)
+    steps = config.run.num_steps
+    if config.run.resume != AUTO and _ended(run_dir).get("status") == "finished" and _ended(run_dir).get("steps", 0) >= steps:
+        problem = f"has finished: it did its {progress.step} steps"
+        raise ConfigError("--resume", config.run.resume, problem, f"Give --num-steps more than {progress.step} to train it further.")
     _check_unchanged(saved, config)
     check_files_unchanged(config, run_dir, MAY_CHANGE)
     return ResumePoint(progress, path / LEARNER)
+
+
+def _ended(run_dir: Path) -> dict[str, Any]:
+    """Return the summary of a run that has ended; empty if there is none."""
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def _nothing_to_resume(run_dir: Path) -> tuple[str, str]:
+    """Return the problem with a run without a checkpoint, and the remedy."""
+    if _ended(run_dir).get("status") == "finished" and (run_dir / "model" / "config.json").is_file():
+        remedy = f"Begin a new run with its model: --model {run_dir / 'model'}; with --save-every N it can be resumed."
+        return "holds no complete checkpoint, and the run has finished", remedy
+    remedy = "Start it again without --resume, with --save-every N; a smaller N writes the first checkpoint earlier."
+    return "holds no complete checkpoint: the run ended before its first one, or was started without --save-every", remedy
+
+
+def make_run_dir(path: Path) -> None:
+    """Make the directory of a run.
+
+    Raises:
+        ConfigError: If it cannot be made or written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("--run-dir", str(path), f"cannot be made: {error.strerror}", "Name a directory that you may write to.") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError("--run-dir", str(path), "may not be written to", "Change its permissions, or name another directory.")
 
 
 def _check_unchanged(saved: Mapping[str, Any], config: TrainConfig) -> None:
@@ -161,12 +196,14 @@ def _new_run_dir(config: TrainConfig) -> Path:
     if config.run.run_dir is None:
         return Path("runs") / f"{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}"
     path = config.run.run_dir.expanduser()
-    if path.exists() and not path.is_dir():
-        raise ConfigError("--run-dir", str(path), "is a file", "Name a directory that is new or empty.")
+    there = next(part for part in (path, *path.absolute().parents) if os.path.exists(part))
+    if not there.is_dir():
+        problem = "is a file" if there == path else f"cannot be made: {there} is a file"
+        raise ConfigError("--run-dir", str(path), problem, "Name a directory that is new or empty.")
     metrics = path / "metrics.jsonl"
-    if metrics.exists() and any(row.get("step", 1) for row in read_lines(metrics)):
+    if os.path.exists(metrics) and any(row.get("step", 1) for row in read_lines(metrics)):
         raise ConfigError("--run-dir", str(path), "already holds a run", "Choose another directory, or continue it with --resume.")
-    if (path / "eval.json").exists():
+    if os.path.exists(path / "eval.json"):  # pathlib's raises if the folder may not be read
         raise ConfigError("--run-dir", str(path), "already holds an evaluation", "Choose another directory.")
     return path
 

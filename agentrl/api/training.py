@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.api.resume import ResumePoint, resume_point, rewind_records
+from agentrl.api.resume import ResumePoint, make_run_dir, resume_point, rewind_records
 from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import Runtime, make_runtime
 from agentrl.config.load import to_json
 from agentrl.config.rules import plugins
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.errors import ConfigError, LearnerDeadError
 from agentrl.core.plugins import copy_plugins
@@ -31,7 +32,7 @@ from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
-from agentrl.rollout.tasks import check_prompts, context_length, missing_labels, open_tasks
+from agentrl.rollout.tasks import check_model, check_prompts, context_length, missing_labels, open_tasks
 from agentrl.track.callbacks import CallbackLike, load_callbacks
 from agentrl.track.tracker import RESTARTING, RunTracker, Sign, open_tracker
 
@@ -68,6 +69,7 @@ def _can_go_on(config: TrainConfig) -> bool:
 
 
 async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequence[CallbackLike], *, last: bool = False) -> RunResult:
+    check_model(config)
     agent, callbacks = load_environment(config), [*load_callbacks(config.track.callback), *own]
     tasks = open_tasks(config, agent)
     questions = run_eval_tasks(config, agent)
@@ -75,6 +77,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
     if run_dir is None:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
     begin = resume_point(config)
+    make_run_dir(run_dir)
     rows = rewind_records(run_dir, begin.progress)  # also of a run that ended before its first step
     stop = stop or StopRequest()
     tracker = open_tracker(config, run_dir, title=_title(config), callbacks=callbacks, ask_stop=stop.ask)
@@ -103,6 +106,34 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
         tracker.on_stage("closing")
         await uninterrupted(runtime.close())
         await tracker.finish(status=status, ledger=ledger, agent=config.run.agent, stop_reason=stop_reason)
+
+
+def preview(config: TrainConfig) -> list[str]:
+    """Return the lines of ``--dry-run`` for a person: settings that are not the defaults, the size of a step, and the data.
+
+    Raises:
+        ConfigError: If the environment, the tasks or the model cannot be used.
+    """
+    check_model(config)
+    agent = load_environment(config)
+    tasks, questions = open_tasks(config, agent), run_eval_tasks(config, agent)
+    changed = [
+        flag(name) if value is True else f"{flag(name)} {value}" if value is not False else flag(f"no_{name}")
+        for section, values in asdict(config).items()
+        for name, value in values.items()
+        if value != getattr(getattr(TrainConfig(), section), name) and not (name == "max_staleness" and config.flow.staleness <= 1)
+    ]
+    groups, samples, steps = config.rollout.groups_per_step, config.rollout.n_samples_per_prompt, config.run.num_steps
+    count, drawn = tasks.num_tasks, groups * steps
+    endless = f"tasks without a known end, of which {drawn} are drawn"
+    problem = missing_labels(config, agent, tasks.first(PROMPTS_CHECKED))
+    return [
+        f"not the defaults: {', '.join(changed)}",
+        f"{groups * samples} episodes per step ({groups} groups of {samples}), {drawn * samples} in {steps} steps",
+        f"{count} task{'s' * (count != 1)}, {drawn / count:.2g} epochs in {steps} steps" if count else endless,
+        *([f"{len(questions)} task{'s' * (len(questions) != 1)} to evaluate on"] if questions else []),
+        *([f"warning: {problem[0]}. {problem[1]}"] if problem else []),
+    ]
 
 
 def _title(config: TrainConfig) -> str:

@@ -22,7 +22,7 @@ class ExportArgs:
 
     source: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Directory of a run, or of one of its checkpoints."""
-    target: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUT")]
+    target: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="OUT")] = None
     """Directory to write; it must not exist yet, or be empty."""
     step: int | None = None
     """Take the checkpoint of this step; by default the newest."""
@@ -39,6 +39,8 @@ class ExportArgs:
 def main(words: list[str]) -> int:
     """Run the command with the words after ``export``."""
     args = tyro.cli(ExportArgs, prog="agentrl export", args=words)
+    if args.target is None:
+        return _say_where(args.source.expanduser())
     target = args.target.expanduser().absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ConfigError("OUT", str(args.target), "exists", "Name a new directory.")
@@ -59,6 +61,18 @@ def main(words: list[str]) -> int:
     return 0
 
 
+def _say_where(run: Path) -> int:
+    """Answer a call without OUT: name the model that the run saved at its end.
+
+    Raises:
+        ConfigError: If it saved none.
+    """
+    if not (run / "model" / "config.json").is_file():
+        raise ConfigError("OUT", None, "is not given", f"Write `agentrl export {run} DIRECTORY`.")
+    sys.stdout.write(f"{run / 'model'} is a Hugging Face directory already, with the weights of the last step\n")
+    return 0
+
+
 def find_checkpoint(source: Path, step: int | None) -> Path:
     """Return the checkpoint that is meant: `source` itself, or that of a step of the run `source`, by default the newest.
 
@@ -73,6 +87,8 @@ def find_checkpoint(source: Path, step: int | None) -> Path:
     found = {int(number): path for path in folders if (number := path.name.removeprefix("step-")).isdecimal()}
     if not found:
         remedy = "Name a run's directory, started with --save-every N, or one of its checkpoints."
+        if (source / "model" / "config.json").is_file():
+            remedy = f"{source / 'model'} is a Hugging Face directory already: copy it."
         raise ConfigError("RUN", str(source), "holds no checkpoint", remedy)
     chosen = max(found) if step is None else step
     if chosen not in found:

@@ -75,8 +75,7 @@ def recorded_times(run: RunDirectory, config: TrainConfig) -> Recorded:
 
 
 def _check(args: ProfileArgs) -> None:
-    lowest = {"num_engines": 1, "num_learners": 1, "groups_per_step": 1, "max_staleness": 0, "oversample": 0, "devices": 0}
-    for name, least in lowest.items():
+    for name, least in {**dict.fromkeys(ASKED, 1), "max_staleness": 0, "oversample": 0, "devices": 0}.items():
         value = getattr(args, name)
         if value is not None and value < least:
             raise ConfigError(f"--{name.replace('_', '-')}", value, "is too low", f"Give {least} or more.")

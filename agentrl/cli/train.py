@@ -24,10 +24,12 @@ def main(words: list[str]) -> int:
     from agentrl.api.resume import with_directory, with_saved_settings
 
     config = with_directory(load_config(with_saved_settings([word for word in words if word != "--dry-run"])))
+    from agentrl.api.training import preview, train
+
     if "--dry-run" in words:
+        sys.stderr.write("".join(f"agentrl: {line}\n" for line in preview(config)))
         sys.stdout.write(to_json(config) + "\n")
         return 0
-    from agentrl.api.training import train
 
     stop = StopRequest()
     result = run_until_signal(train(config, stop), stop, config.run.stop_timeout_s)

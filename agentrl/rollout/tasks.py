@@ -133,6 +133,38 @@ def check_prompts(settings: EpisodeSettings, tasks: Sequence[Task], max_model_le
             raise ConfigError(flag, limit, problem, "Raise it as far as the model allows, or shorten or remove the prompt.")
 
 
+HUB_TIMEOUT_S = 5
+
+
+def check_model(config: PlayConfig) -> None:
+    """Check that ``--model`` can be found: a directory, in the cache of the hub, or on the hub, which is asked once.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    model = config.model.model
+    path, remedy = Path(model).expanduser(), "Give the directory of a Hugging Face model, or a name of the hub such as Qwen/Qwen3-0.6B."
+    if not model or config.run.ray_address or (path / "config.json").is_file():  # a cluster's machines have folders of their own
+        return
+    if path.exists():
+        raise ConfigError("--model", model, "holds no config.json" if path.is_dir() else "is a file", remedy)
+    if model.startswith(("/", "./", "../", "~")) or model.count("/") > 1:
+        raise ConfigError("--model", model, "there is no such directory", remedy)
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    try:
+        if not isinstance(try_to_load_from_cache(model, "config.json"), str):
+            HfApi().model_info(model, timeout=HUB_TIMEOUT_S)
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        problem = "is no directory, and the hub has no such model, or shows it only after `hf auth login`"
+        raise ConfigError("--model", model, problem, remedy) from error
+    except Exception as error:  # the hub's client raises those of its transport, which differ between its versions
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        problem = f"is neither a directory nor in the cache of the hub, and the hub cannot be asked: {reason}"
+        raise ConfigError("--model", model, problem, "Download it where there is a network, and give its directory.") from error
+
+
 def context_length(model: str) -> int:
     """The context length that a local model directory states; 0 if it is not known without a download."""
     path = Path(model) / "config.json"

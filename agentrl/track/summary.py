@@ -8,12 +8,14 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from agentrl.config.schema import DataConfig
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.errors import StorageError
 from agentrl.env.given import PREFIX
@@ -285,8 +287,23 @@ def _next_commands(summary: Mapping[str, Any], agent: str) -> list[str]:
     if "model" in paths and "evaluations" in paths:
         commands.append(shlex.join([_program("agentrl"), "eval", "--run", str(summary["run_dir"]), "--baseline", "start"]))
     if "model" in paths and agent:
-        commands.append(shlex.join([_program("agentrl"), "train", "--agent", agent, "--model", paths["model"]]))
+        words = ["--agent", agent, *_data_flags(paths.get("config")), "--model", paths["model"]]
+        commands.append(shlex.join([_program("agentrl"), "train", *words]))
     return commands
+
+
+def _data_flags(path: str | None) -> list[str]:
+    """Return the flags that say where a run's tasks come from and how they are shown, as far as they differ from the defaults."""
+    try:
+        data = json.loads(Path(path or "").read_text(encoding="utf-8"))["data"]
+    except (OSError, ValueError, KeyError):
+        return []
+    words: list[str] = []
+    for name, default in asdict(DataConfig()).items():
+        value, flag = data.get(name, default), name.replace("_", "-")
+        if value != default and name != "remote_rm_url":  # the agent of the run says it
+            words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return words
 
 
 def _program(name: str) -> str:

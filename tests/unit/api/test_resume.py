@@ -146,3 +146,18 @@ async def test_a_missing_file_of_an_own_estimator_is_restored_from_the_copy(tmp_
     file.unlink()
     with pytest.raises(ConfigError, match=f"there is no such file any more. Restore it: cp {tmp_path}/run/plugins/own.py {file}"):
         resolve_plugins(config_of(tmp_path / "run", advantage_estimator=setting))
+
+
+async def test_a_finished_run_and_one_without_a_checkpoint_are_answered_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"before its first one.*Start it again without --resume"):
+        resume_point(config_of(tmp_path))
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "steps": 4}))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    with pytest.raises(ConfigError, match=r"the run has finished.*--model .*/model"):
+        resume_point(config_of(tmp_path))
+    await save(tmp_path, 4)
+    with pytest.raises(ConfigError, match=r"has finished: it did its 4 steps. Give --num-steps more than 4"):
+        resume_point(config_of(tmp_path, num_steps=4))
+    assert resume_point(config_of(tmp_path, num_steps=5)).progress.step == 4
+    assert resume_point(config_of(tmp_path, num_steps=4, resume="auto")).progress.step == 4

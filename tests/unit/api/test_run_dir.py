@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.api.resume import rewind_records, with_directory
+from agentrl.api.resume import make_run_dir, rewind_records, with_directory
 from agentrl.config.load import from_mapping
 from agentrl.core.errors import ConfigError
 from agentrl.flow.checkpoint import Progress
@@ -24,3 +24,14 @@ def test_a_run_that_ended_before_its_first_step_may_be_started_again(tmp_path: P
     metrics.write_text(json.dumps({"step": 0}) + "\n" + json.dumps({"step": 1}) + "\n")
     with pytest.raises(ConfigError, match="already holds a run"):
         with_directory(config)
+
+
+def test_a_directory_that_cannot_be_made_is_named_with_its_flag(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("")
+    for name, problem in (("notes", "is a file"), ("notes/run", "cannot be made: .*notes is a file")):
+        with pytest.raises(ConfigError, match=rf"--run-dir = '.*{name}': {problem}"):
+            with_directory(from_mapping({"agent": "x.py", "run_dir": str(tmp_path / name)}))
+    with pytest.raises(ConfigError, match=r"--run-dir = '/proc/run': cannot be made"):
+        make_run_dir(Path("/proc/run"))
+    make_run_dir(tmp_path / "new" / "run")
+    assert (tmp_path / "new" / "run").is_dir()

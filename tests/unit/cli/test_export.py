@@ -39,3 +39,14 @@ async def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "out" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"OUT = .*: exists"):
         main([str(tmp_path / "run"), str(tmp_path / "out")])
+
+
+def test_a_run_with_a_model_is_said_to_have_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=r"OUT = None: is not given"):
+        main([str(tmp_path)])
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    assert main([str(tmp_path)]) == 0
+    assert f"{tmp_path / 'model'} is a Hugging Face directory already" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"holds no checkpoint. .*model is a Hugging Face directory already: copy it"):
+        main([str(tmp_path), str(tmp_path / "out")])

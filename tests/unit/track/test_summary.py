@@ -112,6 +112,14 @@ def test_suggested_commands_quote_paths(built):
     )
 
 
+def test_the_suggested_training_takes_its_tasks_from_where_the_run_did(built, tmp_path):
+    data = {"prompts": "questions.jsonl", "label_key": "answer", "shuffle": False, "eval_size": 0, "remote_rm_url": "reward.py"}
+    (tmp_path / "config.json").write_text(json.dumps({"data": data}))
+    built = {**built, "paths": {"model": "model", "config": str(tmp_path / "config.json")}}
+    command = dict(summary_rows(built, rewards=[], agent="reward.py"))["next"]
+    assert command == "agentrl train --agent reward.py --prompts questions.jsonl --label-key answer --no-shuffle --model model"
+
+
 @pytest.mark.parametrize(("steps", "expected"), [(1, (1, 1)), (2, (1, 1)), (10, (5, 5)), (12, (5, 7)), (40, (5, 10))])
 def test_first_and_last_steps_overlap_in_a_single_step_only(steps: int, expected: tuple[int, int]) -> None:
     assert ends(steps) == expected
