@@ -175,6 +175,3 @@ def check_executor(flag: str, spec: str, cls: type[Executor]) -> type[Executor]:
     if not inspect.iscoroutinefunction(cls.execute):
         raise EnvLoadError(flag, spec, f"{cls.__name__}.execute is a plain def", "Write async def: it has to wait for llm.generate.")
     return cls
-
-
-__all__ = ["Completion", "Executor", "ExecutorSession", "Policy", "check_executor", "check_outcome"]

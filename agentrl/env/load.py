@@ -52,13 +52,9 @@ SCHEMES: dict[str, Callable[[str], AgentClass]] = {
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """Place of an environment's class, so that another process can load it too; its pickle includes a class that is in no file.
+    """Place of an environment's class: specification with absolute path and name, folder of modules, name, file for messages.
 
-    Attributes:
-        spec: Value of ``--agent``, with an absolute path of the file and the name of the class.
-        root: Folder searched for modules besides the installed ones.
-        name: Name of the class.
-        source: The file that defines it, for messages.
+    Another process can load it too; its pickle includes a class that is in no file.
     """
 
     spec: str
@@ -83,15 +79,7 @@ def _unpickled(spec: str, root: str, name: str, source: str, data: bytes) -> Age
 
 
 def load_agent(spec: str) -> AgentSpec:
-    """Load what ``--agent`` names, and say where it is.
-
-    Args:
-        spec: ``file.py``, ``file.py:Name``, ``package.module:Name``, a scheme in `SCHEMES` and what follows it, or what
-            `agentrl.env.given.specify` returned for an object.
-
-    Raises:
-        EnvLoadError: If there is no such file, module or class, if importing it fails, or if the choice is not clear.
-    """
+    """Load what ``--agent`` names (a file, a module, a scheme, an object that `specify` knows), and say where it is; or `EnvLoadError`."""
     if not spec.strip():
         raise EnvLoadError(FLAG, spec, "is missing", FORMS)
     root = str(Path.cwd())

@@ -19,13 +19,9 @@ _NAME = re.compile(r"[A-Za-z]\w*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiAgentSpec:
-    """The agents of an environment.
+    """The agents of an environment in order of rotation ("" for a single one), those trained, and file and class for messages.
 
-    Attributes:
-        agents: Their names in order of rotation; the one agent of a single-agent environment is called "".
-        trained: Those that are trained.
-        env: File and class, for messages.
-        rendered: `reset` is given a prompt as the chat template renders it, as OpenRLHF's agents expect.
+    If `rendered`, `reset` is given a prompt as the chat template renders it, as OpenRLHF's agents expect.
     """
 
     agents: tuple[str, ...] = ("",)

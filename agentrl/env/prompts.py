@@ -66,11 +66,9 @@ def read_prompts(sources: Sequence[str], form: PromptFormat) -> list[PromptSet]:
     """
     names = _names(sources)
     sets = [PromptSet(name, _read(source, form)) for name, source in zip(names, sources, strict=True)]
-    return (
-        sets
-        if len(sets) == 1
-        else [PromptSet(part.name, [_named(task, i, part.name) for i, task in enumerate(part.tasks)]) for part in sets]
-    )
+    if len(sets) == 1:
+        return sets
+    return [PromptSet(part.name, [_named(task, i, part.name) for i, task in enumerate(part.tasks)]) for part in sets]
 
 
 def _names(sources: Sequence[str]) -> list[str]:

@@ -42,19 +42,9 @@ class RawText(str):
 
 
 def check_reset(value: Any, where: str, prompt: Prompt, agents: Sequence[str] = ()) -> ResetResult:
-    """Check and normalise what `reset` returned.
+    """Check and normalise what `reset` returned: a `ResetResult`, a dictionary in OpenRLHF's form, or `None`; else `EnvResultError`.
 
-    Args:
-        value: A `ResetResult`, a dictionary in OpenRLHF's form, or `None`.
-        prompt: The task's prompt; an observation equal to it is the same as none.
-        where: File, class and method, for messages.
-        agents: Names of the environment's agents, if it names them.
-
-    Returns:
-        A result whose observation is `None` (the task's prompt), `RawText` or a tuple of messages, as are `observations`.
-
-    Raises:
-        EnvResultError: If anything in it cannot be used.
+    The observation of the result is `None` (the task's `prompt`, also for one equal to it), `RawText` or a tuple of messages.
     """
     if value is None:
         return ResetResult()
@@ -84,20 +74,10 @@ def check_reset(value: Any, where: str, prompt: Prompt, agents: Sequence[str] = 
 
 
 def check_step(value: Any, where: str, agents: Sequence[str] = (), given: Mapping[str, Any] = NOTHING) -> StepResult:
-    """Check and normalise what `step` returned.
+    """Check and normalise what `step` returned: a `StepResult`, or a dictionary in OpenRLHF's form; else `EnvResultError`.
 
-    Args:
-        value: A `StepResult`, or a dictionary in OpenRLHF's form.
-        where: File, class and method, for messages.
-        agents: Names of the environment's agents, if it names them.
-        given: Sampling settings that `step` was given and may hand back, whatever they are.
-
-    Returns:
-        A result whose rewards, scores, info and parts are plain finite floats, and whose observation is `None` (only at
-        the end, or if there are several agents), `RawText` or a tuple of messages.
-
-    Raises:
-        EnvResultError: If anything in it cannot be used.
+    Numbers in the result are finite floats; the observation is `None` (only at the end, or with several agents), `RawText` or a tuple
+    of messages. `given` are sampling settings that `step` was given and may hand back, whatever they are.
     """
     if isinstance(value, StepResult):
         result = _check_typed_step(value, where, agents, given)

@@ -16,17 +16,11 @@ from agentrl.env.prompts import PromptSet
 
 
 class TaskOrder:
-    """Epochs over a collection whose parts are drawn in given proportions.
+    """Epochs over a collection whose parts are drawn in proportions of `weights`; part i holds the tasks after those of part i-1.
 
-    No task occurs twice in an epoch. With one part, an epoch is the whole collection. With several, the next task comes
-    from the part that is furthest behind its share, so the proportions hold over any stretch of draws; an epoch ends when
-    one part has been drawn completely. That part then starts again in a new order, and the other parts continue.
-
-    Args:
-        sizes: Tasks in each part; part i holds the tasks after those of part i-1.
-        weights: Share of each part; only their proportions count.
-        seed: Seed of the run.
-        shuffle: Put a part into a new order each time it begins.
+    No task occurs twice in an epoch. With one part, an epoch is the whole collection. With several, the next task comes from the part
+    that is furthest behind its share; an epoch ends when one part has been drawn completely. That part then starts again in a new
+    order, and the others continue.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float] = (1.0,), *, seed: int = 0, shuffle: bool = True) -> None:

@@ -24,25 +24,16 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 
 @dataclass(frozen=True, slots=True)
 class RewardForm:
-    """Parameters of a user's reward function, and the form that they show.
+    """Parameters of a user's reward function (`named`: passed by name, True with a default), and the form that they show.
 
-    Attributes:
-        kind: ``plain``: (completion, label, columns...); ``openrlhf``: (queries, prompts, labels); ``trl``: (completions, columns...);
-            ``verl``: (data_source, solution_str, ground_truth, extra_info).
-        named: Parameters that are passed by name, each True if it has a default.
-        takes_all: Whether every column is passed, because of ``**kwargs``.
-        swapped: Whether the label stands before the completion.
+    ``plain``: (completion, label, columns...), or `swapped`; ``openrlhf``: (queries, prompts, labels); ``trl``: (completions,
+    columns...); ``verl``: (data_source, solution_str, ground_truth, extra_info).
     """
 
     kind: Kind
     named: Mapping[str, bool]
     takes_all: bool = False
     swapped: bool = False
-
-    @property
-    def is_batch(self) -> bool:
-        """True if the function takes and returns lists with one entry per episode."""
-        return self.kind in ("openrlhf", "trl")
 
     def call(self, function: Callable[..., Any], state: StepState, where: str) -> Any:
         """Call `function` for the answer in `state`, with lists of one entry; `EnvResultError` if the task lacks a column it asks for."""

@@ -222,12 +222,7 @@ def judged_by_reward(cls: type[Any]) -> bool:
 def reward_environment(value: Any, name: str, *, module: str = "", file: str = "", tasks: Any = None) -> type[AgentInstance]:
     """Return the class of a single-turn environment that ends with the reward of the answer.
 
-    Args:
-        value: A reward, or a function in one of the forms.
-        name: Name of the class.
-        module: Module that defines the function.
-        file: File that defines the function, for messages.
-        tasks: Tasks of the class: a collection, or a function without arguments; `None`: ``--prompts`` is needed.
+    `file` and `name` are for messages; `tasks` is a collection or a function without arguments, `None` if ``--prompts`` is needed.
     """
     where = f"{Path(file).name}: {name}" if file else name
     reward = as_reward(value, where)
@@ -248,20 +243,10 @@ Reader: TypeAlias = Callable[[Any, str, str], float]
 
 
 def read_answer(value: Any, count: int, where: str, *, strict: bool) -> list[StepResult | EnvResultError]:
-    """Return the result of each episode from ``{"rewards", "scores", "extra_logs"}``.
+    """Return each episode's result, or the error in its entries, from ``{"rewards", "scores", "extra_logs"}``.
 
-    Args:
-        value: ``rewards`` and the optional ``scores`` have one entry per episode; each entry of ``extra_logs`` is one
-            number per episode, or one number for all. Lists, arrays and tensors are accepted; for one episode also a number.
-        count: Number of episodes.
-        where: Source of the answer, for messages.
-        strict: Refuse other keys.
-
-    Returns:
-        For each episode a result that ends it, or the error in its entries.
-
-    Raises:
-        EnvResultError: If the answer as a whole cannot be used.
+    Each value has one entry per episode, as a list, array or tensor; for one episode, and in `extra_logs` for all, also a number.
+    `strict` refuses other keys. Raises `EnvResultError` if the answer as a whole cannot be used.
     """
     if not isinstance(value, Mapping):
         raise bad_result(where, "result", value, "return a dictionary with rewards, and perhaps scores and extra_logs")
