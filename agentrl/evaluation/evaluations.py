@@ -59,30 +59,20 @@ def eval_settings(config: PlayConfig, num_recorded: int = 0) -> EvalSettings:
 
 
 async def evaluate(
-    pool: RolloutPool,
-    tasks: Sequence[Task],
-    settings: EvalSettings,
+    pool: RolloutPool,  # started workers whose weights are `version`, and stay so until this returns
+    tasks: Sequence[Task],  # with ids that differ
+    settings: EvalSettings,  # how
     *,
-    version: int,
-    name: str = "eval",
-    on_group: OnGroup | None = None,
-    report: StallReport | None = None,
-    supervise: bool = False,
+    version: int,  # the weights to be measured
+    name: str = "eval",  # what the ids of the trajectories begin with
+    on_group: OnGroup | None = None,  # told of every task that is done
+    report: StallReport | None = None,  # writes down what every process does when nothing progresses
+    supervise: bool = False,  # whether to look after the workers meanwhile; in a training run somebody does
 ) -> list[TaskOutcome]:
     """Play every task and tell what came of it.
 
     Consumes nothing of a run that trains on the same workers: no slot, no task, no random number. Produces one outcome per
     task, in their order. Waits for the workers. Unblocked by them, or by the stall time-out.
-
-    Args:
-        pool: Started workers whose weights are `version`, and stay so until this returns.
-        tasks: With ids that differ.
-        settings: How.
-        version: The weights to be measured.
-        name: What the ids of the trajectories begin with.
-        on_group: Told of every task that is done.
-        report: Writes down what every process does when nothing progresses.
-        supervise: Whether to look after the workers meanwhile; in a training run somebody does.
 
     Raises:
         WeightSyncError: If a token was sampled by other weights.
@@ -192,33 +182,21 @@ class Evaluations:
 
     The learner waits meanwhile, so the weights that were published last stay what they are, and the best model can be saved.
     Groups to train on go on beside it; their slots bound their staleness as always.
-
-    Args:
-        pool: The run's workers.
-        tasks: The same every time.
-        settings: The same every time, seed included, so that steps differ by their weights alone.
-        every: Steps between two evaluations; 0: none.
-        num_steps: Steps of the run; the last has an evaluation in any case, if any has.
-        observer: Follows the evaluations and the saving of the best model.
-        best: Keeps the best model.
-        max_failure_rate: Share of the episodes that may fail.
-        run_dir: Directory that gets ``evaluations.jsonl``; `None` writes nothing.
-        report: Writes down what every process does when nothing progresses.
     """
 
     def __init__(
         self,
-        pool: RolloutPool,
-        tasks: Sequence[Task],
-        settings: EvalSettings,
+        pool: RolloutPool,  # the run's workers
+        tasks: Sequence[Task],  # the same every time
+        settings: EvalSettings,  # the same every time, seed included, so that steps differ by their weights alone
         *,
-        every: int,
-        num_steps: int,
-        observer: Observer,
-        best: BestModel | None = None,
-        max_failure_rate: float = 0.5,
-        run_dir: Path | None = None,
-        report: StallReport | None = None,
+        every: int,  # steps between two evaluations; 0: none
+        num_steps: int,  # steps of the run; the last has an evaluation in any case, if any has
+        observer: Observer,  # follows the evaluations and the saving of the best model
+        best: BestModel | None = None,  # keeps the best model
+        max_failure_rate: float = 0.5,  # share of the episodes that may fail
+        run_dir: Path | None = None,  # directory that gets ``evaluations.jsonl``; `None` writes nothing
+        report: StallReport | None = None,  # writes down what every process does when nothing progresses
     ) -> None:
         self._pool, self._tasks, self._settings, self._best = pool, tasks, settings, best
         self._every, self._num_steps, self._max_failure_rate = every, num_steps, max_failure_rate

@@ -39,36 +39,22 @@ class RunResult:
 
 async def train(
     *,
-    settings: FlowSettings,
-    pool: RolloutPool,
-    learner: Learner,
-    tasks: Iterable[Task],
-    observer: Observer,
-    keep: GroupFilter = keep_all,
-    after_step: Sequence[AfterStep] = (),
-    progress: Progress | None = None,
-    repeat: Sequence[tuple[int, Task]] = (),
-    checkpoints: Checkpoints | None = None,
-    stop: StopRequest | None = None,
-    report: StallReport | None = None,
+    settings: FlowSettings,  # sections of the configuration
+    pool: RolloutPool,  # started rollout workers, all at version 0
+    learner: Learner,  # started learner, at version 0 or, when resuming, at that of the checkpoint
+    tasks: Iterable[Task],  # what to run, in order; one is drawn per admitted group and never more than are needed
+    observer: Observer,  # sees groups and steps as they end
+    keep: GroupFilter = keep_all,  # dynamic filter
+    after_step: Sequence[AfterStep] = (),  # called in order after each step, while the learner waits; see `SafePoint`
+    progress: Progress | None = None,  # where an earlier part of the run ended; `tasks` go on from there
+    repeat: Sequence[tuple[int, Task]] = (),  # the groups that were open then, with their tasks
+    checkpoints: Checkpoints | None = None,  # where to save
+    stop: StopRequest | None = None,  # asks for an early end, which is saved; see `agentrl.flow.state`
+    report: StallReport | None = None,  # writes down what every process does when nothing progresses
 ) -> RunResult:
     """Train until the steps are done or the tasks run out.
 
     Workers and learner are started before and closed after by the caller. Cancellation cancels every group and waits for it.
-
-    Args:
-        settings: Sections of the configuration.
-        pool: Started rollout workers, all at version 0.
-        learner: Started learner, at version 0 or, when resuming, at that of the checkpoint.
-        tasks: What to run, in order; one is drawn per admitted group and never more than are needed.
-        observer: Sees groups and steps as they end.
-        keep: Dynamic filter.
-        after_step: Called in order after each step, while the learner waits; see `SafePoint`.
-        progress: Where an earlier part of the run ended; `tasks` go on from there.
-        repeat: The groups that were open then, with their tasks.
-        checkpoints: Where to save.
-        stop: Asks for an early end, which is saved; see `agentrl.flow.state`.
-        report: Writes down what every process does when nothing progresses.
 
     Returns:
         How the run ended, earlier parts included.

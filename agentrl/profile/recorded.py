@@ -87,22 +87,14 @@ class Recorded:
 
 def read_recorded(
     *,
-    settings: FlowSettings,
-    num_engines: int,
-    num_learners: int,
-    max_sequences: int,
-    metrics: Sequence[Row],
-    records: Iterable[Row],
+    settings: FlowSettings,  # of its flow
+    num_engines: int,  # its engines
+    num_learners: int,  # its learner ranks
+    max_sequences: int,  # sequences that an engine decodes at once
+    metrics: Sequence[Row],  # rows of ``metrics.jsonl``
+    records: Iterable[Row],  # rows of ``trajectories.jsonl``; may be empty
 ) -> Recorded:
     """Take times and speeds from a run's files.
-
-    Args:
-        settings: Of its flow.
-        num_engines: Its engines.
-        num_learners: Its learner ranks.
-        max_sequences: Sequences that an engine decodes at once.
-        metrics: Rows of ``metrics.jsonl``.
-        records: Rows of ``trajectories.jsonl``; may be empty.
 
     Raises:
         ConfigError: If there are too few steps to say anything.
