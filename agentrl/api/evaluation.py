@@ -21,7 +21,7 @@ from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import make_runtime
 from agentrl.config.evaluate import EvaluateConfig, PlayConfig
 from agentrl.config.load import to_json
-from agentrl.config.sections import num_recorded
+from agentrl.config.sections import changed, num_recorded
 from agentrl.core.errors import ConfigError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
@@ -140,7 +140,7 @@ class _Measurement:
 
     async def _measure(self, model: str, records: str, progress: EvalProgress) -> None:
         """Start an engine with the model, play the tasks, and close it again."""
-        config = self.request.with_model(model)
+        config = changed(self.request.config, model=model)
         path = model_path(config)
         progress.on_stage(f"checking prompts for {model_name(model)}")
         context = config.engine.max_model_len or context_length(path)
@@ -228,7 +228,7 @@ def _write(evaluation: Evaluation, config: EvaluateConfig) -> None:
         "seed": config.run.seed,
         "model": _result(evaluation.model, solved_at),
         "baseline": None if baseline is None else _result(baseline, solved_at),
-        "comparison": None if comparison is None else comparison.to_json(),
+        "comparison": None if comparison is None else dataclasses.asdict(comparison),
     }
     unfinished = evaluation.path / "eval.json.partial"
     unfinished.write_text(json.dumps(json.loads(encode(result)), indent=2) + "\n", encoding="ascii")
@@ -240,7 +240,7 @@ def _result(measured: Measured, solved_at: float) -> dict[str, Any]:
         return {"kind": outcome.kind, "failed": len(outcome.failures), **outcome.values(solved_at)}
 
     by_task = {outcome.task_id: figures(outcome) for outcome in measured.outcomes}
-    return {"path": measured.model, **measured.assessment.to_json(), "by_task": by_task}
+    return {"path": measured.model, **dataclasses.asdict(measured.assessment), "by_task": by_task}
 
 
 def _show(console: Console, evaluation: Evaluation) -> None:

@@ -84,37 +84,13 @@ class LearnerActor:
 
     def address(self) -> tuple[str, int]:
         """Return an address for rank 0: this node's address and a port that is free now."""
-        return ray.util.get_node_ip_address(), free_port()
+        from agentrl.weights.cuda import free_port
 
-    def start(self, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
-        """Join the process group and load the model."""
-        self._rank.start(rank, world_size, master_port, master_addr)
+        return ray.util.get_node_ip_address(), free_port("127.0.0.1")
 
-    def train(self, step: int, *groups: Any) -> TrainResult:
-        """One optimizer step on every rank."""
-        result: TrainResult = self._rank.train(step, *groups)
-        return result
-
-    def export_weights(self, version: int) -> WeightUpdate | None:
-        """Make the weights available; rank 0 says how."""
-        update: WeightUpdate | None = self._rank.export_weights(version)
-        return update
-
-    def save_model(self, path: str) -> None:
-        """Write a Hugging Face directory; rank 0 writes, the others help to gather."""
-        self._rank.save_model(path)
-
-    def save_checkpoint(self, path: str, step: int) -> None:
-        """Every rank writes its part."""
-        self._rank.save_checkpoint(path, step)
-
-    def load_checkpoint(self, path: str) -> int:
-        """Every rank reads its part."""
-        return int(self._rank.load_checkpoint(path))
-
-    def close(self) -> None:
-        """Release everything."""
-        self._rank.close()
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the rank; references among the arguments have arrived as what they stand for."""
+        return getattr(self._rank, method)(*arguments)
 
 
 class RayWorker:
@@ -166,38 +142,39 @@ class RayLearner:
     async def start(self) -> None:
         """As `Learner.start`."""
         host, port = await _learner(self.actors[0].address.remote())
-        await self._all("start", lambda rank: (rank, len(self.actors), host, port))
+        starts = [actor.call.remote("start", rank, len(self.actors), port, host) for rank, actor in enumerate(self.actors)]
+        await asyncio.gather(*map(_learner, starts))
 
     async def train(self, step: int, groups: Sequence[GroupRef]) -> TrainResult:
         """As `Learner.train`; references are resolved by the ranks, not here."""
-        results: list[TrainResult] = await self._all("train", lambda rank: (step, *groups))
-        return results[0]
+        result: TrainResult = await self._all("train", step, *groups)
+        return result
 
     async def export_weights(self, version: int) -> WeightUpdate:
         """As `Learner.export_weights`."""
-        updates: list[WeightUpdate] = await self._all("export_weights", lambda rank: (version,))
-        return updates[0]
+        update: WeightUpdate = await self._all("export_weights", version)
+        return update
 
     async def save_model(self, path: str) -> None:
         """As `Learner.save_model`."""
-        await self._all("save_model", lambda rank: (path,))
+        await self._all("save_model", path)
 
     async def save_checkpoint(self, path: str, step: int) -> None:
         """As `Learner.save_checkpoint`."""
-        await self._all("save_checkpoint", lambda rank: (path, step))
+        await self._all("save_checkpoint", path, step)
 
     async def load_checkpoint(self, path: str) -> int:
         """As `Learner.load_checkpoint`."""
-        steps: list[int] = await self._all("load_checkpoint", lambda rank: (path,))
-        return steps[0]
+        return int(await self._all("load_checkpoint", path))
 
     async def close(self) -> None:
         """As `Learner.close`."""
-        await self._all("close", lambda rank: ())
+        await self._all("close")
 
-    async def _all(self, method: str, arguments: Any) -> list[Any]:
-        calls = [_learner(getattr(actor, method).remote(*arguments(rank))) for rank, actor in enumerate(self.actors)]
-        return list(await asyncio.gather(*calls))
+    async def _all(self, method: str, *arguments: Any) -> Any:
+        """Call a method of every rank; returns the answer of rank 0."""
+        answer, *_ = await asyncio.gather(*(_learner(actor.call.remote(method, *arguments)) for actor in self.actors))
+        return answer
 
 
 async def _engine(ref: Awaitable[T]) -> T:
@@ -224,12 +201,3 @@ def _first_line(error: BaseException) -> str:
     """Return Ray's message; for an actor that could not be made, the exception raised, which stands last in the message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return f"it could not be made: {lines[-1]}" if "creation task" in lines[0] else lines[0]
-
-
-def free_port() -> int:
-    """A TCP port on loopback that is free at this moment."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

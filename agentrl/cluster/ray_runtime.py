@@ -35,7 +35,6 @@ class Placement:
     bundles: tuple[Mapping[str, float], ...]  # resources of each bundle, in Ray's form
     engine_bundles: tuple[int, ...]  # bundle index of each engine
     learner_bundles: tuple[int, ...]  # bundle index of each learner rank
-    cpus_per_actor: float  # CPU share an actor asks for
     gpus_per_engine: float  # GPUs (or the share of one) an engine asks for
     gpus_per_rank: float  # GPUs (or the share of one) a learner rank asks for
 
@@ -48,45 +47,29 @@ def num_ranks(config: PlayConfig) -> int:
 def plan(config: PlayConfig, *, gpus: int) -> Placement:
     """Place engines and learner ranks on a cluster with `gpus` GPUs; without any, everything runs on CPUs.
 
-    Args:
-        config: The resolved configuration.
-        gpus: GPUs of the whole cluster.
-
-    Returns:
-        Engines and ranks apart, each with GPUs of its own; with ``--colocate`` rank i shares the GPU of engine i.
+    Engines and ranks are apart, each with GPUs of its own; with ``--colocate`` rank i shares the GPU of engine i.
 
     Raises:
         ConfigError: If there are some GPUs, but too few.
     """
     engines, ranks, parallel = config.engine.num_engines, num_ranks(config), config.engine.tensor_parallel_size
+    shared = gpus > 0 and config.engine.colocate
     if gpus == 0:
-        apart = ({"CPU": 1.0},) * (engines + ranks)
-        return Placement(
-            bundles=apart,
-            engine_bundles=tuple(range(engines)),
-            learner_bundles=tuple(range(engines, engines + ranks)),
-            cpus_per_actor=1.0,
-            gpus_per_engine=0.0,
-            gpus_per_rank=0.0,
-        )
-    if config.engine.colocate:
+        bundles, per_engine, per_rank = ({"CPU": 1.0},) * (engines + ranks), 0.0, 0.0
+    elif shared:
         _require(config, engines, gpus)
-        return Placement(
-            bundles=({"CPU": 2.0, "GPU": 1.0},) * engines,
-            engine_bundles=tuple(range(engines)),
-            learner_bundles=tuple(range(ranks)),
-            cpus_per_actor=1.0,
-            gpus_per_engine=0.5,
-            gpus_per_rank=0.5,
-        )
-    _require(config, engines * parallel + ranks, gpus)
+        bundles, per_engine, per_rank = ({"CPU": 2.0, "GPU": 1.0},) * engines, 0.5, 0.5
+    else:
+        _require(config, engines * parallel + ranks, gpus)
+        bundles = ({"CPU": 1.0, "GPU": float(parallel)},) * engines + ({"CPU": 1.0, "GPU": 1.0},) * ranks
+        per_engine, per_rank = float(parallel), 1.0
+    first = 0 if shared else engines
     return Placement(
-        bundles=({"CPU": 1.0, "GPU": float(parallel)},) * engines + ({"CPU": 1.0, "GPU": 1.0},) * ranks,
+        bundles=bundles,
         engine_bundles=tuple(range(engines)),
-        learner_bundles=tuple(range(engines, engines + ranks)),
-        cpus_per_actor=1.0,
-        gpus_per_engine=float(parallel),
-        gpus_per_rank=1.0,
+        learner_bundles=tuple(range(first, first + ranks)),
+        gpus_per_engine=per_engine,
+        gpus_per_rank=per_rank,
     )
 
 
@@ -187,10 +170,7 @@ class RayRuntime:
         import ray
 
         debug = self._config.run.debug
-        common: dict[str, Any] = {
-            "logging_level": "INFO" if debug else "ERROR",
-            "log_to_driver": debug,
-        }
+        common: dict[str, Any] = {"logging_level": "INFO" if debug else "ERROR", "log_to_driver": debug}
         if not self._private:
             ray.init(address=self._config.run.ray_address, **common)
             return
@@ -234,7 +214,7 @@ class RayRuntime:
         rank = ray.remote(concurrency_groups=DIAGNOSIS)(LearnerActor)
         self._workers = [self._create_worker(placement, index) for index in range(len(placement.engine_bundles))]
         ranks = [
-            rank.options(**self._options(placement, bundle, placement.gpus_per_rank)).remote(self._config, index)
+            rank.options(**self._options(bundle, placement.gpus_per_rank)).remote(self._config, index)
             for index, bundle in enumerate(placement.learner_bundles)
         ]
         self._learner = RayLearner(ranks) if ranks else None
@@ -244,15 +224,15 @@ class RayRuntime:
 
         from agentrl.cluster.ray_actors import DIAGNOSIS, RayWorker, RolloutActor
 
-        options = self._options(placement, placement.engine_bundles[index], placement.gpus_per_engine, max_concurrency=4096)
+        options = self._options(placement.engine_bundles[index], placement.gpus_per_engine, max_concurrency=4096)
         actor = ray.remote(concurrency_groups=DIAGNOSIS)(RolloutActor).options(**options)
         return RayWorker(actor.remote(self._config, index, load_agent(self._config.run.agent)))
 
-    def _options(self, placement: Placement, bundle: int, num_gpus: float, **more: Any) -> dict[str, Any]:
+    def _options(self, bundle: int, num_gpus: float, **more: Any) -> dict[str, Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
-        return {"num_cpus": placement.cpus_per_actor, "num_gpus": num_gpus, "scheduling_strategy": where, "max_restarts": 0, **more}
+        return {"num_cpus": 1.0, "num_gpus": num_gpus, "scheduling_strategy": where, "max_restarts": 0, **more}
 
     async def _respawn(self, name: str) -> RolloutWorker:
         """End what is left of a worker and start another in its bundle."""

@@ -31,10 +31,9 @@ ROUND_S = 0.2
 
 
 class Reaper:
-    """The process that stands by, and its pipe. Call before the cluster starts: the mark is put into this process's environment.
+    """The process that stands by, and its pipe; it removes `folder` together with the processes.
 
-    Args:
-        folder: Removed together with the processes.
+    Call before the cluster starts: the mark is put into this process's environment.
     """
 
     def __init__(self, folder: str | Path) -> None:

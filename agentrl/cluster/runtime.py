@@ -141,12 +141,7 @@ class ThreadedLearner:
 
 
 def make_runtime(config: PlayConfig, on_stage: Stage) -> Runtime:
-    """The runtime that ``--runtime`` names; nothing is started yet.
-
-    Args:
-        config: The resolved configuration.
-        on_stage: Told what start-up is doing, for the display.
-    """
+    """The runtime that ``--runtime`` names; nothing is started yet."""
     if config.run.runtime == "local":
         return LocalRuntime(config, on_stage)
     from agentrl.cluster.ray_runtime import RayRuntime

@@ -1,1 +1,1 @@
-"""Inference engines: vLLM on CPU and CUDA, and a scripted engine for tests."""
+"""Inference engines: vLLM on CPU and CUDA."""

@@ -272,15 +272,17 @@ def _process_state_kept() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def in_process_llm(build: Callable[[], Any]) -> Any:
-    """Call `build`, which makes an `AsyncLLM`, with the in-process core in place of vLLM's process.
+def with_core_stats(build: Callable[[], Any], *, in_process: bool) -> Any:
+    """Call `build`, which makes an `AsyncLLM` with statistics off, such that its core reports running, waiting and cache usage.
 
-    `AsyncLLM` takes no client as an argument, so its factory is replaced while `build` runs, and only for that time.
+    vLLM's own switch would also time every request and every step in this process, and export all of it to Prometheus. `AsyncLLM`
+    takes no client as an argument, so its factory is replaced while `build` runs, and only for that time.
     """
     factory = EngineCoreClient.make_async_mp_client
-    EngineCoreClient.make_async_mp_client = staticmethod(lambda **named: InProcessCore(**{**named, "log_stats": True}))
+    make = InProcessCore if in_process else factory
+    EngineCoreClient.make_async_mp_client = staticmethod(lambda **named: make(**{**named, "log_stats": True}))
     try:
-        with _process_state_kept():
+        with _process_state_kept() if in_process else contextlib.nullcontext():
             return build()
     finally:
         EngineCoreClient.make_async_mp_client = factory

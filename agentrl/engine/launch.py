@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import AutoConfig
@@ -11,30 +11,11 @@ from vllm import ModelRegistry
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.core_client import EngineCoreClient
 
 from agentrl.core.types import Sampling
-from agentrl.engine.inprocess import in_process_llm
+from agentrl.engine.inprocess import with_core_stats
 from agentrl.engine.settings import CPU_CONTEXT_LIMIT, EngineSettings
 from agentrl.weights.vllm_backend import BACKEND, EXTENSION
-
-
-def with_core_stats(build: Callable[[], Any]) -> Any:
-    """Call `build`, which makes an `AsyncLLM` with statistics off, such that its core reports running, waiting and cache usage.
-
-    vLLM's own switch would also time every request and every step in this process, and export all of it to Prometheus.
-    """
-    factory = EngineCoreClient.make_async_mp_client
-
-    def make(**named: Any) -> Any:
-        return factory(**{**named, "log_stats": True})
-
-    EngineCoreClient.make_async_mp_client = staticmethod(make)
-    try:
-        return build()
-    finally:
-        EngineCoreClient.make_async_mp_client = factory
-
 
 CPU_BLOCK = 32
 """Tokens of a block of the KV cache; only whole blocks are found again, and vLLM's 128 would be longer than many conversations."""
@@ -45,24 +26,18 @@ _BACKENDS = {"shm": BACKEND, "nccl": "nccl", "ipc": "ipc"}
 def build(settings: EngineSettings) -> AsyncLLM:
     """Load the model and start the engine: on CUDA in processes of its own, on the CPU on a thread of this process."""
     if settings.device == "cuda":
-        return with_core_stats(lambda: AsyncLLM.from_engine_args(AsyncEngineArgs(**_common(settings), **_cuda(settings))))
+        cuda = AsyncEngineArgs(**_common(settings), **_cuda(settings))
+        return with_core_stats(lambda: AsyncLLM.from_engine_args(cuda), in_process=False)
     config = AutoConfig.from_pretrained(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
     _inspect_here(config)
     arguments = AsyncEngineArgs(**_common(settings), **_cpu(settings, config))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # vLLM reads every attribute of every module, deprecated ones too
-        return in_process_llm(lambda: AsyncLLM.from_engine_args(arguments))
+        return with_core_stats(lambda: AsyncLLM.from_engine_args(arguments), in_process=True)
 
 
 def sampling_params(sampling: Sampling, *, max_tokens: int, end_ids: Sequence[int], seed: int | None) -> SamplingParams:
-    """One request's settings in vLLM's form.
-
-    Args:
-        sampling: What the caller asked for.
-        max_tokens: Most tokens to sample.
-        end_ids: Tokens that end a turn, beside those in `sampling`.
-        seed: Of the request; `None`: not reproducible.
-    """
+    """Return the settings of a request in vLLM's form; `end_ids` end a turn too, and without a seed it is not reproducible."""
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,

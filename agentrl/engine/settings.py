@@ -57,12 +57,7 @@ def weight_transport(engine: EngineConfig, device: Device) -> Transport:
 
 
 def engine_environment(device: Device, transport: Transport) -> dict[str, str]:
-    """Return the environment variables that a process with an engine starts with.
-
-    Args:
-        device: Kind of device the engine runs on.
-        transport: Path of new weights to the engine.
-    """
+    """Return the environment variables that a process with an engine starts with."""
     return {**_ALWAYS, **(_CPU if device == "cpu" else _CUDA), **_TRANSPORTS[transport]}
 
 

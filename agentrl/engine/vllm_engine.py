@@ -14,7 +14,7 @@ import numpy as np
 
 from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError, WeightSyncError
 from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, WeightUpdate
-from agentrl.core.types import FinishReason, Generation, Sampling, floats, ints
+from agentrl.core.types import FinishReason, Generation, floats, ints
 from agentrl.engine.settings import EngineSettings, prepare_environment, without_gc
 
 MAX_FAILURES = 3
@@ -24,9 +24,6 @@ class UsageMeter:
     """Adds up busy time, paused time and tokens; changes happen on one event loop.
 
     An engine that fails several requests in a row counts as faulty, however healthy it calls itself.
-
-    Args:
-        clock: Seconds from an arbitrary origin, never going back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -235,11 +232,10 @@ class VllmEngine:
         self._llm = launch.build(self._settings)  # not returned: something in vLLM's start keeps the caller's future alive
 
     def _running(self) -> Any:
+        if self._llm is not None and self._llm.errored:
+            self._dead = self._dead or "its process or thread ended"
         if self._llm is None or self._dead:
             raise EngineDeadError(f"engine {self._settings.index} cannot be used: {self._dead or 'it was not started'}")
-        if self._llm.errored:
-            self._dead = "its process or thread ended"
-            raise EngineDeadError(f"engine {self._settings.index} cannot be used: {self._dead}")
         return self._llm
 
     def _check(self, request: GenerationRequest) -> None:
@@ -258,14 +254,12 @@ class VllmEngine:
 
     async def _final_output(self, llm: Any, request: GenerationRequest, room: int) -> Any:
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist()}
-        final = None
-        async for output in llm.generate(prompt, self._params(request.sampling, room), request.request_id):
+        sampling, final = request.sampling, None
+        seed = self._settings.seed if sampling.seed is None else sampling.seed
+        params = self._make_params(sampling, max_tokens=min(sampling.max_tokens, room), end_ids=self._end_ids, seed=seed)
+        async for output in llm.generate(prompt, params, request.request_id):
             final = output
         return final
-
-    def _params(self, sampling: Sampling, room: int) -> Any:
-        seed = self._settings.seed if sampling.seed is None else sampling.seed
-        return self._make_params(sampling, max_tokens=min(sampling.max_tokens, room), end_ids=self._end_ids, seed=seed)
 
     @contextlib.contextmanager
     def _vllm_errors(self, request_id: str) -> Iterator[None]:
@@ -290,9 +284,8 @@ class VllmEngine:
         await llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
         connection = update.payload.get("connect")
         if connection is not None and connection != self._connection:
-            offset = (
-                {"rank_offset": 1 + self._settings.index * self._settings.engine.tensor_parallel_size} if update.transport == "nccl" else {}
-            )
+            before = self._settings.index * self._settings.engine.tensor_parallel_size
+            offset = {"rank_offset": 1 + before} if update.transport == "nccl" else {}
             await llm.init_weight_transfer_engine(WeightTransferInitRequest({**connection, **offset}))
             self._connection = connection
         await llm.start_weight_update()

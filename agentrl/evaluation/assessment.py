@@ -7,12 +7,14 @@ and left out; a task all of whose episodes failed is left out whole.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import TypeVar
 
 from agentrl.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, useful_k
+
+T = TypeVar("T")
 
 REWARD, SCORE, PASS = "reward", "score", "pass@"
 EQUAL_WITHIN = 1e-9
@@ -32,28 +34,16 @@ class EpisodeOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutcome:
-    """The episodes of one task.
+    """The episodes of one task."""
 
-    Attributes:
-        task_id: The task's name; the same task has the same name in every evaluation.
-        kind: What sort of task it is; "" if not known.
-        episodes: Those that ended properly.
-        failures: What went wrong in each of the others.
-        agents: Of an environment of several agents, what each did in those episodes.
-    """
-
-    task_id: str
-    kind: str = ""
-    episodes: tuple[EpisodeOutcome, ...] = ()
-    failures: tuple[str, ...] = ()
-    agents: Mapping[str, tuple[EpisodeOutcome, ...]] = field(default_factory=dict)
+    task_id: str  # the same task has the same name in every evaluation
+    kind: str = ""  # "" if not known
+    episodes: tuple[EpisodeOutcome, ...] = ()  # those that ended properly
+    failures: tuple[str, ...] = ()  # error of each of the others
+    agents: Mapping[str, tuple[EpisodeOutcome, ...]] = field(default_factory=dict)  # of several agents, each one's own; else empty
 
     def values(self, solved_at: float) -> dict[str, float]:
-        """Reward, score and pass@k of this task, as far as its episodes allow.
-
-        Args:
-            solved_at: Score from which an episode counts as solved.
-        """
+        """Reward, score and pass@k of this task, as far as its episodes allow; solved are those with a score from `solved_at` on."""
         if not self.episodes:
             return {}
         values = {REWARD: fmean(episode.reward for episode in self.episodes)}
@@ -67,28 +57,38 @@ class TaskOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """One model on a set of tasks."""
+    """One model on a set of tasks.
 
-    tasks: int  # tasks with at least one episode that ended properly
-    episodes: int  # episodes that ended properly
-    failed_tasks: tuple[str, ...]  # names of the tasks of which no episode did; they are in no mean
-    failed_episodes: int  # episodes that failed, in all tasks
-    causes: Mapping[str, int]  # the most frequent causes and how often each was seen
-    overall: Mapping[str, Estimate]  # ``reward``, ``score``, ``pass@1``, ... over all tasks
-    by_kind: Mapping[str, Mapping[str, Estimate]]  # the same for each kind of task; empty if there is one kind only
-    by_agent: Mapping[str, Mapping[str, Estimate]]  # the same for each agent, if there are several
-    tokens: float  # sampled tokens per episode
-    turns: float  # turns per episode
-    truncated: float  # share of episodes that a budget ended
+    Attributes:
+        tasks: Tasks with at least one episode that ended properly.
+        episodes: Episodes that ended properly.
+        failed_tasks: Names of the tasks of which no episode did; they are in no mean.
+        failed_episodes: Episodes that failed, in all tasks.
+        causes: The most frequent causes and how often each was seen.
+        overall: ``reward``, ``score``, ``pass@1``, ... over all tasks.
+        by_kind: The same for each kind of task; empty if there is one kind only.
+        by_agent: The same for each agent, if there are several.
+        tokens: Sampled tokens per episode.
+        turns: Turns per episode.
+        truncated: Share of episodes that a budget ended.
+    """
+
+    tasks: int
+    episodes: int
+    failed_tasks: tuple[str, ...]
+    failed_episodes: int
+    causes: Mapping[str, int]
+    overall: Mapping[str, Estimate]
+    by_kind: Mapping[str, Mapping[str, Estimate]]
+    by_agent: Mapping[str, Mapping[str, Estimate]]
+    tokens: float
+    turns: float
+    truncated: float
 
     def metrics(self) -> dict[str, float]:
         """Every figure under a flat name, such as ``reward``, ``reward_low``, ``reward/hard``; what is not known is left out."""
-        values = {
-            "tasks": float(self.tasks),
-            "episodes": float(self.episodes),
-            "failed_tasks": float(len(self.failed_tasks)),
-            "failed_episodes": float(self.failed_episodes),
-        }
+        values = {"tasks": float(self.tasks), "episodes": float(self.episodes)}
+        values |= {"failed_tasks": float(len(self.failed_tasks)), "failed_episodes": float(self.failed_episodes)}
         for name, estimate in self.overall.items():
             values[name] = estimate.value
             if estimate.low is not None and estimate.high is not None:
@@ -99,23 +99,12 @@ class Assessment:
             values |= {"tokens_mean": self.tokens, "turns_mean": self.turns, "truncated": self.truncated}
         return values
 
-    def to_json(self) -> dict[str, Any]:
-        """In JSON's own types."""
-        return asdict(self)
-
 
 def assess(outcomes: Sequence[TaskOutcome], *, solved_at: float = 1.0, seed: int = 0) -> Assessment:
-    """Sum up an evaluation.
-
-    Args:
-        outcomes: One per task.
-        solved_at: Score from which an episode counts as solved.
-        seed: Of the intervals.
-    """
+    """Sum up an evaluation; `solved_at` is the score from which an episode counts as solved, `seed` that of the intervals."""
     usable = [outcome for outcome in outcomes if outcome.episodes]
     episodes = [episode for outcome in usable for episode in outcome.episodes]
-    kinds = sorted({outcome.kind for outcome in usable})
-    parts = {kind: [outcome for outcome in usable if outcome.kind == kind] for kind in kinds} if len(kinds) > 1 else {}
+    parts = _by_kind(usable, lambda outcome: outcome.kind)
     failures = Counter(message for outcome in outcomes for message in outcome.failures)
     return Assessment(
         tasks=len(usable),
@@ -124,12 +113,18 @@ def assess(outcomes: Sequence[TaskOutcome], *, solved_at: float = 1.0, seed: int
         failed_episodes=failures.total(),
         causes=dict(failures.most_common(MAX_CAUSES)),
         overall=_estimates(usable, solved_at, seed),
-        by_kind={kind or "other": _estimates(part, solved_at, seed) for kind, part in parts.items()},
+        by_kind={kind: _estimates(part, solved_at, seed) for kind, part in parts.items()},
         by_agent={agent: _estimates(_of_agent(usable, agent), solved_at, seed) for agent in _agents(usable)},
-        tokens=_mean(episode.tokens for episode in episodes),
-        turns=_mean(episode.turns for episode in episodes),
-        truncated=_mean(episode.truncated for episode in episodes),
+        tokens=_mean([episode.tokens for episode in episodes]),
+        turns=_mean([episode.turns for episode in episodes]),
+        truncated=_mean([episode.truncated for episode in episodes]),
     )
+
+
+def _by_kind(items: Sequence[T], kind_of: Callable[[T], str]) -> dict[str, list[T]]:
+    """Return the items of each kind; empty if there is one kind only."""
+    kinds = sorted({kind_of(item) for item in items})
+    return {kind or "other": [item for item in items if kind_of(item) == kind] for kind in kinds} if len(kinds) > 1 else {}
 
 
 def _agents(outcomes: Sequence[TaskOutcome]) -> list[str]:
@@ -153,9 +148,8 @@ def _order(name: str) -> tuple[int, int]:
     return (REWARD, SCORE).index(name), 0
 
 
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return fmean(listed) if listed else 0.0
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,32 +179,21 @@ class Comparison:
     by_kind: Mapping[str, Mapping[str, Difference]]  # the same for each kind of task; empty if there is one kind only
     by_agent: Mapping[str, Mapping[str, Difference]]  # the same for each agent, if there are several
 
-    def to_json(self) -> dict[str, Any]:
-        """In JSON's own types."""
-        return asdict(self)
-
 
 def compare(model: Sequence[TaskOutcome], baseline: Sequence[TaskOutcome], *, solved_at: float = 1.0, seed: int = 0) -> Comparison:
-    """Set two evaluations on the same tasks against each other, task by task.
+    """Set two evaluations on the same tasks against each other, task by task; the other arguments are those of `assess`.
 
-    What makes tasks differ from one another cancels out, so the interval is narrower than two separate ones suggest.
-
-    Args:
-        model: Outcomes of the model in question.
-        baseline: Outcomes of the model it is compared with.
-        solved_at: Score from which an episode counts as solved.
-        seed: Of the intervals.
+    The differences between tasks cancel out, so the interval is narrower than two separate ones suggest.
     """
     others = {outcome.task_id: outcome for outcome in baseline if outcome.episodes}
     usable = [outcome for outcome in model if outcome.episodes]
     pairs = [(outcome, others[outcome.task_id]) for outcome in usable if outcome.task_id in others]
-    kinds = sorted({outcome.kind for outcome, _ in pairs})
-    parts = {kind: [pair for pair in pairs if pair[0].kind == kind] for kind in kinds} if len(kinds) > 1 else {}
+    parts = _by_kind(pairs, lambda pair: pair[0].kind)
     return Comparison(
         tasks=len(pairs),
         unpaired=len(usable) + len(others) - 2 * len(pairs),
         overall=_differences(pairs, solved_at, seed),
-        by_kind={kind or "other": _differences(part, solved_at, seed) for kind, part in parts.items()},
+        by_kind={kind: _differences(part, solved_at, seed) for kind, part in parts.items()},
         by_agent={agent: _differences(_pairs_of(pairs, agent), solved_at, seed) for agent in _agents([one for one, _ in pairs])},
     )
 

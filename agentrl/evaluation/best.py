@@ -36,30 +36,19 @@ class Best:
 class BestModel:
     """Keeps the model with the highest value of one metric; of equal ones the first.
 
-    Args:
-        run_dir: Directory of the run.
-        learner: Writes the model; asked only while it holds the weights that were measured.
-        metric: Name of the metric.
-        resumed: Whether the run goes on, and with it the search; otherwise what is there is another run's, and is replaced.
-
-    Attributes:
-        best: The best so far; `None` before the first.
+    The learner writes the model, and is asked only while it holds the weights that were measured. A resumed run goes on with the
+    search; in a new run, the best model that is there is another run's, and is replaced.
     """
 
     def __init__(self, run_dir: Path, learner: Learner, metric: str, *, resumed: bool = False) -> None:
         self._target, self._learner, self._metric = (run_dir / FOLDER).absolute(), learner, metric
         found = read_best(run_dir) if resumed else None
-        self.best = found if found is not None and found.metric == metric else None
+        self.best = found if found is not None and found.metric == metric else None  # so far
 
     async def consider(self, step: int, metrics: Mapping[str, float]) -> BestModelSaved | None:
-        """Save the learner's model if its metric is better than what was best so far.
+        """Save the learner's model if its metric is better than what was best so far; returns what was saved.
 
-        Args:
-            step: Steps done.
-            metrics: Of the evaluation; if failures left the metric out, nothing is done.
-
-        Returns:
-            What was saved; `None` if nothing was.
+        Nothing is done if failures of the evaluation after `step` left the metric out.
 
         Raises:
             ConfigError: If nothing failed and yet there is no such figure.

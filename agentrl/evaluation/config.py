@@ -14,7 +14,6 @@ from agentrl.config.evaluate import EnginesConfig, EvaluateConfig, FiguresConfig
 from agentrl.config.load import TYRO, expand_aliases, field_error, field_homes, flag_value, from_mapping, read_file, take_config_flag
 from agentrl.config.rules import check_evaluation
 from agentrl.config.schema import AlgoConfig, TrainConfig
-from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 
 START = "start"
@@ -31,16 +30,9 @@ class Request:
     config: EvaluateConfig
     baseline: str | None  # the model to compare with, "" being the bundled one; `None` if there is none
 
-    def with_model(self, model: str) -> EvaluateConfig:
-        """Return the settings for another model."""
-        return changed(self.config, model=model)
-
 
 def load_request(args: Sequence[str]) -> Request:
-    """Read flags, and the run or the file whose settings they change.
-
-    Args:
-        args: Command-line words after ``eval``.
+    """Read the command-line words after ``eval``, and the run or the file whose settings they change.
 
     Raises:
         ConfigError: If a value is wrong, a file is missing, or the run has no model.
@@ -53,11 +45,7 @@ def load_request(args: Sequence[str]) -> Request:
 
 
 def base_settings(run: str | None, path: Path | None) -> tuple[TrainConfig, EvaluateConfig]:
-    """Return the settings of training that an evaluation begins with, and its own defaults that follow from them.
-
-    Args:
-        run: Directory of the run to evaluate, if there is one.
-        path: File with settings, if there is one.
+    """Return the settings of training that an evaluation begins with, from a run or a file, and its own defaults that follow from them.
 
     Raises:
         ConfigError: If both are given, or one cannot be read.
@@ -71,11 +59,7 @@ def base_settings(run: str | None, path: Path | None) -> tuple[TrainConfig, Eval
 
 
 def make_request(settings: EvaluateConfig, base: TrainConfig) -> Request:
-    """Return the checked request.
-
-    Args:
-        settings: As given.
-        base: The settings of training that they began with.
+    """Return the checked request; `base` holds the settings of training that `settings` began with.
 
     Raises:
         ConfigError: If a value is wrong, or the run has no model.

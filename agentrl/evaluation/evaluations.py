@@ -22,7 +22,7 @@ from agentrl.core.types import EvalSampling, Status, Task, Ticket, derive_seed
 from agentrl.env.load import AgentSpec
 from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess
 from agentrl.evaluation.best import BestModel
-from agentrl.evaluation.report import EvaluationLog, evaluation_line
+from agentrl.evaluation.report import evaluation_line, log_evaluation
 from agentrl.flow.driver import first_error
 from agentrl.flow.stall import StallReport, WaitTracker, watch_for_stall
 from agentrl.flow.state import Observer, SafePoint
@@ -61,7 +61,7 @@ def eval_settings(config: PlayConfig, num_recorded: int = 0) -> EvalSettings:
 async def evaluate(
     pool: RolloutPool,  # started workers whose weights are `version`, and stay so until this returns
     tasks: Sequence[Task],  # with ids that differ
-    settings: EvalSettings,  # how
+    settings: EvalSettings,
     *,
     version: int,  # the weights to be measured
     name: str = "eval",  # what the ids of the trajectories begin with
@@ -186,14 +186,14 @@ class Evaluations:
 
     def __init__(
         self,
-        pool: RolloutPool,  # the run's workers
+        pool: RolloutPool,
         tasks: Sequence[Task],  # the same every time
         settings: EvalSettings,  # the same every time, seed included, so that steps differ by their weights alone
         *,
         every: int,  # steps between two evaluations; 0: none
         num_steps: int,  # steps of the run; the last has an evaluation in any case, if any has
         observer: Observer,  # follows the evaluations and the saving of the best model
-        best: BestModel | None = None,  # keeps the best model
+        best: BestModel | None = None,
         max_failure_rate: float = 0.5,  # share of the episodes that may fail
         run_dir: Path | None = None,  # directory that gets ``evaluations.jsonl``; `None` writes nothing
         report: StallReport | None = None,  # writes down what every process does when nothing progresses
@@ -233,7 +233,7 @@ class Evaluations:
         check_failures(outcomes, self._max_failure_rate)
         assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.eval.eval_pass_score, seed=self._settings.run.seed)
         if self._run_dir is not None:
-            EvaluationLog(self._run_dir / "evaluations.jsonl").write(step, assessment, seconds)
+            log_evaluation(self._run_dir / "evaluations.jsonl", step, assessment, seconds)
         metrics = {f"eval/{name}": value for name, value in assessment.metrics().items()} | {"eval/seconds": seconds}
         metrics |= await self._keep(step, metrics)
         # Last, because a callback may ask for the end of the run, which cancels what an evaluation still has to do.

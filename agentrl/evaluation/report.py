@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -18,21 +19,11 @@ from agentrl.track.jsonl import JsonLines, encode
 from agentrl.track.text import duration, number, percent
 
 
-class EvaluationLog:
-    """Appends every evaluation of a run with its intervals, kinds and failures; the file is made with the first.
-
-    Args:
-        path: File to append to.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def write(self, step: int, assessment: Assessment, seconds: float) -> None:
-        """Append the evaluation of the weights of `step`."""
-        lines = JsonLines(self._path)
-        lines.write(encode({"step": step, "seconds": seconds, **assessment.to_json()}))
-        lines.close()
+def log_evaluation(path: Path, step: int, assessment: Assessment, seconds: float) -> None:
+    """Append the evaluation of the weights of `step`, with intervals, kinds and failures, to the file, which is made with the first."""
+    lines = JsonLines(path)
+    lines.write(encode({"step": step, "seconds": seconds, **asdict(assessment)}))
+    lines.close()
 
 
 def evaluation_line(assessment: Assessment) -> str:
@@ -66,12 +57,7 @@ LINE_EVERY_S = 5.0
 
 
 class EvalProgress:
-    """Stages and finished tasks: a bar in a terminal, now and then a line elsewhere.
-
-    Args:
-        console: Where to show them.
-        clock: Seconds, monotonic.
-    """
+    """Stages and finished tasks: a bar in a terminal, now and then a line elsewhere."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock, self._started_s = console, clock, clock()
@@ -79,11 +65,11 @@ class EvalProgress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._live = console.is_terminal and not console.is_dumb_terminal
         self._bars = Progress(*columns, console=console, transient=True)
-        self._bar: int | None = None
+        self._bar: TaskID | None = None
 
     def on_stage(self, name: str) -> None:
         """Say what begins."""
-        self._stop()
+        self.close()
         self._line_s = self._clock()
         self._console.print(f"[{duration(self._clock() - self._started_s):>7}] {name}", markup=False, highlight=False, soft_wrap=True)
 
@@ -93,18 +79,15 @@ class EvalProgress:
             if self._bar is None:
                 self._bars.start()
                 self._bar = self._bars.add_task("tasks", total=total)
-            self._bars.update(self._bars.task_ids[-1], completed=done)
+            self._bars.update(self._bar, completed=done)
         elif self._clock() - self._line_s >= LINE_EVERY_S and done < total:
             self.on_stage(f"{done} of {total} tasks")
 
     def close(self) -> None:
         """Give the terminal back; safe to call twice."""
-        self._stop()
-
-    def _stop(self) -> None:
         if self._bar is not None:
             self._bars.stop()
-            self._bars.remove_task(self._bars.task_ids[-1])
+            self._bars.remove_task(self._bar)
             self._bar = None
 
 
@@ -121,25 +104,14 @@ def print_comparison(console: Console, comparison: Comparison, model: Assessment
     """Two models: a row per figure, with the difference and how many tasks went better or worse."""
     table = _table("", "model", "baseline", "difference", "95% interval", "tasks better", "worse")
     for name, difference in _rows(comparison.overall, comparison.by_kind, comparison.by_agent):
-        table.add_row(*_comparison_cells(name, difference), style="bold" if difference.clear else "")
+        gain, means = difference.difference, (number(difference.model), number(difference.baseline))
+        cells = (name, *means, f"{gain.value:+.3f}", _interval(gain, sign="+"), percent(difference.better), percent(difference.worse))
+        table.add_row(*cells, style="bold" if difference.clear else "")
     console.print(table)
     for name, assessment in (("model", model), ("baseline", baseline)):
         console.print(Text(f"{name:<10}{_episodes_text(assessment)}"), soft_wrap=True)
     if comparison.unpaired:
         console.print(Text(f"{comparison.unpaired} tasks were measured for one of the two only, and are left out above"), soft_wrap=True)
-
-
-def _comparison_cells(name: str, difference: Difference) -> tuple[str, ...]:
-    gain = difference.difference
-    return (
-        name,
-        number(difference.model),
-        number(difference.baseline),
-        f"{gain.value:+.3f}",
-        _interval(gain, sign="+"),
-        percent(difference.better),
-        percent(difference.worse),
-    )
 
 
 def _rows(overall: Mapping[str, Figure], *parts: Mapping[str, Mapping[str, Figure]]) -> list[tuple[str, Figure]]:

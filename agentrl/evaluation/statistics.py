@@ -19,12 +19,19 @@ _DRAWS_AT_ONCE = 2_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over tasks and how sure it is."""
+    """A mean over tasks and how sure it is.
 
-    value: float  # the mean
-    low: float | None  # lower end of the interval; `None` with fewer than two tasks, of which nothing can be said
-    high: float | None  # upper end of the interval
-    tasks: int  # tasks it is a mean of
+    Attributes:
+        value: The mean.
+        low: Lower end of the interval; `None` with fewer than two tasks, of which nothing can be said.
+        high: Upper end of the interval.
+        tasks: Tasks it is a mean of.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    tasks: int
 
 
 def bootstrap_mean(

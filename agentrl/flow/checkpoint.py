@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
@@ -25,33 +25,22 @@ from agentrl.core.errors import CheckpointError
 from agentrl.core.files import check_directory, commit_directory, remove_directory, temporary_directory
 from agentrl.core.protocols import Learner
 from agentrl.core.types import Task
+from agentrl.env.tasks import TaskSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The accounts of a run after a step.
+    """The accounts of a run after a step."""
 
-    Attributes:
-        step: Steps done, which is the version of the weights.
-        next_group_id: Id of the first group never admitted.
-        epoch: Cursor of the tasks: the epoch of the first task never admitted.
-        position: Its place in the epoch.
-        open_groups: Group id, epoch and position of what was admitted and neither trained, filtered nor dropped.
-        trained: Groups trained on.
-        filtered: Reason -> groups.
-        dropped: Reason -> groups.
-        elapsed_s: Time the run has taken.
-    """
-
-    step: int = 0
-    next_group_id: int = 0
-    epoch: int = 0
-    position: int = 0
-    open_groups: tuple[tuple[int, int, int], ...] = ()
-    trained: int = 0
-    filtered: Mapping[str, int] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    elapsed_s: float = 0.0
+    step: int = 0  # steps done, which is the version of the weights
+    next_group_id: int = 0  # id of the first group never admitted
+    epoch: int = 0  # cursor of the tasks: the epoch of the first task never admitted
+    position: int = 0  # its place in the epoch
+    open_groups: tuple[tuple[int, int, int], ...] = ()  # group id, epoch and position of the admitted groups that are in flight
+    trained: int = 0  # groups trained on
+    filtered: Mapping[str, int] = field(default_factory=dict)  # reason -> groups
+    dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> groups
+    elapsed_s: float = 0.0  # time the run has taken
 
     def to_json(self) -> dict[str, Any]:
         """In JSON's own types."""
@@ -68,22 +57,10 @@ class Progress:
         return cls(**{**data, "open_groups": groups})
 
 
-class TaskCursor(Protocol):
-    """Tasks in an order that can be entered anywhere."""
-
-    def restore(self, state: Mapping[str, int]) -> None:
-        """Go to an epoch and position."""
-
-    def draw(self) -> Task:
-        """The next task."""
-        ...
-
-
-def repeated_tasks(tasks: TaskCursor, progress: Progress) -> list[tuple[int, Task]]:
+def repeated_tasks(tasks: TaskSource, progress: Progress) -> list[tuple[int, Task]]:
     """The open groups with their tasks, in order of admission; afterwards the next draw gives the first task never admitted."""
     places = {(epoch, position): group_id for group_id, epoch, position in progress.open_groups}
-    end = (progress.epoch, progress.position)
-    epoch, position = min([*places, end])
+    epoch, position = min([*places, (progress.epoch, progress.position)])
     tasks.restore({"epoch": epoch, "position": position})
     found: list[tuple[int, Task]] = []
     while len(found) < len(places):
@@ -96,14 +73,9 @@ def repeated_tasks(tasks: TaskCursor, progress: Progress) -> list[tuple[int, Tas
 
 
 class Admissions:
-    """Which task comes next, and under which group id: first what a resumed run has to repeat, then new ones.
+    """Hands out the tasks with their group ids: first the open groups of a resumed run, by growing id, then new ones.
 
     Sampling seeds depend on task and epoch, not on time, so a repeated group is sampled as it would have been.
-
-    Args:
-        tasks: New tasks.
-        progress: Where the run stands.
-        repeat: Open groups with their tasks, by growing id.
     """
 
     def __init__(self, tasks: Iterator[Task], progress: Progress, repeat: Sequence[tuple[int, Task]] = ()) -> None:
@@ -127,13 +99,7 @@ class Admissions:
         return task
 
     def progress(self, *, step: int, in_flight: set[int], **accounts: Any) -> Progress:
-        """Return the progress of the run.
-
-        Args:
-            step: Steps done.
-            in_flight: Admitted groups that are neither trained, filtered nor dropped.
-            accounts: The other attributes of `Progress`.
-        """
+        """Return the progress of the run; `accounts` are the other attributes of `Progress`."""
         is_open = in_flight | {group_id for group_id, _ in self._repeat}
         self._places = {group_id: place for group_id, place in self._places.items() if group_id in is_open}
         groups = tuple((group_id, *place) for group_id, place in self._places.items())
@@ -145,15 +111,10 @@ FOLDER, LEARNER = "checkpoints", "learner"
 
 
 class Checkpoints:
-    """Writes the checkpoints of a run.
+    """Writes the checkpoints of a run into its directory, which every learner rank must see.
 
-    Args:
-        run_dir: Directory of the run; every learner rank must see it.
-        learner: Writes its own part.
-        every: Steps between two checkpoints, and then the last step has one in any case; 0: only where a run is stopped early.
-        num_steps: Steps of the run.
-        keep: Checkpoints to keep; older ones are removed after a newer is complete.
-        config: The run's settings as JSON text.
+    There is one after each `every` steps, and then after the last step in any case; 0: only where a run is stopped early. The newest
+    `keep` are kept; older ones are removed after a newer is complete. `config` holds the run's settings as JSON text.
     """
 
     def __init__(self, run_dir: Path, learner: Learner, *, every: int, num_steps: int, keep: int, config: str) -> None:

@@ -39,12 +39,12 @@ class RunResult:
 
 async def train(
     *,
-    settings: FlowSettings,  # sections of the configuration
+    settings: FlowSettings,
     pool: RolloutPool,  # started rollout workers, all at version 0
     learner: Learner,  # started learner, at version 0 or, when resuming, at that of the checkpoint
     tasks: Iterable[Task],  # what to run, in order; one is drawn per admitted group and never more than are needed
-    observer: Observer,  # sees groups and steps as they end
-    keep: GroupFilter = keep_all,  # dynamic filter
+    observer: Observer,
+    keep: GroupFilter = keep_all,
     after_step: Sequence[AfterStep] = (),  # called in order after each step, while the learner waits; see `SafePoint`
     progress: Progress | None = None,  # where an earlier part of the run ended; `tasks` go on from there
     repeat: Sequence[tuple[int, Task]] = (),  # the groups that were open then, with their tasks
@@ -95,9 +95,8 @@ async def first_error(work: Awaitable[T]) -> T:
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the first single exception inside nested groups; the others are named in a note."""
-    leaves = _leaves(group)
-    first = leaves[0]
-    for other in leaves[1:]:
+    first, *others = _leaves(group)
+    for other in others:
         first.add_note(f"Then also: {type(other).__name__}: {other}")
     return first
 
@@ -132,21 +131,24 @@ async def _run_loops(run: RunState, stop: StopRequest, report: StallReport | Non
 
 def _result(run: RunState) -> RunResult:
     counts = run.ledger.check()
-    seconds = run.clock() - run.meter.start_s
-    if run.stopped:
-        why = f" by {run.stop_reason}" if run.stop_reason else ""
-        ended = f"stopped after {run.live_version} of {run.settings.run.num_steps} steps{why}"
-        steps = run.live_version
-        return RunResult(steps=steps, seconds=seconds, counts=counts, ended=ended, stopped=True, stop_reason=run.stop_reason)
-    if counts.in_flight or run.slots.in_use:
+    if not run.stopped and (counts.in_flight or run.slots.in_use):
         raise LedgerError(f"the run is over with {counts.in_flight} groups in flight and {run.slots.in_use} slots in use")
-    if not run.live_version:
+    if not run.stopped and not run.live_version:
         raise _nothing_trained(run, counts)
-    return RunResult(steps=run.live_version, seconds=seconds, counts=counts, ended=_ended(run))
+    return RunResult(
+        steps=run.live_version,
+        seconds=run.clock() - run.meter.start_s,
+        counts=counts,
+        ended=_ended(run),
+        stopped=run.stopped,
+        stop_reason=run.stop_reason,
+    )
 
 
 def _ended(run: RunState) -> str:
     asked, done, size = run.settings.run.num_steps, run.live_version, run.settings.rollout.groups_per_step
+    if run.stopped:
+        return f"stopped after {done} of {asked} steps" + (f" by {run.stop_reason}" if run.stop_reason else "")
     if run.last_step_groups < size:
         return f"tasks ran out after {done} of {asked} steps; the last step had {run.last_step_groups} of {size} groups"
     return f"tasks ran out after {done} of {asked} steps" if done < asked else f"all {asked} steps done"

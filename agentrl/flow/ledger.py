@@ -21,12 +21,6 @@ class LedgerCounts:
     dropped: Mapping[str, int]  # reason -> groups given up
     in_flight: int  # groups admitted and not yet in one of the other states
 
-    @property
-    def pass_rate(self) -> float | None:
-        """Share of the groups that were judged by the filter and trained on; `None` before the first."""
-        judged = self.trained + sum(self.filtered.values())
-        return self.trained / judged if judged else None
-
     def metrics(self) -> dict[str, float]:
         """The counts under their metric names, with one entry per reason."""
         return {
@@ -44,10 +38,9 @@ class Ledger:
     """Follows every group from admission to its end; the retries of a group are the same group."""
 
     def __init__(self) -> None:
-        self._submitted = 0
+        self._submitted = self._trained = 0
         self._last_id = -1
         self._in_flight: set[int] = set()
-        self._trained = 0
         self._filtered: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
 
@@ -89,23 +82,14 @@ class Ledger:
         self._close(group_id, "dropped")
         self._dropped[reason] += 1
 
-    def counts(self) -> LedgerCounts:
-        """The counts as they are now."""
-        return LedgerCounts(
-            submitted=self._submitted,
-            trained=self._trained,
-            filtered=dict(self._filtered),
-            dropped=dict(self._dropped),
-            in_flight=len(self._in_flight),
-        )
-
     def check(self) -> LedgerCounts:
         """Verify conservation and return the counts.
 
         Raises:
             LedgerError: If a group was lost or counted twice.
         """
-        counts = self.counts()
+        filtered, dropped, in_flight = dict(self._filtered), dict(self._dropped), len(self._in_flight)
+        counts = LedgerCounts(submitted=self._submitted, trained=self._trained, filtered=filtered, dropped=dropped, in_flight=in_flight)
         parts = counts.trained + sum(counts.filtered.values()) + sum(counts.dropped.values()) + counts.in_flight
         if counts.submitted != parts:
             raise LedgerError(f"{counts.submitted} groups submitted and {parts} accounted for: {counts}")
@@ -131,11 +115,7 @@ def failure_reason(summary: GroupSummary) -> str:
 
 
 class Health:
-    """Judges the latest finished groups.
-
-    Args:
-        settings: Windows and thresholds.
-    """
+    """Judges the latest finished groups."""
 
     def __init__(self, settings: FlowSettings) -> None:
         self._settings = settings

@@ -49,11 +49,7 @@ class _Window:
 
 
 class Meter:
-    """Collects what happens between steps and turns it into metrics.
-
-    Args:
-        clock: Seconds, monotonic; the run starts now.
-    """
+    """Collects the events between steps and turns them into metrics; the run starts when it is made."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -86,17 +82,9 @@ class Meter:
     def step(
         self, trained: Trained, *, publish_s: float, stats: Mapping[str, EngineStats], counts: LedgerCounts, running: int
     ) -> dict[str, float]:
-        """Metrics of one step; a new window begins.
+        """Return the metrics of one step; a new window begins. Publication took `publish_s`; counters and counts are those of now.
 
-        Args:
-            trained: The step.
-            publish_s: Seconds from the start of the publication until the last engine confirmed.
-            stats: Counters of the engines now.
-            counts: The ledger now.
-            running: Groups being generated now.
-
-        Returns:
-            Name -> value. A learner's value replaces one of the same name, because the learner sees tokens.
+        A learner's value replaces one of the same name, because the learner sees tokens.
         """
         now = self._clock()
         metrics = {
@@ -127,20 +115,15 @@ def _rewards(groups: Sequence[Accepted]) -> dict[str, float]:
     scores = [m.score for m in trained if m.score is not None]
     rewards = [float(m.reward or 0.0) for m in trained]
     compared = [part for group in groups for part in _by_agent(group.summary.trainable).values()]
+    named = [m for group in groups for m in group.summary.members if m.agent]  # also agents that are not trained
     metrics = {
         "reward/mean": statistics.fmean(rewards),
         "reward/std": statistics.pstdev(rewards),
-        **_agent_rewards(groups),
+        **{f"reward/{agent}": statistics.fmean(values) for agent, values in _by_agent(named).items()},
         "group/zero_variance": statistics.fmean(min(part) == max(part) for part in compared),
         "group/count": float(len(groups)),
     }
     return {**metrics, "score/mean": statistics.fmean(scores)} if scores else metrics
-
-
-def _agent_rewards(groups: Sequence[Accepted]) -> dict[str, float]:
-    """Mean reward of every named agent, also of those that are not trained."""
-    named = _by_agent([m for group in groups for m in group.summary.members if m.agent])
-    return {f"reward/{agent}": statistics.fmean(rewards) for agent, rewards in named.items()}
 
 
 def _by_agent(members: Sequence[MemberSummary]) -> dict[str, list[float]]:
@@ -176,16 +159,12 @@ def _episodes(groups: Sequence[Accepted]) -> dict[str, float]:
         "episode/tokens_max": float(max(tokens)),
         "episode/prompt_tokens_mean": statistics.fmean(sum(m.num_prompt_tokens for m in episode) for episode in episodes),
         "episode/turns_mean": statistics.fmean(sum(m.num_turns for m in episode) for episode in episodes),
-        "episode/truncated": statistics.fmean(any(map(_truncated, episode)) for episode in episodes),
+        "episode/truncated": statistics.fmean(any(m.truncated or m.status is Status.TRUNCATED for m in episode) for episode in episodes),
         "tokens": float(sum(tokens)),
         **_named_means("env/", [episode[0].metrics for episode in episodes]),
         **_named_means("episode/", [episode[0].timings for episode in episodes]),
         "group/seconds_mean": statistics.fmean(group.summary.seconds for group in groups),
     }
-
-
-def _truncated(member: MemberSummary) -> bool:
-    return member.truncated or member.status is Status.TRUNCATED
 
 
 def _named_means(prefix: str, values: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -33,11 +33,9 @@ class Release(Enum):
 
 
 class Slots:
-    """Counts groups under way, and never lets more start than the remaining steps can use.
+    """Counts groups under way, at most `capacity` = (S + 1) x G, and never lets more start than the remaining steps can use.
 
-    Args:
-        capacity: Groups under way at once, (S + 1) x G.
-        total: Groups that the steps of the whole run remove; none is admitted beyond what is still needed for it.
+    The steps of the whole run remove `total` groups; none is admitted beyond the rest of these.
     """
 
     def __init__(self, capacity: int, total: int) -> None:
@@ -53,10 +51,7 @@ class Slots:
         return len(self._held)
 
     async def acquire(self, group_id: int) -> bool:
-        """Wait for a slot and take it for `group_id`.
-
-        Returns:
-            False, without a slot, once every group that the run needs is done, or after `close`.
+        """Wait for a slot and take it for `group_id`; False, without a slot, once all needed groups are done, or after `close`.
 
         Raises:
             LedgerError: If the group already holds a slot.
@@ -123,12 +118,8 @@ class GroupQueue:
     """Holds groups from admission until a step takes them.
 
     A step removes the oldest `count` + `spare` groups of the line, its window: it takes the first `count` of them to be
-    accepted, and gives up the rest. So every step moves the line on by as many groups, whichever finish first.
-
-    Args:
-        max_staleness: Largest lag, in steps, with which a group may be taken.
-        count: Groups that a step takes.
-        spare: Groups that a step gives up beside those it takes.
+    accepted, and gives up the rest. So every step moves the line on by as many groups, whichever finish first. A group may be
+    taken with a lag of at most `max_staleness` steps.
     """
 
     def __init__(self, max_staleness: int, count: int, spare: int = 0) -> None:
@@ -192,10 +183,7 @@ class GroupQueue:
         self._wake()
 
     async def take(self, step: int) -> Taken:
-        """Wait until enough of the oldest groups are accepted, and remove all of these from the line.
-
-        Args:
-            step: The step that takes them, from 0, which is also the version of the weights they will train.
+        """Wait until enough of the oldest groups are accepted for `step`, from 0, and remove the whole window from the line.
 
         Returns:
             `count` groups. Fewer, perhaps none, only when the queue is closed and nothing is left behind them; none after `stop`.

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import anyio
 
@@ -18,40 +18,18 @@ from agentrl.core.process import describe_process
 ANSWER_TIMEOUT_S = 5.0
 
 
-class Diagnose(Protocol):
-    """Asks the other processes of a run what they are doing."""
-
-    def __call__(self) -> Mapping[str, Awaitable[str]]:
-        """One request per process, by its name; each may fail, and need not answer."""
-        ...
-
-
-def nobody_else() -> Mapping[str, Awaitable[str]]:
-    """The `Diagnose` of a run in a single process."""
-    return {}
+Diagnose: TypeAlias = Callable[[], Mapping[str, Awaitable[str]]]
+"""Asks the other processes of a run, by their names, what they are doing; a request may fail, and need not be answered."""
 
 
 class StallReport:
-    """Writes RUN_DIR/stall-<time>.txt.
+    """Writes RUN_DIR/stall-<time>.txt, with the answers of the other processes, which have `answer_timeout_s` for them."""
 
-    Args:
-        run_dir: Directory of the run.
-        diagnose: Asks the other processes.
-        answer_timeout_s: Seconds that they have to answer.
-    """
-
-    def __init__(self, run_dir: Path, diagnose: Diagnose = nobody_else, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    def __init__(self, run_dir: Path, diagnose: Diagnose = dict, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._run_dir, self._diagnose, self._timeout_s = run_dir, diagnose, answer_timeout_s
 
     async def write(self, summary: str) -> str:
-        """Write the report.
-
-        Args:
-            summary: What is known already.
-
-        Returns:
-            A sentence that says where it is, or why it is not there; never raises.
-        """
+        """Write the report, which begins with `summary`; returns a sentence that says where it is, or why not. Never raises."""
         parts = {"driver": describe_process([asyncio.get_running_loop()]), **await self._others()}
         text = "\n\n".join([summary, *(f"== {name}\n{told}" for name, told in parts.items())]) + "\n"
         path = self._run_dir / f"stall-{time.strftime('%Y%m%d-%H%M%S')}.txt"
@@ -88,11 +66,7 @@ MAX_NAMES = 40
 
 
 class WaitTracker:
-    """Notes of what each loop waits for, and of the last progress.
-
-    Args:
-        clock: Seconds, monotonic.
-    """
+    """Notes of what each loop waits for, and of the last progress."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

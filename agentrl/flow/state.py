@@ -24,11 +24,7 @@ from agentrl.rollout.pool import RolloutPool
 
 
 class AwaitableCounter:
-    """A number that only grows and can be waited for.
-
-    Args:
-        value: Where it begins.
-    """
+    """A number that only grows and can be waited for."""
 
     def __init__(self, value: int) -> None:
         self.value = value

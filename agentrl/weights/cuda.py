@@ -26,17 +26,14 @@ class NcclSender:
     """Broadcasts from the first learner rank to every worker of every engine, in one NCCL group.
 
     The group is formed while the engines handle the first update, which tells them where to meet. Each version is copied on
-    the learner's GPU and broadcast from a thread, so that the learner may go on; the next `send` waits for it.
-
-    Args:
-        engine_ranks: Workers of all engines together: engines times tensor-parallel size.
-        host: Address of this machine that the engines can reach; with several machines not the loopback address.
+    the learner's GPU and broadcast from a thread, so that the learner may go on; the next `send` waits for it. `engine_ranks` is
+    engines times tensor-parallel size; with several machines, `host` must be an address that the engines can reach.
     """
 
     every_rank = False
 
     def __init__(self, engine_ranks: int, host: str = "127.0.0.1") -> None:
-        self._connect = {"master_address": host, "master_port": _free_port(host), "world_size": engine_ranks + 1, "packed": True}
+        self._connect = {"master_address": host, "master_port": free_port(host), "world_size": engine_ranks + 1, "packed": True}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentrl-nccl")
         self._transfer: Future[None] | None = None
         self._snapshot = _Snapshot()
@@ -86,9 +83,6 @@ class IpcSender:
 
     Every learner rank calls `send`: each contributes the handles for the GPU it shares with an engine, and what the first
     rank returns holds all of them. The copy is kept until the next version is sent.
-
-    Args:
-        rank: This learner rank.
     """
 
     every_rank = True
@@ -171,7 +165,8 @@ def _source(snapshot: _Snapshot) -> Any:
     return SnapshotSource()
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
+    """Return a TCP port of `host` that is free at this moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -47,9 +47,6 @@ class SharedMemorySender:
     A file appears under its name only when it is complete. The version before it stays until the one after it is sent,
     for engines that are started again meanwhile. The directory is readable by this user alone, is removed on `close` or
     at exit, and one that a killed process left behind is removed by the next sender.
-
-    Args:
-        root: Where the directory is made; shared memory if there is any, else the directory for temporary files.
     """
 
     every_rank = False
@@ -61,10 +58,6 @@ class SharedMemorySender:
 
     def send(self, named_tensors: NamedTensors, version: int) -> WeightUpdate:
         """Write the weights.
-
-        Args:
-            named_tensors: Checkpoint names and tensors.
-            version: The version these weights are.
 
         Raises:
             WeightSyncError: If there is no space for them.

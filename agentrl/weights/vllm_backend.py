@@ -45,14 +45,13 @@ def make_row_invariant(model: torch.nn.Module, plans: RowPlans) -> None:
 
     Matrix libraries choose another kernel, with another order of summation, for few rows than for many: oneDNN does for a
     single row of more than about 1,000 inputs. A request would then get other log-probabilities alone than in a batch.
-    Which row counts agree is measured once for each shape of layer and remembered in `plans`; too few rows are padded.
-
-    Args:
-        model: The model; layers that have the property already are left alone.
-        plans: Filled in for new shapes; pass the same one after each publication.
+    Which row counts agree is measured once for each shape of layer and remembered in `plans`, which the caller keeps for the next
+    publication; too few rows are padded.
     """
-    for module, linear in _cpu_linears(model):
-        if isinstance(linear, RowInvariantLinear):
+    module: Any
+    for module in model.modules():
+        linear = getattr(module, "cpu_linear", None)
+        if linear is None or isinstance(linear, RowInvariantLinear):
             continue
         inputs, outputs, dtype = _shape(module)
         key = (inputs, outputs, dtype)
@@ -68,8 +67,7 @@ class RowInvariantLinear:
     __slots__ = ("_linear", "_rows")
 
     def __init__(self, linear: Linear, rows: int) -> None:
-        self._linear = linear
-        self._rows = rows
+        self._linear, self._rows = linear, rows
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Apply the layer to `x` [..., inputs], giving [..., outputs]."""
@@ -84,27 +82,14 @@ class RowInvariantLinear:
 
 
 def fewest_rows(linear: Callable[[torch.Tensor], torch.Tensor], inputs: int, dtype: torch.dtype) -> int:
-    """Smallest number of rows from which on a row's result was the same, bit for bit, however many rows there were.
+    """Return the smallest number of rows from which on a row's result was the same, bit for bit, however many rows there were.
 
-    Args:
-        linear: Maps [rows, inputs] to [rows, outputs].
-        inputs: Width of a row.
-        dtype: Data type of the rows.
-
-    Returns:
-        The number, or 0 if the result varied among large numbers of rows.
+    It is 0 if the result varied among large numbers of rows; `linear` maps [rows, inputs] to [rows, outputs].
     """
     x = torch.randn(_REFERENCE_ROWS, inputs, generator=torch.Generator().manual_seed(0)).to(dtype)
     reference = linear(x)
     varying = [count for count in _TRIED if not torch.equal(linear(x[-count:].contiguous()), reference[-count:])]
     return next((rows for rows in _CANDIDATES if all(count < rows for count in varying)), 0)
-
-
-def _cpu_linears(model: torch.nn.Module) -> Iterator[tuple[Any, Linear]]:
-    for module in model.modules():
-        linear = getattr(module, "cpu_linear", None)
-        if linear is not None:
-            yield module, linear
 
 
 def _shape(module: Any) -> tuple[int, int, torch.dtype]:

@@ -25,11 +25,11 @@ from agentrl.assets import tiny_model_path
 from agentrl.config.sections import changed
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, Task, Ticket
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import AgentSpec
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker
+from tests.scripted_engine import ScriptedEngine
 
 TURNS, GROUP = 5, 8
 MEDIAN_S, SIGMA = 0.05, 1.2

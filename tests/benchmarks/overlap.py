@@ -28,7 +28,6 @@ from agentrl.config.load import load_config
 from agentrl.config.sections import changed
 from agentrl.core.protocols import EngineStats, GenerationRequest, Learner, WeightUpdate
 from agentrl.core.types import Generation
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.vllm_engine import UsageMeter
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.flow import FlowSettings, flow_settings, train
@@ -39,6 +38,7 @@ from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from tests.benchmarks._runs import Rows
 from tests.benchmarks.episode_cost import CpuLoop
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.flow.fakes import ScriptedLearner, endless_tasks, flow_of
 
 ENVIRONMENTS = Path(__file__).with_name("_environments.py")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.core.types import Status
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, Scene, says
 
 pytestmark = pytest.mark.anyio

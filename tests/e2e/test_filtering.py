@@ -15,7 +15,6 @@ from agentrl import Task
 from agentrl.config.load import load_config
 from agentrl.core.protocols import GenerationRequest, TrainResult
 from agentrl.core.types import Group
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.flow import RunResult, flow_settings, group_filter, train
 from agentrl.rollout.pool import RolloutPool
@@ -23,6 +22,7 @@ from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import succeeded
 from tests.e2e.runs import train as run_command
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.flow.fakes import Recorder, ScriptedLearner
 from tests.unit.rollout.scenes import CODEC
 from tests.unit.rollout.templates import tokenizer

@@ -24,7 +24,6 @@ from agentrl.config.load import load_config, to_json
 from agentrl.core.callbacks import Event, StepEnd
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.types import Group
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.flow import flow_settings, group_filter, train
 from agentrl.flow.checkpoint import Checkpoints
@@ -33,6 +32,7 @@ from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from agentrl.track.tracker import RunTracker, open_tracker
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.templates import tokenizer
 
 ENGINES, ENV_THREADS, LOOP_THREADS = 2, 4, 2

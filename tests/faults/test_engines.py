@@ -15,7 +15,6 @@ from agentrl.core.errors import EngineDeadError, EngineError, WeightSyncError
 from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Generation, Task, Ticket
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.vllm_engine import UsageMeter
 from agentrl.env.load import load_agent
 from agentrl.flow import FlowSettings, RunResult, train
@@ -24,6 +23,7 @@ from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import ENVS, SMALL, Run, succeeded
 from tests.faults.report import Saw
 from tests.faults.support import disturbed, ended, lines
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of, run_virtual
 from tests.unit.rollout.scenes import SETTINGS
 from tests.unit.rollout.templates import tokenizer

@@ -16,10 +16,10 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Group, Status, Task, Ticket
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.rollout.worker import EpisodeWorker
 from tests.faults.report import Saw
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.flow.fakes import Scene, ScriptedWorker, failed_member, flow_of
 from tests.unit.rollout.scenes import PATIENT
 from tests.unit.rollout.templates import tokenizer

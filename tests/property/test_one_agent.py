@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from agentrl import ResetResult, StepResult
 from agentrl.config.sections import changed
 from agentrl.core.types import Trajectory
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.learner.batch import merge_turns
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, env_class
 
 texts = st.text(alphabet="ab <|im_end>\n", min_size=1, max_size=12)

@@ -17,7 +17,6 @@ from agentrl.check.tokenizer import load_codec
 from agentrl.config.schema import EngineConfig, IsolationConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Status, Task, Ticket
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.agent import ResetState, StepState
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.tasks import TaskSource
@@ -29,6 +28,7 @@ from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from agentrl.track.text import Screen
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.check.support import checked, ids, settings_of
 
 MODEL = str(tiny_model_path())

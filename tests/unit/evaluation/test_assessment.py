@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 
 import numpy as np
@@ -164,4 +164,4 @@ def test_two_equal_models_do_not_differ_and_only_shared_tasks_count() -> None:
     assert (comparison.tasks, comparison.unpaired) == (2, 2)
     reward = comparison.overall["reward"]
     assert (reward.difference.value, reward.better, reward.worse, reward.clear) == (0.0, 0.0, 0.0, False)
-    assert set(comparison.to_json()["overall"]["reward"]) == {"baseline", "model", "difference", "better", "worse"}
+    assert set(asdict(comparison)["overall"]["reward"]) == {"baseline", "model", "difference", "better", "worse"}

@@ -104,7 +104,6 @@ def test_rules_of_its_own_name_flags_that_it_takes(tmp_path: Path) -> None:
 def test_start_without_a_run_is_the_bundled_model() -> None:
     request = load_request([*AGENT, "--baseline", "start"])
     assert request.baseline == ""
-    assert request.with_model("other").model.model == "other"
 
 
 def test_a_file_brings_settings(tmp_path: Path) -> None:

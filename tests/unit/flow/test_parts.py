@@ -172,7 +172,6 @@ def test_the_ledger_counts_every_group_once() -> None:
         "filtered/too easy": 1,
         "dropped/timeout": 1,
     }
-    assert counts.pass_rate == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("act", [lambda x: x.train([0]), lambda x: x.filter(0, "r"), lambda x: x.drop(9, "r"), lambda x: x.submit(0)])

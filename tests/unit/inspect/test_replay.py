@@ -14,7 +14,6 @@ from agentrl import AgentInstance, Executor, Message, StepResult, Task
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError
 from agentrl.core.types import EvalSampling
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import ExecutorSession
 from agentrl.inspect.compare import Difference
@@ -25,6 +24,7 @@ from agentrl.rollout.group import make_member
 from agentrl.rollout.records import EngineLimits, trajectory_record
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.track.jsonl import encode
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, LIMITS, SETTINGS, TASK, Scene, env_class, says
 from tests.unit.rollout.templates import tokenizer
 

@@ -15,7 +15,6 @@ from agentrl.core.errors import EnvLoadError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Ticket
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.inspect.directory import RunDirectory
 from agentrl.inspect.replay import Verdict, open_replayer
@@ -24,6 +23,7 @@ from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
 from agentrl.track.sinks import TrajectoryRecorder
+from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.anyio
 

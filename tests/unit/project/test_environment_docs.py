@@ -12,8 +12,8 @@ from agentrl import GymEnv, Task
 from agentrl.config.sections import changed
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, TASK, Scene, says
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -8,9 +8,9 @@ import pytest
 
 from agentrl import Policy
 from agentrl.config.load import field_homes, flag
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.learner.batch import merge_turns
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import Scene, says
 from tests.unit.rollout.test_episode import dialogue
 

@@ -14,8 +14,8 @@ from agentrl.check.report import print_report
 from agentrl.check.rules import RULES
 from agentrl.config.sections import changed
 from agentrl.core.types import Status, Ticket
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.check.support import checked
 from tests.unit.rollout.scenes import SETTINGS, Scene, says
 

@@ -8,8 +8,8 @@ import pytest
 
 from agentrl.config.load import field_homes, flag
 from agentrl.config.sections import changed
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import SETTINGS, Scene
 from tests.unit.rollout.test_agents import say
 

@@ -7,8 +7,8 @@ import pytest
 
 from agentrl.config.load import field_homes, flag
 from agentrl.core.types import Status
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import Scene, says
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text()

@@ -9,7 +9,6 @@ from agentrl.config.schema import RolloutConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Ticket, Trajectory
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import Executor, ExecutorSession
 from agentrl.env.multi_agent import multi_agent_spec
@@ -17,6 +16,7 @@ from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.settings import EpisodeSettings
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.templates import tokenizer
 
 PATIENT = EpisodeSettings(seed=5, rollout=RolloutConfig(max_new_tokens=32, max_turns=4))

@@ -12,9 +12,9 @@ from agentrl.core.errors import EngineError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.summaries import summarize
 from agentrl.core.types import Group, Status, Trajectory, derive_seed
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.learner.batch import merge_turns
 from agentrl.rollout.records import group_records
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, PATIENT, TASK, Scene
 from tests.unit.rollout.test_episode import dialogue, text_of
 

@@ -10,10 +10,10 @@ from agentrl import Message, ToolEnv
 from agentrl.assets import tiny_model_path
 from agentrl.config.sections import changed
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.tools.calls import ToolCall, parse_tool_calls
 from agentrl.env.tools.environment import describe_tools, with_tools
 from agentrl.rollout.chat import ChatCodec
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, says
 from tests.unit.rollout.templates import tokenizer
 

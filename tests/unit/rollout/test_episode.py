@@ -14,8 +14,8 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import FinishReason, Status, derive_seed
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.learner.batch import merge_turns
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK, Scene, env_class, says
 from tests.unit.rollout.templates import tokenizer
 

@@ -10,8 +10,8 @@ from agentrl import Message, StepResult
 from agentrl.config.schema import AlgoConfig
 from agentrl.config.sections import changed
 from agentrl.core.types import FinishReason, Status, Turn, floats, ints
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.rollout.penalties import penalize
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, env_class, says
 
 

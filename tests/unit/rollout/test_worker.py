@@ -16,11 +16,11 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EngineError, WeightSyncError
 from agentrl.core.protocols import RolloutWorker, WeightUpdate
 from agentrl.core.types import EvalSampling, Status, Ticket
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import check_prompts, context_length
 from agentrl.rollout.worker import EpisodeWorker
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import SETTINGS, TASK, says
 from tests.unit.rollout.templates import tokenizer
 

@@ -9,11 +9,11 @@ from typing import Any
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Task, Ticket, Trajectory
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.agent import AgentInstance
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.rollout.episode import Episode
 from agentrl.rollout.settings import EpisodeSettings
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC
 
 SETTINGS = changed(EpisodeSettings(), max_new_tokens=4000, max_turns=12, reset_timeout_s=60.0, step_timeout_s=60.0)

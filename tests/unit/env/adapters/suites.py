@@ -6,9 +6,9 @@ from typing import Any
 from agentrl import ResetState, StepState, Task
 from agentrl.config.sections import changed
 from agentrl.core.types import Ticket, Trajectory
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads
 from agentrl.env.load import load_agent
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, says
 
 LIMITS = EnvLimits(reset_timeout_s=20, step_timeout_s=20, close_timeout_s=5)

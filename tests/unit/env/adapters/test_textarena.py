@@ -10,8 +10,8 @@ from agentrl import Task
 from agentrl.config.sections import changed
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status, Ticket, Trajectory
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.env.adapters.suites import begin, episode, say, script, session
 from tests.unit.rollout.scenes import CODEC, PATIENT, Scene
 

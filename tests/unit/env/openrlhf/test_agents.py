@@ -9,10 +9,10 @@ import pytest
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status, Task, Ticket, Trajectory
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env import load
 from agentrl.env.load import load_agent
 from agentrl.env.openrlhf.agents import extract_boxed_answer, grade_answer
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, Scene, says
 from tests.unit.rollout.test_episode import dialogue
 

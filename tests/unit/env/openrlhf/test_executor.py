@@ -9,9 +9,9 @@ import pytest
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Status, Task, Ticket, Trajectory
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.learner.batch import merge_turns
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, PATIENT, Scene, says
 from tests.unit.rollout.test_episode import dialogue
 

@@ -9,9 +9,9 @@ import pytest
 from agentrl import combine_rewards
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.types import Status, Task, Ticket, Trajectory
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.env.rewards.function import reward_environment
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import Scene, says
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,9 @@ import pytest
 from agentrl import combine_rewards, remote_reward
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.types import Status, Task, Ticket, Trajectory
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.env.rewards.function import reward_environment
+from tests.scripted_engine import ScriptedEngine
 from tests.servers import Request, serve
 from tests.unit.rollout.scenes import PATIENT, Scene, says
 

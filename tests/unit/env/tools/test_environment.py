@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from agentrl import ResetState, StepResult, StepState, Task, ToolEnv
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status, Trajectory
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.load import load_agent
 from agentrl.env.tools.calls import ToolCall
 from agentrl.env.tools.environment import Tool, Toolbox, ToolCallError
 from agentrl.env.tools.python import python, run_python
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, says
 
 pytestmark = pytest.mark.anyio
