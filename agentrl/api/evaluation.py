@@ -99,7 +99,7 @@ async def measure(request: Request, console: Console | None = None) -> Evaluatio
     """
     config = request.config
     for model in (config.model.model, request.baseline):
-        check_model(request.with_model(model or ""))
+        check_model(changed(config, model=model or ""))
     tasks = measured_tasks(config, load_environment(config))
     path = (config.run.output or Path("runs") / f"eval-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
     path.mkdir(parents=True, exist_ok=True)
