@@ -142,23 +142,15 @@ def _a_quorum_is_most_of_a_group(config: TrainConfig) -> None:
 
 def _async_is_corrected(config: TrainConfig) -> None:
     if config.flow.staleness and config.algo.off_policy == "none" and not config.algo.allow_uncorrected:
-        raise ConfigError(
-            "--off-policy",
-            "none",
-            "an asynchronous run would train on older weights' tokens without correction",
-            "Use tis, or say that you mean it with --allow-uncorrected.",
-        )
+        problem = "an asynchronous run would train on older weights' tokens without correction"
+        raise ConfigError("--off-policy", "none", problem, "Use tis, or say that you mean it with --allow-uncorrected.")
 
 
 def _sampling_keeps_ratio_unbiased(config: TrainConfig) -> None:
-    truncated = config.rollout.top_p < 1 or config.rollout.top_k > 0
-    if truncated and config.algo.off_policy != "none":
-        raise ConfigError(
-            "--top-p" if config.rollout.top_p < 1 else "--top-k",
-            config.rollout.top_p if config.rollout.top_p < 1 else config.rollout.top_k,
-            "truncated sampling biases the importance ratio of the correction",
-            "Sample from the whole distribution (--top-p 1 --top-k 0), or use --off-policy none.",
-        )
+    for flag, value, whole in (("--top-p", config.rollout.top_p, 1), ("--top-k", config.rollout.top_k, 0)):
+        if value != whole and config.algo.off_policy != "none":
+            remedy = "Sample from the whole distribution (--top-p 1 --top-k 0), or use --off-policy none."
+            raise ConfigError(flag, value, "truncated sampling biases the importance ratio of the correction", remedy)
 
 
 def _mini_batches_have_groups(config: TrainConfig) -> None:

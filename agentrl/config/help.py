@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from annotated_types import Ge, Gt, Le, Lt
 
 from agentrl.config import schema
+from agentrl.config.sections import flag
 
 MAIN = (
     *("agent", "prompts", "model", "num_steps", "asynchronous", "advantage_estimator", "learning_rate", "groups_per_step"),
@@ -27,28 +28,18 @@ COLUMN = 27
 MAX_WIDTH = 120
 
 
-def help_text(config: Any, prog: str, intro: str, topic: str = "", main: Iterable[str] = MAIN) -> str:
-    """Return what ``--help`` prints: the main settings, or those of a section, or all.
-
-    Args:
-        config: The default configuration, a dataclass of sections.
-        prog: The command, ``agentrl train``.
-        intro: One sentence that says what the command does.
-        topic: Name of a section, ``all``, or empty for the main settings.
-        main: Names of the main settings, in the order in which they are shown.
-    """
+def help_text(config: Any, prog: str, intro: str, topic: str = "") -> str:
+    """Return what ``--help`` prints of a default configuration: the main settings, or as `topic` those of a section or ``all``."""
     docs = field_docs(inspect.getsource(schema))
     homes = {item.name: section for section in dataclasses.fields(config) for item in dataclasses.fields(getattr(config, section.name))}
     width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
     sections = [section.name for section in dataclasses.fields(config)]
     if topic:
-        chosen = sections if topic == "all" else [topic]
-        blocks = [_section(name, getattr(config, name), docs, width) for name in chosen]
-        return "\n".join(blocks)
+        return "\n".join(_section(getattr(config, name), name, docs, width) for name in (sections if topic == "all" else [topic]))
     lines = [f"usage: {prog} [FILE] [--flag VALUE ...]", "", *textwrap.wrap(intro, width), "", "Main settings", ""]
-    for name in main:
-        kind = type(getattr(config, homes[name].name))
-        lines += _entry(kind, name, getattr(getattr(config, homes[name].name), name), docs[kind.__name__][name], width, short=True)
+    for name in MAIN:
+        section = getattr(config, homes[name].name)
+        lines += _entry(type(section), name, getattr(section, name), docs[type(section).__name__][name], width, short=True)
     lines += ["", "More", ""]
     for name in sections:
         lines += _row(f"--help {name}", _sentence(inspect.getdoc(type(getattr(config, name))) or ""), width)
@@ -58,7 +49,7 @@ def help_text(config: Any, prog: str, intro: str, topic: str = "", main: Iterabl
     return "\n".join([*lines, ""])
 
 
-def _section(name: str, section: Any, docs: Mapping[str, Mapping[str, str]], width: int) -> str:
+def _section(section: Any, name: str, docs: Mapping[str, Mapping[str, str]], width: int) -> str:
     kind = type(section)
     lines = [f"{name}: {_plain(inspect.getdoc(kind) or '')}", ""]
     for item in dataclasses.fields(kind):
@@ -68,7 +59,7 @@ def _section(name: str, section: Any, docs: Mapping[str, Mapping[str, str]], wid
 
 def _entry(kind: type[Any], name: str, default: object, doc: str, width: int, *, short: bool) -> list[str]:
     hint = get_type_hints(kind, include_extras=True)[name]
-    word = "--" + ("async" if name == "asynchronous" else name.replace("_", "-"))
+    word = flag(name)
     label = word if bare(hint) is bool else f"{word} {_placeholder(hint)}"
     text = _sentence(doc) if short else _plain(doc)
     shown = default_text(default).strip("`")
@@ -105,11 +96,7 @@ def _sentence(text: str) -> str:
 
 
 def field_docs(source: str) -> dict[str, dict[str, str]]:
-    """Return class name -> field name -> the text under the field.
-
-    Args:
-        source: Python source of dataclasses whose fields are followed by docstrings.
-    """
+    """Return class name -> field name -> the text under the field, from the source of dataclasses."""
     docs: dict[str, dict[str, str]] = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef):
@@ -151,17 +138,8 @@ def bare(hint: Any) -> Any:
 
 
 def _range(limits: Iterable[Any]) -> str:
-    words = []
-    for limit in limits:
-        if isinstance(limit, Ge):
-            words.append(f"from {limit.ge}")
-        elif isinstance(limit, Gt):
-            words.append(f"above {limit.gt}")
-        elif isinstance(limit, Le):
-            words.append(f"to {limit.le}")
-        elif isinstance(limit, Lt):
-            words.append(f"below {limit.lt}")
-    return " " + " ".join(words)
+    kinds = ((Ge, "from", "ge"), (Gt, "above", "gt"), (Le, "to", "le"), (Lt, "below", "lt"))
+    return "".join(f" {word} {getattr(limit, name)}" for limit in limits for kind, word, name in kinds if isinstance(limit, kind))
 
 
 def default_text(value: object) -> str:
@@ -170,6 +148,4 @@ def default_text(value: object) -> str:
         return "on" if value else "off"
     if value is None or value == "" or value == ():
         return "unset"
-    if isinstance(value, tuple):
-        return f"`{' '.join(map(str, value))}`"
-    return f"`{value}`"
+    return f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"

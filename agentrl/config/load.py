@@ -38,14 +38,7 @@ def aliases() -> dict[str, list[str]]:
 
 
 def expand_aliases(args: Sequence[str]) -> list[str]:
-    """Rewrite aliased flags, with ``_`` or ``-`` between words and with ``--flag value`` or ``--flag=value``.
-
-    Args:
-        args: Command-line words.
-
-    Returns:
-        The words with every alias replaced by our flag or flags.
-    """
+    """Return the words with every alias, ``--flag value`` or ``--flag=value``, ``_`` or ``-``, replaced by our flag or flags."""
     words: list[str] = []
     rest = list(args)
     while rest:
@@ -71,14 +64,7 @@ TYRO = (tyro.conf.OmitArgPrefixes,)
 
 
 def load_config(args: Sequence[str], *, prog: str = "agentrl train") -> TrainConfig:
-    """Read flags (and the file that ``--config`` names) into a checked configuration.
-
-    Args:
-        args: Command-line words after the command's name.
-        prog: Name shown in the help.
-
-    Returns:
-        The configuration, every range and cross-field rule checked.
+    """Read flags (and the file that ``--config`` names) into a configuration whose ranges and cross-field rules are checked.
 
     Raises:
         ConfigError: If a file key is unknown, a value is out of range or two settings contradict each other.
@@ -163,14 +149,13 @@ def take_config_flag(args: list[str]) -> tuple[Path | None, list[str]]:
     Raises:
         ConfigError: If the name is missing.
     """
-    for i, word in enumerate(args):
-        if word == "--config":
-            if i + 1 == len(args):
-                raise ConfigError("--config", "", "needs a file name", "Give a TOML, YAML or JSON file.")
-            return Path(args[i + 1]), args[:i] + args[i + 2 :]
-        if word.startswith("--config="):
-            return Path(word.partition("=")[2]), args[:i] + args[i + 1 :]
-    return None, args
+    at = next((i for i, word in enumerate(args) if word.partition("=")[0] == "--config"), None)
+    if at is None:
+        return None, args
+    _, equals, value = args[at].partition("=")
+    if not equals and at + 1 == len(args):
+        raise ConfigError("--config", "", "needs a file name", "Give a TOML, YAML or JSON file.")
+    return Path(value if equals else args[at + 1]), args[:at] + args[at + (1 if equals else 2) :]
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -219,10 +204,7 @@ def from_mapping(data: Mapping[str, Any], *, source: str = "config") -> TrainCon
 def _flatten(data: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     sections = {f.name for f in dataclasses.fields(TrainConfig)}
     for key, value in data.items():
-        if key in sections and isinstance(value, Mapping):
-            yield from value.items()
-        else:
-            yield key, value
+        yield from value.items() if key in sections and isinstance(value, Mapping) else ((key, value),)
 
 
 def validate(config: TrainConfig) -> TrainConfig:

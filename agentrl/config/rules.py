@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentrl.config.algorithm_rules import ALGORITHM_RULES
 from agentrl.config.evaluate import EvaluateConfig, PlayConfig
-from agentrl.config.schema import EvalConfig, IsolationConfig, TrainConfig
+from agentrl.config.schema import EvalConfig, IsolationConfig, LearnerConfig, TrainConfig
 from agentrl.config.sections import flag as flag_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, plugin_copies, resolve_plugin
@@ -243,10 +243,13 @@ def _model_exists(config: PlayConfig) -> None:
         raise ConfigError("--model", name, problem, "Give a Hugging Face model directory or a hub name like `org/name`.")
 
 
-def _a_group_may_begin(config: TrainConfig) -> None:
+def _a_group_may_begin(config: PlayConfig) -> None:
     limit, n = config.rollout.max_concurrent_episodes, config.rollout.n_samples_per_prompt
+    problem = f"is less than a group of --n-samples-per-prompt {n}, and a group begins as a whole"
+    if not isinstance(config, TrainConfig):
+        n = config.eval.eval_samples
+        problem = f"is less than --eval-samples {n}, and the episodes of a task begin together"
     if 0 < limit < n:
-        problem = f"is less than a group of --n-samples-per-prompt {n}, and a group begins as a whole"
         raise ConfigError("--max-concurrent-episodes", limit, problem, f"Use at least {n}, or 0.")
 
 
@@ -293,17 +296,17 @@ def _budgets_fit(config: PlayConfig) -> None:
 def _gpu_flags_have_a_gpu(config: PlayConfig) -> None:
     if config.run.ray_address or cuda_device_count():
         return
-    engine = config.engine
-    wanted: list[tuple[str, object]] = []
-    wanted += [("--tensor-parallel-size", engine.tensor_parallel_size)] * (engine.tensor_parallel_size > 1)
-    wanted += [("--colocate", True)] * engine.colocate
-    wanted += [("--engine-dtype", "float16")] * (engine.engine_dtype == "float16")
-    if isinstance(config, TrainConfig):
-        wanted += [("--optimizer-offload", True)] * config.learner.optimizer_offload
-        wanted += [("--attn-implementation", "flash_attention_2")] * (config.learner.attn_implementation == "flash_attention_2")
-    for flag, value in wanted:
-        remedy = "Leave the flag out, or join a cluster with --ray-address."
-        raise ConfigError(flag, value, "needs a GPU, and this machine has none", remedy)
+    engine, learner = config.engine, config.learner if isinstance(config, TrainConfig) else LearnerConfig()
+    for flag, value, wanted in (
+        ("--tensor-parallel-size", engine.tensor_parallel_size, engine.tensor_parallel_size > 1),
+        ("--colocate", True, engine.colocate),
+        ("--engine-dtype", "float16", engine.engine_dtype == "float16"),
+        ("--optimizer-offload", True, learner.optimizer_offload),
+        ("--attn-implementation", "flash_attention_2", learner.attn_implementation == "flash_attention_2"),
+    ):
+        if wanted:
+            remedy = "Leave the flag out, or join a cluster with --ray-address."
+            raise ConfigError(flag, value, "needs a GPU, and this machine has none", remedy)
 
 
 def _colocated_pairs_match(config: TrainConfig) -> None:
@@ -312,9 +315,8 @@ def _colocated_pairs_match(config: TrainConfig) -> None:
     if config.engine.tensor_parallel_size > 1:
         raise ConfigError("--tensor-parallel-size", config.engine.tensor_parallel_size, "does not go with --colocate", "Use 1.")
     if config.engine.num_engines != config.learner.num_learners:
-        raise ConfigError(
-            "--num-engines", config.engine.num_engines, "--colocate pairs one engine with one rank", "Make the two numbers equal."
-        )
+        problem = "--colocate pairs one engine with one rank"
+        raise ConfigError("--num-engines", config.engine.num_engines, problem, "Make the two numbers equal.")
 
 
 PLAY_RULES: tuple[Callable[[PlayConfig], None], ...] = (
@@ -325,13 +327,13 @@ PLAY_RULES: tuple[Callable[[PlayConfig], None], ...] = (
     _local_runtime_is_single,
     _budgets_fit,
     _gpu_flags_have_a_gpu,
+    _a_group_may_begin,
     *ISOLATION_RULES,
 )
 
 RULES: tuple[Callable[[TrainConfig], None], ...] = (
     *PLAY_RULES,
     *ALGORITHM_RULES,
-    _a_group_may_begin,
     _groups_divide_over_ranks,
     _async_and_staleness_agree,
     _ranges_are_ordered,
@@ -353,16 +355,9 @@ def check_evaluation(config: EvaluateConfig) -> EvaluateConfig:
     if runtime == "auto":
         runtime = "ray" if config.engine.num_engines > 1 or config.run.ray_address else "local"
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, agent=_judged_agent(config), runtime=runtime))
-    for rule in (*PLAY_RULES, _the_episodes_of_a_task_may_begin, _penalties_of_the_run_fit):
+    for rule in (*PLAY_RULES, _penalties_of_the_run_fit):
         rule(config)
     return config
-
-
-def _the_episodes_of_a_task_may_begin(config: PlayConfig) -> None:
-    limit, n = config.rollout.max_concurrent_episodes, config.eval.eval_samples
-    if 0 < limit < n:
-        problem = f"is less than --eval-samples {n}, and the episodes of a task begin together"
-        raise ConfigError("--max-concurrent-episodes", limit, problem, f"Use at least {n}, or 0.")
 
 
 def _penalties_of_the_run_fit(config: PlayConfig) -> None:

@@ -46,14 +46,9 @@ def commit_directory(temporary: Path, target: Path) -> None:
     Raises:
         CheckpointError: If a file cannot be flushed, or `target` exists.
     """
-    try:
-        if target.exists():
-            raise FileExistsError(f"{target} exists")
-        _seal_all(temporary)
-        temporary.rename(target)
-        _sync_directory(target.parent)
-    except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error}") from error
+    if target.exists():
+        raise CheckpointError(f"{target} cannot be written: {target} exists")
+    replace_directory(temporary, target)
 
 
 def replace_directory(temporary: Path, target: Path) -> None:
@@ -64,9 +59,6 @@ def replace_directory(temporary: Path, target: Path) -> None:
     """
     try:
         _seal_all(temporary)
-    except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error}") from error
-    try:
         swap_directory(temporary, target)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from error
@@ -78,7 +70,7 @@ def swap_directory(temporary: Path, target: Path) -> None:
     if target.exists():
         target.rename(old)
     temporary.rename(target)
-    _sync_directory(target.parent)
+    _sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -95,12 +87,12 @@ def recover_directory(target: Path) -> None:
 
 def _seal_all(directory: Path) -> None:
     """Flush every file, and list them in the manifest."""
-    files = {path.relative_to(directory).as_posix(): _seal(path) for path in _files(directory)}
+    files = {path.relative_to(directory).as_posix(): _seal(path) for path in sorted(directory.rglob("*")) if path.is_file()}
     manifest = directory / MANIFEST
     manifest.write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
     _seal(manifest)
     for folder in (*(path for path in directory.rglob("*") if path.is_dir()), directory):
-        _sync_directory(folder)
+        _sync(folder)
 
 
 def remove_directory(target: Path) -> None:
@@ -166,19 +158,10 @@ def _owned_prefix() -> str:
     return f"agentrl-{os.getuid()}-"
 
 
-def _files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file())
-
-
 def _seal(path: Path) -> dict[str, int | str]:
     """Flush a file to disk; its size and hash."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        size = os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
-    return {"size": size, "sha256": _sha256(path)}
+    _sync(path)
+    return {"size": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def _sha256(path: Path) -> str:
@@ -186,8 +169,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: Path) -> None:
+    """Flush a file or a directory to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -15,22 +15,15 @@ HISTOGRAM_WIDTH = 0.005
 
 @dataclass(slots=True)
 class MetricSums:
-    """Accumulates named means, totals and extremes.
+    """Accumulates named means, totals and extremes."""
 
-    Attributes:
-        sums: name -> (weighted sum, weight); reported as their ratio.
-        highs: name -> largest value seen.
-        lows: name -> smallest value seen.
-        totals: name -> plain sum.
-        weights: name -> (sum of w, sum of w squared, number); reported as the effective sample size, as a share.
-        histograms: name -> {bin: number}, bins spaced logarithmically; reported as the 99th percentile.
-    """
-
-    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict)  # (weighted sum, weight); reported as their ratio
     highs: dict[str, float] = field(default_factory=dict)
     lows: dict[str, float] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
+    # (sum of w, sum of w squared, number); reported as the effective sample size, as a share
     weights: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    # {bin: number}, bins spaced logarithmically; reported as the 99th percentile
     histograms: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def mean(self, name: str, total: float, weight: float) -> None:
@@ -63,16 +56,13 @@ class MetricSums:
 
     def merge(self, other: MetricSums) -> None:
         """Fold another accumulator (of a micro-batch, of a rank) into this one."""
-        for name, (total, weight) in other.sums.items():
-            self.mean(name, total, weight)
-        for name, value in other.highs.items():
-            self.high(name, value)
-        for name, value in other.lows.items():
-            self.low(name, value)
-        for name, value in other.totals.items():
-            self.total(name, value)
-        for name, (total, squares, count) in other.weights.items():
-            self.effective(name, total, squares, count)
+        for add, values in ((self.high, other.highs), (self.low, other.lows), (self.total, other.totals)):
+            for name, value in values.items():
+                add(name, value)
+        for name, mean in other.sums.items():
+            self.mean(name, *mean)
+        for name, weights in other.weights.items():
+            self.effective(name, *weights)
         for name, counts in other.histograms.items():
             self.histogram(name, counts)
 

@@ -47,13 +47,7 @@ def resolve_plugin(flag: str, spec: str) -> str:
 
 
 def load_plugin(flag: str, spec: str) -> Any:
-    """Import the file of ``file.py:name`` and return what the name stands for.
-
-    A file is imported once in a process, and again only when its text has changed.
-
-    Args:
-        flag: The flag that the user gave, for messages.
-        spec: Its value.
+    """Import the file of ``file.py:name``, once in a process unless its text changes, and return what the name stands for.
 
     Raises:
         ConfigError: If there is no such file or name, or importing the file fails.
@@ -86,27 +80,14 @@ def copy_plugins(specs: Iterable[str], run_dir: Path) -> None:
 
 
 def plugin_copies(specs: Iterable[str], run_dir: Path) -> dict[Path, Path]:
-    """Return where the run directory holds the copy of each file; files of the same name get a suffix.
-
-    Args:
-        specs: Plug-ins with absolute paths, as from `resolve_plugin`.
-        run_dir: Directory of the run.
-    """
+    """Return where the run directory holds the copy of each plug-in's file; files of the same name get a suffix."""
     files = dict.fromkeys(Path(spec.rpartition(":")[0]) for spec in specs)
     shared = {file for file in files for other in files if file != other and file.name == other.name}
     return {file: run_dir / FOLDER / (f"{file.stem}-{_digest(file)}.py" if file in shared else file.name) for file in files}
 
 
 def import_file(flag: str, spec: str, file: Path, *, prefix: str, forms: str = FORM, error: type[ConfigError] = ConfigError) -> ModuleType:
-    """Import a file, each time anew, under a name that follows from its path.
-
-    Args:
-        flag: The flag that names the file, for messages.
-        spec: Its value, for messages.
-        file: The file.
-        prefix: Beginning of the module's name.
-        forms: Remedy for a value that names no Python file.
-        error: Class of the error to raise.
+    """Import a file, each time anew, under a name that follows from its path; `forms` is the remedy if it is no Python file.
 
     Raises:
         ConfigError: Or the class given, if there is no such file, or importing it fails.

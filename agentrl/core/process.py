@@ -16,10 +16,7 @@ from typing import Any
 
 
 def cuda_device_count() -> int:
-    """Number of NVIDIA devices this process may use; 0 without a driver.
-
-    Honours ``CUDA_VISIBLE_DEVICES``. Reads the driver's own listing, so nothing heavy is imported.
-    """
+    """Return the number of NVIDIA devices this process may use, from the driver's own listing, so that nothing heavy is imported."""
     present = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -44,16 +41,11 @@ MAX_NAMES = 8
 
 
 def describe_process(loops: Iterable[asyncio.AbstractEventLoop] = ()) -> str:
-    """The stacks of all threads, and of all unfinished tasks of some event loops; without values of variables.
+    """Return the stacks of all threads, and of all unfinished tasks of some event loops; without values of variables.
 
     Tasks with the same stack are shown once, with their number and a few of their names.
-
-    Args:
-        loops: Whose tasks to show.
     """
-    parts = [f"process {os.getpid()}", _threads()]
-    parts += [_tasks(loop) for loop in loops if not loop.is_closed()]
-    return "\n".join(parts)
+    return "\n".join([f"process {os.getpid()}", _threads(), *(_tasks(loop) for loop in loops if not loop.is_closed())])
 
 
 def _threads() -> str:

@@ -19,71 +19,44 @@ GroupRef: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One request to an engine: exact token ids in, exact token ids out.
+    """One request to an engine: exact token ids in, exact token ids out."""
 
-    Attributes:
-        request_id: Unique in the run.
-        prompt_ids: The whole context. # [P]
-        sampling: How to sample.
-        session: Requests of one episode share it, for cache affinity.
-        images: Images referred to by the prompt.
-    """
-
-    request_id: str
-    prompt_ids: IntArray
+    request_id: str  # unique in the run
+    prompt_ids: IntArray  # [P] the whole context
     sampling: Sampling
-    session: str = ""
-    images: tuple[Any, ...] = ()
+    session: str = ""  # shared by the requests of one episode, for cache affinity
+    images: tuple[Any, ...] = ()  # those that the prompt refers to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdate:
-    """Transfer of the weights of one version to an engine.
-
-    Attributes:
-        version: The version these weights are.
-        transport: Name of the weight-transfer backend ("shm", "nccl", "ipc").
-        payload: What that backend needs, for example the path of a file in shared memory; small and picklable.
-    """
+    """Transfer of the weights of one version to an engine."""
 
     version: int
-    transport: str
-    payload: Mapping[str, Any] = field(default_factory=dict)
+    transport: str  # name of the weight-transfer backend: "shm", "nccl" or "ipc"
+    payload: Mapping[str, Any] = field(default_factory=dict)  # for the backend, as the path of a file in shared memory; small, picklable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """Load of an engine at one moment.
+    """Load of an engine at one moment."""
 
-    Attributes:
-        running: Requests that are decoded.
-        waiting: Requests that wait for room in the batch or in the cache.
-        kv_usage: Share of the key-value cache that running requests hold, 0 to 1.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
+    running: int = 0  # requests that are decoded
+    waiting: int = 0  # requests that wait for room in the batch or in the cache
+    kv_usage: float = 0.0  # share of the key-value cache that running requests hold, 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSums:
-    """Load of an engine over the time in which episodes were under way; each sum is a value times seconds.
-
-    Attributes:
-        seconds: The time.
-        kv_usage: Sum of `EngineLoad.kv_usage`.
-        waiting: Sum of `EngineLoad.waiting`.
-        episodes: Sum of the episodes under way.
-    """
+    """Load of an engine over the time in which episodes were under way; each sum is a value of `EngineLoad` times seconds."""
 
     seconds: float = 0.0
     kv_usage: float = 0.0
     waiting: float = 0.0
-    episodes: float = 0.0
+    episodes: float = 0.0  # sum of the episodes under way
 
     def plus(self, load: EngineLoad, episodes: int, seconds: float) -> LoadSums:
-        """With another interval of `seconds`."""
+        """Return the sums with another interval of `seconds`."""
         return LoadSums(
             seconds=self.seconds + seconds,
             kv_usage=self.kv_usage + load.kv_usage * seconds,
@@ -94,29 +67,17 @@ class LoadSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Cumulative counters of one engine since its start.
+    """Cumulative counters of one engine since its start."""
 
-    Attributes:
-        busy_s: Seconds with at least one request unfinished and not paused.
-        clock_s: Seconds since start.
-        tokens: Tokens sampled.
-        prompt_tokens: Prompt tokens received.
-        cached_tokens: Prompt tokens served from the prefix cache.
-        paused_s: Seconds paused for publications.
-        fault: Why the engine can no longer be used; empty while it can.
-        load: What it has to do now.
-        sums: Its load so far; filled in by the rollout worker.
-    """
-
-    busy_s: float = 0.0
-    clock_s: float = 0.0
-    tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    paused_s: float = 0.0
-    fault: str = ""
-    load: EngineLoad = EngineLoad()
-    sums: LoadSums = LoadSums()
+    busy_s: float = 0.0  # with at least one request unfinished and not paused
+    clock_s: float = 0.0  # since start
+    tokens: int = 0  # sampled
+    prompt_tokens: int = 0  # received
+    cached_tokens: int = 0  # prompt tokens served from the prefix cache
+    paused_s: float = 0.0  # for publications
+    fault: str = ""  # why the engine can no longer be used; empty while it can
+    load: EngineLoad = EngineLoad()  # at this moment
+    sums: LoadSums = LoadSums()  # so far; filled in by the rollout worker
 
 
 class Engine(Protocol):
@@ -189,15 +150,10 @@ class RolloutWorker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """Report of one optimizer step.
+    """Report of one optimizer step."""
 
-    Attributes:
-        metrics: Scalars, already reduced over micro-batches and ranks.
-        seconds: Wall time of the step.
-    """
-
-    metrics: Mapping[str, float]
-    seconds: float
+    metrics: Mapping[str, float]  # reduced over micro-batches and ranks
+    seconds: float  # wall time
 
 
 class Learner(Protocol):

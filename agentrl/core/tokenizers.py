@@ -8,11 +8,7 @@ from agentrl.core.errors import ConfigError
 
 
 def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a model.
-
-    Args:
-        model: Hugging Face directory or hub name.
-        trust_remote_code: Allow the model's own Python code to run.
+    """Return the tokenizer of a model, a Hugging Face directory or hub name.
 
     Raises:
         ConfigError: If there is none, or it cannot be loaded.

@@ -115,25 +115,15 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Settings for sampling one turn.
+    """Settings for sampling one turn."""
 
-    Attributes:
-        temperature: Divides the logits; log-probabilities are those of the tempered distribution.
-        top_p: Nucleus mass; 1 switches it off.
-        top_k: Number of candidates; 0 switches it off.
-        max_tokens: Tokens to sample at most in this turn.
-        stop: Strings that end the turn; they are kept in the text.
-        stop_token_ids: Token ids that end the turn, beside the model's own end token.
-        seed: Seed of this one request; `None` leaves it to the engine.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 128
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    seed: int | None = None
+    temperature: float = 1.0  # divides the logits; log-probabilities are those of the tempered distribution
+    top_p: float = 1.0  # nucleus mass; 1 switches it off
+    top_k: int = 0  # number of candidates; 0 switches it off
+    max_tokens: int = 128  # at most, in this turn
+    stop: tuple[str, ...] = ()  # strings that end the turn; they are kept in the text
+    stop_token_ids: tuple[int, ...] = ()  # beside the model's own end token
+    seed: int | None = None  # of this one request; None leaves it to the engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,37 +174,21 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory:
-    """The turns of one agent in one episode, from reset to end; an episode has one trajectory per agent.
+    """The turns of one agent in one episode, from reset to end; an episode has one trajectory per agent."""
 
-    Attributes:
-        trajectory_id: Unique in the run.
-        episode_id: Shared by the agents of one multi-agent episode.
-        group_id: The group it belongs to.
-        agent: Name of the agent in a multi-agent episode, else "".
-        frozen: The agent plays but is not trained.
-        turns: In order of time.
-        reward: The agent's total reward, `None` if the episode failed. `None` is not zero.
-        reward_parts: Named components, for logs only.
-        score: Success in 0..1, used for filtering and evaluation, taken before penalties.
-        status: How it ended.
-        metrics: Numbers the environment logged, reduced over the steps of the whole episode.
-        error: What went wrong, for people; `None` if nothing did.
-        timings: Seconds of the whole episode by phase: `generate_s`, `env_s`, `total_s`.
-    """
-
-    trajectory_id: str
-    episode_id: str
+    trajectory_id: str  # unique in the run
+    episode_id: str  # shared by the agents of one multi-agent episode
     group_id: int
-    turns: tuple[Turn, ...]
+    turns: tuple[Turn, ...]  # in order of time
     status: Status
-    reward: float | None = None
-    score: float | None = None
-    agent: str = ""
-    frozen: bool = False
-    reward_parts: Mapping[str, float] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
-    timings: Mapping[str, float] = field(default_factory=dict)
+    reward: float | None = None  # the agent's total, None if the episode failed; None is not zero
+    score: float | None = None  # success in 0..1, for filtering and evaluation, taken before penalties
+    agent: str = ""  # name in a multi-agent episode
+    frozen: bool = False  # the agent plays but is not trained
+    reward_parts: Mapping[str, float] = field(default_factory=dict)  # named components, for logs only
+    metrics: Mapping[str, float] = field(default_factory=dict)  # logged by the environment, reduced over the steps of the episode
+    error: str | None = None  # what went wrong, for people
+    timings: Mapping[str, float] = field(default_factory=dict)  # seconds of the whole episode: generate_s, env_s, total_s
     unanswered: Turn | None = None
 
     def __post_init__(self) -> None:
@@ -259,40 +233,24 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSampling:
-    """Says that a group is played to measure the model, not to train it, and in what it differs from the run's other groups.
+    """Says that a group is played to measure the model, not to train it, and in what it differs from the run's other groups."""
 
-    Attributes:
-        name: What the ids of its trajectories begin with, so that they are no others' of the run.
-        seed: In place of the run's seed, so that training and measuring draw different numbers.
-        temperature: In place of the run's; 0 takes the most likely token each time, `None` leaves it.
-    """
-
-    name: str
-    seed: int
-    temperature: float | None = None
+    name: str  # begins the ids of its trajectories, so that they are no others' of the run
+    seed: int  # in place of the run's, so that training and measuring draw different numbers
+    temperature: float | None = None  # in place of the run's; 0 takes the most likely token each time, None leaves it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """Permission to run one group, handed out by admission.
+    """Permission to run one group, handed out by admission."""
 
-    Attributes:
-        group_id: Order of admission, from 0; the queue is first-in first-out in this order.
-        task: What to run.
-        n_samples_per_prompt: Episodes in the group.
-        version: Policy version that was live at admission.
-        attempt: From 0; a group that failed is tried again under the same id.
-        record: How many members to render as JSON records.
-        eval_sampling: Set if the group is no part of the training.
-    """
-
-    group_id: int
+    group_id: int  # order of admission, from 0; the queue is first-in first-out in this order
     task: Task
     n_samples_per_prompt: int
-    version: int
-    attempt: int = 0
-    record: int = 0
-    eval_sampling: EvalSampling | None = None
+    version: int  # of the policy that was live at admission
+    attempt: int = 0  # a group that failed is tried again under the same id
+    record: int = 0  # members to render as JSON records
+    eval_sampling: EvalSampling | None = None  # set if the group is no part of the training
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -113,22 +113,15 @@ class _Thread:
 
 @dataclasses.dataclass(slots=True)
 class _Followed:
-    """A callback, and the time that its calls took.
+    """A callback, and the time that its calls took."""
 
-    Attributes:
-        made: The object, or the class until the first event.
-        lost: A call did not return before its deadline, so there are no further ones.
-        step_s: Seconds by method since the last step ended.
-        warned: Methods that were named as slow; "" stands for the callback as a whole.
-    """
-
-    made: Any
+    made: Any  # the object, or the class until the first event
     name: str
     calls: int = 0
     seconds: float = 0.0
-    lost: bool = False
-    step_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    warned: set[str] = dataclasses.field(default_factory=set)
+    lost: bool = False  # a call did not return before its deadline, so there are no further ones
+    step_s: dict[str, float] = dataclasses.field(default_factory=dict)  # by method, since the last step ended
+    warned: set[str] = dataclasses.field(default_factory=set)  # methods named as slow; "" stands for the callback as a whole
 
     def follows(self, method: str) -> bool:
         """Return whether the callback has a method of its own for an event."""
@@ -155,13 +148,9 @@ class _Followed:
 class UserCallbacks:
     """The callbacks of a run, told of one event at a time in the order in which they were given.
 
-    Methods written with ``def`` run in one thread, together with ``__init__``; those written with ``async def`` in the event loop.
-
-    Args:
-        callbacks: Objects, or classes of which objects are made at the first event.
-        timeout_s: Deadline of a call.
-        ask_stop: Called with the name and the reason when a callback asks for the end of the run.
-        clock: Seconds, monotonic.
+    Of classes objects are made at the first event. Methods written with ``def`` run in one thread, together with ``__init__``;
+    those written with ``async def`` in the event loop. When a callback asks for the end of the run, `ask_stop` is called with its
+    name and reason.
     """
 
     def __init__(
@@ -182,10 +171,7 @@ class UserCallbacks:
         return {each.name: {"calls": each.calls, "seconds": each.seconds} for each in self._all}
 
     async def tell(self, event: Event) -> dict[str, float]:
-        """Tell every callback that follows the event, and wait for each.
-
-        Returns:
-            Metrics that they added at the end of a step.
+        """Tell every callback that follows the event, wait for each, and return the metrics that they added at the end of a step.
 
         Raises:
             CallbackError: If one of them raised, was too late, or returned what cannot be used. All are told of the end of a run first.
@@ -264,12 +250,7 @@ class UserCallbacks:
 
 
 def checked_metrics(returned: Any, metrics: Mapping[str, float], where: str) -> dict[str, float]:
-    """Return the metrics that a callback adds to a step, as plain numbers.
-
-    Args:
-        returned: What the method returned: a mapping or `None`.
-        metrics: Metrics that are there already.
-        where: Name of the method, for messages.
+    """Return the metrics that a callback adds to those of a step, as plain numbers; `where` names its method in messages.
 
     Raises:
         CallbackError: If it is no mapping of names to finite numbers, or a name is taken.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import math
 import os
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from agentrl.core.callbacks import Callback, EvaluationEnd, GroupJudged, MetricsRow, RunEnd
@@ -27,32 +28,18 @@ MAX_ERRORS = 5
 
 
 class RunView:
-    """State of one run as a person sees it.
-
-    Args:
-        num_steps: Optimizer steps that the run is to take.
-        clock: Seconds, monotonic.
-
-    Attributes:
-        stages: Finished stages with their seconds, oldest first.
-        stage: The stage that is going on, "" while training.
-        rewards: Mean reward of every step.
-        latest: Metrics of the newest step.
-        groups: Attempts at groups that finished.
-        failed: Episodes that failed, by status.
-        errors: Distinct messages of failed episodes, the first few.
-    """
+    """State of one run as a person sees it."""
 
     def __init__(self, num_steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_steps, self._clock = num_steps, clock
         self.started_s = self._stage_s = clock()
-        self.stages: list[tuple[str, float]] = []
-        self.stage = ""
-        self.rewards: list[float] = []
-        self.latest: Mapping[str, float] = {}
-        self.groups = 0
-        self.failed: Counter[str] = Counter()
-        self.errors: list[str] = []
+        self.stages: list[tuple[str, float]] = []  # finished ones with their seconds, oldest first
+        self.stage = ""  # the one that is going on; empty while training
+        self.rewards: list[float] = []  # mean of every step
+        self.latest: Mapping[str, float] = {}  # metrics of the newest step
+        self.groups = 0  # attempts that finished
+        self.failed: Counter[str] = Counter()  # episodes by status
+        self.errors: list[str] = []  # distinct messages of failed episodes, the first few
         self._step_ends: list[float] = []
 
     @property
@@ -73,8 +60,7 @@ class RunView:
     @property
     def eta_s(self) -> float:
         """Seconds left at the pace of the latest steps; NaN before the second step."""
-        ends = self._step_ends
-        pace = mean([later - earlier for earlier, later in itertools.pairwise(ends)])
+        pace = mean([later - earlier for earlier, later in itertools.pairwise(self._step_ends)])
         return pace * max(0, self.num_steps - self.step)
 
     @property
@@ -113,17 +99,11 @@ class RunView:
             self.stage = ""
 
 
-Metrics = Mapping[str, float]
-NAN = float("nan")
+NAN = math.nan
 
 
 class Display(Callback):
-    """Shows a run as it goes; the terminal is given back when the run ends.
-
-    Args:
-        num_steps: Steps that the run is to take.
-        clock: Seconds, monotonic.
-    """
+    """Shows a run as it goes; the terminal is given back when the run ends."""
 
     def __init__(self, num_steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._view = RunView(num_steps, clock=clock)
@@ -133,7 +113,7 @@ class Display(Callback):
         self._view.on_stage(name)
 
     def on_group_judged(self, event: GroupJudged) -> None:
-        """Show failures of a kind not seen before."""
+        """Count the group, and show failures of a kind not seen before."""
         for message in self._view.on_group(event.summary):
             self._failure(message)
 
@@ -160,13 +140,6 @@ class LineDisplay(Display):
     """Prints one line per stage, per step and per new kind of failure.
 
     Steps that end less than `min_interval_s` after the last printed one are skipped, except the first and the last.
-
-    Args:
-        num_steps: Steps that the run is to take.
-        title: First line.
-        stream: Where lines go.
-        min_interval_s: Seconds between two step lines at least.
-        clock: Seconds, monotonic.
     """
 
     def __init__(
@@ -219,8 +192,7 @@ class LineDisplay(Display):
 
 def step_line(view: RunView) -> str:
     """Return the newest step as one line."""
-    get = view.latest.get
-    width = len(str(view.num_steps))
+    get, width = view.latest.get, len(str(view.num_steps))
     return "  ".join(
         [
             f"[{duration(view.elapsed_s):>7}] step {view.step:>{width}}/{view.num_steps}",
@@ -235,7 +207,7 @@ def step_line(view: RunView) -> str:
     )
 
 
-def ledger_text(metrics: Metrics) -> str:
+def ledger_text(metrics: Mapping[str, float]) -> str:
     """Return the numbers of trained, filtered and dropped groups and of those in flight, in one phrase."""
     names = ("trained", "filtered", "dropped", "in_flight")
     return ", ".join(f"{number(metrics.get(f'ledger/{name}', NAN), 0)} {name.replace('_', ' ')}" for name in names)
@@ -245,22 +217,13 @@ SPARKLINE_WIDTH = 40
 
 
 class LiveDisplay(Display):
-    """Redraws a few lines in place until it is closed.
+    """Redraws a few lines in place; the terminal is given back by `close`, and at interpreter exit if that never came."""
 
-    The terminal is given back by `close`, and at interpreter exit if that never came.
-
-    Args:
-        num_steps: Steps that the run is to take.
-        title: First line.
-        console: A terminal.
-        refresh_per_second: How often to redraw.
-    """
-
-    def __init__(self, num_steps: int, *, title: str, console: Console, refresh_per_second: float = 4.0) -> None:
+    def __init__(self, num_steps: int, *, title: str, console: Console) -> None:
         super().__init__(num_steps)
         self._title, self._console = title, console
         self._spinner = Spinner("dots" if _unicode(console) else "line")
-        self._live = Live(get_renderable=self.render, console=console, refresh_per_second=refresh_per_second, transient=True)
+        self._live = Live(get_renderable=self.render, console=console, refresh_per_second=4.0, transient=True)
         atexit.register(self.close)
         self._live.start()
 
@@ -291,31 +254,24 @@ class LiveDisplay(Display):
 
     def _progress(self) -> RenderableType:
         view = self._view
-        row = Table.grid(padding=(0, 2), expand=True)
-        row.add_column(no_wrap=True)
-        row.add_column(ratio=1)
-        row.add_column(no_wrap=True, justify="right")
+        row = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True, justify="right"), padding=(0, 2), expand=True)
         times = f"{duration(view.elapsed_s)}, {duration(view.eta_s)} left"
         row.add_row(f"step {view.step}/{view.num_steps}", ProgressBar(total=view.num_steps, completed=view.step), times)
         return row
 
     def _current(self) -> list[RenderableType]:
         view = self._view
-        if view.stage:
-            self._spinner.update(text=f" {view.stage}  {duration(view.stage_s)}")
-            return [self._spinner]
-        if not view.rewards:
-            self._spinner.update(text=f" first step: {view.groups} groups finished  {duration(view.elapsed_s)}")
-            return [self._spinner]
-        return []
+        if view.rewards and not view.stage:
+            return []
+        waiting = f"first step: {view.groups} groups finished  {duration(view.elapsed_s)}"
+        self._spinner.update(text=f" {view.stage}  {duration(view.stage_s)}" if view.stage else f" {waiting}")
+        return [self._spinner]
 
 
 def metric_rows(view: RunView, blocks: str) -> Table:
     """Return the figures of the newest step as labelled rows."""
     get = view.latest.get
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="ellipsis", no_wrap=True)
+    table = Table.grid(Column(style="cyan", no_wrap=True), Column(overflow="ellipsis", no_wrap=True), padding=(0, 2))
     curve = sparkline(view.rewards, SPARKLINE_WIDTH, blocks=blocks)
     table.add_row("reward", f"[bold]{number(get('reward/mean', NAN))}[/bold]  {curve}  {view.trend:+.3f} since the first steps")
     table.add_row("score", number(get("score/mean", NAN)))
@@ -333,13 +289,7 @@ def _unicode(console: Console) -> bool:
 
 
 def make_display(num_steps: int, *, title: str, console: Console | None = None) -> Display:
-    """Make the display: live in a terminal; plain lines in a pipe, with ``TERM=dumb`` or with ``NO_COLOR``.
-
-    Args:
-        num_steps: Steps that the run is to take.
-        title: What is being trained, as one line.
-        console: Where to show it; standard output by default.
-    """
+    """Make the display: live in a terminal; plain lines in a pipe, with ``TERM=dumb`` or with ``NO_COLOR``."""
     console = console or Console()
     if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR"):
         return LiveDisplay(num_steps, title=title, console=console)

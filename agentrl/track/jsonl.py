@@ -13,14 +13,7 @@ from agentrl.core.errors import StorageError
 
 
 def encode(value: Any) -> str:
-    """Return one line of ASCII JSON without its newline.
-
-    Args:
-        value: Anything; a non-finite number becomes ``null``, what JSON does not know becomes its text.
-
-    Returns:
-        JSON in which characters beyond ASCII, lone surrogates included, are escaped.
-    """
+    """Return one line of ASCII JSON without its newline; a non-finite number becomes ``null``, what JSON does not know its text."""
     return json.dumps(_clean(value), ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
 
 
@@ -39,11 +32,7 @@ def _clean(value: Any) -> Any:
 
 
 class JsonLines:
-    """A file that grows by whole lines, each on disk before the next call.
-
-    Args:
-        path: File to append to; its directory is made if missing.
-    """
+    """A file that grows by whole lines, each on disk before the next call; its directory is made if missing."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,11 +26,7 @@ MAX_LINE_BYTES = 1_000_000
 
 
 class JsonlMetrics(Callback):
-    """Writes one JSON object per step, flushed at once.
-
-    Args:
-        path: File to append to.
-    """
+    """Writes one JSON object per step, flushed at once."""
 
     def __init__(self, path: Path) -> None:
         self._lines = JsonLines(path)
@@ -45,11 +41,7 @@ class JsonlMetrics(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes TensorBoard event files, without torch or TensorFlow.
-
-    Args:
-        directory: Folder of the event files.
-    """
+    """Writes TensorBoard event files, without torch or TensorFlow."""
 
     def __init__(self, directory: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -70,11 +62,7 @@ class TensorBoard(Callback):
 
 
 class ExperimentTracker(Callback):
-    """Sends metrics and settings to Weights & Biases, or to trackio, which has the same interface.
-
-    Args:
-        package: ``wandb`` or ``trackio``.
-        project: Name of the project; the run has the name of its directory.
+    """Sends metrics and settings to a project of Weights & Biases, or of trackio, which has the same interface.
 
     Raises:
         ConfigError: If the package is not installed.
@@ -105,13 +93,7 @@ class ExperimentTracker(Callback):
 
 
 class TrajectoryRecorder(Callback):
-    """Appends the records that come with finished groups.
-
-    Args:
-        path: File to append to.
-        max_line_bytes: A longer record has its texts and lists shortened until it fits.
-        clock: Seconds since an arbitrary moment.
-    """
+    """Appends the records that come with finished groups; texts and lists of too long a record are shortened until it fits."""
 
     def __init__(self, path: Path, *, max_line_bytes: int = MAX_LINE_BYTES, clock: Callable[[], float] = time.time) -> None:
         self._lines, self._max, self._clock = JsonLines(path), max_line_bytes, clock
@@ -136,15 +118,10 @@ class TrajectoryRecorder(Callback):
 
 
 def encode_capped(record: Mapping[str, Any], max_bytes: int) -> str:
-    """Encode `record` in at most `max_bytes` bytes.
+    """Return `record` as a line of at most `max_bytes` bytes, which are 100 or more, newline excluded.
 
-    Args:
-        record: A JSON-ready mapping.
-        max_bytes: Longest line allowed, newline excluded; at least 100.
-
-    Returns:
-        The line. If the record was too long, its texts and lists are shortened alike and ``"clipped": true`` is added;
-        if even that does not fit, only the size is kept.
+    In too long a record texts and lists are shortened alike and ``"clipped": true`` is added; if even that does not fit,
+    only the size is kept.
     """
     line = encode(record)
     size, keep = len(line), max_bytes

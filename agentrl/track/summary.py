@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -48,25 +49,16 @@ def ends(steps: int) -> tuple[int, int]:
 
 
 class SummaryBuilder(Callback):
-    """Takes in the metrics of every step and adds them up.
-
-    Attributes:
-        rewards: Mean reward of every step.
-    """
+    """Takes in the metrics of every step and adds them up."""
 
     def __init__(self) -> None:
-        self.rewards: list[float] = []
+        self.rewards: list[float] = []  # mean of every step
         self._scores: list[float] = []
         self._totals: dict[str, float] = {}
         self._highs: dict[str, float] = {}
         self._means: dict[str, list[float]] = {}
         self._latest: Mapping[str, float] = {}
         self._evaluations: dict[int, Mapping[str, float]] = {}
-
-    @property
-    def steps(self) -> int:
-        """Steps taken in."""
-        return len(self.rewards)
 
     def on_metrics(self, event: MetricsRow) -> None:
         """Take in the metrics of a step."""
@@ -102,7 +94,7 @@ class SummaryBuilder(Callback):
         status: str = "finished",
         stop_reason: str | None = None,
     ) -> dict[str, Any]:
-        """Return the summary.
+        """Return the summary as a JSON-ready dictionary; what is not known is ``None``.
 
         Args:
             run_dir: Directory of the run; what is there is listed under ``paths``.
@@ -110,15 +102,12 @@ class SummaryBuilder(Callback):
             ledger: Final accounts, named as in the metrics; those of the last step if not given.
             status: ``finished``, ``interrupted`` or ``failed``.
             stop_reason: Why a callback asked for the end of the run.
-
-        Returns:
-            A JSON-ready dictionary; what is not known is ``None``.
         """
         accounts = self._latest if ledger is None else ledger
         return {
             "status": status,
             "stop_reason": stop_reason,
-            "steps": self.steps,
+            "steps": len(self.rewards),
             "reward": _trend(self.rewards),
             "score": _trend(self._scores),
             "eval": self._evaluated(),
@@ -152,13 +141,8 @@ class SummaryBuilder(Callback):
         loop_s = min(wall_s, self._latest.get("time_s", 0.0))
         train_s = self._totals.get("time/train_s", 0.0)
         publish_s = self._totals.get("publish/seconds", 0.0) + self._totals.get("publish/export_s", 0.0)
-        return {
-            "outside_loop_s": wall_s - loop_s,
-            "loop_s": loop_s,
-            "train_s": train_s,
-            "publish_s": publish_s,
-            "wait_s": max(0.0, loop_s - train_s - publish_s),
-        }
+        wait_s = max(0.0, loop_s - train_s - publish_s)
+        return {"outside_loop_s": wall_s - loop_s, "loop_s": loop_s, "train_s": train_s, "publish_s": publish_s, "wait_s": wait_s}
 
 
 def write_summary(summary: Mapping[str, Any], path: Path) -> None:
@@ -194,14 +178,7 @@ LABEL_WIDTH = 13
 
 
 def print_summary(summary: Mapping[str, Any], *, console: Console, rewards: Sequence[float] = (), agent: str = "") -> None:
-    """Print the summary; styled in a terminal, plain text elsewhere.
-
-    Args:
-        summary: As `SummaryBuilder.build` returns it.
-        console: Where to print.
-        rewards: Mean reward per step, for the curve.
-        agent: The environment as given to ``--agent``, for the suggested commands.
-    """
+    """Print the summary, with a curve of the `rewards` per step, and commands for the `agent` as given to ``--agent``."""
     console.print()
     for label, text in summary_rows(summary, rewards=rewards, agent=agent, unicode=console.encoding.lower().startswith("utf")):
         console.print(Text.assemble((f"{label:<{LABEL_WIDTH}}", "bold cyan"), text), soft_wrap=True)
@@ -215,8 +192,7 @@ def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent:
         rows += [("reward", _trend_text(summary["reward"], summary["steps"]))]
         if unicode and len(rewards) > 1:
             rows += [("", sparkline(rewards, 60))]
-        if summary["score"]["last"] is not None:
-            score = summary["score"]
+        if (score := summary["score"])["last"] is not None:
             rows += [("score", f"{number(score['first'])} to {number(score['last'])}")]
         rows += _evaluation(summary["eval"])
         rows += _figure_rows(summary)
@@ -234,26 +210,21 @@ def _evaluation(evaluated: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if not evaluated:
         return []
     first, last, best = evaluated["first"], evaluated["last"], evaluated["best"]
-    figures = [
-        f"{name} {number(first[name])} to {number(last[name])}"
-        for name in ("reward", "score", "pass@1")
-        if name in first.keys() & last.keys()
-    ]
+    names = [name for name in ("reward", "score", "pass@1") if name in first and name in last]
+    figures = [f"{name} {number(first[name])} to {number(last[name])}" for name in names]
     text = f"{', '.join(figures) or 'nothing measured'}; steps {first['step']} to {last['step']}"
     return [("evaluation", text + (f"; best {number(best['value'])} after step {best['step']}" if best else ""))]
 
 
 def _trend_text(reward: Mapping[str, float], steps: int) -> str:
     first, last = ends(steps)
-    return (
-        f"{number(reward['first'])} to {number(reward['last'])} ({reward['gain']:+.3f}); "
-        f"mean of the first {first} and of the last {last} steps; best {number(reward['best'])}"
-    )
+    means = f"mean of the first {first} and of the last {last} steps"
+    return f"{number(reward['first'])} to {number(reward['last'])} ({reward['gain']:+.3f}); {means}; best {number(reward['best'])}"
 
 
 def _figure_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     time, staleness, idle, speed = (summary[name] for name in ("time", "staleness", "idle", "tokens_per_s"))
-    loop_s = time["loop_s"] or float("nan")
+    loop_s = time["loop_s"] or math.nan
     return [
         ("episodes", f"{summary['episodes']}, {count(summary['tokens'])} tokens sampled, {count(_or_nan(speed['mean']))} tokens/s"),
         (
@@ -278,17 +249,16 @@ def _next_commands(summary: Mapping[str, Any], agent: str) -> list[str]:
     paths = summary["paths"]
     commands = []
     if "tensorboard" in paths:
-        commands.append(shlex.join([_program("tensorboard"), "--logdir", paths["tensorboard"]]))
+        commands.append(_command("tensorboard", "--logdir", paths["tensorboard"]))
     if "trajectories" in paths:
-        commands.append(shlex.join([_program("agentrl"), "inspect", str(summary["run_dir"])]))
+        commands.append(_command("agentrl", "inspect", summary["run_dir"]))
     if agent.startswith(PREFIX):  # no command can load it
         name, model = agent.removeprefix(PREFIX), paths.get("model")
         return [*commands, f"agentrl.train({name}, model={model!r})"] if model else commands
     if "model" in paths and "evaluations" in paths:
-        commands.append(shlex.join([_program("agentrl"), "eval", "--run", str(summary["run_dir"]), "--baseline", "start"]))
+        commands.append(_command("agentrl", "eval", "--run", summary["run_dir"], "--baseline", "start"))
     if "model" in paths and agent:
-        words = ["--agent", agent, *_data_flags(paths.get("config")), "--model", paths["model"]]
-        commands.append(shlex.join([_program("agentrl"), "train", *words]))
+        commands.append(_command("agentrl", "train", "--agent", agent, *_data_flags(paths.get("config")), "--model", paths["model"]))
     return commands
 
 
@@ -306,13 +276,13 @@ def _data_flags(path: str | None) -> list[str]:
     return words
 
 
-def _program(name: str) -> str:
-    """Return `name` if the shell finds it, else the path beside this Python, as for an environment that is not activated."""
-    beside = Path(sys.executable).parent / name
-    if shutil.which(name) or not beside.exists():
-        return name
-    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
+def _command(program: str, *words: str) -> str:
+    """Return a command line; a program that the shell does not find is named by its path beside this Python."""
+    beside = Path(sys.executable).parent / program
+    if not shutil.which(program) and beside.exists():
+        program = str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
+    return shlex.join([program, *words])
 
 
 def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value
+    return math.nan if value is None else value

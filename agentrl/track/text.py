@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -21,11 +21,9 @@ _SUSPECT = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\
 
 
 def visible(text: str, *, lines: bool = True) -> str:
-    """Return a copy of `text` in which characters that a terminal would obey are spelled out: escape becomes backslash, x, 1, b.
+    """Return `text` with the characters that a terminal would obey spelled out: escape becomes backslash, x, 1, b.
 
-    Args:
-        text: Anything.
-        lines: Keep line breaks and tabs; else they are spelled out as well.
+    Line breaks and tabs are kept, but without `lines` they are spelled out as well.
     """
     shown = _SUSPECT.sub(_escaped, text)
     return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
@@ -43,13 +41,7 @@ ASCII_BLOCKS = "_.-=*#"
 
 
 def sparkline(values: Sequence[float], width: int, *, blocks: str = BLOCKS) -> str:
-    """Return a curve one line high.
-
-    Args:
-        values: In order of time; non-finite ones are left out.
-        width: Characters at most; longer series are averaged into as many buckets.
-        blocks: Characters from low to high.
-    """
+    """Return a curve one line high and at most `width` characters long, into which longer series are averaged; NaN is left out."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
@@ -117,12 +109,7 @@ class Screen:
         return self.console.encoding.lower().startswith("utf")
 
     def line(self, *parts: str | tuple[str, str], indent: int = 0) -> None:
-        """Print texts, each alone or with a style, as one paragraph.
-
-        Args:
-            parts: What to print, one after another.
-            indent: Spaces before every line.
-        """
+        """Print texts, each alone or with a style, as one paragraph with `indent` spaces before every line."""
         text = Text()
         for part in parts:
             words, style = (part, "") if isinstance(part, str) else part
@@ -139,13 +126,8 @@ class Screen:
         """
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         for index, name in enumerate(columns):
-            last = index == len(columns) - 1
-            table.add_column(
-                name.rstrip("#"),
-                justify="right" if name.endswith("#") else "left",
-                no_wrap=True,
-                overflow="ellipsis" if last and self.unicode else "crop",
-            )
+            overflow: OverflowMethod = "ellipsis" if index == len(columns) - 1 and self.unicode else "crop"
+            table.add_column(name.rstrip("#"), justify="right" if name.endswith("#") else "left", no_wrap=True, overflow=overflow)
         for row in rows:
             table.add_row(*(_cell(value) for value in row))
         self.console.print(table)
@@ -157,13 +139,7 @@ def _cell(value: str | tuple[str, str]) -> Text:
 
 
 def text_difference(expected: str, got: str, *, context: int = 2) -> list[tuple[str, str]]:
-    """Return the lines of a comparison, each with its style: ``-`` only expected, ``+`` only got; spelled out for a terminal.
-
-    Args:
-        expected: What it was.
-        got: What it is.
-        context: Lines shown around a change.
-    """
+    """Return the lines of a comparison, each with its style: ``-`` only expected, ``+`` only got; spelled out for a terminal."""
     styles = {"-": "red", "+": "green"}
     lines = difflib.unified_diff(visible(expected).split("\n"), visible(got).split("\n"), lineterm="", n=context)
     body = [line for line in lines if not line.startswith(("---", "+++"))]

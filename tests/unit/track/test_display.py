@@ -117,7 +117,7 @@ def test_lines_survive_missing_metrics_and_a_narrow_encoding(clock):
 
 def test_live_display_shows_stage_then_figures(metrics, group):
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
-    display = LiveDisplay(20, title="calculator", console=console, refresh_per_second=1)
+    display = LiveDisplay(20, title="calculator", console=console)
     try:
         display.on_stage("starting Ray")
         display.on_stage("loading engine")
@@ -135,7 +135,7 @@ def test_live_display_shows_stage_then_figures(metrics, group):
 
 def test_live_display_fits_a_narrow_terminal(metrics):
     console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
-    display = LiveDisplay(20, title="calculator", console=console, refresh_per_second=1)
+    display = LiveDisplay(20, title="calculator", console=console)
     try:
         display.on_metrics(row(metrics(1)))
         assert max(map(len, _text(console, display).splitlines())) <= 40
