@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.check.findings import Severity
-from agentrl.check.rules import RULES
+from agentrl.check.findings import RULES, Severity
 
 DOCS = Path(__file__).parents[1] / "docs" / "check.md"
 BEGIN, END = "<!-- findings: begin -->", "<!-- findings: end -->"

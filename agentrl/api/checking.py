@@ -6,16 +6,13 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from agentrl.assets import tiny_model_path
-from agentrl.check.findings import CheckSettings, Finding, Report, Rule, Severity
-from agentrl.check.rules import by_severity, rule
-from agentrl.check.supervise import check, command
-from agentrl.check.worker import GIVEN
+from agentrl.check.findings import CheckSettings, Finding, Report, Rule, Severity, by_severity
+from agentrl.check.supervise import GIVEN, check, command
 from agentrl.core.errors import ConfigError
 from agentrl.env.given import PREFIX
 from agentrl.env.load import load_agent
@@ -56,7 +53,7 @@ class CheckResult:
 
     def __post_init__(self) -> None:
         """Look the rules up."""
-        found = tuple(CheckFinding(finding, rule(finding)) for finding in by_severity(self.report.findings))
+        found = tuple(CheckFinding(finding, finding.rule) for finding in by_severity(self.report.findings))
         object.__setattr__(self, "findings", found)
 
     @property
@@ -100,18 +97,14 @@ def run_check(settings: CheckSettings) -> CheckResult:
     Raises:
         ConfigError: If the request itself is wrong, or the environment cannot be sent to the process.
     """
-    settings, run = _with_model(settings), command(sys.executable, "-m", "agentrl.check.worker")
+    settings, words = _with_model(settings), (sys.executable, "-m", "agentrl.check.run")
     if not settings.env.startswith(PREFIX):
-        return CheckResult(check(settings, run))
+        return CheckResult(check(settings, command(*words)))
     with tempfile.NamedTemporaryFile(prefix="agentrl-check-") as file:
         file.write(pickle.dumps(load_agent(settings.env)))
         file.flush()
         more = {GIVEN: file.name, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-        def run_with_it(request: bytes, names: Mapping[str, str], output: IO[bytes], limit_s: float) -> int | None:
-            return run(request, {**names, **more}, output, limit_s)
-
-        return CheckResult(check(settings, run_with_it))
+        return CheckResult(check(settings, command(*words, **more)))
 
 
 def _with_model(settings: CheckSettings) -> CheckSettings:

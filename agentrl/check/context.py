@@ -18,7 +18,6 @@ from agentrl.check.probe import Watch
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass
 from agentrl.env.load import AgentSpec
-from agentrl.rollout.chat import ChatCodec
 
 MAX_DEPTH = 20
 MOMENTS = (datetime.date, datetime.time, datetime.timedelta)
@@ -56,39 +55,22 @@ def stable(value: Any, depth: int = 0) -> str:
 
 @dataclass(slots=True)
 class Context:
-    """One check.
-
-    Attributes:
-        settings: Settings of the check.
-        spec: Where the environment is.
-        cls: The user's class itself.
-        player: Plays the environment.
-        report: Gets the findings.
-        watch: Sees every call.
-        started: When the check began, of the monotonic clock.
-        recorded: Per task id, the texts of the turns of an episode of a run.
-        tasks: Some tasks of the environment.
-        originals: Per task id, the task as it was before the first episode, pickled.
-        after_import: Digests of the global random states after the file was imported.
-        played: Episodes of the standard policies.
-        close_hangs: Every further episode would wait for the deadline of `close`.
-        searched: Episodes that were played to find rewards and ends.
-    """
+    """State that the checks of one environment share: settings, the environment, its tasks, and the episodes played so far."""
 
     settings: CheckSettings
     spec: AgentSpec
-    cls: AgentClass
+    cls: AgentClass  # the user's own, without a probe
     player: Player
     report: Report
     watch: Watch
-    started: float
-    recorded: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    started: float  # of the monotonic clock
+    recorded: Mapping[str, Sequence[str]] = field(default_factory=dict)  # task id -> texts of the turns of an episode of a run
     tasks: list[Task] = field(default_factory=list)
-    originals: dict[str, bytes] = field(default_factory=dict)
-    after_import: dict[str, str] = field(default_factory=dict)
-    played: list[CheckedEpisode] = field(default_factory=list)
-    close_hangs: bool = False
-    searched: list[CheckedEpisode] = field(default_factory=list)
+    originals: dict[str, bytes] = field(default_factory=dict)  # task id -> pickled task before its first episode
+    after_import: dict[str, str] = field(default_factory=dict)  # digests of the global random states
+    played: list[CheckedEpisode] = field(default_factory=list)  # by the standard policies
+    close_hangs: bool = False  # every further episode would wait for the deadline of `close`
+    searched: list[CheckedEpisode] = field(default_factory=list)  # to find rewards and ends
 
     @property
     def file(self) -> str:
@@ -106,11 +88,6 @@ class Context:
     def left(self, share: float = 1.0) -> float:
         """Seconds left until a share of the budget is used up; not below 0."""
         return max(self.started + share * self.settings.budget_s - time.monotonic(), 0.0)
-
-    @property
-    def codec(self) -> ChatCodec:
-        """Codec of the model's tokenizer."""
-        return self.player.codec
 
     def good(self) -> list[CheckedEpisode]:
         """Episodes of the standard policies in which nothing failed."""

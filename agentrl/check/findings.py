@@ -1,9 +1,12 @@
-"""The request of a check and its answer: settings, rules, the findings that name one, and the report that they add up to."""
+"""The request of a check and its answer: settings, findings that each name a rule, and the report that they add up to."""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -11,6 +14,37 @@ import tyro
 from agentrl.assets import tiny_model_path
 from agentrl.config.schema import DataConfig, EngineConfig, RolloutConfig
 from agentrl.config.sections import Count, CountOrZero, Positive
+
+
+class Severity(StrEnum):
+    """Severity of a finding."""
+
+    ERROR = "error"
+    """Training on it would fail, or learn from wrong data."""
+    WARNING = "warning"
+    """Training works, but probably not as meant."""
+    NOTE = "note"
+    """Good to know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One thing that can be wrong; `id` is its stable name, in words with hyphens."""
+
+    id: str
+    severity: Severity
+    title: str  # the defect, as a clause
+    why: str  # the harm that it does to training
+    remedy: str
+    snippet: str = ""  # code of the remedy, for ``--fix-hints``
+
+
+def _read(path: Path) -> Mapping[str, Rule]:
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {name: Rule(id=name, **{**fields, "severity": Severity(fields["severity"])}) for name, fields in table.items()}
+
+
+RULES = _read(Path(__file__).with_name("rules.toml"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,53 +81,24 @@ class CheckSettings:
         return self.model == str(tiny_model_path())
 
 
-class Severity(StrEnum):
-    """Severity of a finding."""
-
-    ERROR = "error"
-    """Training on it would fail, or learn from wrong data."""
-    WARNING = "warning"
-    """Training works, but probably not as meant."""
-    NOTE = "note"
-    """Good to know."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One thing that can be wrong.
-
-    Attributes:
-        id: Stable name, in words with hyphens.
-        severity: Severity of every finding of this rule.
-        title: The defect, as a clause.
-        why: The harm that it does to training.
-        remedy: The way to correct it.
-        snippet: Code that does it, for ``--fix-hints``.
-    """
-
-    id: str
-    severity: Severity
-    title: str
-    why: str
-    remedy: str
-    snippet: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A rule that an environment breaks.
-
-    Attributes:
-        id: Name of the rule.
-        where: File, class and method.
-        seen: The observation, with its value.
-        count: Number of times.
-    """
+    """A rule that an environment breaks."""
 
     id: str
-    where: str
-    seen: str
+    where: str  # file, class and method
+    seen: str  # the observation, with its value
     count: int = 1
+
+    @property
+    def rule(self) -> Rule:
+        """The rule that is broken."""
+        return RULES[self.id]
+
+
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Errors first, then warnings, then notes; each in the order in which they were found."""
+    return sorted(findings, key=lambda finding: tuple(Severity).index(finding.rule.severity))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 
 from agentrl.check.context import Context
-from agentrl.check.findings import Rule, Severity
 from agentrl.check.play import SOLVER, CheckedEpisode, PolicyInput, TextPolicy
 from agentrl.check.policies import COMMON, bracketed, constant_answers, label_texts, options_in, words_of
 from agentrl.check.results import spread
@@ -26,81 +25,6 @@ CONSTANTS_S = 10.0
 SEARCH_EPISODES, SEARCH_TURNS, SEARCH_S = 400, 4, 10.0
 FLAT_SHARE = 0.9
 SAME = 1e-9
-
-RULES = (
-    Rule(
-        id="reward-constant",
-        severity=Severity.WARNING,
-        title="every episode earns the same",
-        why="An estimator that compares the members of a group has nothing to compare: the gradient is zero.",
-        remedy="Reward what is better with more. If only a skilled player earns something, add tasks that a beginner solves at times, "
-        "or show the check one with --recorded RUN.",
-        snippet="return StepResult(0.2 * well_formed + 0.8 * right, terminated=True)",
-    ),
-    Rule(
-        id="reward-unseen",
-        severity=Severity.NOTE,
-        title="no episode earned anything else",
-        why="Tasks without labels and actions without names leave nothing to go by but chance, so rewards that differ were not seen.",
-        remedy="Show the check a player that knows more with --recorded RUN.",
-    ),
-    Rule(
-        id="flat-groups",
-        severity=Severity.NOTE,
-        title="random answers earn the same in nearly every task",
-        why="Only tasks in which rewards differ within a group teach anything; a model that knows no more than chance finds few.",
-        remedy="Begin with easier tasks or a pretrained model, or reward partial success; "
-        "--dynamic-filtering skips groups without differences.",
-    ),
-    Rule(
-        id="constant-solves",
-        severity=Severity.WARNING,
-        title="one answer does well whatever the question",
-        why="It is the first thing that training finds, and often the last.",
-        remedy="Compare the whole answer with the label, balance the labels, and pay nothing for an answer that names them all.",
-        snippet="right = answer.strip() == state.label  # not: state.label in answer",
-    ),
-    Rule(
-        id="copy-solves",
-        severity=Severity.WARNING,
-        title="copying the question does well",
-        why="It is the first thing that training finds, and often the last.",
-        remedy="Keep the answer out of the prompt, or judge only what is not copied.",
-        snippet='answer = state.action_text.rpartition("Answer:")[2]',
-    ),
-    Rule(
-        id="solve-fails",
-        severity=Severity.ERROR,
-        title="what solve writes does not earn the best score",
-        why="Either the right answer is judged wrong, and training learns something else, or solve is wrong itself.",
-        remedy="Compare what solve writes with what step asks for: upper and lower case, spaces, numbers as text.",
-        snippet="right = state.action_text.strip() == str(state.label)  # the text '7' never equals the number 7",
-    ),
-    Rule(
-        id="never-ends",
-        severity=Severity.WARNING,
-        title="no episode came to its end",
-        why="Every episode is cut by the limit of turns, so nothing tells a finished one from an abandoned one, and each costs the most.",
-        remedy="Return terminated=True when the task is done or lost, or raise --max-turns if games are longer than that.",
-        snippet="return StepResult(reward, terminated=True)",
-    ),
-    Rule(
-        id="reward-scale",
-        severity=Severity.WARNING,
-        title="rewards lie beyond the range to which they are clipped",
-        why="Rewards beyond --reward-clip-range (-10 to 10) are clipped, so the best and the good are the same.",
-        remedy="Divide the rewards, or widen --reward-clip-range.",
-        snippet="return StepResult(points / 100, terminated=done)",
-    ),
-    Rule(
-        id="score-clipped",
-        severity=Severity.NOTE,
-        title="rewards above 1 come without a score",
-        why="The score is then the reward clipped to 0..1, so filters and evaluation cannot tell good from better.",
-        remedy="Return a score in 0..1.",
-        snippet="return StepResult(points, terminated=True, score=points / max_points)",
-    ),
-)
 
 
 async def check_learning(context: Context) -> None:
@@ -137,16 +61,12 @@ def _judge(context: Context, everything: Sequence[CheckedEpisode]) -> None:
         context.found("flat-groups", "step", f"{flat:.0%} of {len({played.task.id for played in context.good()})} tasks")
     if not any(played.finished for played in everything):
         turns = max(len(played.turns) for played in everything)
-        context.found(
-            "never-ends",
-            "step",
-            f"none of {len(everything)} episodes, of {context.settings.rollout.max_turns} to {turns} turns, was terminated",
-        )
+        seen = f"none of {len(everything)} episodes, of {context.settings.rollout.max_turns} to {turns} turns, was terminated"
+        context.found("never-ends", "step", seen)
     extreme = max(everything, key=lambda played: abs(played.reward))
     if not REWARD_RANGE[0] <= extreme.reward <= REWARD_RANGE[1]:
-        context.found(
-            "reward-scale", "step", f"an episode of {len(extreme.turns)} turns earned {extreme.reward:g} (policy {extreme.policy!r})"
-        )
+        seen = f"an episode of {len(extreme.turns)} turns earned {extreme.reward:g} (policy {extreme.policy!r})"
+        context.found("reward-scale", "step", seen)
     best = max(everything, key=lambda played: played.reward)
     if 1 + SAME < best.reward <= REWARD_RANGE[1] and best.turns[-1].result.score is None:
         context.found("score-clipped", "step", f"an episode earned {best.reward:g}")
@@ -155,7 +75,7 @@ def _judge(context: Context, everything: Sequence[CheckedEpisode]) -> None:
 
 
 def _judge_solve(context: Context) -> None:
-    """Nobody does better than who knows the answer, in the same task with the same seed; and it earns something."""
+    """In each task the answer of `solve` must earn the most of all policies, and more than nothing."""
     solved = {played.task.id: played for played in context.good() if played.policy == SOLVER.name}
     if not solved:
         return
@@ -163,9 +83,8 @@ def _judge_solve(context: Context) -> None:
     beaten = [played for played in rivals if played.score > solved[played.task.id].score + SAME]
     if beaten:
         own, other = solved[beaten[0].task.id], beaten[0]
-        context.found(
-            "solve-fails", "solve", f"in task {own.task.id!r} it scored {own.score:g}, and policy {other.policy!r} {other.score:g}"
-        )
+        seen = f"in task {own.task.id!r} it scored {own.score:g}, and policy {other.policy!r} {other.score:g}"
+        context.found("solve-fails", "solve", seen)
         return
     score, constant = _mean([played.score for played in solved.values()]), context.report.constant
     if score <= SAME:

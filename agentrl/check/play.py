@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.check.findings import CheckSettings
 from agentrl.check.probe import Watch, probed
@@ -27,39 +27,28 @@ from agentrl.rollout.settings import EpisodeSettings
 CLOSE_TIMEOUT_S = 10.0
 """Deadline of `close`, as in a run."""
 
+Gate: TypeAlias = Callable[[], Awaitable[object]]
+"""Waited for before each turn."""
+
 UNLIMITED = 2**31
 """Context length: how long prompts and observations are is judged from what was seen, and cuts no episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyInput:
-    """Everything that a scripted policy may look at.
-
-    Attributes:
-        task: Task of the episode.
-        turn: Number of the turn, from 0.
-        text: Text that the environment gave last.
-        first: Text that the environment gave first.
-        rng: Random numbers, for policies that draw.
-        index: Number of the episode with this policy.
-    """
+    """Everything that a scripted policy may look at."""
 
     task: Task
-    turn: int
-    text: str
-    first: str
+    turn: int  # from 0
+    text: str  # that the environment gave last
+    first: str  # that the environment gave first
     rng: Random
-    index: int
+    index: int  # of the episode with this policy
 
 
 @dataclass(frozen=True, slots=True)
 class TextPolicy:
-    """Writes turns by a rule, in place of a model.
-
-    Attributes:
-        name: For reports.
-        act: The text of the turn; `None` leaves the episode there.
-    """
+    """Writes turns by a rule, in place of a model; a turn of `None` leaves the episode there."""
 
     name: str
     act: Callable[[PolicyInput], str | None]
@@ -83,13 +72,7 @@ class SolvingSession(EnvSession):
     """A session that can be asked for a right answer."""
 
     async def solve(self, state: StepState) -> str:
-        """The text that the environment's `solve` returns.
-
-        Raises:
-            EnvError: If it raised.
-            EnvTimeoutError: If it took longer than a step may.
-            EnvResultError: If it is not text.
-        """
+        """Return the text of the environment's `solve`; an `EnvError` if it raised, took longer than a step may, or returned no text."""
         value = await self._method("solve", self._limits.step_timeout_s, state)
         if not isinstance(value, str):
             raise bad_result(self._where("solve"), "result", value, "must be text")
@@ -98,21 +81,13 @@ class SolvingSession(EnvSession):
 
 @dataclass(slots=True)
 class CheckedTurn:
-    """One turn of a checked episode.
-
-    Attributes:
-        action: Text that `step` was given.
-        result: The value that `step` returned, checked.
-        text: Text that is read next.
-        num_tokens: Tokens of that text; 0 if nobody reads it.
-        opens: The text is the first prompt of another agent.
-    """
+    """One turn of a checked episode."""
 
     action: str
     result: Any
-    text: str
-    num_tokens: int = 0
-    opens: bool = False
+    text: str  # read next
+    num_tokens: int = 0  # of that text; 0 if no turn reads it
+    opens: bool = False  # it is the first prompt of another agent
 
     @property
     def reward(self) -> float:
@@ -122,27 +97,16 @@ class CheckedTurn:
 
 @dataclass(slots=True)
 class CheckedEpisode:
-    """One episode so far.
-
-    Attributes:
-        task: Its task.
-        policy: Name of the policy that played.
-        first: Text that the model would see first.
-        raw_first: The first text is raw, as the dictionary form gives it.
-        first_tokens: Tokens of the first prompt.
-        turns: In order.
-        error: Failure that ended it before its time.
-        method: Method of the environment in which the failure happened.
-    """
+    """One episode so far."""
 
     task: Task
     policy: str = ""
     first: str = ""
-    raw_first: bool = False
+    raw_first: bool = False  # the first text is raw, as the dictionary form gives it
     first_tokens: int = 0
     turns: list[CheckedTurn] = field(default_factory=list)
     error: EnvError | None = None
-    method: str = "reset"
+    method: str = "reset"  # in which the failure happened
 
     @property
     def finished(self) -> bool:
@@ -176,22 +140,10 @@ class CheckedEpisode:
 
 
 class TextEpisode:
-    """One episode of the loop of a run in which a scripted policy takes the place of the model.
-
-    Args:
-        player: The environment and the settings.
-        task: The task.
-        policy: Writes the turns.
-        index: Number of the episode with this policy.
-        max_turns: Turns of the episode at most; 0: as the settings say.
-        gate: Waited for before each turn.
-
-    Attributes:
-        played: The episode so far.
-    """
+    """One episode of the loop of a run in which a scripted policy takes the place of the model; `played` is the episode so far."""
 
     def __init__(
-        self, player: Player, task: Task, policy: TextPolicy, *, index: int, max_turns: int, gate: Callable[[], Awaitable[object]] | None
+        self, player: Player, task: Task, policy: TextPolicy, *, index: int = 0, max_turns: int = 0, gate: Gate | None = None
     ) -> None:
         self._player, self._policy, self._index, self._gate = player, policy, index, gate
         self._rng = Random(f"{player.settings.seed} {policy.name} {task.id} {index}")
@@ -246,11 +198,7 @@ class TextEpisode:
         return "\n".join(map(plain, parts or [self.played.task.prompt]))
 
     async def _sample(self, request: GenerationRequest) -> Generation:
-        """The tokens of the turn that the policy writes.
-
-        Raises:
-            EngineError: If it leaves the episode.
-        """
+        """Return the tokens of the turn that the policy writes; an `EngineError` if it leaves the episode."""
         self._count(request)
         if self._gate is not None:
             await self._gate()
@@ -300,33 +248,18 @@ class TextEpisode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
-    """Plays episodes of one environment.
+    """Plays episodes of one environment."""
 
-    Attributes:
-        cls: The user's class, behind a probe.
-        source: File it is defined in.
-        agents_spec: Its agents.
-        codec: Codec of the model's tokenizer.
-        threads: For plain methods.
-        settings: Settings of the episodes, as a run has them.
-    """
-
-    cls: AgentClass
+    cls: AgentClass  # the user's, behind a probe
     source: str
     agents_spec: MultiAgentSpec
     codec: ChatCodec
     threads: Threads
     settings: EpisodeSettings
 
-    def open(
-        self, task: Task, policy: TextPolicy, *, index: int = 0, max_turns: int = 0, gate: Callable[[], Awaitable[object]] | None = None
-    ) -> TextEpisode:
-        """An episode that is not begun; `TextEpisode` describes the arguments."""
-        return TextEpisode(self, task, policy, index=index, max_turns=max_turns, gate=gate)
-
     async def play(self, task: Task, policy: TextPolicy, *, index: int = 0, max_turns: int = 0) -> CheckedEpisode:
         """One episode from beginning to end."""
-        episode = self.open(task, policy, index=index, max_turns=max_turns)
+        episode = TextEpisode(self, task, policy, index=index, max_turns=max_turns)
         try:
             return await episode.run()
         finally:
@@ -334,25 +267,17 @@ class Player:
 
 
 def make_player(settings: CheckSettings, spec: AgentSpec, codec: ChatCodec, watch: Watch) -> Player:
-    """A player of an environment.
-
-    Args:
-        settings: Settings of the check.
-        spec: Where the environment is.
-        codec: Codec of the model's tokenizer.
-        watch: Sees every call of user code.
-    """
+    """Return a player of an environment; `watch` sees every call of user code."""
     cls = spec.load()
     rollout = replace(settings.rollout, reset_timeout_s=settings.timeout_s, step_timeout_s=settings.timeout_s)
+    close_timeout_s = min(settings.timeout_s, CLOSE_TIMEOUT_S)
     return Player(
         cls=probed(cls, watch),
         source=spec.source,
         agents_spec=multi_agent_spec(cls, spec.source),
         codec=codec,
         threads=Threads(rollout.env_threads),
-        settings=EpisodeSettings(
-            seed=settings.seed, data=settings.data, rollout=rollout, close_timeout_s=min(settings.timeout_s, CLOSE_TIMEOUT_S)
-        ),
+        settings=EpisodeSettings(seed=settings.seed, data=settings.data, rollout=rollout, close_timeout_s=close_timeout_s),
     )
 
 

@@ -1,19 +1,150 @@
-"""Stands between the boundary and the user's object: measures every call, and notices what it leaves behind."""
+"""Stands between the boundary and the user's object: measures every call, and reports changes to the state of the process."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
+import re
+import signal
+import sys
 import threading
 import time
 import types
+import warnings
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.check.effects import Effects
+import psutil
+
+from agentrl.check.findings import Report
 from agentrl.env.agent import AgentClass, AgentInstance
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGCHLD", "SIGUSR1") if hasattr(signal, name))
+
+NEVER_AWAITED = re.compile(r"coroutine '(.+)' was never awaited")
+OWN = ("_async_method.", "_timed", "EnvSession.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    cwd: str
+    environ: dict[str, str]
+    handlers: dict[int, Any]
+
+
+class Effects:
+    """Compares the process before and after calls, puts back what was changed, and reports it; `where` gives file, class and method."""
+
+    def __init__(self, report: Report, where: Callable[[str], str]) -> None:
+        self._report, self._where = report, where
+        self._first = self.before()
+        self._once: set[str] = set()
+
+    def before(self) -> _Shared:
+        """The state to compare with."""
+        return _Shared(_cwd(), dict(os.environ), {number: signal.getsignal(number) for number in SIGNALS})
+
+    def compare(self, before: _Shared, method: str) -> None:
+        """Report what differs from `before`."""
+        after = self.before()
+        if after == before:
+            return
+        where = self._where(method)
+        if after.cwd != before.cwd:
+            self._report.add("changes-cwd", where, f"{method} changed it to {after.cwd!r}")
+            os.chdir(before.cwd)
+        self._compare_environ(before.environ, after.environ, method)
+        names = [signal.Signals(number).name for number in SIGNALS if before.handlers[number] != after.handlers[number]]
+        if names:
+            self._report.add("changes-signals", where, f"{method} replaced the handler of {', '.join(names)}")
+            self.restore_signals()
+
+    def _compare_environ(self, before: dict[str, str], after: dict[str, str], method: str) -> None:
+        """A variable that is set once, as some modules do when they are imported, is left alone."""
+        changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+        if not changed:
+            return
+        again = [key for key in changed if key in self._once]
+        self._once.update(changed)
+        if again:
+            self._report.add("changes-environ", self._where(method), f"{method} changed {', '.join(again[:5])}")
+        os.environ.clear()
+        os.environ.update(before)
+
+    def restore_signals(self) -> None:
+        """Put the first handlers back, where this is the main thread, which alone may do so."""
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._first.handlers.items():
+                if handler is not None and signal.getsignal(number) != handler:
+                    signal.signal(number, handler)
+
+
+@contextmanager
+def importing(report: Report, where: str) -> Iterator[None]:
+    """Report what importing a file does to the process; environment variables it may set, as some libraries ask for."""
+    cwd, handlers = _cwd(), {number: signal.getsignal(number) for number in SIGNALS}
+    threads, children = set(threading.enumerate()), {child.pid for child in psutil.Process().children()}
+    yield
+    started = [thread.name for thread in threading.enumerate() if thread not in threads and thread.name != "agentrl-env"]
+    new = [child for child in psutil.Process().children() if child.pid not in children]
+    names = [signal.Signals(number).name for number in SIGNALS if signal.getsignal(number) != handlers[number]]
+    seen = (
+        f"the current directory is {_cwd()!r} after it" if _cwd() != cwd else "",
+        f"it replaced the handler of {', '.join(names)}" if names else "",
+        f"it started {len(started)} threads: {', '.join(started[:3])}" if started else "",
+        f"it started {len(new)} processes" if new else "",
+    )
+    for words in filter(None, seen):
+        report.add("import-effects", where, words)
+    if _cwd() != cwd:
+        os.chdir(cwd)
+
+
+def watch_background(report: Report, where: Callable[[str], str]) -> None:
+    """From now on report coroutines that are never awaited, and errors that end threads."""
+
+    def warned(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
+        found = NEVER_AWAITED.match(str(message))
+        if found and issubclass(category, RuntimeWarning) and not found.group(1).startswith(OWN):
+            report.add("never-awaited", where(found.group(1).rpartition(".")[2]), str(message))
+
+    def ended(error: threading.ExceptHookArgs) -> None:
+        if error.exc_type is not SystemExit:
+            name = error.thread.name if error.thread else "a thread"
+            report.add("background-error", where("step"), f"{name} ended with {error.exc_type.__name__}: {error.exc_value}")
+
+    warnings.simplefilter("always", RuntimeWarning)
+    warnings.showwarning = warned
+    threading.excepthook = ended
+
+
+def watch_tasks(loop: asyncio.AbstractEventLoop, report: Report, where: Callable[[str], str]) -> None:
+    """From now on report errors that end tasks which are not awaited."""
+
+    def lost(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error, task = context.get("exception"), context.get("task") or context.get("future")
+        if error is not None and task is not None:
+            name = getattr(task.get_coro(), "__qualname__", "a task") if isinstance(task, asyncio.Task) else "a future"
+            report.add("background-error", where("step"), f"{name} ended with {type(error).__name__}: {error}")
+
+    loop.set_exception_handler(lost)
+
+
+def output_size() -> int:
+    """Bytes that this process has written to standard output and standard error, if they are files."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return sum(os.fstat(number).st_size for number in (1, 2))
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 METHODS = ("reset", "step", "close", "solve")
 ATTRIBUTES = ("agents", "trained_agents")
@@ -22,44 +153,26 @@ STATUS_BYTES = 200
 
 @dataclass(slots=True)
 class UserCall:
-    """One call of user code.
-
-    Attributes:
-        method: Its name.
-        is_async: The call ran on the event loop.
-        tag: The step of the check.
-        seconds: From start to end.
-        longest_s: The longest time for which it held the event loop.
-        done: The call has ended.
-        error: The exception that it raised.
-    """
+    """One call of user code."""
 
     method: str
     is_async: bool
-    tag: str
+    tag: str  # the step of the check
     seconds: float = 0.0
-    longest_s: float = 0.0
+    longest_s: float = 0.0  # for which it held the event loop without a pause
     done: bool = False
     error: BaseException | None = None
 
 
 @dataclass(slots=True)
 class Watch:
-    """Every call so far, and the one that holds the event loop now.
+    """Every call so far, and the one that holds the event loop now."""
 
-    Attributes:
-        status_fd: Where the name of the latest call is written, for a supervisor to read; -1: nowhere.
-        effects: Compares what the process shares before and after each call; `None`: not now.
-        tag: Put on the calls that follow.
-        calls: In order of their beginning.
-        holds: Method that holds the event loop, since when, in which thread.
-    """
-
-    status_fd: int = -1
+    status_fd: int = -1  # file for the name of the latest call, which a supervisor reads; -1: none
     effects: Effects | None = None
-    tag: str = ""
+    tag: str = ""  # of the calls that follow
     calls: list[UserCall] = field(default_factory=list)
-    holds: tuple[str, float, int] | None = None
+    holds: tuple[str, float, int] | None = None  # method that holds the event loop, since when, in which thread
 
     def begin(self, method: str, is_async: bool) -> UserCall:
         """Note that a call begins."""

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.check.findings import Finding, Report, Severity
-from agentrl.check.rules import by_severity, count, rule
+from agentrl.check.findings import Finding, Report, Severity, by_severity
 
 COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 WIDTH = 110
@@ -18,13 +17,7 @@ MAX_SHOWN = 1000.0
 
 
 def print_report(report: Report, *, fix_hints: bool = False, console: Console | None = None) -> None:
-    """Write tables, findings and a summary.
-
-    Args:
-        report: The findings and tables.
-        fix_hints: Show code with each remedy.
-        console: Where to; standard output by default.
-    """
+    """Write tables, findings and a summary to standard output or to `console`; `fix_hints` adds code to each remedy."""
     out = console or Console(highlight=False, soft_wrap=False)
     out.width = min(out.width, WIDTH) if out.is_terminal else WIDTH
     tasks = report.env.get("tasks")
@@ -72,14 +65,12 @@ def _lines(report: Report) -> list[str]:
     if speed:
         threads = f", {speed['threads_needed']} of {speed['env_threads']} threads busy" if speed["threads_needed"] else ""
         bound = min(speed["episodes_per_s"], MAX_SHOWN)
-        lines.append(
-            f"Speed: {speed['concurrency']} episodes at once, turns of {speed['turn_s']:g} s{threads}; "
-            f"the environment allows {'more than' if bound == MAX_SHOWN else 'at most'} {bound:,.0f} episodes/s"
-        )
+        allowed = f"{'more than' if bound == MAX_SHOWN else 'at most'} {bound:,.0f} episodes/s"
+        load = f"{speed['concurrency']} episodes at once, turns of {speed['turn_s']:g} s{threads}"
+        lines.append(f"Speed: {load}; the environment allows {allowed}")
     if prompts:
-        lines.append(
-            f"First prompts: {prompts['min']} to {prompts['max']} tokens (median {prompts['p50']}), context {prompts['max_model_len']}"
-        )
+        tokens = f"{prompts['min']} to {prompts['max']} tokens (median {prompts['p50']})"
+        lines.append(f"First prompts: {tokens}, context {prompts['max_model_len']}")
     if constant and not constant["score"]:
         lines.append(f"Best constant answer: none scores more than 0 over {constant['tasks']} tasks")
     elif constant:
@@ -89,7 +80,7 @@ def _lines(report: Report) -> list[str]:
 
 
 def _finding(finding: Finding, fix_hints: bool, width: int) -> Text:
-    known = rule(finding)
+    known = finding.rule
     times = f" ({finding.count} times)" if finding.count > 1 else ""
     head = Text.assemble((f"{known.severity} ", COLOURS[known.severity]), (finding.id, "bold"), f": {known.title}{times}")
     for line in (f"{finding.where}: {finding.seen}", f"why: {known.why}", f"fix: {known.remedy}"):
@@ -100,10 +91,9 @@ def _finding(finding: Finding, fix_hints: bool, width: int) -> Text:
 
 
 def _summary(report: Report) -> Text:
-    errors, warnings, notes = (count(report.findings, severity) for severity in Severity)
-    words = ", ".join(
-        f"{number} {name}{'' if number == 1 else 's'}" for number, name in ((errors, "error"), (warnings, "warning"), (notes, "note"))
-    )
+    errors, warnings, notes = (sum(finding.rule.severity is severity for finding in report.findings) for severity in Severity)
+    numbers = zip((errors, warnings, notes), Severity, strict=True)
+    words = ", ".join(f"{number} {name}{'' if number == 1 else 's'}" for number, name in numbers)
     style = COLOURS[Severity.ERROR] if errors else COLOURS[Severity.WARNING] if warnings else "bold green"
     return Text.assemble((words, style), f" in {report.seconds:.1f} s")
 

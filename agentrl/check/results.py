@@ -7,150 +7,21 @@ import re
 from collections.abc import Sequence
 
 from agentrl.check.context import Context
-from agentrl.check.effects import output_size
-from agentrl.check.findings import Rule, Severity
 from agentrl.check.play import CheckedEpisode, refused_by_template
 from agentrl.check.policies import recorded_policy, standard_policies
+from agentrl.check.probe import output_size
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.types import Task
 
-MAX_SHOWN = 60
 FIRST_LINE = 300
 
-
-def _error(name: str, title: str, why: str, remedy: str, snippet: str = "") -> Rule:
-    return Rule(id=name, severity=Severity.ERROR, title=title, why=why, remedy=remedy, snippet=snippet)
-
-
-_FAILS = "The episode fails and is not trained on; if many do, the run stops."
-
-RULES = (
-    _error(
-        "init-raises",
-        "an object of the class cannot be made",
-        _FAILS,
-        "Make __init__ take no arguments, and move what may fail into reset.",
-        "def __init__(self):\n    self.turns = 0",
-    ),
-    _error("reset-raises", "reset raises", _FAILS, "Make reset work for every task; the message says for which it did not."),
-    _error(
-        "step-raises",
-        "step raises for something that a model may write",
-        "A model writes anything at all, above all at the beginning of training. " + _FAILS,
-        "Catch what odd text raises, and answer it with a low reward or a message.",
-        "try:\n    guess = int(state.action_text)\nexcept ValueError:\n    return StepResult(0.0, terminated=True)",
-    ),
-    _error(
-        "solve-raises",
-        "solve raises, or returns something that is not text",
-        "The check cannot see what a right answer earns.",
-        "Return the text of the right answer for this turn; state holds what step is given, without what was written.",
-        "def solve(self, state):\n    return state.label",
-    ),
-    _error(
-        "close-raises",
-        "close raises",
-        "What it was to release stays open, and every episode logs a warning.",
-        "Release only what was opened.",
-        "def close(self):\n    if self.file is not None:\n        self.file.close()",
-    ),
-    _error(
-        "timeout",
-        "a call takes longer than its deadline",
-        _FAILS,
-        "Put a deadline on what the call waits for, or raise --timeout-s.",
-        "async with asyncio.timeout(5):\n    answer = await client.get(url)",
-    ),
-    _error(
-        "result-type",
-        "a method returns something that is no result",
-        _FAILS,
-        "Return a StepResult (step), a ResetResult or None (reset), or a dictionary.",
-        "return StepResult(reward, observation, terminated=done)",
-    ),
-    _error(
-        "result-key",
-        "a dictionary lacks a key, or has one that nobody reads",
-        _FAILS,
-        "Use the keys rewards, scores, environment_feedback, done, sampling_params, extra_logs.",
-        'return {"rewards": reward, "environment_feedback": text, "done": done}',
-    ),
-    _error(
-        "reward-type",
-        "a reward is not a number",
-        "A failure must not be taken for a reward of 0. " + _FAILS,
-        "Return one number in every branch.",
-        "return StepResult(float(right), terminated=True)",
-    ),
-    _error(
-        "reward-not-finite",
-        "a reward is NaN or infinite",
-        "One such value would spoil the whole step. " + _FAILS,
-        "Guard divisions and logarithms.",
-        "reward = hits / total if total else 0.0",
-    ),
-    _error(
-        "score-range",
-        "a score is not a number in 0..1",
-        "The score says how well the task was done; filters and evaluation rely on its scale. " + _FAILS,
-        "Scale it to 0..1, or leave it out; the reward may have any scale.",
-        "return StepResult(reward, terminated=True, score=points / max_points)",
-    ),
-    _error(
-        "info-type",
-        "info holds something that is not a number",
-        "Numbers in info are averaged and logged. " + _FAILS,
-        "Return numbers; text belongs into the task's metadata or the log.",
-        'info={"solved": 1.0}',
-    ),
-    _error(
-        "observation-missing",
-        "there is no observation although the episode goes on",
-        "The model has nothing to answer to. " + _FAILS,
-        "Return an observation, or terminated=True.",
-        'return StepResult(0.0, "Try again.")',
-    ),
-    _error(
-        "observation-type",
-        "an observation is neither text nor a list of messages",
-        _FAILS,
-        "Return text, or messages with role and content.",
-        'return StepResult(0.0, [Message(role="tool", content="42")])',
-    ),
-    _error("observation-too-long", "an observation is longer than a million characters", _FAILS, "Cut it.", "text[:4000]"),
-    _error(
-        "sampling-invalid",
-        "sampling settings are unknown or out of range",
-        _FAILS,
-        "Return only the settings to change, within their ranges.",
-        'sampling={"temperature": 0.7, "max_tokens": 32}',
-    ),
-    _error("flag-type", "terminated, truncated or done is not a truth value", _FAILS, "Return True or False.", "terminated=bool(done)"),
-    _error("images-type", "images are not a list", _FAILS, "Return a list of paths or data URLs.", 'images=["board.png"]'),
-    _error(
-        "template-refuses",
-        "the model's chat template refuses the messages",
-        _FAILS,
-        "Use roles that this model's template knows, in an order that it allows.",
-        'Message(role="user", content=text)',
-    ),
-)
-
 _FIELDS = {
-    "reward": "reward-type",
-    "rewards": "reward-type",
-    "reward_parts": "reward-type",
-    "score": "score-range",
-    "scores": "score-range",
-    "info": "info-type",
-    "extra_logs": "info-type",
-    "observation": "observation-type",
-    "environment_feedback": "observation-type",
-    "sampling": "sampling-invalid",
-    "terminated": "flag-type",
-    "truncated": "flag-type",
-    "done": "flag-type",
-    "images": "images-type",
+    **dict.fromkeys(("reward", "rewards", "reward_parts"), "reward-type"),
+    **dict.fromkeys(("score", "scores"), "score-range"),
+    **dict.fromkeys(("info", "extra_logs"), "info-type"),
+    **dict.fromkeys(("observation", "environment_feedback"), "observation-type"),
+    **dict.fromkeys(("terminated", "truncated", "done"), "flag-type"),
+    "sampling": "sampling-invalid", "images": "images-type",
 }
 _RETURNED = re.compile(r" returned (\w+)")
 
@@ -205,8 +76,7 @@ def rule_of(error: EnvError, method: str) -> str:
     if not isinstance(error, EnvResultError):
         return "init-raises" if ".__init__ raised" in text.partition("\n")[0] else f"{method}-raises"
     found = _RETURNED.search(text)
-    field = found.group(1) if found else ""
-    return _result_rule(field, text)
+    return _result_rule(found.group(1) if found else "", text)
 
 
 def _result_rule(field: str, text: str) -> str:
@@ -243,12 +113,12 @@ def _seen(played: CheckedEpisode) -> str:
 
 def _check_close(context: Context) -> None:
     """The boundary only logs what close raises; its call knows."""
-    for call in context.watch.calls[-2:]:
-        if call.method == "close" and call.done and isinstance(call.error, asyncio.CancelledError):
+    for call in [call for call in context.watch.calls[-2:] if call.method == "close"]:
+        cancelled = call.done and isinstance(call.error, asyncio.CancelledError)
+        if cancelled or not call.done:
             context.found("timeout", "close", f"close did not return within {context.player.settings.env.close_timeout_s:g} s")
-            context.close_hangs, call.error = True, None
-        elif call.method == "close" and call.error is not None and call.done:
+            context.close_hangs |= cancelled
+        elif call.error is not None:
             context.found("close-raises", "close", f"{type(call.error).__name__}: {call.error}")
+        if call.done:
             call.error = None
-        elif call.method == "close" and not call.done:
-            context.found("timeout", "close", f"close did not return within {context.player.settings.env.close_timeout_s:g} s")

@@ -1,32 +1,37 @@
-"""All checks of one environment, in the process that may be lost to it; a supervisor reads what is found so far."""
+"""All checks of one environment, in a process that may be lost to it; a supervisor reads what is found so far."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
 import os
+import pickle
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from agentrl.check.context import Context
-from agentrl.check.determinism import check_determinism
-from agentrl.check.effects import Effects, importing, watch_background, watch_tasks
-from agentrl.check.elsewhere import check_elsewhere, random_states
+from agentrl.check.determinism import answer, check_determinism, check_elsewhere, random_states
 from agentrl.check.findings import CheckSettings, Report
 from agentrl.check.learning import check_learning
 from agentrl.check.play import make_player
-from agentrl.check.probe import Watch
+from agentrl.check.probe import Effects, Watch, importing, watch_background, watch_tasks
 from agentrl.check.resources import check_resources
 from agentrl.check.results import play_standard
 from agentrl.check.speed import check_speed
+from agentrl.check.supervise import GIVEN
 from agentrl.check.tasks import read_tasks
 from agentrl.check.text import check_leaks, check_text
+from agentrl.check.tokenizer import load_codec
+from agentrl.core.errors import ConfigError
 from agentrl.env.executor import Executor
 from agentrl.env.load import load_agent
 from agentrl.rollout.chat import ChatCodec
@@ -39,22 +44,9 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 
 def run_checks(
-    settings: CheckSettings,
-    codec: ChatCodec,
-    recorded: Mapping[str, Sequence[str]],
-    emit: Emit,
-    status_fd: int = -1,
-    command: Sequence[str] = (),
+    settings: CheckSettings, codec: ChatCodec, recorded: Mapping[str, Sequence[str]], emit: Emit, status_fd: int, command: Sequence[str]
 ) -> None:
-    """Check one environment.
-
-    Args:
-        settings: Settings of the check.
-        codec: Codec of the model's tokenizer.
-        recorded: Per task id, the texts of the turns of an episode of a run.
-        emit: Called before every phase, and at the end.
-        status_fd: File to which the latest call's name is written.
-        command: Starts a second process that plays some episodes again; see `check_elsewhere`.
+    """Check one environment; `emit` is called before every phase and at the end, `command` starts the second process.
 
     Raises:
         ConfigError: If the environment cannot be loaded, or has no tasks and no ``--prompts`` is given.
@@ -131,7 +123,7 @@ class _Watchdog:
     def _look(self) -> None:
         limit = self._settings.timeout_s + HOLD_GRACE_S
         while not self._over.wait(POLL_S):
-            if os.getppid() != self._parent:  # nobody waits for an answer
+            if os.getppid() != self._parent:  # the process that waits for the answer has ended
                 _end_children()
                 os._exit(1)
             holds = self._watch.holds
@@ -144,9 +136,8 @@ class _Watchdog:
                 lines = [line for line in traceback.extract_stack(frame) if "agentrl/env" not in line.filename] if frame else []
                 place = f" at {os.path.basename(lines[-1].filename)}, line {lines[-1].lineno}" if lines else ""
                 name = f"{self._report.env.get('source', '')}: {self._report.env.get('name', '')}.{method}"
-                self._report.add(
-                    "hangs", name, f"{method} has not returned, nor let others run, for {time.monotonic() - since:.0f} s{place}"
-                )
+                seen = f"{method} has not returned, nor let others run, for {time.monotonic() - since:.0f} s{place}"
+                self._report.add("hangs", name, seen)
                 self._report.skipped.append("everything after this")
                 self._emit({"phase": "done", "report": self._report.to_dict()})
                 _end_children()
@@ -155,7 +146,67 @@ class _Watchdog:
 
 def _end_children() -> None:
     for child in psutil.Process().children(recursive=True):
-        try:
+        with contextlib.suppress(psutil.Error):
             child.kill()
-        except psutil.Error:
-            continue
+
+
+def recorded_actions(path: str) -> dict[str, list[str]]:
+    """Return the texts of the turns of each task's best episode in a run, named by its directory or its ``trajectories.jsonl``.
+
+    Raises:
+        ConfigError: If there is no such file, or it holds no episode.
+    """
+    file = Path(path) / "trajectories.jsonl" if Path(path).is_dir() else Path(path)
+    try:
+        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, ValueError) as error:
+        raise ConfigError("--recorded", path, f"cannot be read: {error}", "Name the directory of a run that recorded episodes.") from error
+    best: dict[str, tuple[float, list[str]]] = {}
+    for record in records:
+        reward, turns = record.get("reward"), record.get("turns") or []
+        task = str((record.get("task") or {}).get("id", ""))
+        if reward is not None and turns and (task not in best or reward > best[task][0]):
+            best[task] = (reward, [str(turn.get("text", "")) for turn in turns])
+    if not best:
+        raise ConfigError("--recorded", path, "holds no episode that ended well", "Record some with --record all.")
+    return {task: texts for task, (_, texts) in best.items()}
+
+
+def main() -> int:
+    """Read settings, check, write events; with two files as arguments, be the second process that plays some episodes again."""
+    if GIVEN in os.environ:
+        pickle.loads(Path(os.environ[GIVEN]).read_bytes())  # from now on `load_agent` knows it
+    if len(sys.argv) == 3:
+        answer(sys.argv[1], sys.argv[2])
+        os._exit(0)
+    settings: CheckSettings = pickle.loads(sys.stdin.buffer.read())
+    status = os.open(os.environ.pop("AGENTRL_CHECK_STATUS"), os.O_CREAT | os.O_WRONLY)
+    with open(os.environ.pop("AGENTRL_CHECK_EVENTS"), "a", encoding="utf-8") as events:
+
+        def emit(event: Mapping[str, Any]) -> None:
+            events.write(json.dumps(event) + "\n")
+            events.flush()
+
+        try:
+            recorded = recorded_actions(settings.recorded) if settings.recorded else {}
+            codec = load_codec(settings)
+            run_checks(settings, codec, _without_end(recorded, codec), emit, status, command=(sys.executable, "-m", __spec__.name))
+        except ConfigError as error:
+            emit({"phase": "refused", "field": error.field, "value": str(error.value), "problem": error.problem, "remedy": error.remedy})
+        except Exception:
+            emit({"phase": "failed", "error": traceback.format_exc(), "report": {"findings": []}})
+    os._exit(0)  # threads that the environment left behind must not keep it
+
+
+def _without_end(recorded: Mapping[str, Sequence[str]], codec: ChatCodec) -> dict[str, list[str]]:
+    """Actions as `step` gets them: without the token that ended the turn."""
+    ends = [codec.decode([token]) for token in codec.end_token_ids]
+
+    def cut(text: str) -> str:
+        return next((text.removesuffix(end) for end in ends if text.endswith(end)), text)
+
+    return {task: list(map(cut, texts)) for task, texts in recorded.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,41 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.check.context import Context
-from agentrl.check.findings import Rule, Severity
 from agentrl.check.probe import UserCall
 
 HOLD_S = 0.05
 HOLDS, HOLD_SHARE = 3, 0.2
 LONG_S, LONG_RATIO = 0.5, 20.0
 METHODS = ("__init__", "reset", "step", "close")
-
-RULES = (
-    Rule(
-        id="blocks-loop",
-        severity=Severity.ERROR,
-        title="an async method holds the event loop",
-        why="All episodes of a worker share one loop: while this call computes or sleeps, no other moves, and no deadline is kept.",
-        remedy="Write the method as a plain def, which runs on a thread, or await what it waits for.",
-        snippet="def step(self, state):  # a plain def may block\n    ...\n\n"
-        "await asyncio.sleep(1)  # in async def, not time.sleep(1)\nawait asyncio.to_thread(compute, text)",
-    ),
-    Rule(
-        id="slow-calls",
-        severity=Severity.WARNING,
-        title="the environment is too slow for this many episodes at once",
-        why="Episodes wait for a free thread, and the engine for episodes.",
-        remedy="Make the call faster, make it async if it waits for something, or raise --env-threads if it does not compute.",
-        snippet="agentrl train --agent env.py --env-threads 128",
-    ),
-    Rule(
-        id="slow-on-long-text",
-        severity=Severity.WARNING,
-        title="step is far slower for a long answer",
-        why="Untrained models ramble; a regular expression that backtracks, or a quadratic loop, then stalls the run.",
-        remedy="Cut the answer before it is searched, or write the expression without nested repetition.",
-        snippet="text = state.action_text[-500:]",
-    ),
-)
 
 
 def check_speed(context: Context) -> None:
@@ -63,8 +34,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def _row(method: str, calls: Sequence[UserCall]) -> dict[str, Any]:
-    later = calls[1:] or calls  # the first may import and connect
-    seconds = [call.seconds for call in later]
+    seconds = [call.seconds for call in calls[1:] or calls]  # the first may import and connect
     return {
         "method": method,
         "runs": "event loop" if calls[0].is_async else "thread",
@@ -81,11 +51,8 @@ def _blocked(context: Context, calls: Sequence[UserCall]) -> bool:
         held = [call.longest_s for call in calls if call.method == method and call.is_async and call.tag != "long"]
         over = [seconds for seconds in held if seconds > HOLD_S]
         if len(over) >= HOLDS and len(over) >= HOLD_SHARE * len(held):
-            context.found(
-                "blocks-loop",
-                method,
-                f"{len(over)} of {len(held)} calls held it for more than {HOLD_S:g} s, typically {percentile(over, 0.5):.2f} s",
-            )
+            seen = f"{len(over)} of {len(held)} calls held it for more than {HOLD_S:g} s, typically {percentile(over, 0.5):.2f} s"
+            context.found("blocks-loop", method, seen)
             return True
     return False
 
@@ -126,12 +93,9 @@ def _bounds(context: Context, calls: Sequence[UserCall], known: bool) -> None:
         "episodes_per_s": 1 / max(on_threads / settings.rollout.env_threads, on_loop, 1e-9),
     }
     if threads_needed > settings.rollout.env_threads and not known:
-        context.found(
-            "slow-calls",
-            "step",
-            f"step takes {typical:.2f} s; {settings.concurrency} episodes at once with turns of {settings.turn_s:g} s "
-            f"keep {threads_needed} threads busy, and there are {settings.rollout.env_threads}",
-        )
+        busy = f"keep {threads_needed} threads busy, and there are {settings.rollout.env_threads}"
+        load = f"{settings.concurrency} episodes at once with turns of {settings.turn_s:g} s"
+        context.found("slow-calls", "step", f"step takes {typical:.2f} s; {load} {busy}")
 
 
 def _usual(seconds: Sequence[float]) -> float:

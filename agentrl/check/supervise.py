@@ -9,60 +9,28 @@ import pickle
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
-from typing import IO, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import IO, Any, TypeAlias
 
-from agentrl.check.findings import CheckSettings, Report, Rule, Severity
+from agentrl.check.findings import CheckSettings, Report
 from agentrl.core.errors import ConfigError
 
+GIVEN = "AGENTRL_CHECK_GIVEN"
+"""Environment variable that names a file with an environment that was given as an object in Python, pickled."""
 GRACE_S = 2.0
 TAIL = 600
 
-RULES = (
-    Rule(
-        id="hangs",
-        severity=Severity.ERROR,
-        title="user code holds the process and does not come back",
-        why="Nothing in a worker moves any more, not even deadlines, and the whole run stalls.",
-        remedy="Put limits on loops and deadlines on waiting, or write the method as a plain def, which runs on a thread.",
-        snippet="for _ in range(max_tries):  # not: while True",
-    ),
-    Rule(
-        id="crashes",
-        severity=Severity.ERROR,
-        title="the environment ends its process",
-        why="A worker, and every episode in it, would be lost with it.",
-        remedy="Do not call exit() or os._exit(); run native code that may crash in a process of its own.",
-        snippet="subprocess.run([sys.executable, 'simulate.py'], timeout=10, check=True)",
-    ),
-)
+Run: TypeAlias = Callable[[bytes, Mapping[str, str], IO[bytes], float], int | None]
+"""Runs the process that checks, and ends all that it has started: standard input, environment variables to add, file for standard
+output and error, and seconds that it may take -> exit code, negative for a signal; `None` if its time was up."""
 
 
-class Run(Protocol):
-    """Runs the process that checks."""
-
-    def __call__(self, request: bytes, names: Mapping[str, str], output: IO[bytes], limit_s: float) -> int | None:
-        """Run it to its end, or end it, with all that it has started.
-
-        Args:
-            request: For its standard input.
-            names: Environment variables to add.
-            output: Its standard output and error.
-            limit_s: Seconds that it may take.
-
-        Returns:
-            Its exit code, negative for a signal; `None` if its time was up.
-        """
-        ...
-
-
-def command(*words: str) -> Run:
-    """Runs a command in a process, and a session, of its own."""
+def command(*words: str, **more: str) -> Run:
+    """Return a function that runs a command in a process, and a session, of its own, with more environment variables."""
 
     def run(request: bytes, names: Mapping[str, str], output: IO[bytes], limit_s: float) -> int | None:
-        process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **names}, start_new_session=True
-        )
+        variables = {**os.environ, **names, **more}
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, stderr=output, env=variables, start_new_session=True)
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(request, timeout=limit_s)
@@ -76,16 +44,10 @@ def command(*words: str) -> Run:
 
 
 def check(settings: CheckSettings, run: Run) -> Report:
-    """Check an environment.
+    """Return what was found in an environment; it is a finding too that the environment hangs or ends the process.
 
-    Args:
-        settings: Settings of the check.
-        run: Runs a process that reads the pickled settings from its standard input, and writes events, one JSON object a
-            line, to the file that the environment variable ``AGENTRL_CHECK_EVENTS`` names, and the latest call's name to
-            ``AGENTRL_CHECK_STATUS``.
-
-    Returns:
-        What was found; an environment that hangs or ends the process is a finding too.
+    The process reads the pickled settings from its standard input. It writes events, one JSON object a line, to the file that the
+    environment variable ``AGENTRL_CHECK_EVENTS`` names, and the name of the latest call to ``AGENTRL_CHECK_STATUS``.
 
     Raises:
         ConfigError: If the request itself was wrong.
@@ -111,14 +73,12 @@ def _report(events: list[dict[str, Any]], method: str, code: int | None, tail: s
         return report
     where = f"{report.env.get('source', env)}: {report.env.get('name', '')}.{method or last['phase']}"
     if code is None:
-        seen = f"no answer after {limit:g} s, while checking {last['phase']}"
-        report.add("hangs", where, seen)
+        report.add("hangs", where, f"no answer after {limit:g} s, while checking {last['phase']}")
         report.seconds = limit
     else:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        report.add(
-            "crashes", where, f"the process ended with {how}, while checking {last['phase']}" + (f"; it wrote: {tail}" if tail else "")
-        )
+        seen = f"the process ended with {how}, while checking {last['phase']}"
+        report.add("crashes", where, f"{seen}; it wrote: {tail}" if tail else seen)
     report.skipped.append("everything after this")
     return report
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from agentrl.check.context import Context, digest
 from agentrl.check.determinism import pickled
-from agentrl.check.findings import Rule, Severity
 from agentrl.core.errors import DataError
 from agentrl.core.types import Task
 from agentrl.env.prompts import read_prompts
@@ -18,57 +17,6 @@ from agentrl.rollout.tasks import prompt_format
 
 PEEK = 512
 MAX_CHECKED = 64
-
-RULES = (
-    Rule(
-        id="tasks-empty",
-        severity=Severity.ERROR,
-        title="there is no task",
-        why="A run has nothing to ask.",
-        remedy="Return at least one Task from tasks(), or give --prompts.",
-        snippet='@classmethod\ndef tasks(cls):\n    return [Task("What is 3+4?", label="7")]',
-    ),
-    Rule(
-        id="tasks-broken",
-        severity=Severity.ERROR,
-        title="the tasks cannot be used",
-        why="A run ends when it draws such a task.",
-        remedy="Return Task objects whose prompt is text or a list of messages with role and content, each with an id of its own or none.",
-        snippet='return [Task(row["question"], label=row["answer"]) for row in rows]',
-    ),
-    Rule(
-        id="tasks-single-use",
-        severity=Severity.ERROR,
-        title="the tasks can be read only once",
-        why="There is nothing left for the second epoch, for a resumed run, or for evaluation.",
-        remedy="Return a list, or make a new iterator in each call of tasks().",
-        snippet="@classmethod\ndef tasks(cls):\n    return list(cls.make_tasks())  # not one iterator that is kept",
-    ),
-    Rule(
-        id="tasks-unstable",
-        severity=Severity.WARNING,
-        title="tasks() gives other tasks in each call, or in each process",
-        why="A run that is resumed goes on with other tasks, and no two runs can be compared.",
-        remedy="Draw tasks from a generator with a seed of its own, and sort what comes from sets and folders.",
-        snippet="rng = random.Random(0)\nreturn [make_task(rng) for _ in range(1000)]",
-    ),
-    Rule(
-        id="tasks-duplicate",
-        severity=Severity.WARNING,
-        title="the same task is there several times",
-        why="It is trained on more often than the others, and may be in the training and the evaluation set at once.",
-        remedy="Remove the copies, or give tasks that only look the same a seed or metadata of their own.",
-        snippet="return list({task.prompt: task for task in tasks}.values())",
-    ),
-    Rule(
-        id="task-not-picklable",
-        severity=Severity.ERROR,
-        title="a task cannot be sent to another process",
-        why="Episodes run in worker processes, and tasks travel there by pickle.",
-        remedy="Keep plain values in label and metadata: text, numbers, lists, dictionaries. Make functions and connections in reset.",
-        snippet='Task(prompt, metadata={"checker": "is_prime"})  # a name; reset looks the function up',
-    ),
-)
 
 
 def read_tasks(context: Context) -> None:
@@ -130,9 +78,8 @@ def _compare(context: Context, first: list[Any], again: list[Any]) -> None:
         return
     differ = [index for index, (one, two) in enumerate(itertools.zip_longest(first, again)) if digest(one) != digest(two)]
     if differ:
-        context.found(
-            "tasks-unstable", "tasks", f"{len(differ)} of the first {len(first)} differ in a second call; the first is number {differ[0]}"
-        )
+        seen = f"{len(differ)} of the first {len(first)} differ in a second call; the first is number {differ[0]}"
+        context.found("tasks-unstable", "tasks", seen)
 
 
 def _check_pickle(context: Context, tasks: list[Task]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from agentrl.check.context import Context
-from agentrl.check.findings import Rule, Severity
 from agentrl.check.play import CheckedEpisode, plain
 from agentrl.check.policies import label_text
 from agentrl.check.speed import percentile
@@ -23,63 +22,6 @@ IDLE = ("empty", "random text")
 """Policies that do nothing to earn the answer."""
 
 TOKEN = re.compile(r"\w+|[^\w\s]")
-
-RULES = (
-    Rule(
-        id="prompt-too-long",
-        severity=Severity.ERROR,
-        title="a first prompt leaves no room to answer",
-        why="The run is refused, or the episode fails.",
-        remedy="Shorten the prompt, leave the task out, or raise --max-model-len as far as the model allows (--model says which).",
-    ),
-    Rule(
-        id="prompt-near-limit",
-        severity=Severity.WARNING,
-        title="a first prompt leaves less room than one answer may take",
-        why="Answers are cut by the context length, and such episodes end as truncated.",
-        remedy="Shorten the prompt, lower --max-new-tokens, or raise --max-model-len.",
-    ),
-    Rule(
-        id="observation-huge",
-        severity=Severity.WARNING,
-        title="one observation takes a quarter of the context, or more",
-        why="Few turns fit into an episode, and most of the computing goes into reading.",
-        remedy="Cut or summarise observations, and let the model ask for more.",
-        snippet="text if len(text) <= 2000 else text[:2000] + ' ...'",
-    ),
-    Rule(
-        id="control-tokens",
-        severity=Severity.WARNING,
-        title="text for the model spells a control token",
-        why="In messages it stays text, so the model reads letters where a token was meant; it is usually left over from another system.",
-        remedy="Give messages with roles, and leave the control tokens to the chat template.",
-        snippet='return StepResult(0.0, [Message(role="tool", content=text)])',
-    ),
-    Rule(
-        id="raw-observation",
-        severity=Severity.WARNING,
-        title="the dictionary form gives an observation without the template's control tokens",
-        why="It is appended as it is, right after what the model wrote: nothing tells the model where its own turn ended.",
-        remedy="Spell the control tokens of the template, or return a StepResult, which needs none.",
-        snippet="return StepResult(reward, text)  # one user message, rendered by the chat template",
-    ),
-    Rule(
-        id="repeats-history",
-        severity=Severity.WARNING,
-        title="observations repeat the episode so far",
-        why="The context holds every earlier turn already; repeating it makes an episode's length grow with the square of its turns.",
-        remedy="Return only what is new.",
-        snippet="return StepResult(0.0, self.log[-1])  # not the whole log",
-    ),
-    Rule(
-        id="label-leaks",
-        severity=Severity.WARNING,
-        title="the answer stands at the same place of every text that the model reads",
-        why="Copying it is the first thing that training finds, and often the last.",
-        remedy="Keep the label out of prompts and observations; if copying is what the task teaches, all is well.",
-        snippet='return StepResult(0.0, "Wrong, try again.")  # not: f"Wrong, it was {state.label}."',
-    ),
-)
 
 
 def check_text(context: Context) -> None:
@@ -111,9 +53,10 @@ def _check_prompts(context: Context) -> None:
 
 
 def _task_prompts(context: Context) -> Iterator[tuple[int, str]]:
+    chat = context.settings.data.apply_chat_template
     for task in context.tasks[:MAX_PROMPTS]:
         try:
-            yield len(encode_prompt(context.codec, task.prompt, apply_chat_template=context.settings.data.apply_chat_template)), task.id
+            yield len(encode_prompt(context.player.codec, task.prompt, apply_chat_template=chat)), task.id
         except EnvResultError as error:
             context.found("template-refuses", "tasks", f"task {task.id!r}: {error}")
             return
@@ -125,11 +68,11 @@ def _model(context: Context) -> str:
 
 def _check_control(context: Context, played: CheckedEpisode) -> None:
     """Text in messages must not spell control tokens; raw text must, where it follows a turn."""
-    if not played.raw_first and (found := context.codec.control_in(played.first)):
+    if not played.raw_first and (found := context.player.codec.control_in(played.first)):
         context.found("control-tokens", "reset", f"{found!r} in the first prompt of task {played.task.id!r}")
     for turn in played.turns[:-1] if played.over else played.turns:
         is_raw = isinstance(turn.result.observation, str)
-        found = context.codec.control_in(turn.text)
+        found = context.player.codec.control_in(turn.text)
         if is_raw and not found:
             context.found("raw-observation", "step", f"{turn.text[:60]!r}")
         elif not is_raw and found and found not in turn.action:
@@ -142,18 +85,14 @@ def _check_history(context: Context, played: CheckedEpisode) -> None:
     for before, turn, text in zip(texts, played.turns[1:], texts[1:], strict=False):
         both = len(before) >= REPEATED_CHARS and before in text and len(turn.action) > 2 and turn.action in text
         if both and turn.action not in before:
-            context.found(
-                "repeats-history", "step", f"an observation of {len(text)} characters holds the one before it and the answer to that"
-            )
+            seen = f"an observation of {len(text)} characters holds the one before it and the answer to that"
+            context.found("repeats-history", "step", seen)
             return
     for one, two, three in zip(texts, texts[1:], texts[2:], strict=False):
         grows = len(one) >= REPEATED_CHARS and len(one) < len(two) < len(three) and two.startswith(one) and three.startswith(two)
         if grows:
-            context.found(
-                "repeats-history",
-                "step",
-                f"observations of {len(one)}, {len(two)} and {len(three)} characters, each beginning with the one before",
-            )
+            seen = f"observations of {len(one)}, {len(two)} and {len(three)} characters, each beginning with the one before"
+            context.found("repeats-history", "step", seen)
             return
 
 
@@ -178,10 +117,8 @@ def check_leaks(context: Context) -> None:
     for method, texts in (("reset", [played.first for played in labelled]), ("step", list(map(_answers, labelled)))):
         places = [set(_places(text, label_text(played.task.label).strip())) for text, played in zip(texts, labelled, strict=True)]
         if common := set.intersection(*places):
-            seen = (
-                f"in each of {len(labelled)} tasks the label is {min(common, key=len)}, as {labelled[0].task.label!r} in {texts[0][-80:]!r}"
-            )
-            context.found("label-leaks", method, seen)
+            example = f"{labelled[0].task.label!r} in {texts[0][-80:]!r}"
+            context.found("label-leaks", method, f"in each of {len(labelled)} tasks the label is {min(common, key=len)}, as {example}")
             return
 
 

@@ -16,11 +16,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 class FileTokenizer:
-    """The methods of a tokenizer that `agentrl.rollout.chat.ChatCodec` calls.
-
-    Args:
-        directory: Holds `FILES`, and the chat template in one of them or in ``chat_template.jinja``.
-    """
+    """The methods of a tokenizer that `ChatCodec` calls, from the files of a directory; the chat template may be a file of its own."""
 
     def __init__(self, directory: Path) -> None:
         from tokenizers import Tokenizer
@@ -84,14 +80,7 @@ class FileTokenizer:
 
 
 def load_codec(settings: CheckSettings) -> ChatCodec:
-    """The codec of the model's tokenizer; a tokenizer that `FileTokenizer` cannot read is left to transformers.
-
-    Args:
-        settings: Model and system message.
-
-    Raises:
-        ConfigError: If the model has no usable tokenizer.
-    """
+    """Return the codec of the model's tokenizer; a tokenizer that `FileTokenizer` cannot read is left to transformers."""
     path = Path(settings.model)
     tokenizer = FileTokenizer(path) if FileTokenizer.can_read(path) else load_tokenizer(settings.model)
     return ChatCodec(tokenizer, system_prompt=settings.data.system_prompt)

@@ -96,12 +96,12 @@ def _for_a_person(config: TrainConfig, given: set[str]) -> TrainConfig:
 def open_table(args: PlayArgs, config: TrainConfig) -> PlaySession:
     """Return everything that is needed to play; a `ConfigError` says what cannot be used."""
     from agentrl.env.load import load_agent
-    from agentrl.inspect.play import PlaySession, Tasks
+    from agentrl.inspect.play import PlaySession
     from agentrl.rollout.tasks import open_tasks
 
     spec = load_agent(config.run.agent)
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")
     shown = {"tokens": args.show_tokens, "logprobs": args.logprobs}
-    model, tasks = bool(args.model), Tasks(open_tasks(config, spec))
+    model, tasks = bool(args.model), open_tasks(config, spec)
     return PlaySession(config, spec, tasks, Screen(), model=model, pause=args.pause, episodes=args.episodes, **shown)

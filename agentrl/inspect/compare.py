@@ -23,20 +23,10 @@ INTERRUPTED = (Status.TIMEOUT, Status.ENGINE_ERROR)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first thing that was not as recorded.
+    """The first thing that was not as recorded; `expected` and `got` are text for people, and for an observation its tokens too."""
 
-    Attributes:
-        turn: Turn of the episode in which it showed, from 0: in the observation before it, or in what it earned.
-        what: ``observation``, ``reward``, ``reward part NAME``, ``score``, ``end``, or ``agent``: who acts.
-        expected: As recorded, for people.
-        got: As replayed, for people.
-        agent: Name of the agent, in an episode of several.
-        expected_ids: For an observation, its tokens.
-        got_ids: For an observation, its tokens.
-    """
-
-    turn: int
-    what: str
+    turn: int  # from 0, with the observation before it
+    what: str  # observation, reward, reward part NAME, score, end, or agent: the one that acts
     expected: str
     got: str
     agent: str = ""
@@ -55,15 +45,9 @@ class _Episode:
 
 
 def first_difference(records: Sequence[Mapping[str, Any]], replayed: Sequence[Trajectory], *, penalized: bool = False) -> Difference | None:
-    """Compare an episode with its records.
+    """Return the first difference of an episode from its records, one per agent; `None` if observations, rewards, scores and end agree.
 
-    Args:
-        records: One per agent.
-        replayed: The same episode, played with the recorded actions; one trajectory per agent.
-        penalized: Rewards include penalties for length, which only episodes that ended properly pay.
-
-    Returns:
-        The first difference; `None` if observations, rewards, scores and the end are the same.
+    With `penalized`, rewards include penalties for length, which only episodes that ended properly pay.
     """
     then, now = _recorded(records), _replayed(replayed)
     comparable = not penalized or then.status.trainable == now.status.trainable
@@ -126,16 +110,14 @@ def _totals(records: Sequence[Mapping[str, Any]], replayed: Sequence[Trajectory]
 
 def _recorded(records: Sequence[Mapping[str, Any]]) -> _Episode:
     turns = [(record["agent"], recorded_turn(turn, index)) for record in records for index, turn in enumerate(record["turns"])]
-    unanswered = [(record["agent"], recorded_turn(record["unanswered"])) for record in records if record.get("unanswered")]
-    first = records[0]
-    return _Episode(_in_order(turns), next(iter(unanswered), None), Status(first["status"]), first["error"])
+    unanswered = ((record["agent"], recorded_turn(record["unanswered"])) for record in records if record.get("unanswered"))
+    return _Episode(_in_order(turns), next(unanswered, None), Status(records[0]["status"]), records[0]["error"])
 
 
 def _replayed(trajectories: Sequence[Trajectory]) -> _Episode:
     turns = [(trajectory.agent, turn) for trajectory in trajectories for turn in trajectory.turns]
-    unanswered = [(trajectory.agent, trajectory.unanswered) for trajectory in trajectories if trajectory.unanswered is not None]
-    first = trajectories[0]
-    return _Episode(_in_order(turns), next(iter(unanswered), None), first.status, first.error)
+    unanswered = ((trajectory.agent, trajectory.unanswered) for trajectory in trajectories if trajectory.unanswered is not None)
+    return _Episode(_in_order(turns), next(unanswered, None), trajectories[0].status, trajectories[0].error)
 
 
 def _in_order(turns: list[tuple[str, Turn]]) -> list[tuple[str, Turn]]:
@@ -148,21 +130,12 @@ def _close(expected: float | None, got: float | None) -> bool:
     return math.isclose(expected, got, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
-def _value(number: float | None) -> str:
-    return "none" if number is None else f"{number:.12g}"
+def _value(number: float | None, digits: int = 12) -> str:
+    return "none" if number is None else f"{number:.{digits}g}"
 
 
 def show_replays(screen: Screen, outcomes: Sequence[Replay], seconds: float, *, run: str, agent: str = "", limit: int = 20) -> None:
-    """Print which share of a run's episodes replays, and the differences of the others.
-
-    Args:
-        screen: Where to.
-        outcomes: One per episode.
-        seconds: Duration of all replays.
-        run: The run as the user named it.
-        agent: The environment in place of the run's own, if one was named.
-        limit: Differences to list at most.
-    """
+    """Print the share of a run's episodes that replay, and up to `limit` differences; `run` and `agent` are as the user named them."""
     same, differs, skipped = ([outcome for outcome in outcomes if outcome.verdict == kind] for kind in ("same", "differs", "skipped"))
     compared = len(same) + len(differs)
     turns = sum(len(record["turns"]) for outcome in same for record in outcome.records)
@@ -210,7 +183,7 @@ def show_replay(screen: Screen, outcome: Replay) -> None:
     record = outcome.records[0]
     turns = sum(len(record["turns"]) for record in outcome.records)
     count = f"{turns} turn{'s' * (turns != 1)}"
-    rewards = ", ".join(f"{record['agent'] or 'reward'} {_number(record['reward'])}" for record in outcome.records)
+    rewards = ", ".join(f"{record['agent'] or 'reward'} {_value(record['reward'], 6)}" for record in outcome.records)
     screen.line((f"episode {outcome.episode_id}", "bold"), f"  task {_task_name(outcome)}, {count}, {record['status']}, {rewards}")
     found = outcome.difference
     if outcome.verdict == "skipped":
@@ -246,7 +219,3 @@ def _show_difference(screen: Screen, outcome: Replay) -> None:
 
 def _task_name(outcome: Replay) -> str:
     return str((outcome.records[0].get("task") or {}).get("id", "?"))
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.6g}"

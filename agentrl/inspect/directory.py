@@ -44,11 +44,7 @@ class RunDirectory:
             raise ConfigError("RUN", str(path), problem, "Name a run's directory, as printed at its end.")
 
     def config(self) -> TrainConfig:
-        """Return the run's configuration.
-
-        Raises:
-            ConfigError: If ``config.json`` is missing or cannot be used.
-        """
+        """Return the run's configuration; a `ConfigError` if ``config.json`` is missing or cannot be used."""
         data = self._json(CONFIG)
         if data is None:
             raise ConfigError("RUN", str(self.path), f"has no readable {CONFIG}", "Copy it from the run, it says what was run.")
@@ -60,9 +56,7 @@ class RunDirectory:
 
     def summed_up(self) -> Record:
         """The summary, with what it lacks filled in from the metrics; empty before the first step."""
-        written = self.summary()
-        metrics = [{name: value for name, value in row.items() if value is not None} for row in self.metrics()]
-        metrics = [row for row in metrics if "reward/mean" in row]
+        written, metrics = self.summary(), self.steps()
         if not written and not metrics:
             return {}
         builder = SummaryBuilder()
@@ -76,11 +70,7 @@ class RunDirectory:
         return next((path for path in (self.path / "best", self.path / "model") if (path / CONFIG).is_file()), None)
 
     def tokenizer_path(self, config: TrainConfig) -> str:
-        """Return the directory or hub name of the run's tokenizer: its initial model, else its saved model.
-
-        Args:
-            config: Of the run.
-        """
+        """Return the directory or hub name of the run's tokenizer: its initial model, else its saved model."""
         from agentrl.cluster.build import model_path
 
         path, saved = model_path(config), self.path / "model"
@@ -91,11 +81,13 @@ class RunDirectory:
         """Return one row per step; empty without ``metrics.jsonl``."""
         return list(self._lines(METRICS)) if (self.path / METRICS).is_file() else []
 
-    def records(self, containing: str = "") -> Iterator[Record]:
-        """Yield the recorded trajectories in the order of writing; one line is held in memory at a time.
+    def steps(self) -> list[Record]:
+        """Return the metrics of each step that has a reward, without values that are not known."""
+        metrics = [{name: value for name, value in row.items() if value is not None} for row in self.metrics()]
+        return [row for row in metrics if "reward/mean" in row]
 
-        Args:
-            containing: Lines without this text are skipped.
+    def records(self, containing: str = "") -> Iterator[Record]:
+        """Yield the recorded trajectories in the order of writing, one line in memory at a time; only lines that contain a text.
 
         Raises:
             ConfigError: If the run recorded no trajectories.
@@ -106,14 +98,7 @@ class RunDirectory:
         return self._lines(TRAJECTORIES, containing)
 
     def episodes(self, episode: str = "") -> Iterator[list[Record]]:
-        """Yield the records of each episode: one record, or one per agent.
-
-        Args:
-            episode: Name of one episode, or number of a group; "": all episodes.
-
-        Raises:
-            ConfigError: If the run recorded no trajectories.
-        """
+        """Yield the records of each episode, one per agent; of one episode by its name, of a group by its number, or of all."""
         group = episode.isdecimal()
         key = f'"group_id": {episode},' if group else f'"episode_id": "{episode}"' if episode else ""
         grouped = itertools.groupby(self.records(key), lambda record: record.get("episode_id"))

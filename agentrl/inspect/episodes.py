@@ -28,14 +28,7 @@ LABEL_WIDTH = 11
 
 
 def show_episode(screen: Screen, records: Sequence[Record], pieces: Pieces | None, *, logprobs: bool = False) -> None:
-    """Print an episode.
-
-    Args:
-        screen: Screen to print on.
-        records: Records of the episode, one per agent.
-        pieces: Decoder of single tokens; `None` without a tokenizer.
-        logprobs: Print the log-probability of every sampled token.
-    """
+    """Print an episode, one record per agent; `pieces` decodes single tokens, and is `None` without a tokenizer."""
     first = records[0]
     _head(screen, records)
     turns = [(str(record.get("agent", "")), turn, "") for record in records for turn in record.get("turns", ())]
@@ -91,14 +84,7 @@ def show_turn(screen: Screen, title: str, turn: Record, pieces: Pieces | None, *
 
 
 def show_logprobs(screen: Screen, values: Sequence[float], spelled: Sequence[str], *, every: bool = False) -> None:
-    """Print the mean log-probability and the unlikely tokens, or every token.
-
-    Args:
-        screen: Screen to print on.
-        values: One log-probability per token.
-        spelled: One text per token.
-        every: Print every token.
-    """
+    """Print the mean log-probability and the unlikely tokens, or every token; one value and one text per token."""
     if not values:
         return
     parts: list[str | tuple[str, str]] = [("log-probability ", "cyan"), f"mean {sum(values) / len(values):.3f}, lowest {min(values):.3f}"]
@@ -138,33 +124,19 @@ SORTS = ("time", "reward", "score", "turns", "tokens", "task", "status")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Table row of one trajectory; small, so that many fit in memory.
-
-    Attributes:
-        name: Name of the trajectory.
-        group: Number of its group.
-        agent: Name of the agent, in an episode of several.
-        step: Next step when the group was started, from 1; in a synchronous run the step that trained on the group.
-        task: Name of its task.
-        status: Status at the end of the episode.
-        turns: Number of turns.
-        tokens: Number of sampled tokens.
-        reward: Reward; `None` if the episode failed.
-        score: Score; `None` if the episode failed.
-        note: The error, else the text of the last turn.
-    """
+    """Table row of one trajectory; small, so that many fit in memory."""
 
     name: str
     group: int
     agent: str
-    step: int
+    step: int  # from 1, the next one when the group was started: in a synchronous run the one that trained on it
     task: str
     status: str
     turns: int
     tokens: int
     reward: float | None
     score: float | None
-    note: str
+    note: str  # the error, else the text of the last turn
 
 
 def row_of(record: Record, *, note_length: int = 200) -> Row:
@@ -189,16 +161,7 @@ def row_of(record: Record, *, note_length: int = 200) -> Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Filter of rows; a row must meet every condition.
-
-    Attributes:
-        statuses: Accepted statuses; empty: any.
-        task: Text that the task's name must contain.
-        step: Required step; `None`: any.
-        agent: Required agent; empty: any.
-        min_reward: Lowest accepted reward.
-        max_reward: Highest accepted reward.
-    """
+    """Filter of rows; a row must meet every condition."""
 
     statuses: tuple[str, ...] = ()
     task: str = ""
@@ -211,41 +174,22 @@ class Choice:
         """Return True if `row` meets every condition."""
         bounded = self.min_reward > -math.inf or self.max_reward < math.inf
         rewarded = not bounded or (row.reward is not None and self.min_reward <= row.reward <= self.max_reward)
-        return (
-            rewarded
-            and (not self.statuses or row.status in self.statuses)
-            and self.task in row.task
-            and self.step in (None, row.step)
-            and self.agent in ("", row.agent)
-        )
+        named = self.task in row.task and self.step in (None, row.step) and self.agent in ("", row.agent)
+        return rewarded and named and (not self.statuses or row.status in self.statuses)
 
 
 @dataclass(slots=True)
 class EpisodeTable:
-    """Table of episodes that holds only the rows to show.
-
-    Attributes:
-        seen: Number of records read.
-        chosen: Number of records that met the filter.
-        statuses: Status -> number of records read.
-        rows: The first `limit` of the chosen rows, in order.
-    """
+    """Table of episodes that holds only the rows to show."""
 
     seen: int = 0
-    chosen: int = 0
+    chosen: int = 0  # met the filter; `rows` are the first of these
     statuses: Counter[str] = field(default_factory=Counter)
     rows: list[Row] = field(default_factory=list)
 
 
 def make_table(records: Iterable[Record], choice: Choice, *, sort: str = "time", limit: int = 20) -> EpisodeTable:
-    """Read all records and return the table.
-
-    Args:
-        records: Records in order of time.
-        choice: Filter of rows.
-        sort: One of `SORTS`, ascending; with a minus before it, descending.
-        limit: Maximum number of rows; 0: all.
-    """
+    """Read all records, in order of time, and return the table; `sort` is one of `SORTS`, with a minus descending; `limit` 0: all rows."""
     table = EpisodeTable()
 
     def chosen() -> Iterator[tuple[Any, Row]]:
@@ -255,9 +199,10 @@ def make_table(records: Iterable[Record], choice: Choice, *, sort: str = "time",
             table.statuses[row.status] += 1
             if choice.holds(row):
                 table.chosen += 1
-                yield _key(sort.lstrip("-"))(row, index), row
+                value = index if by == "time" else getattr(row, by)
+                yield (-math.inf if value is None else value, index), row  # rows without a number come first
 
-    descending = sort.startswith("-")
+    descending, by = sort.startswith("-"), sort.lstrip("-")
     if limit:
         take: Callable[..., list[tuple[Any, Row]]] = heapq.nlargest if descending else heapq.nsmallest
         found = take(limit, chosen(), key=lambda pair: pair[0])
@@ -265,16 +210,6 @@ def make_table(records: Iterable[Record], choice: Choice, *, sort: str = "time",
         found = sorted(chosen(), key=lambda pair: pair[0], reverse=descending)
     table.rows = [row for _, row in found]
     return table
-
-
-def _key(sort: str) -> Callable[[Row, int], Any]:
-    """Return the sort key; rows without a number come first."""
-
-    def key(row: Row, index: int) -> Any:
-        value = index if sort == "time" else getattr(row, sort)
-        return (-math.inf if value is None else value, index)
-
-    return key
 
 
 def failures(statuses: Mapping[str, int]) -> int:
@@ -304,9 +239,7 @@ def show_run(run: RunDirectory, screen: Screen) -> None:
         _labelled(screen, "run", f"{agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}, seed {config.run.seed}")
     except ConfigError as error:
         screen.line((str(error), "yellow"))
-    metrics = [{name: value for name, value in row.items() if value is not None} for row in run.metrics()]
-    metrics = [row for row in metrics if "reward/mean" in row]
-    summary = run.summed_up()
+    metrics, summary = run.steps(), run.summed_up()
     if summary:
         rows = summary_rows({**summary, "paths": {}}, rewards=[row["reward/mean"] for row in metrics], agent=agent, unicode=screen.unicode)
         for label, text in rows:
@@ -326,15 +259,7 @@ def _labelled(screen: Screen, label: str, text: str) -> None:
 
 
 def show_table(screen: Screen, table: EpisodeTable, *, group: str = "", sort: str = "time", by_status: bool = False) -> None:
-    """Print a table of episodes.
-
-    Args:
-        screen: Where to.
-        table: The rows.
-        group: The group that the rows were chosen by; empty: none.
-        sort: The order of the rows.
-        by_status: Whether the rows were chosen by their status.
-    """
+    """Print a table of episodes; the other arguments say how its rows were chosen and sorted."""
     if not table.seen:
         screen.line(("no episodes are recorded" + (f" of group {group}" if group else ""), "yellow"))
         return
@@ -345,18 +270,8 @@ def show_table(screen: Screen, table: EpisodeTable, *, group: str = "", sort: st
         return
     screen.line()
     several = any(row.agent for row in table.rows)
-    columns = (
-        "episode",
-        *(("agent",) if several else ()),
-        "step#",
-        "task",
-        "status",
-        "turns#",
-        "tokens#",
-        "reward#",
-        "score#",
-        "last text or error",
-    )
+    agent = ("agent",) if several else ()
+    columns = ("episode", *agent, "step#", "task", "status", "turns#", "tokens#", "reward#", "score#", "last text or error")
     screen.table(columns, [_cells(row, several=several) for row in table.rows])
     screen.line()
     if len(table.rows) < table.chosen:
@@ -368,15 +283,6 @@ def show_table(screen: Screen, table: EpisodeTable, *, group: str = "", sort: st
 
 def _cells(row: Row, *, several: bool) -> list[str | tuple[str, str]]:
     style = {"finished": "", "truncated": "yellow"}.get(row.status, "red")
-    return [
-        row.name,
-        *((row.agent,) if several else ()),
-        str(row.step),
-        row.task,
-        (row.status, style),
-        str(row.turns),
-        str(row.tokens),
-        number(row.reward) if row.reward is not None else "none",
-        number(row.score) if row.score is not None else "none",
-        row.note,
-    ]
+    reward, score = ("none" if value is None else number(value) for value in (row.reward, row.score))
+    agent = (row.agent,) if several else ()
+    return [row.name, *agent, str(row.step), row.task, (row.status, style), str(row.turns), str(row.tokens), reward, score, row.note]

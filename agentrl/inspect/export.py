@@ -20,15 +20,43 @@ FLAG = "--export"
 PLOT_WINDOW = 5
 """Steps in the moving average of a picture."""
 
+KINDS: Mapping[str, Callable[[Any], Any]] = {
+    "text": str,
+    "json": json.dumps,
+    "whole": int,
+    "seed": lambda value: None if value is None else int(value),
+    "number": float,
+    "measured": lambda value: None if value is None else float(value),
+    "wholes": lambda values: list(map(int, values)),
+    "numbers": lambda values: list(map(float, values)),
+    "messages": lambda prompt: _messages(prompt),
+    "turns": lambda turns: [_cast(turn, TURN_COLUMNS) for turn in turns],
+}
+"""Kinds of columns, with the conversion of a value."""
+
+COLUMNS: Mapping[str, str] = {
+    **dict.fromkeys(("trajectory_id", "episode_id"), "text"),
+    **dict.fromkeys(("group_id", "attempt", "version"), "whole"),
+    **dict.fromkeys(("agent", "task_id"), "text"),
+    **dict.fromkeys(("epoch", "position"), "whole"),
+    "seed": "seed", "prompt": "messages", "label": "json", "metadata": "json", "status": "text",
+    **dict.fromkeys(("reward", "score"), "measured"),
+    "reward_parts": "json", "metrics": "json", "error": "text", "num_turns": "whole", "num_tokens": "whole", "turns": "turns",
+}
+"""Column -> kind."""
+
+TURN_COLUMNS: Mapping[str, str] = {
+    "prompt_text": "text", "text": "text", "prompt_ids": "wholes", "token_ids": "wholes", "logprobs": "numbers",
+    "versions": "wholes", "finish_reason": "text", "reward": "number", "temperature": "number", "info": "json",
+}
+
 
 def export(records: Iterable[Mapping[str, Any]], path: Path) -> tuple[int, int]:
     """Write records as rows that ``datasets.load_dataset`` reads.
 
     Values whose type differs between rows (labels, metadata, named rewards and metrics) become JSON text; prompts are messages.
 
-    Args:
-        records: Records from ``trajectories.jsonl``.
-        path: A file that does not exist yet; its ending decides the format, ``.jsonl`` or ``.parquet``.
+    The ending of `path`, a file that does not exist yet, decides the format: ``.jsonl`` or ``.parquet``.
 
     Returns:
         Number of rows written, and number of records left out because they were cut or are incomplete.
@@ -62,46 +90,21 @@ def _rows(records: Iterable[Mapping[str, Any]], left_out: list[Any]) -> Iterator
 def export_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a record; every row has the same columns and types."""
     task, turns = record["task"], record["turns"]
-    seed = task.get("seed")
-    return {
-        "trajectory_id": str(record["trajectory_id"]),
-        "episode_id": str(record["episode_id"]),
-        "group_id": int(record["group_id"]),
-        "attempt": int(record["attempt"]),
-        "version": int(record["version"]),
-        "agent": str(record.get("agent", "")),
-        "task_id": str(task["id"]),
-        "epoch": int(task["epoch"]),
-        "position": int(task["position"]),
-        "seed": None if seed is None else int(seed),
-        "prompt": _messages(task["prompt"]),
-        "label": json.dumps(task["label"]),
-        "metadata": json.dumps(task["metadata"]),
-        "status": str(record["status"]),
-        "reward": _float(record["reward"]),
-        "score": _float(record["score"]),
-        "reward_parts": json.dumps(record["reward_parts"]),
-        "metrics": json.dumps(record["metrics"]),
+    values = {
+        **record,
+        **{name: task[name] for name in ("epoch", "position", "prompt", "label", "metadata")},
+        "agent": record.get("agent", ""),
+        "task_id": task["id"],
+        "seed": task.get("seed"),
         "error": record["error"] or "",
         "num_turns": len(turns),
         "num_tokens": sum(len(turn["token_ids"]) for turn in turns),
-        "turns": [_turn(turn) for turn in turns],
     }
+    return _cast(values, COLUMNS)
 
 
-def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "prompt_text": str(turn["prompt_text"]),
-        "text": str(turn["text"]),
-        "prompt_ids": list(map(int, turn["prompt_ids"])),
-        "token_ids": list(map(int, turn["token_ids"])),
-        "logprobs": list(map(float, turn["logprobs"])),
-        "versions": list(map(int, turn["versions"])),
-        "finish_reason": str(turn["finish_reason"]),
-        "reward": float(turn["reward"]),
-        "temperature": float(turn["temperature"]),
-        "info": json.dumps(turn["info"]),
-    }
+def _cast(values: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    return {name: KINDS[kind](values[name]) for name, kind in columns.items()}
 
 
 def _messages(prompt: Any) -> list[dict[str, str]]:
@@ -112,10 +115,6 @@ def _messages(prompt: Any) -> list[dict[str, str]]:
 
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else json.dumps(content)
-
-
-def _float(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 @contextmanager
@@ -165,43 +164,17 @@ def _without_surrogates(value: Any) -> Any:
 
 def _schema(arrow: Any) -> Any:
     text, number, whole = arrow.string(), arrow.float64(), arrow.int64()
-    message = arrow.struct([("role", text), ("content", text)])
-    turn = arrow.struct(
-        [
-            *((name, text) for name in ("prompt_text", "text")),
-            *((name, arrow.list_(whole)) for name in ("prompt_ids", "token_ids")),
-            ("logprobs", arrow.list_(number)),
-            ("versions", arrow.list_(whole)),
-            ("finish_reason", text),
-            *((name, number) for name in ("reward", "temperature")),
-            ("info", text),
-        ]
-    )
-    return arrow.schema(
-        [
-            *((name, text) for name in ("trajectory_id", "episode_id")),
-            *((name, whole) for name in ("group_id", "attempt", "version")),
-            *((name, text) for name in ("agent", "task_id")),
-            *((name, whole) for name in ("epoch", "position", "seed")),
-            ("prompt", arrow.list_(message)),
-            *((name, text) for name in ("label", "metadata", "status")),
-            *((name, number) for name in ("reward", "score")),
-            *((name, text) for name in ("reward_parts", "metrics", "error")),
-            *((name, whole) for name in ("num_turns", "num_tokens")),
-            ("turns", arrow.list_(turn)),
-        ]
-    )
+    types = {"text": text, "json": text, "whole": whole, "seed": whole, "number": number, "measured": number}
+    types |= {"wholes": arrow.list_(whole), "numbers": arrow.list_(number)}
+    types["messages"] = arrow.list_(arrow.struct([("role", text), ("content", text)]))
+    types["turns"] = arrow.list_(arrow.struct([(name, types[kind]) for name, kind in TURN_COLUMNS.items()]))
+    return arrow.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
 
 
 def plot_rewards(metrics: Iterable[Mapping[str, Any]], path: Path) -> int:
-    """Draw the mean reward of each step, a moving average, and the means of the first and the last steps.
+    """Draw the mean reward of each step, a moving average, and the means of the first and the last steps; return the number of steps.
 
-    Args:
-        metrics: Rows of ``metrics.jsonl``; rows without a reward are skipped.
-        path: File to write; its ending decides the format, for example ``.png`` or ``.svg``.
-
-    Returns:
-        Number of steps drawn.
+    The ending of `path` decides the format, for example ``.png`` or ``.svg``; rows without a reward are skipped.
 
     Raises:
         ConfigError: If there is no reward, matplotlib is missing, or the file cannot be written.

@@ -23,8 +23,7 @@ from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.env.tasks import TaskSource
-from agentrl.inspect.play_input import Leave, Reader
-from agentrl.inspect.play_screen import PlayScreen
+from agentrl.inspect.play_terminal import Leave, PlayScreen, Reader
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.group import Member, make_member
 from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedEngine, WatchedSession
@@ -49,57 +48,27 @@ class _Ended:
     """The episode is over."""
 
 
-class Tasks:
-    """The tasks of a run, in its order or by name.
-
-    Args:
-        source: Where they come from.
-    """
-
-    def __init__(self, source: TaskSource) -> None:
-        self._source = source
-
-    def next(self) -> Task:
-        """The next one, as in training."""
-        return self._source.draw()
-
-    def named(self, name: str) -> Task:
-        """The task with this id, or this number in the environment's own order.
-
-        Raises:
-            ConfigError: If there is none.
-        """
-        tasks = self._source.first(SEARCHED)
-        found = next((task for task in tasks if task.id == name), None)
-        if found is None and name.isdecimal() and int(name) < len(tasks):
-            found = tasks[int(name)]
-        if found is None:
-            last = f"{SEARCHED} and more" if len(tasks) == SEARCHED else str(len(tasks))
-            examples = ", ".join(repr(task.id) for task in tasks[:3])
-            raise ConfigError("--task", name, "there is no such task", f"There are {last}, from {examples} on, or give a number from 0.")
-        return found
+def task_named(source: TaskSource, name: str) -> Task:
+    """Return the task with this id, or with this number in the environment's own order; a `ConfigError` if there is none."""
+    tasks = source.first(SEARCHED)
+    found = next((task for task in tasks if task.id == name), None)
+    if found is None and name.isdecimal() and int(name) < len(tasks):
+        found = tasks[int(name)]
+    if found is None:
+        last = f"{SEARCHED} and more" if len(tasks) == SEARCHED else str(len(tasks))
+        examples = ", ".join(repr(task.id) for task in tasks[:3])
+        raise ConfigError("--task", name, "there is no such task", f"There are {last}, from {examples} on, or give a number from 0.")
+    return found
 
 
 class PlaySession:
-    """Plays episodes one after another.
-
-    Args:
-        config: Data, rollout and engine settings.
-        agent: The environment.
-        tasks: Tasks to play.
-        screen: Where to print.
-        model: A model plays.
-        pause: Wait before each of its turns, if there is a terminal.
-        episodes: Episodes to play; 0: until someone leaves.
-        tokens: Show token ids.
-        logprobs: Show log-probabilities.
-    """
+    """Plays episodes one after another; `episodes` 0: until the person leaves; `pause`: a model waits for Enter before each turn."""
 
     def __init__(
         self,
         config: TrainConfig,
         agent: AgentSpec,
-        tasks: Tasks,
+        tasks: TaskSource,
         screen: Screen,
         *,
         model: bool,
@@ -119,15 +88,8 @@ class PlaySession:
         self._failed = False
 
     def run(self, first: str = "") -> int:
-        """Play until someone leaves; returns the exit code: 1 if an episode failed.
-
-        Args:
-            first: Id or number of the task to begin with.
-
-        Raises:
-            ConfigError: If there is no such task.
-        """
-        task = self._tasks.named(first) if first else self._tasks.next()
+        """Play until the person leaves, beginning with the task `first` if one is named; return the exit code, 1 if an episode failed."""
+        task = task_named(self._tasks, first) if first else self._tasks.draw()
         thread = threading.Thread(target=self._loop.run_forever, name="agentrl-play", daemon=True)
         thread.start()
         try:
@@ -167,24 +129,20 @@ class PlaySession:
         """Play one episode; returns why it was left, if it was."""
         ticket = Ticket(group_id=number, task=task, n_samples_per_prompt=1, version=0)
         self._scene.begin(f"task {task.id}" + (f"  label {task.label!r}" if not self._model and task.label is not None else ""))
-        episode = make_member(
-            ticket,
-            0,
-            agent=self._agent,
-            open_session=lambda: WatchedSession(self._sessions.session(), self._events.put),
-            engine=self._engine,
-            codec=self._codec,
-            settings=self._settings,
-        )
+        agent, engine, codec, settings = self._agent, self._engine, self._codec, self._settings
+
+        def session() -> WatchedSession:
+            return WatchedSession(self._sessions.session(), self._events.put)
+
+        episode = make_member(ticket, 0, agent=agent, open_session=session, engine=engine, codec=codec, settings=settings)
         playing = asyncio.run_coroutine_threadsafe(self._told_when_over(episode), self._loop)
         try:
             for event in self._until_the_end():
                 self._show(event)
-        except Leave as left:
+        except BaseException as error:
             self._end(playing)
-            return left
-        except BaseException:
-            self._end(playing)
+            if isinstance(error, Leave):
+                return error
             raise
         trajectories = playing.result()
         self._failed |= not trajectories[0].status.trainable
@@ -235,11 +193,7 @@ class PlaySession:
         return [*self._codec.encode_text(text), *self._codec.turn_end_ids]
 
     def _after(self, task: Task, left: Leave | None, played: int) -> Task:
-        """The next task to play.
-
-        Raises:
-            Leave: If there is none.
-        """
+        """Return the next task to play; `Leave` is raised if there is none."""
         while True:
             try:
                 if left is None:
@@ -261,7 +215,7 @@ class PlaySession:
     def _chosen(self, left: Leave, task: Task) -> Task:
         if left.action == "restart":
             return task
-        return self._tasks.named(left.argument) if left.action == "task" else self._tasks.next()
+        return task_named(self._tasks, left.argument) if left.action == "task" else self._tasks.draw()
 
     def _go_on(self, played: int) -> None:
         """After an episode: whether there is to be another."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -45,14 +46,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """The outcome of one replay.
-
-    Attributes:
-        records: The records that were replayed.
-        verdict: The outcome.
-        difference: The first difference, if there is one.
-        reason: Why it was skipped, or what kind of difference it is; for one that is the same, what limits that.
-    """
+    """The outcome of one replay; `reason` tells why it was skipped, or what limits or explains the outcome."""
 
     records: Records
     verdict: Verdict
@@ -66,15 +60,7 @@ class Replay:
 
 
 class RecordedEngine(SamplerEngine):
-    """Gives each request of one episode the tokens that were sampled then; see `agentrl.core.protocols.Engine`.
-
-    Args:
-        turns: Agent -> its turns; the number at the end of a request's name says which of them is asked for.
-        limits: Limits of the engine that sampled them.
-
-    Attributes:
-        exhausted: A turn was asked for that is not recorded.
-    """
+    """An engine that gives each request of one episode the recorded tokens; `exhausted`: a turn was asked for that is not recorded."""
 
     def __init__(self, turns: Mapping[str, Sequence[Turn]], limits: EngineLimits) -> None:
         super().__init__(self._recorded, max_model_len=limits.max_model_len, end_token_ids=limits.end_token_ids)
@@ -91,15 +77,7 @@ class RecordedEngine(SamplerEngine):
 
 
 class Replayer:
-    """Replays records of one run.
-
-    Args:
-        agent: The environment.
-        settings: Those of the run.
-        make_codec: Makes a codec of the run's tokenizer from the tokens that end a turn.
-        find_task: Finds a task of the run by its id, for what a record could not hold; `None`: not found.
-        limits: Limits of the run's engines, for records that hold none.
-    """
+    """Replays records of one run; `find_task` finds a task by its id, for values that a record could not hold."""
 
     def __init__(
         self,
@@ -116,11 +94,7 @@ class Replayer:
         self._sessions = open_sessions(agent, settings.env)
 
     async def replay(self, records: Records) -> Replay:
-        """Replay one episode.
-
-        Args:
-            records: Its lines of ``trajectories.jsonl``.
-        """
+        """Replay one episode from its lines of ``trajectories.jsonl``."""
         reason = next(filter(None, map(not_replayable, records)), "")
         if reason:
             return Replay(records=records, verdict=Verdict.SKIPPED, reason=reason)
@@ -128,7 +102,9 @@ class Replayer:
             ticket, lost = self._ticket(records[0])
             found = await self._difference(records, ticket)
         except (KeyError, TypeError, ValueError, SyntaxError) as error:
-            return Replay(records=records, verdict=Verdict.SKIPPED, reason=_unusable(error))
+            said, name = str(error), type(error).__name__
+            reason = said if said.startswith("its executor") else f"its record cannot be used: {name}: {said}"
+            return Replay(records=records, verdict=Verdict.SKIPPED, reason=reason)
         if found is None:
             status = records[0]["status"]
             return Replay(records=records, verdict=Verdict.SAME, reason=f"up to its end by {status}" if status in INTERRUPTED else "")
@@ -137,11 +113,7 @@ class Replayer:
         return Replay(records=records, verdict=Verdict.DIFFERS, difference=found, reason=lost)
 
     async def replay_all(self, episodes: Iterable[Records], *, jobs: int = 8) -> AsyncIterator[Replay]:
-        """Replay many episodes, `jobs` at a time, and those that differ a second time, alone, to tell what kind that is.
-
-        Yields:
-            One outcome per episode: first those that need no second look, as they come.
-        """
+        """Yield the outcomes of many replays, `jobs` at a time; those that differ are played once more at the end, alone, to tell why."""
         doubtful: list[Replay] = []
         async for outcome in _side_by_side(self.replay, episodes, jobs):
             if outcome.verdict is Verdict.DIFFERS and not outcome.reason:
@@ -152,11 +124,7 @@ class Replayer:
             yield await self._explained(outcome, alone=jobs == 1)
 
     async def start(self) -> None:
-        """Load the environment where it will run.
-
-        Raises:
-            EnvLoadError: If it cannot be loaded there.
-        """
+        """Load the environment where it will run; an `EnvLoadError` if it cannot be loaded there."""
         await self._sessions.start()
 
     async def close(self) -> None:
@@ -165,10 +133,10 @@ class Replayer:
 
     async def _explained(self, outcome: Replay, *, alone: bool) -> Replay:
         again = (await self.replay(outcome.records)).difference
-        if again is None:
+        if again is None and alone:
             reason = "not deterministic: a second replay gave what was recorded"
-            if not alone:
-                reason = "the same when replayed alone: episodes side by side disturb each other, for example by global random state"
+        elif again is None:
+            reason = "the same when replayed alone: episodes side by side disturb each other, for example by global random state"
         elif again != outcome.difference:
             reason = "not deterministic: two replays differ from each other"
         else:
@@ -200,11 +168,6 @@ class Replayer:
         return first_difference(records, replayed, penalized=has_penalties(settings.algo))
 
 
-def _unusable(error: Exception) -> str:
-    said = str(error)
-    return said if said.startswith("its executor") else f"its record cannot be used: {type(error).__name__}: {said}"
-
-
 def _sampled(record: Mapping[str, Any]) -> list[Turn]:
     """The actions to repeat; one whose answer was waited for in vain is not given again."""
     last = [record["unanswered"]] if record.get("unanswered") and record["status"] not in INTERRUPTED else []
@@ -230,14 +193,12 @@ async def _side_by_side(
 ) -> AsyncIterator[Replay]:
     """Outcomes as they come; at most `jobs` episodes are held at a time."""
     waiting: set[asyncio.Task[Replay]] = set()
+    left = iter(episodes)
     try:
-        for records in episodes:
-            waiting.add(asyncio.create_task(replay(records)))
-            if len(waiting) >= jobs:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    yield task.result()
-        while waiting:
+        while True:
+            waiting.update(asyncio.create_task(replay(records)) for records in itertools.islice(left, jobs - len(waiting)))
+            if not waiting:
+                return
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 yield task.result()
@@ -249,11 +210,7 @@ async def _side_by_side(
 
 
 def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
-    """Make the replayer of a run's episodes.
-
-    Args:
-        run: The run.
-        agent: Environment to use in place of the run's own.
+    """Return the replayer of a run's episodes, in the environment `agent` or the run's own.
 
     Raises:
         ConfigError: If the run's settings, environment or tokenizer cannot be used.

@@ -181,11 +181,11 @@ def test_signatures_of_the_commands() -> None:
 )
 def test_check_is_a_function_and_a_package_whatever_is_imported_first(first: str) -> None:
     code = f"""{first}
-import inspect, agentrl, agentrl.check.rules
+import inspect, agentrl, agentrl.check.findings
 from agentrl import check
 assert callable(agentrl.check) and agentrl.check is check, agentrl.check
 assert list(inspect.signature(check).parameters) == ["env", "settings"]
-assert agentrl.check.rules.RULES
+assert agentrl.check.findings.RULES
 try:
     agentrl.check("no_such_file.py")
 except agentrl.ConfigError as error:

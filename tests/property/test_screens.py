@@ -17,7 +17,7 @@ from agentrl.core.types import FinishReason, Generation, Sampling, Status, Traje
 from agentrl.env.agent import StepState
 from agentrl.env.results import RawText
 from agentrl.inspect.episodes import Choice, make_table, row_of, show_episode
-from agentrl.inspect.play_screen import PlayScreen
+from agentrl.inspect.play_terminal import PlayScreen
 from agentrl.rollout.observers import ResetEvent, SampleEvent, StepEvent
 from agentrl.track.text import Screen, text_difference
 from tests.unit.rollout.scenes import CODEC

@@ -21,15 +21,15 @@ def forked(request: bytes, names: Mapping[str, str], output: IO[bytes], limit_s:
 
 
 def _work(order: dict[str, Any]) -> int:
-    from agentrl.check import worker as check_worker
+    from agentrl.check import run
 
     os.environ.update(order["names"])
-    check_worker.main()
+    run.main()
     os._exit(0)
 
 
 def _load() -> None:
-    from agentrl.check import worker  # noqa: F401
+    from agentrl.check import run  # noqa: F401
 
 
 if __name__ == "__main__":

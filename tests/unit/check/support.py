@@ -8,7 +8,6 @@ from typing import Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.check.findings import CheckSettings, Report, Severity
-from agentrl.check.rules import RULES
 from agentrl.check.supervise import check
 from agentrl.config.sections import changed
 from tests.unit.check.forks import forked
@@ -32,4 +31,4 @@ def settings_of(env: str, **settings: Any) -> CheckSettings:
 def ids(report: Report, *severities: Severity) -> set[str]:
     """Ids of the findings of some severities; of errors and warnings, if none is named."""
     wanted = severities or (Severity.ERROR, Severity.WARNING)
-    return {finding.id for finding in report.findings if RULES[finding.id].severity in wanted}
+    return {finding.id for finding in report.findings if finding.rule.severity in wanted}

@@ -20,7 +20,7 @@ from agentrl.core.types import Status, Task, Ticket
 from agentrl.env.agent import ResetState, StepState
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.tasks import TaskSource
-from agentrl.inspect.play import PlaySession, Tasks
+from agentrl.inspect.play import PlaySession
 from agentrl.inspect.replay import Replayer, Verdict
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.records import EngineLimits
@@ -162,7 +162,7 @@ def play(spec: AgentSpec, source: TaskSource, monkeypatch: pytest.MonkeyPatch) -
     """Be the policy on standard input."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(TEXTS) + "\n"))
     options = {"model": False, "pause": False, "episodes": 1, "tokens": False, "logprobs": False}
-    assert PlaySession(config_of(spec), spec, Tasks(source), Screen(Console(file=io.StringIO())), **options).run() == 0
+    assert PlaySession(config_of(spec), spec, source, Screen(Console(file=io.StringIO())), **options).run() == 0
 
 
 @pytest.mark.anyio

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from agentrl.check.findings import RULES
 from agentrl.check.report import print_report
-from agentrl.check.rules import RULES
 from agentrl.config.sections import changed
 from agentrl.core.types import Status, Ticket
 from agentrl.env.load import load_agent

@@ -12,7 +12,7 @@ from agentrl.cli.main import COMMANDS
 from agentrl.cli.play import PlayArgs
 from agentrl.cli.replay import ReplayArgs
 from agentrl.config.load import field_homes
-from agentrl.inspect.play_input import COMMANDS as TYPED
+from agentrl.inspect.play_terminal import COMMANDS as TYPED
 
 DOCS = Path(__file__).parents[3] / "docs"
 

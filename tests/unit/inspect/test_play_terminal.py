@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from agentrl.inspect.play_input import Leave, Reader
+from agentrl.inspect.play_terminal import Leave, Reader
 
 
 class Person:

@@ -1,9 +1,11 @@
-"""Output of ``agentrl play``: messages, rewards, and on request the tokens."""
+"""The terminal of ``agentrl play``: input of a person or a pipe, and output of messages, rewards and, on request, tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
 
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Message, Prompt, Status, Trajectory
@@ -13,22 +15,128 @@ from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.observers import ResetEvent, SampleEvent, StepEvent
 from agentrl.track.text import Screen
 
+BLOCK = '"""'
+
+COMMANDS: Mapping[str, str] = {
+    "help": "list the commands",
+    "next": "leave this episode, begin the next task",
+    "restart": "begin this task again",
+    "task": "begin a task, by its number or its id: /task 7",
+    "text": "show everything that the policy has read and written so far, token for token",
+    "tokens": "show token ids, or stop showing them",
+    "quit": "leave",
+}
+
+HELP = (
+    "A line is an answer. An answer of several lines begins and ends with a line of three double quotes; an empty one is\n"
+    "nothing between them. A line that begins with a slash is a command; write two slashes for an answer that does."
+)
+
+
+class Leave(Exception):  # noqa: N818, it is no error
+    """The person leaves the episode: ``next``, ``restart``, ``task`` or ``quit``, and the words after it."""
+
+    def __init__(self, action: str, argument: str = "") -> None:
+        super().__init__(action, argument)
+        self.action, self.argument = action, argument
+
+
+class Reader:
+    """Reads lines of a person at a terminal (`interactive`) or of a pipe, until they have `ended`."""
+
+    def __init__(self, tell: Callable[[str], None], toggle: Callable[[str], None], stream: TextIO | None = None) -> None:
+        self._tell, self._toggle, self._stream = tell, toggle, stream or sys.stdin
+        self.interactive = self._stream.isatty()
+        self.ended = False
+        self._waiting: list[str] = []
+        if self.interactive:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401, gives input() its editing keys
+
+    def answer(self, prompt: str) -> str:
+        """Return the next answer; `Leave` is raised if a command leaves the episode, or no more lines come."""
+        while True:
+            line = self._line(prompt)
+            if line is None:
+                raise Leave("quit")
+            if line.strip() == BLOCK:
+                return self._block()
+            if line.startswith("//"):
+                return line[1:]
+            if line.startswith("/"):
+                self.command(line)
+            elif line:
+                return line
+            elif self.interactive:
+                self._tell(f"An empty line is no answer; for an empty one write {BLOCK} twice. /help lists the commands.")
+
+    def pause(self, prompt: str) -> None:
+        """Wait for the Enter key; `Leave` is raised if a command leaves the episode, or no more lines come."""
+        while True:
+            line = self._line(prompt)
+            if line is None:
+                raise Leave("quit")
+            if not line.strip():
+                return
+            if line.startswith("/"):
+                self.command(line)
+            else:
+                self._tell("Press Enter to go on, or write a command; /help lists them.")
+
+    def more(self) -> bool:
+        """Return True if another line comes; commands before it are carried out, and one may raise `Leave`."""
+        line = self._line("")
+        if line is None:
+            return False
+        if line.startswith("/") and not line.startswith("//"):
+            self.command(line)
+            return self.more()
+        self._waiting.append(line)
+        return True
+
+    def command(self, line: str) -> None:
+        """Carry out a command; `Leave` is raised if it leaves the episode."""
+        name, _, argument = line.strip().removeprefix("/").partition(" ")
+        near = [known for known in COMMANDS if name and known.startswith(name)]
+        if len(near) != 1:
+            self._tell(f"There is no command /{name}. /help lists them; write //{name} for an answer that begins with a slash.")
+        elif near[0] == "help":
+            self._tell(HELP + "\n" + "\n".join(f"/{known:<8} {what}" for known, what in COMMANDS.items()))
+        elif near[0] in ("text", "tokens"):
+            self._toggle(near[0])
+        elif near[0] == "task" and not argument.strip():
+            self._tell("Say which task: /task 7")
+        else:
+            raise Leave(near[0], argument.strip())
+
+    def _block(self) -> str:
+        lines: list[str] = []
+        while (line := self._line("...  ")) is not None and line.strip() != BLOCK:
+            lines.append(line)
+        return "\n".join(lines)
+
+    def _line(self, prompt: str) -> str | None:
+        if self._waiting:
+            return self._waiting.pop()
+        if self.ended:
+            return None
+        try:
+            if self.interactive:
+                return input(prompt)
+            line = self._stream.readline()
+        except EOFError:
+            line = ""
+        if not line:
+            self.ended = True
+            return None
+        return line.rstrip("\r\n")
+
 FEW = 64
 """Tokens that are listed at most of what the policy reads; of what it writes, all are."""
 
 
 class PlayScreen:
-    """Prints an episode as it goes on.
-
-    Args:
-        screen: Where to.
-        codec: Spells tokens.
-        system_prompt: System message put before a chat that does not begin with one.
-        chat: Plain text becomes a user message.
-        model: A model plays, and its turns are printed.
-        tokens: Print token ids.
-        logprobs: Print the log-probability of every on_sample token.
-    """
+    """Prints an episode as it goes on; `chat`: plain text becomes a user message; `model`: a model plays, and its turns are printed."""
 
     def __init__(
         self, screen: Screen, codec: ChatCodec, *, system_prompt: str, chat: bool, model: bool, tokens: bool, logprobs: bool
@@ -40,17 +148,13 @@ class PlayScreen:
         self._latest: GenerationRequest | None = None
         self._told = False  # whether the environment says what is read; an executor does not
 
-    def tell(self, text: str) -> None:
-        """Print a message that is no part of the episode."""
-        self._screen.line((text, "dim"))
-
     def toggle(self, name: str) -> None:
         """Carry out ``/tokens`` or ``/text``."""
         if name == "tokens":
             self.tokens = not self.tokens
-            self.tell(f"Token ids are {'shown from now on' if self.tokens else 'no longer shown'}.")
+            self._screen.line((f"Token ids are {'shown from now on' if self.tokens else 'no longer shown'}.", "dim"))
         elif self._latest is None:
-            self.tell("Nothing was read yet.")
+            self._screen.line(("Nothing was read yet.", "dim"))
         else:
             self._screen.line(self._codec.decode(self._latest.prompt_ids.tolist()))
 
@@ -66,9 +170,8 @@ class PlayScreen:
         for agent, opening in result.observations.items():
             self._prompt(opening, f" to {agent}")
         if result.observation is not None or not result.observations:
-            self._prompt(
-                event.task.prompt if result.observation is None else result.observation, f" to {result.agent}" if result.agent else ""
-            )
+            prompt = event.task.prompt if result.observation is None else result.observation
+            self._prompt(prompt, f" to {result.agent}" if result.agent else "")
         self._numbers("info", result.info)
 
     def asked(self, request: GenerationRequest) -> None:
@@ -94,9 +197,8 @@ class PlayScreen:
             self._screen.line(("assistant", "bold green"), ("  cut at its limit" if cut else "", "yellow"))
             self._screen.line(self._codec.decode(ids), indent=2)
         elif cut:
-            self._screen.line(
-                (f"cut to {len(ids)} tokens, as a model's turn would be (--max-new-tokens): {self._codec.decode(ids)}", "yellow")
-            )
+            kept = f"cut to {len(ids)} tokens, as a model's turn would be (--max-new-tokens): {self._codec.decode(ids)}"
+            self._screen.line((kept, "yellow"))
         if self.tokens:
             self._ids(f"writes {len(ids)} tokens", ids)
         if self._logprobs:
