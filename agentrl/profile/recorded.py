@@ -87,9 +87,9 @@ class Recorded:
 
 def read_recorded(
     *,
-    settings: FlowSettings,  # of its flow
-    num_engines: int,  # its engines
-    num_learners: int,  # its learner ranks
+    settings: FlowSettings,
+    num_engines: int,
+    num_learners: int,
     max_sequences: int,  # sequences that an engine decodes at once
     metrics: Sequence[Row],  # rows of ``metrics.jsonl``
     records: Iterable[Row],  # rows of ``trajectories.jsonl``; may be empty

@@ -71,13 +71,7 @@ class EngineModel:
 
 
 class World:
-    """State that all engines of a simulated run share.
-
-    Args:
-        draw: Draws the episodes of a group.
-        failure_rate: Share of the episodes that fail.
-        seed: A group asks for the same whichever engine it runs on and whenever.
-    """
+    """State that all engines of a simulated run share; a group asks for the same on any engine and at any time."""
 
     def __init__(self, draw: DrawGroup, failure_rate: float, seed: int) -> None:
         self._draw, self._failure_rate, self.seed = draw, failure_rate, seed
@@ -100,9 +94,6 @@ class Decoder:
 
     Every running sequence gets one token per step, so that a sequence of k tokens ends k steps after its beginning; steps
     are counted in fractions.
-
-    Args:
-        model: How fast it is.
     """
 
     def __init__(self, model: EngineModel) -> None:

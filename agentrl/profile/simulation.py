@@ -54,12 +54,7 @@ class LearnerModel:
 
 
 class SimulatedLearner:
-    """See `agentrl.core.protocols.Learner`; groups are summaries.
-
-    Args:
-        model: How fast it is.
-        seed: Of what is drawn.
-    """
+    """See `agentrl.core.protocols.Learner`; groups are summaries."""
 
     def __init__(self, model: LearnerModel, seed: int = 0) -> None:
         self._model, self._rng = model, random.Random(f"{seed} learner")
