@@ -22,7 +22,7 @@ def print_report(report: Report, *, fix_hints: bool = False, console: Console | 
     out.width = min(out.width, WIDTH) if out.is_terminal else WIDTH
     tasks = report.env.get("tasks")
     name = Text.assemble((str(report.env.get("name", "")), "bold"), f" ({report.env.get('source', '')}), ")
-    out.print(name.append("tasks without an end" if tasks is None else f"{tasks} tasks"))
+    out.print(name.append("tasks without an end" if tasks is None else f"{tasks} task{'s' * (tasks != 1)}"))
     for title, table in (("Rewards by policy", _policies(report)), ("Time per call", _timing(report))):
         if table.row_count:
             out.print()

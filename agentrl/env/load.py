@@ -84,7 +84,7 @@ def load_agent(spec: str) -> AgentSpec:
         raise EnvLoadError(FLAG, spec, "is missing", FORMS)
     root = str(Path.cwd())
     file, name = _split_file(spec)
-    full = f"{file.absolute()}:{name}" if file is not None else spec
+    full = spec if file is None else f"{file.absolute()}:{name}" if name else str(file.absolute())
     found, cls = _load(full, root)
     if file is not None:
         full = f"{file.absolute()}:{found}"

@@ -32,7 +32,7 @@ def evaluation_line(assessment: Assessment) -> str:
     for name, estimate in assessment.overall.items():
         names.setdefault(estimate_text(estimate), []).append(name)
     figures = ", ".join(f"{' = '.join(equal)} {text}" for text, equal in names.items())
-    return f"{figures or 'nothing measured'}; {assessment.tasks} tasks{failure_text(assessment)}"
+    return f"{figures or 'nothing measured'}; {assessment.tasks} task{'s' * (assessment.tasks != 1)}{failure_text(assessment)}"
 
 
 def estimate_text(estimate: Estimate) -> str:
@@ -111,7 +111,8 @@ def print_comparison(console: Console, comparison: Comparison, model: Assessment
     for name, assessment in (("model", model), ("baseline", baseline)):
         console.print(Text(f"{name:<10}{_episodes_text(assessment)}"), soft_wrap=True)
     if comparison.unpaired:
-        console.print(Text(f"{comparison.unpaired} tasks were measured for one of the two only, and are left out above"), soft_wrap=True)
+        tasks = f"{comparison.unpaired} task{'s were' if comparison.unpaired != 1 else ' was'}"
+        console.print(Text(f"{tasks} measured for one of the two only, and left out above"), soft_wrap=True)
 
 
 def _rows(overall: Mapping[str, Figure], *parts: Mapping[str, Mapping[str, Figure]]) -> list[tuple[str, Figure]]:
@@ -140,5 +141,5 @@ def _episodes_text(assessment: Assessment) -> str:
     lines = "".join(f"\n  {count} x {cause}" for cause, count in assessment.causes.items())
     return (
         f"{text}; {assessment.failed_episodes} more failed and are in no figure, "
-        f"{len(assessment.failed_tasks)} tasks have none that did not:{lines}"
+        f"{len(assessment.failed_tasks)} task{'s have' if len(assessment.failed_tasks) != 1 else ' has'} none that did not:{lines}"
     )

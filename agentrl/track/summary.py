@@ -218,7 +218,7 @@ def _evaluation(evaluated: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 def _trend_text(reward: Mapping[str, float], steps: int) -> str:
     first, last = ends(steps)
-    means = f"mean of the first {first} and of the last {last} steps"
+    means = "first and last step" if last == 1 else f"mean of the first {first} and of the last {last} steps"
     return f"{number(reward['first'])} to {number(reward['last'])} ({reward['gain']:+.3f}); {means}; best {number(reward['best'])}"
 
 

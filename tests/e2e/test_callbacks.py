@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.runs import SMALL, succeeded, train
 
 SOURCE = """
@@ -44,6 +46,7 @@ class Breaks(Callback):
 """
 
 
+@pytest.mark.slow
 def test_a_callback_adds_a_metric_stops_the_run_and_is_there_again_after_a_resumption(tmp_path: Path) -> None:
     file, run_dir = tmp_path / "follow.py", tmp_path / "run"
     file.write_text(SOURCE)

@@ -24,7 +24,7 @@ def weights(run: Run) -> bytes:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("runtime", ["local", "ray"])
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_own_functions_equal_to_the_built_in_ones_give_the_same_weights(tmp_path: Path, runtime: str) -> None:
     built_in = succeeded(train(tmp_path / "built-in", *FLAGS, *BUILT_IN, "--runtime", runtime))
     own = succeeded(train(tmp_path / "own", *FLAGS, *OWN, "--runtime", runtime))
@@ -36,6 +36,7 @@ def test_own_functions_equal_to_the_built_in_ones_give_the_same_weights(tmp_path
     assert algo["advantage_estimator"] == f"{EXAMPLE}:group_advantages"
 
 
+@pytest.mark.slow
 def test_an_exception_in_a_loss_ends_the_run_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("import agentrl\n\n@agentrl.policy_loss\ndef broken(inputs, options):\n    return inputs.nothing\n")

@@ -52,6 +52,7 @@ def test_a_script_trains_again_and_again_in_its_own_process(tmp_path: Path, caps
     assert "as an object in Python code" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_script_trains_on_ray(tmp_path: Path) -> None:
     process = start("ray", tmp_path)

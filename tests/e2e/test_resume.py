@@ -61,6 +61,7 @@ def same_after_kills(folder: Path, kills: int, once: Run) -> list[int]:
     return killed
 
 
+@pytest.mark.slow
 def test_one_kill_changes_nothing(tmp_path: Path, once: Run) -> None:
     same_after_kills(tmp_path, 1, once)
 

@@ -37,7 +37,7 @@ def test_one_model() -> None:
     assert "easy: reward 1.000 1.000 to 1.000 4" in lines
     assert "other: reward 0.000 one task only 1" in lines
     assert (
-        "5 episodes, 10.0 tokens and 2.0 turns each, 0% truncated; 3 more failed and are in no figure, 1 tasks have none that did not:"
+        "5 episodes, 10.0 tokens and 2.0 turns each, 0% truncated; 3 more failed and are in no figure, 1 task has none that did not:"
         in lines
     )
     assert "3 x timeout: step: 60 s" in lines
@@ -50,7 +50,7 @@ def test_two_models() -> None:
     assert lines[0] == "model baseline difference 95% interval tasks better worse"
     assert any(line.startswith("reward 1.000 0.429 +0.571 +") and line.endswith("57% 0%") for line in lines)
     assert any(line.startswith("hard: pass@1 1.000 0.333 +0.667") for line in lines)
-    assert "1 tasks were measured for one of the two only, and are left out above" in lines
+    assert "1 task was measured for one of the two only, and left out above" in lines
 
 
 def test_progress_in_a_pipe_is_a_line_now_and_then(clock: Clock) -> None:

@@ -28,7 +28,7 @@ def test_one_line_says_figures_intervals_and_failures() -> None:
     assert line == (
         "reward = score = pass@1 0.500 (0.000 to 1.000); 2 tasks, 1 more failed; 2 episodes failed, most often with timeout: step: 60 s"
     )
-    assert evaluation_line(assess([outcome("a", 0.25, score=False)])) == "reward 0.250; 1 tasks"
+    assert evaluation_line(assess([outcome("a", 0.25, score=False)])) == "reward 0.250; 1 task"
     assert evaluation_line(assess([outcome("a", failed=1)])).startswith("nothing measured; 0 tasks, 1 more failed")
 
 
@@ -68,7 +68,7 @@ async def test_a_run_shows_and_sums_up_its_evaluations(tmp_path: Path, metrics: 
     }
     shown = stream.getvalue()
     assert "evaluation of step 2: reward = score 0.750, pass@1 0.000; 1 tasks" in shown
-    assert "evaluation reward 0.250 to 0.750, pass@1 0.000 to 1.000; steps 0 to 2; best 0.750 after step 2" in shown
+    assert "evaluation   reward 0.250 to 0.750, pass@1 0.000 to 1.000; steps 0 to 2; best 0.750 after step 2" in shown
     rows = read_lines(tmp_path / "metrics.jsonl")
     assert [(row["step"], row["reward/mean"], row.get("eval/reward")) for row in rows] == [(0, None, 0.25), (1, 0.5, None), (2, 0.5, 0.75)]
     again = tracker_of(tmp_path, io.StringIO())
