@@ -13,7 +13,7 @@ from agentrl.check.probe import Watch, probed
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError, EnvError, EnvResultError
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import FinishReason, Generation, Prompt, Sampling, Task, Ticket, floats, ints
+from agentrl.core.types import Generation, Prompt, Sampling, Task, Ticket
 from agentrl.env.agent import AgentClass, StepState
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.load import AgentSpec
@@ -21,7 +21,7 @@ from agentrl.env.multi_agent import MultiAgentSpec, multi_agent_spec
 from agentrl.env.results import bad_result
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.episode import Episode
-from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedSession
+from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedSession, written_turn
 from agentrl.rollout.settings import EpisodeSettings
 
 CLOSE_TIMEOUT_S = 10.0
@@ -236,14 +236,7 @@ class TextEpisode:
         ids = codec.encode_plain(text[: min(ends)] if ends else text)
         if not ends:
             ids = [*ids, *codec.turn_end_ids]
-        budget = len(ids) if sampling.max_tokens >= own_budget else sampling.max_tokens
-        kept = ids[:budget]
-        return Generation(
-            token_ids=ints(kept),
-            logprobs=floats([0.0] * len(kept)),
-            versions=ints([0] * len(kept)),
-            finish_reason=FinishReason.STOP if len(kept) == len(ids) else FinishReason.LENGTH,
-        )
+        return written_turn(ids, len(ids) if sampling.max_tokens >= own_budget else sampling.max_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

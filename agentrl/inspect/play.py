@@ -18,7 +18,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, EngineError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import FinishReason, Generation, Task, Ticket, Trajectory, floats, ints
+from agentrl.core.types import Generation, Task, Ticket, Trajectory
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
@@ -26,7 +26,7 @@ from agentrl.env.tasks import TaskSource
 from agentrl.inspect.play_terminal import Leave, PlayScreen, Reader
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.group import Member, make_member
-from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedEngine, WatchedSession
+from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedEngine, WatchedSession, written_turn
 from agentrl.rollout.settings import episode_settings
 from agentrl.track.text import Screen
 
@@ -234,14 +234,7 @@ class PlaySession:
 
     async def _sample(self, request: GenerationRequest) -> Generation:
         """A person's turn, waited for without a deadline and cut to the turn's budget as a model's would be; log-probabilities are 0."""
-        said = await self._ask(request)
-        kept = said[: request.sampling.max_tokens]
-        return Generation(
-            token_ids=ints(kept),
-            logprobs=floats([0.0] * len(kept)),
-            versions=ints([0] * len(kept)),
-            finish_reason=FinishReason.LENGTH if len(kept) < len(said) else FinishReason.STOP,
-        )
+        return written_turn(await self._ask(request), request.sampling.max_tokens)
 
     async def _leave_to_sample(self, request: GenerationRequest) -> None:
         if self._model:

@@ -5,12 +5,12 @@ The episode itself runs as always.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from agentrl.core.protocols import Engine, EngineStats, GenerationRequest, WeightUpdate
-from agentrl.core.types import Generation, Task
+from agentrl.core.types import FinishReason, Generation, Task, floats, ints
 from agentrl.env.agent import ResetResult, StepResult, StepState
 from agentrl.env.boundary import Session
 
@@ -64,6 +64,14 @@ class WatchedSession:
     async def close(self) -> None:
         """As `Session.close`."""
         await self._session.close()
+
+
+def written_turn(ids: Sequence[int], budget: int) -> Generation:
+    """Return the turn of a text that no model sampled, cut to `budget` tokens; log-probabilities and versions are 0."""
+    kept = ids[:budget]
+    zeros = [0] * len(kept)
+    reason = FinishReason.LENGTH if len(kept) < len(ids) else FinishReason.STOP
+    return Generation(token_ids=ints(kept), logprobs=floats(zeros), versions=ints(zeros), finish_reason=reason)
 
 
 class SamplerEngine:
