@@ -24,7 +24,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-real test-faults test-clients mutants check bench bench-trl gpu study docs clean distclean
+.PHONY: help install demo test test-slow test-real test-faults test-clients test-browser mutants check bench bench-trl gpu study docs clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test-faults: $(STAMP)  ## break everything that docs/reliability.md lists, and w
 
 test-clients: $(STAMP) $(CLIENTS)/.installed  ## run real agent programs against the endpoint (1 GB in .venv-clients)
 	AGENTRL_CLIENTS=$(CLIENTS) $(PY) -m pytest -m clients $(PYTEST_ARGS)
+
+test-browser: $(STAMP)  ## run the tests of the viewer's page in Chromium (apt-get install chromium)
+	$(PY) -m pytest -m browser --timeout=300 $(PYTEST_ARGS)
 
 mutants: $(STAMP)  ## plant bugs one at a time and report those that no test notices
 	$(PY) -m tests.mutants

@@ -1,0 +1,44 @@
+// Colour scales that readers with colour blindness can tell apart: cividis in sequence, blue to orange on both sides of a middle.
+const CIVIDIS = ["#00224e", "#083370", "#35456c", "#4f576c", "#666970", "#7d7c78", "#948e77", "#aea371", "#c8b866", "#e5cf52", "#fee838"];
+const BLUES = ["#d8e6f4", "#a9cbe8", "#6fa8d6", "#3b82c0", "#14589a"];
+const ORANGES = ["#fbe3cc", "#f8c08d", "#f0964a", "#d96d14", "#9c4a06"];
+export const CATEGORIES = ["#3b78b5", "#d9731a", "#7a9a01", "#8a5fbf", "#b5a021", "#4fa3a5", "#c25b7c", "#777777"];
+
+const channels = (colour) => [1, 3, 5].map((start) => parseInt(colour.slice(start, start + 2), 16));
+
+function between(stops, place) {
+  const at = Math.min(1, Math.max(0, place)) * (stops.length - 1);
+  const low = Math.min(stops.length - 2, Math.floor(at));
+  const [first, second] = [channels(stops[low]), channels(stops[low + 1])];
+  return first.map((value, index) => Math.round(value + (second[index] - value) * (at - low)));
+}
+
+function painted([red, green, blue], alpha) {
+  const light = (0.299 * red + 0.587 * green + 0.114 * blue) / 255;
+  const style = { backgroundColor: `rgba(${red}, ${green}, ${blue}, ${alpha})` };
+  if (alpha > 0.6) style.color = light > 0.55 ? "#111111" : "#ffffff";
+  return style;
+}
+
+// `place` runs from 0, which is quiet, to 1, which stands out on a light and on a dark page.
+export function sequential(place, dark) {
+  if (!(place > 0.02)) return {};
+  const shown = Math.min(1, place);
+  return painted(between(CIVIDIS, dark ? 0.15 + 0.85 * shown : 1 - shown), Math.min(1, 0.15 + 1.8 * shown));
+}
+
+// `place` runs from -1 (blue) over 0 (no colour) to 1 (orange).
+export function diverging(place) {
+  const size = Math.min(1, Math.abs(place));
+  if (!(size > 0.02)) return {};
+  return painted(between(place < 0 ? BLUES : ORANGES, size), 0.75 + 0.25 * size);
+}
+
+export const category = (index) => painted(channels(CATEGORIES[index % CATEGORIES.length]), 0.45);
+export const lineColour = (index) => CATEGORIES[index % CATEGORIES.length];
+
+// Whole scale, for legends: [place, style] pairs.
+export function samples(kind, dark, count = 11) {
+  const places = Array.from({ length: count }, (_, index) => index / (count - 1));
+  return kind === "diverging" ? places.map((place) => diverging(2 * place - 1)) : places.map((place) => sequential(place, dark));
+}

@@ -1,0 +1,77 @@
+// Curves of one run or of several: the main metrics first, every other found by its name.
+import { html, useEffect, useState } from "./html.js";
+import { ask, question, runPath } from "./api.js";
+import { Chart } from "./chart.js";
+import { lineColour } from "./colour.js";
+import { useKeys } from "./keys.js";
+import { Empty } from "./legend.js";
+import { setQuery } from "./router.js";
+
+const AXES = { steps: "step", time: "time_s", tokens: "tokens", episodes: "episodes" };
+const MAIN = 6;
+const MORE = 24;
+
+// The metrics of some runs, one question each; asked again when `version` changes.
+export function useMetrics(runs, version) {
+  const [answers, setAnswers] = useState({});
+  const key = runs.join(",");
+  useEffect(() => {
+    let stale = false;
+    for (const run of runs) {
+      ask(question(runPath(run, "metrics")))
+        .then((data) => stale || setAnswers((before) => ({ ...before, [run]: data })))
+        .catch((error) => stale || setAnswers((before) => ({ ...before, [run]: { error: error.message } })));
+    }
+    return () => (stale = true);
+  }, [key, version]);
+  return answers;
+}
+
+function points(answer, name, axis) {
+  const xs = answer.axes[AXES[axis]] || [];
+  const column = answer.columns[name] || [];
+  const from = answer.from || answer.axes.step;
+  return xs.map((x, index) => ({ x, y: column[index], step: answer.axes.step[index], from: from[index] }));
+}
+
+function Controls({ query, found }) {
+  const axis = query.x || "steps";
+  const box = (name, text) => html`<label><input type="checkbox" checked=${query[name] === "1"} onChange=${(event) => setQuery({ [name]: event.target.checked ? "1" : "" })} /> ${text}</label>`;
+  return html`<div class="tools"><input type="search" aria-label="Find a metric" placeholder="Find a metric: kl, loss, engine/…" value=${query.find || ""} onInput=${(event) => setQuery({ find: event.target.value })} />
+    <label>over <select aria-label="axis" value=${axis} onChange=${(event) => setQuery({ x: event.target.value === "steps" ? "" : event.target.value })}>
+      ${Object.keys(AXES).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>
+    <label>smoothing <input type="range" aria-label="smoothing" min="0" max="0.98" step="0.02" value=${query.smooth || 0} onInput=${(event) => setQuery({ smooth: event.target.value === "0" ? "" : event.target.value })} /> ${query.smooth || "off"}</label>
+    ${box("logx", "log x")}${box("logy", "log y")}
+    <span class="dim">${found}</span></div>`;
+}
+
+// `onPick(run, metric, step)` is called when a point is clicked.
+export function Curves({ runs, answers, query, onPick }) {
+  useKeys({ f: ["find a metric", () => document.querySelector('[aria-label="Find a metric"]')?.focus()] });
+  const ready = runs.filter((run) => answers[run] && !answers[run].error);
+  const problems = runs.filter((run) => answers[run] && answers[run].error);
+  const said = problems.map((run) => html`<${Empty} key=${run}>${run}: ${answers[run].error}<//>`);
+  if (!ready.length) return html`${said}`;
+  const names = [...new Set(ready.flatMap((run) => answers[run].names))].sort();
+  if (!names.length) return html`${said}<${Empty}>No step has ended yet. The first curve appears with the first step.<//>`;
+  const main = [...new Set(ready.flatMap((run) => answers[run].main))].slice(0, MAIN);
+  const words = (query.find || "").toLowerCase().split(/\s+/).filter(Boolean);
+  const all = query.all === "1";
+  const others = names.filter((name) => !main.includes(name));
+  const chosen = words.length ? names.filter((name) => words.every((word) => name.toLowerCase().includes(word))) : all ? [...main, ...others] : main;
+  const limit = all ? chosen.length : Math.max(MORE, MAIN);
+  const axis = query.x || "steps";
+  const chart = (name) => {
+    const curves = ready.map((run, index) => ({ name: run, colour: lineColour(index), points: points(answers[run], name, axis) }));
+    const note = ready.map((run) => (answers[run].descriptions || {})[name]).find(Boolean) || "";
+    return html`<${Chart} key=${name} title=${name} note=${note} curves=${curves} x=${axis} logX=${query.logx === "1"} logY=${query.logy === "1"}
+      share=${Number(query.smooth || 0)} sync=${`curves-${axis}`} onPick=${(curve, point) => onPick(curve.name, name, point.step)} />`;
+  };
+  const found = words.length ? `${chosen.length} of ${names.length} metrics` : `${Math.min(chosen.length, limit)} of ${names.length} metrics shown`;
+  return html`<${Controls} query=${query} found=${found} />${said}
+    ${ready.length > 1 && html`<p class="legend">${ready.map((run, index) => html`<span key=${run}><i class="swatch" style=${{ backgroundColor: lineColour(index) }}></i>${run}</span>`)}</p>`}
+    <p class="dim">A click on a point opens its step. A drag enlarges a part, a double click shows all.</p>
+    <div class="charts">${chosen.slice(0, limit).map(chart)}</div>
+    ${words.length > 0 && chosen.length === 0 && html`<${Empty}>No metric's name contains “${query.find}”. <button type="button" onClick=${() => setQuery({ find: "" })}>Show the main ones</button><//>`}
+    ${!words.length && html`<p><button type="button" onClick=${() => setQuery({ all: all ? "" : "1" })}>${all ? "Show the main metrics only" : `Show all ${names.length} metrics`}</button></p>`}`;
+}

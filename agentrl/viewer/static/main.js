@@ -1,0 +1,110 @@
+// The frame around the views: where the reader is, the run's sections, search, light and dark, keys.
+import { html, render, useEffect, useErrorBoundary, useState } from "./html.js";
+import { runPath, saved, useData, useGrowth } from "./api.js";
+import { address, go, toEpisode, toGroup, toRun, toStep, useRoute } from "./router.js";
+import { helpRows, useKeys } from "./keys.js";
+import { isDark, setTheme, useDark } from "./theme.js";
+import { Empty, StatusBadge } from "./legend.js";
+import { RunsView } from "./views/runs.js";
+import { CompareView } from "./views/compare.js";
+import { RunView } from "./views/run.js";
+import { SettingsView } from "./views/settings.js";
+import { StepsView } from "./views/steps.js";
+import { StepView } from "./views/step.js";
+import { EpisodesView } from "./views/episodes.js";
+import { EpisodeView } from "./views/episode.js";
+import { GroupView } from "./views/group.js";
+import { TaskView, TasksView } from "./views/tasks.js";
+import { EvaluationsView } from "./views/evaluations.js";
+import { SearchView } from "./views/search.js";
+
+const VIEWS = {
+  "": RunView, settings: SettingsView, steps: StepsView, step: StepView, episodes: EpisodesView, episode: EpisodeView, group: GroupView,
+  tasks: TasksView, task: TaskView, evaluations: EvaluationsView, search: SearchView,
+};
+const SECTIONS = [["", "Curves"], ["steps", "Steps"], ["episodes", "Episodes"], ["tasks", "Tasks"], ["evaluations", "Evaluations"], ["settings", "Settings"]];
+const PART_OF = { step: "steps", episode: "episodes", group: "steps", task: "tasks" };
+
+function Path({ run, section, name }) {
+  const words = { step: `step ${name}`, episode: `episode ${name}`, group: `group ${name}`, task: `task ${name}` };
+  const links = { step: toStep, episode: toEpisode, group: toGroup };
+  return html`<span class="path"><a class="brand" href="#/">agentrl</a>${run && html`<a href=${toRun(run)}>${run}</a>`}
+    ${words[section] && html`<a href=${links[section] ? links[section](run, name) : address(["run", run, "task", name])}>${words[section]}</a>`}</span>`;
+}
+
+function Top({ run, section, name, growth, query, askHelp }) {
+  const dark = useDark();
+  const { changes, lost } = growth;
+  const search = (event) => {
+    event.preventDefault();
+    const text = event.target.elements.text.value.trim();
+    if (text) go(address(["run", run, "search"], { text }));
+  };
+  return html`<header class="top"><${Path} run=${run} section=${section} name=${name} />
+    ${run && changes && html`<${StatusBadge} status=${changes.status} />`}
+    ${run && html`<nav aria-label="sections of the run">${SECTIONS.map(
+      ([part, text]) => html`<a key=${part} class=${(PART_OF[section] || section) === part ? "here" : ""} href=${address(["run", run, part].filter(Boolean))}>${text}</a>`,
+    )}</nav>`}
+    <span class="space"></span>
+    ${run && changes && changes.status === "running" && html`<span class="live" id="live">step ${changes.steps}</span>`}
+    ${run && changes && changes.index && !changes.index.done && html`<span class="dim">reading episodes: ${Math.floor((100 * changes.index.bytes) / Math.max(1, changes.index.of))}%</span>`}
+    ${lost && html`<span class="badge bad">the server does not answer</span>`}
+    ${saved && html`<span class="badge">saved page</span>`}
+    ${run && !saved && html`<form onSubmit=${search}><input type="search" name="text" id="search" placeholder="Search the episodes  ( / )" aria-label="Search the episodes" defaultValue=${section === "search" ? query.text : ""} /></form>`}
+    <button type="button" title="light or dark (t)" aria-label="light or dark" onClick=${() => setTheme(dark ? "light" : "dark")}>${dark ? "light" : "dark"}</button>
+    <button type="button" title="keys (?)" aria-label="keys" onClick=${askHelp}>?</button></header>`;
+}
+
+function Help({ close }) {
+  useKeys({ Escape: ["close", close] });
+  return html`<div class="dialog" role="dialog" aria-label="Keys" onClick=${close}><div><h2>Keys</h2><table><tbody>${helpRows().map(
+    ([key, text]) => html`<tr key=${key}><td><kbd>${key}</kbd></td><td>${text}</td></tr>`,
+  )}</tbody></table></div></div>`;
+}
+
+// A view that fails says why, and the rest of the page goes on.
+function Guarded({ children }) {
+  const [error, reset] = useErrorBoundary();
+  useEffect(() => {
+    addEventListener("hashchange", reset);
+    return () => removeEventListener("hashchange", reset);
+  }, []);
+  return error ? html`<${Empty}>This view cannot be shown: ${String(error.message || error)}. <button type="button" onClick=${reset}>Try again</button><//>` : children;
+}
+
+function RunPage({ run, section, name, query }) {
+  const { data, error } = useData(runPath(run), run);
+  const View = VIEWS[section];
+  if (error && !data) return html`<${Empty}>${error} <a href="#/">All runs</a><//>`;
+  if (!data) return null;
+  if (!View) return html`<${Empty}>There is no section ${section} of a run. <a href=${toRun(run)}>Curves of the run</a><//>`;
+  return html`<${View} run=${run} info=${data} name=${name} query=${query} key=${`${run}/${section}/${name}`} />`;
+}
+
+function App() {
+  const { parts, query } = useRoute();
+  const [help, setHelp] = useState(false);
+  const [kind, run = "", section = "", name = ""] = parts;
+  const inRun = kind === "run" ? run : "";
+  const growth = useGrowth(inRun);
+  useKeys({
+    "?": ["show the keys", () => setHelp(!help)],
+    "/": ["search", () => document.querySelector("#search, input[type=search]")?.focus()],
+    t: ["light or dark", () => setTheme(isDark() ? "light" : "dark")],
+    u: ["one level up", () => go(inRun && section ? toRun(inRun) : "#/")],
+  });
+  useEffect(() => {
+    document.title = [name && `${section} ${name}`, inRun, "agentrl"].filter(Boolean).join(" · ");
+  });
+  const view = inRun
+    ? html`<${RunPage} run=${inRun} section=${section} name=${name} query=${query} />`
+    : kind === "compare" ? html`<${CompareView} query=${query} />` : html`<${RunsView} query=${query} />`;
+  return html`<${Top} run=${inRun} section=${section} name=${name} growth=${growth} query=${query} askHelp=${() => setHelp(true)} />
+    <main class="page"><${Guarded}>${view}<//></main>${help && html`<${Help} close=${() => setHelp(false)} />`}`;
+}
+
+const { start } = document.documentElement.dataset;
+if (start && location.hash.length < 3) history.replaceState(null, "", start);
+const place = document.getElementById("page");
+place.replaceChildren();
+render(html`<${App} />`, place);

@@ -1,0 +1,89 @@
+// A turn: what the model was given, what it sampled, what the environment paid and how long it took.
+import { html, useMemo, useState } from "./html.js";
+import { number, plural, seconds, spelled } from "./format.js";
+import { at, foundTokens, piecesOf } from "./tokens.js";
+
+const LONG = 1500; // tokens of a turn, or a hundredth of the letters of a text, shown before the reader asks for all
+
+// Text with the places marked in which another text is found.
+export function Found({ text, find }) {
+  if (!find) return html`${text}`;
+  const [whole, part] = [text.toLowerCase(), find.toLowerCase()];
+  const pieces = [];
+  let from = 0;
+  for (let place = whole.indexOf(part); place >= 0; place = whole.indexOf(part, from)) {
+    pieces.push(text.slice(from, place), html`<mark class="found">${text.slice(place, place + part.length)}</mark>`);
+    from = place + part.length;
+  }
+  return html`${pieces}${text.slice(from)}`;
+}
+
+export function LongText({ text, find }) {
+  const [all, setAll] = useState(false);
+  const limit = LONG * 10;
+  const cut = !all && !find && text.length > limit;
+  return html`<pre class="text"><${Found} text=${cut ? text.slice(0, limit) : text} find=${find} /></pre>
+    ${cut && html`<button type="button" onClick=${() => setAll(true)}>all ${text.length} letters</button>`}`;
+}
+
+// Sampled tokens, coloured. `cells` shows each token apart, with its white space visible.
+export function Tokens({ turn, paint, cells, chosen, find, mask, from = 0 }) {
+  const [all, setAll] = useState(false);
+  const pieces = piecesOf(turn.tokens);
+  const marked = useMemo(() => foundTokens(pieces, find), [turn, find]);
+  const limit = all || chosen >= LONG ? pieces.length : LONG;
+  const shown = useMemo(
+    () => pieces.slice(0, limit).map((piece, index) => {
+      const hatched = mask && at(turn.tokens.mask, index) !== "trained" ? " hatched" : "";
+      const kind = `token${cells ? " cell" : ""}${hatched}${index === chosen ? " chosen" : ""}${marked.has(index) ? " found" : ""}${index < from ? " same" : ""}`;
+      return html`<span key=${index} class=${kind} data-turn=${turn.turn} data-token=${index} style=${paint(turn.tokens, index)}>${cells ? spelled(piece) : piece}</span>`;
+    }),
+    [turn, paint, cells, chosen, marked, mask, limit, from],
+  );
+  return html`<pre class="text sampled">${shown}</pre>${limit < pieces.length && html`<button type="button" onClick=${() => setAll(true)}>all ${pieces.length} tokens</button>`}`;
+}
+
+function Given({ turn, cells, find }) {
+  if (cells && turn.prompt && turn.prompt.ids.length) {
+    const pieces = piecesOf(turn.prompt);
+    const marked = foundTokens(pieces, find);
+    return html`<div class="message given"><div class="role">${plural(pieces.length, "token")} given</div><pre class="text">${pieces.slice(0, LONG * 4).map(
+      (piece, index) => html`<span key=${index} class=${`token cell${marked.has(index) ? " found" : ""}`} title=${`token ${turn.prompt.ids[index]}`}>${spelled(piece)}</span>`,
+    )}</pre></div>`;
+  }
+  if (turn.prompt_messages) {
+    return turn.prompt_messages.filter((message) => message.text).map((message, index) => html`<div class="message given" key=${index}><div class="role">${message.role}</div><${LongText} text=${message.text} find=${find} /></div>`);
+  }
+  return turn.prompt_text && html`<div class="message given"><div class="role">given</div><${LongText} text=${turn.prompt_text} find=${find} /></div>`;
+}
+
+const pairs = (values) => Object.entries(values || {}).map(([name, value]) => `${name} ${number(value)}`).join("  ");
+
+function Paid({ turn, spans }) {
+  const parts = pairs(turn.reward_parts);
+  const info = pairs(turn.info);
+  return html`<footer><span>reward <b>${number(turn.reward)}</b>${parts && html` <span class="dim">of ${parts}</span>`}</span>${info && html`<span>${info}</span>`}
+    ${spans.map((span, index) => html`<span key=${index} class="span"><b>${span.name}</b> ${seconds(span.seconds)}</span>`)}</footer>`;
+}
+
+function head(turn, several) {
+  const [versions, count] = [turn.tokens.version, (turn.tokens.ids || []).length];
+  const spread = Array.isArray(versions) ? [...new Set(versions)].sort((one, other) => one - other) : versions === null || versions === undefined ? [] : [versions];
+  return [
+    several && turn.agent, plural(count, "token"), turn.finish_reason && `ended by ${turn.finish_reason}`,
+    spread.length > 0 && (spread.length > 1 ? `versions ${spread[0]} to ${spread.at(-1)}` : `version ${spread[0]}`),
+    turn.temperature !== 1 && turn.temperature !== null && turn.temperature !== undefined && `temperature ${number(turn.temperature)}`, turn.experts && "experts recorded",
+  ].filter(Boolean).join(" · ");
+}
+
+export function Turn({ turn, spans, paint, form, colour, chosen, find, branch, several, style }) {
+  const cells = form === "tokens";
+  return html`<section class="turn" id=${`turn-${turn.turn}`} data-turn-box=${turn.turn} style=${style}>
+    <header><b>turn ${turn.turn + 1}</b><span class="dim">${head(turn, several)}</span>${branch && html`<span class="badge">${branch}</span>`}
+      ${turn.unanswered && html`<span class="badge bad">the environment did not answer</span>`}
+      ${turn.fresh && turn.turn > 0 && html`<span class="badge">context begun anew${turn.branch_reason ? `: ${turn.branch_reason}` : ""}</span>`}
+      ${turn.masked && html`<span class="badge warn">not trained: ${turn.masked}</span>`}</header>
+    <${Given} turn=${turn} cells=${cells} find=${find} />
+    <div class="message"><div class="role">${turn.agent || "model"}</div><${Tokens} turn=${turn} paint=${paint} cells=${cells} chosen=${chosen} find=${find} mask=${colour === "mask"} /></div>
+    <${Paid} turn=${turn} spans=${spans} /></section>`;
+}

@@ -1,0 +1,49 @@
+// A run: what it is, signs that it does not learn, its curves.
+import { html } from "../html.js";
+import { Curves, useMetrics } from "../curves.js";
+import { moment, number, percent, plural, seconds } from "../format.js";
+import { Empty, Facts, StatusBadge } from "../legend.js";
+import { address, go, toStep } from "../router.js";
+
+function ledgerText(ledger) {
+  if (!ledger || ledger.submitted === undefined || ledger.submitted === null) return "";
+  return `${ledger.submitted} submitted = ${ledger.trained} trained + ${ledger.filtered} filtered + ${ledger.dropped} dropped + ${ledger.in_flight} in flight`;
+}
+
+const reasons = (counts) => Object.entries(counts || {}).map(([reason, count]) => `${count} ${reason}`).join(", ");
+
+// Signs of the run itself; each leads to the last step, where its groups are.
+function Signs({ run, info }) {
+  return html`${(info.warnings || []).map(
+    (sign) => html`<div class="note sign" key=${sign.name || sign.id}><b>${sign.text}</b><span class="dim">${sign.remedy}</span>
+      ${info.steps > 0 && html`<a href=${toStep(run, info.step || info.steps)}>Look at the last step</a>`}</div>`,
+  )}${(info.problems || []).map((problem) => html`<div class="note" key=${problem}>${problem}</div>`)}`;
+}
+
+function Nothing({ run, info }) {
+  if (info.episodes > 0) return html`<${Empty}>This run has no metrics; <a href=${address(["run", run, "episodes"])}>its ${plural(info.episodes, "episode")} can be read.</a><//>`;
+  if (info.status === "running") return html`<${Empty}>No step has ended yet. The first curve appears here with the first step.<//>`;
+  return html`<${Empty}>This run ended before its first step. The end of its output says why; <code>agentrl check ENV</code> plays its environment without a model.<//>`;
+}
+
+export function RunView({ run, info, query }) {
+  const answers = useMetrics([run], `${info.steps}`);
+  const { reward = {} } = info;
+  const launch = (info.launches || []).at(-1);
+  return html`<h1>${info.name} <${StatusBadge} status=${info.status} title=${info.stop_reason} /> ${(info.tags || []).map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}</h1>
+    ${info.command && html`<pre class="command">${info.command}</pre>`}
+    <${Facts} rows=${[
+      ["steps", info.step !== null && info.step !== undefined && `${info.step}${info.num_steps ? ` of ${info.num_steps}` : ""}`],
+      ["reward", reward && reward.last !== undefined && reward.last !== null && `${number(reward.first, 3)} to ${number(reward.last, 3)}, best ${number(reward.best, 3)}`],
+      ["environment", info.agent], ["model", info.model], ["algorithm", info.algorithm],
+      ["staleness", info.staleness === null || info.staleness === undefined ? "" : info.staleness ? `up to ${info.staleness}` : "synchronous"],
+      ["seed", number(info.seed)], ["time", seconds(info.wall_s)], ["started", moment(info.started_s)],
+      ["starts", (info.launches || []).length > 1 && `${info.launches.length}, the last on ${launch.host}`],
+      ["groups", ledgerText(info.ledger)], ["filtered", reasons(info.filtered)], ["dropped", reasons(info.dropped)],
+      ["recorded", info.episodes ? `${plural(info.episodes, "episode")} (--record ${info.recorded}), ${info.annotations || 0} with figures of the learner` : ""],
+      ["idle", info.summary && info.summary.idle && `generator ${percent(info.summary.idle.generator)}, learner ${percent(info.summary.idle.learner)}`],
+      ["stopped because", info.stop_reason],
+    ]} />
+    <${Signs} run=${run} info=${info} />
+    ${info.steps > 0 ? html`<${Curves} runs=${[run]} answers=${answers} query=${query} onPick=${(_, metric, step) => go(toStep(run, step, { metric }))} />` : html`<${Nothing} run=${run} info=${info} />`}`;
+}

@@ -1,0 +1,73 @@
+"""A real headless Chromium, and a page in it that writes down what it asks for and what it complains about."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+WAIT_MS = 15_000
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs a browser."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+def chromium() -> str:
+    """Path of the Chromium to use: the variable ``CHROMIUM``, else the first of its usual names; empty if there is none."""
+    return os.environ.get("CHROMIUM", "") or next((path for name in NAMES if (path := shutil.which(name))), "")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = chromium()
+    if not path:
+        pytest.skip("there is no Chromium: apt-get install chromium, or name one in the variable CHROMIUM")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Watched:
+    """A page, the addresses that it asked for, and what it complained about: errors of scripts and refusals of the content policy."""
+
+    page: Page
+    asked: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def open(self, address: str, wait_for: str = "main > *") -> None:
+        """Load an address from scratch, and wait for an element."""
+        self.page.goto("about:blank")
+        self.page.goto(address)
+        self.page.wait_for_selector(wait_for)
+
+
+@pytest.fixture
+def watched(browser: Browser) -> Iterator[Watched]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    found = Watched(page)
+    page.on("request", lambda request: found.asked.append(request.url))
+    page.on("pageerror", lambda error: found.complaints.append(f"error: {error}"))
+    page.on("console", lambda message: found.complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("dialog", lambda dialog: (found.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    yield found
+    context.close()
+    assert found.complaints == []
