@@ -19,12 +19,13 @@ _EXPORT_LIST = re.compile(r"(?:^|(?<=[;}]))export\s*\{([^}]*)\};?", re.MULTILINE
 _EXPORT_NAME = re.compile(r"^export (?=(?:async )?(?:function|const|let) (\w+))", re.MULTILINE)
 _EXPORT_DEFAULT = re.compile(r"(?:^|(?<=[;}]))export default ", re.MULTILINE)
 
+_POLICY = "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; base-uri 'none'; form-action 'none'"
 _PAGE = """<!doctype html>
 <html lang="en" data-start="{start}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; base-uri 'none'; form-action 'none'">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>agentrl</title>
 <link rel="icon" href="data:,">
 <style>{style}</style>
@@ -50,8 +51,7 @@ def single_page(answers: Mapping[str, Any], *, start: str) -> str:
     charts, modules = _text("vendor/uplot.js"), bundle()
     return _PAGE.format(
         start=html.escape(start, quote=True),
-        scripts=f"{_hash(charts)} {_hash(modules)}",
-        styles=_hash(style),
+        policy=_POLICY.format(scripts=f"{_hash(charts)} {_hash(modules)}", styles=_hash(style)),
         style=style,
         charts=charts,
         modules=modules,

@@ -25,21 +25,50 @@ def turn() -> dict[str, Any]:
         "advantage": 0.25,
     }
     return {
-        "turn": 0, "number": 0, "trajectory": 0, "branch": 0, "agent": "", "fresh": True, "prompt_text": HOSTILE, "text": "".join(pieces),
-        "prompt_messages": [{"role": HOSTILE, "text": HOSTILE}], "finish_reason": HOSTILE, "reward": 1.0, "reward_parts": {HOSTILE: 1.0},
-        "temperature": 1.0, "info": {HOSTILE: 2.0}, "prompt": {"ids": [1], "pieces": [HOSTILE]}, "tokens": tokens, "masked": HOSTILE,
-    }  # fmt: skip
+        "turn": 0,
+        "number": 0,
+        "trajectory": 0,
+        "branch": 0,
+        "agent": "",
+        "fresh": True,
+        "prompt_text": HOSTILE,
+        "text": "".join(pieces),
+        "prompt_messages": [{"role": HOSTILE, "text": HOSTILE}],
+        "finish_reason": HOSTILE,
+        "reward": 1.0,
+        "reward_parts": {HOSTILE: 1.0},
+        "temperature": 1.0,
+        "info": {HOSTILE: 2.0},
+        "prompt": {"ids": [1], "pieces": [HOSTILE]},
+        "tokens": tokens,
+        "masked": HOSTILE,
+    }
 
 
 def answers() -> dict[str, Any]:
     run = {"id": "a", "name": HOSTILE, "status": "finished", "steps": 0, "episodes": 1, "command": HOSTILE, "tags": [HOSTILE]}
     one = {"id": "1-0-0", "agent": HOSTILE, "reward": 1.0, "score": 1.0, "reward_parts": {}, "mask": "trained", "trained_step": 3}
     episode = {
-        "episode": "1-0-0", "group": 1, "attempt": 0, "attempts": [0], "version": 2, "step": 3, "status": "finished", "source": "train", "error": HOSTILE,
-        "task": {"id": HOSTILE, "label": HOSTILE, "metadata": {HOSTILE: HOSTILE}, "images": 1}, "trajectories": [one], "branches": [], "turns": [turn()],
-        "spans": [{"name": HOSTILE, "turn": 0, "start_s": 0.0, "seconds": 0.1}], "fields": ["logprob", "advantage", "version"], "masks": {"trained": "trained"},
-        "ranges": {"logprob": [-3.5, -0.1], "advantage": [0.25, 0.25], "version": [2, 2]}, "commands": {"replay": HOSTILE}, "verdict": "kept",
-    }  # fmt: skip
+        "episode": "1-0-0",
+        "group": 1,
+        "attempt": 0,
+        "attempts": [0],
+        "version": 2,
+        "step": 3,
+        "status": "finished",
+        "source": "train",
+        "error": HOSTILE,
+        "task": {"id": HOSTILE, "label": HOSTILE, "metadata": {HOSTILE: HOSTILE}, "images": 1},
+        "trajectories": [one],
+        "branches": [],
+        "turns": [turn()],
+        "spans": [{"name": HOSTILE, "turn": 0, "start_s": 0.0, "seconds": 0.1}],
+        "fields": ["logprob", "advantage", "version"],
+        "masks": {"trained": "trained"},
+        "ranges": {"logprob": [-3.5, -0.1], "advantage": [0.25, 0.25], "version": [2, 2]},
+        "commands": {"replay": HOSTILE},
+        "verdict": "kept",
+    }
     return {"api/runs": {"folder": HOSTILE, "runs": [run]}, "api/run/a": run, "api/run/a/episode/1-0-0": episode}
 
 
