@@ -31,7 +31,8 @@ class Rejection(StrEnum):
 
 def all_same(rewards: Sequence[float]) -> bool:
     """Return True if rewards differ by rounding at most."""
-    return max(rewards) - min(rewards) <= SAME * max(abs(reward) for reward in rewards)
+    low, high = min(rewards), max(rewards)
+    return high - low <= SAME * max(high, -low)
 
 
 def keep_all(group: GroupSummary) -> str | None:

@@ -76,11 +76,13 @@ class MetricSums:
 
 def average(dicts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Mean per key over the mappings that have the key."""
-    sums = MetricSums()
+    totals: dict[str, float] = {}
+    counts: dict[str, int] = {}
     for values in dicts:
         for name, value in values.items():
-            sums.mean(name, float(value), 1.0)
-    return sums.result()
+            totals[name] = totals.get(name, 0.0) + float(value)
+            counts[name] = counts.get(name, 0) + 1
+    return {name: total / counts[name] for name, total in totals.items()}
 
 
 def _percentile(bins: Mapping[int, int], share: float) -> float:

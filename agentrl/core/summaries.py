@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from agentrl.core.types import Group, Status, Trajectory
@@ -41,10 +42,28 @@ class MemberSummary:
         """True if a budget or the environment ended the episode before its end."""
         return self.truncated or self.status is Status.TRUNCATED
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the values alone; the driver reads millions of them."""
+        return _restored, (*(value(self) for value in _GET),)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+_GET = [getattr(MemberSummary, each.name).__get__ for each in fields(MemberSummary)]
+_SET = [getattr(MemberSummary, each.name).__set__ for each in fields(MemberSummary)]
+
+
+def _restored(*values: Any) -> MemberSummary:
+    """Return the member with these values, in the order of the fields."""
+    member = object.__new__(MemberSummary)
+    for set_value, value in zip(_SET, values, strict=True):
+        set_value(member, value)
+    return member
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupSummary:
     """Summary of a group, which passes through the driver in the group's place.
+
+    What follows from the members is computed once, when it is first asked for.
 
     Attributes:
         group_id: As on the ticket.
@@ -64,14 +83,21 @@ class GroupSummary:
     requests: tuple[Mapping[str, Any], ...] = ()
     greedy: tuple[MemberSummary, ...] = ()
 
-    @property
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what follows from the members."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @cached_property
     def trainable(self) -> tuple[MemberSummary, ...]:
         """The members that may be trained on."""
-        return tuple(m for m in self.members if m.trainable)
+        return tuple([m for m in self.members if m.trainable])
 
-    @property
+    @cached_property
     def episodes(self) -> tuple[tuple[MemberSummary, ...], ...]:
         """The members by episode, in order; all members of an episode have its status."""
+        names = {member.episode_id for member in self.members}
+        if len(names) == len(self.members) or names == {""}:
+            return tuple([(member,) for member in self.members])
         episodes: dict[object, list[MemberSummary]] = {}
         for number, member in enumerate(self.members):
             episodes.setdefault(member.episode_id or number, []).append(member)
@@ -82,12 +108,17 @@ class GroupSummary:
         """The episodes, and behind them the greedy one, if there is one."""
         return (*self.episodes, self.greedy) if self.greedy else self.episodes
 
+    @cached_property
+    def trained_episodes(self) -> tuple[tuple[MemberSummary, ...], ...]:
+        """The episodes of which at least one trajectory may be trained on."""
+        if len(self.trainable) == len(self.members):
+            return self.episodes
+        return tuple([episode for episode in self.episodes if any(m.trainable for m in episode)])
+
     @property
     def num_trainable(self) -> int:
-        """Episodes of which at least one trajectory may be trained on; none without the greedy episode that they are compared with."""
-        if not all(member.status.trainable for member in self.greedy):
-            return 0
-        return sum(any(m.trainable for m in episode) for episode in self.episodes)
+        """Number of episodes that may be trained on; none without the greedy episode that they are compared with."""
+        return len(self.trained_episodes) if all(member.status.trainable for member in self.greedy) else 0
 
 
 def summarize(

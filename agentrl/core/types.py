@@ -97,7 +97,7 @@ class Status(StrEnum):
     @property
     def trainable(self) -> bool:
         """True if a trajectory with this status may be trained on."""
-        return self in (Status.FINISHED, Status.TRUNCATED)
+        return self is Status.FINISHED or self is Status.TRUNCATED
 
     @property
     def failed(self) -> bool:

@@ -13,10 +13,10 @@ import anyio
 from agentrl.algo.filters import GroupFilter, keep_all
 from agentrl.core.errors import LedgerError, NothingToTrainError, TooManyFailuresError
 from agentrl.core.protocols import Learner
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import Task
 from agentrl.flow.checkpoint import Checkpoints, Progress
 from agentrl.flow.ledger import LedgerCounts
-from agentrl.flow.loops import admit, collect, publish, run_attempt, train_steps
+from agentrl.flow.loops import admit, collect, publish, run_attempts, train_steps
 from agentrl.flow.settings import FlowSettings
 from agentrl.flow.stall import StallReport, watch_for_stall
 from agentrl.flow.state import AfterStep, Observer, RunState, StopRequest, stop_when_asked
@@ -118,10 +118,7 @@ async def _run_loops(run: RunState, stop: StopRequest, report: StallReport | Non
         watch.start_soon(run.pool.supervise, name="supervise")
         watch.start_soon(stop_when_asked, run, stop, name="stop")
         async with anyio.create_task_group() as loops:
-
-            def spawn(ticket: Ticket) -> None:
-                loops.start_soon(run_attempt, run, ticket, name=f"group-{ticket.group_id}")
-
+            spawn = await loops.start(run_attempts, run, name="attempts")
             loops.start_soon(admit, run, spawn, name="admit")
             loops.start_soon(collect, run, spawn, name="collect")
             loops.start_soon(train_steps, run, name="train")

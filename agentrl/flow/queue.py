@@ -5,11 +5,10 @@ Order of arrival would break the staleness bound: slow groups would be overtaken
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum, auto
-
-import anyio
 
 from agentrl.core.errors import LedgerError, StalenessError
 from agentrl.core.protocols import GroupRef
@@ -43,7 +42,7 @@ class Slots:
         self._held: set[int] = set()
         self._done = 0
         self._closed = False
-        self._changed: anyio.Event | None = None
+        self._changed: asyncio.Event | None = None
 
     @property
     def in_use(self) -> int:
@@ -61,7 +60,7 @@ class Slots:
         while self._closed or not self._available():
             if self._closed or self._done >= self.total:
                 return False
-            self._changed = anyio.Event()
+            self._changed = asyncio.Event()
             await self._changed.wait()
         self._held.add(group_id)
         return True
@@ -130,7 +129,7 @@ class GroupQueue:
         self._accepted_behind = 0
         self._last_id = -1
         self._closed = self._stopped = False
-        self._changed: anyio.Event | None = None
+        self._changed: asyncio.Event | None = None
 
     @property
     def depth(self) -> int:
@@ -192,7 +191,7 @@ class GroupQueue:
             StalenessError: If one of them is older than the bound, or newer than the weights it would train.
         """
         while not (self._stopped or self._complete()):
-            self._changed = anyio.Event()
+            self._changed = asyncio.Event()
             await self._changed.wait()
         if self._stopped:
             return Taken([], [])

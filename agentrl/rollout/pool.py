@@ -172,16 +172,19 @@ class RolloutPool:
         """The outcome, or `None` if the worker was set aside meanwhile."""
         slot.live_episodes += ticket.num_episodes
         self._by_load.update(slot)
-        scope = anyio.CancelScope()
-        slot.scopes.add(scope)
+        group = asyncio.timeout(None)
+        slot.groups.add(group)
         try:
-            with scope:
+            async with group:
                 return await slot.worker.run_group(ticket)
+        except TimeoutError:
+            if not group.expired():
+                raise
+            return None
         finally:
-            slot.scopes.discard(scope)
+            slot.groups.discard(group)
             slot.live_episodes -= ticket.num_episodes
             self._by_load.update(slot)
-        return None
 
     def _lose(self, slot: WorkerSlot, reason: str, error: AgentRLError) -> None:
         """Give a worker no more work, and have it replaced; without supervision its loss is the caller's error."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-import anyio
-
 from agentrl.core.protocols import EngineStats, RolloutWorker
 
 _log = logging.getLogger(__name__)
@@ -70,7 +68,7 @@ class WorkerSlot:
     state: WorkerState = WorkerState.READY  # whether it is given work
     reason: str = ""  # why it was lost last
     restarts: int = 0  # number of times that it was replaced
-    scopes: set[anyio.CancelScope] = field(default_factory=set)  # the groups it runs; cancelled when it is lost
+    groups: set[asyncio.Timeout] = field(default_factory=set)  # the groups it runs, without a deadline; expired when it is lost
     unanswered: int = 0  # looks in a row that it did not answer
     blocked: str = ""  # where user code blocked it at the latest look
     seen: EngineStats = field(default_factory=EngineStats)  # its counters when it last finished a request
@@ -83,8 +81,9 @@ class WorkerSlot:
     def lose(self, reason: str, state: WorkerState) -> None:
         """Give it no more work, and take back what it has."""
         self.state, self.reason = state, reason
-        for scope in self.scopes:
-            scope.cancel()
+        for group in self.groups:
+            if not group.expired():
+                group.reschedule(asyncio.get_running_loop().time())
 
     def fill(self, worker: RolloutWorker) -> None:
         """Put a new worker, which holds the current weights, in its place."""

@@ -6,11 +6,12 @@ python -m tests.benchmarks.flow_cost
 
 from __future__ import annotations
 
+import pickle
 import random
 import time
 
 from agentrl.core.process import collect_rarely
-from agentrl.core.summaries import MemberSummary
+from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Ticket
 from agentrl.profile.simulated_engine import EngineModel
 from agentrl.profile.simulation import LearnerModel, Plan, constant, episodes_of, lognormal, simulate
@@ -43,13 +44,61 @@ def cost(*, num_workers: int, groups_per_step: int, n_samples_per_prompt: int = 
     return (time.process_time() - begin) / counts.submitted * 1e6
 
 
+BOUND_US = 200.0
+"""Microseconds per group that the driver may take, on a machine on which `plain_python_us` is `REFERENCE_US`."""
+
+REFERENCE_US = 3400.0
+"""Microseconds of `plain_python_us` on the idle 2-core CPU of docs/profile.md."""
+
+
+def plain_python_us() -> float:
+    """Processor time of a fixed piece of plain Python, the least of five, in microseconds: the speed of this machine at this moment."""
+
+    def once() -> float:
+        begin = time.process_time()
+        if sum({i % 97: str(i)}[i % 97].isdigit() for i in range(20_000)) != 20_000:
+            raise AssertionError("20,000 texts of digits")
+        return time.process_time() - begin
+
+    return 1e6 * min(once() for _ in range(5))
+
+
+def cheapest(*, num_workers: int, groups_per_step: int, num_groups: int = 5000, repetitions: int = 3) -> float:
+    """Return the least `cost` of some repetitions, in microseconds of the machine with `REFERENCE_US`."""
+    return min(
+        cost(num_workers=num_workers, groups_per_step=groups_per_step, num_groups=num_groups) * REFERENCE_US / plain_python_us()
+        for _ in range(repetitions)
+    )
+
+
+def unpickling_us(n_samples_per_prompt: int = 8, repetitions: int = 2000) -> float:
+    """Microseconds in which the driver unpickles the summary of one group, the least of five measurements; not part of `cost`."""
+    members = tuple(
+        member(float(i % 2), episode_id=f"{i}", metrics={"guesses": 2.0}, timings={"env_s": i / 7, "generate_s": i / 3, "total_s": i / 2})
+        for i in range(n_samples_per_prompt)
+    )
+    summary = pickle.dumps(GroupSummary(group_id=0, members=members, versions=(0, 0), seconds=1.0), protocol=5)
+
+    def once() -> float:
+        begin = time.process_time()
+        for _ in range(repetitions):
+            pickle.loads(summary)
+        return (time.process_time() - begin) / repetitions
+
+    return 1e6 * min(once() for _ in range(5))
+
+
 def main() -> None:
-    """Print one line per size."""
+    """Print one line per size, and whether the largest keeps its bound."""
     for num_workers, groups_per_step in [(1, 16), (2, 64), (16, 512), (64, 1024), (1024, 6250)]:
         episodes = 2 * groups_per_step * 8
         micros = cost(num_workers=num_workers, groups_per_step=groups_per_step)
         size = f"{num_workers:5d} engines, {groups_per_step:5d} groups a step, {episodes:6d} live episodes"
         print(f"{size}: {micros:4.0f} us of driver CPU per group")
+    scaled = micros * REFERENCE_US / plain_python_us()
+    verdict = "within" if scaled <= BOUND_US else "above"
+    print(f"the last is {scaled:.0f} us at the speed of the reference, {verdict} the bound of {BOUND_US:.0f} us")
+    print(f"the summary of a group is unpickled in {unpickling_us():.0f} us, which is not included")
     print(crowd())
 
 

@@ -72,7 +72,8 @@ def test_a_group_needs_episodes_that_were_not_cut_short(in_baseline: bool, cut: 
 
 
 @pytest.mark.parametrize(
-    ("rewards", "same"), [([1.0, 1.0 + 1.2e-7], True), ([0.1 + 0.2, 0.3], True), ([1e-8, 2e-8], False), ([0.0, 0.0], True)]
+    ("rewards", "same"),
+    [([1.0, 1.0 + 1.2e-7], True), ([0.1 + 0.2, 0.3], True), ([-1.0, -1.0 - 1.2e-7], True), ([1e-8, 2e-8], False), ([0.0, 0.0], True)],
 )
 def test_rounding_is_no_contrast(rewards: list[float], same: bool) -> None:
     assert dynamic_filter(group([0.5, 0.5], rewards)) is (Rejection.ZERO_VARIANCE if same else None)
