@@ -28,6 +28,15 @@ def gpu_bytes() -> float:
         return 0.0
 
 
+def with_shares(config: TrainConfig) -> TrainConfig:
+    """Return the settings with the GPU memory that learner ranks keep beside their engines, unless the user or nobody knows it."""
+    shape = read_shape(config.model.model) if config.engine.colocate else None
+    if shape is None:
+        return config
+    work = Workload(prompt_tokens=1, answer_tokens=config.rollout.max_new_tokens)
+    return make_plan(config, shape, Hardware(gpus=10**6, gpu_bytes=GIB), work).sized
+
+
 def memory_sign(config: TrainConfig, gpu: float) -> Sign | None:
     """Return a warning if a run will hardly fit into GPUs of `gpu` bytes; nothing is said about a model whose sizes are not known here.
 

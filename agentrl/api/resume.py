@@ -30,7 +30,7 @@ MAY_CHANGE = frozenset(
         *("check_env", "check_memory"),
         *("stop_timeout_s", "max_learner_restarts", "max_engine_restarts", "engine_timeout_s"),
         *("reset_timeout_s", "step_timeout_s", "episode_timeout_s", "env_threads", "max_concurrent_episodes"),
-        *("num_learners", "zero_stage", "num_engines", "colocate"),
+        *("num_learners", "zero_stage", "num_engines", "colocate", "sleep_level", "learner_memory_gib"),
         *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization", "enforce_eager"),
         *("micro_batch_tokens", "gradient_checkpointing", "max_nonfinite_steps"),
         *("min_pass_rate", "max_attempts", "max_failure_rate"),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from agentrl.algo.estimators import estimator_facts
 from agentrl.api.checking import rehearse
-from agentrl.api.memory import gpu_bytes, memory_sign
+from agentrl.api.memory import gpu_bytes, memory_sign, with_shares
 from agentrl.api.resume import ResumePoint, make_run_dir, resume_point, rewind_records
 from agentrl.api.scaling import answer_requests
 from agentrl.cluster.build import load_environment, model_path
@@ -36,6 +36,7 @@ from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint, repeated_tasks
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
+from agentrl.flow.turns import TurnTakingLearner
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, missing_labels, open_tasks
@@ -78,6 +79,7 @@ def _can_go_on(config: TrainConfig) -> bool:
 
 async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequence[CallbackLike], *, last: bool = False) -> RunResult:
     check_model(config)
+    config = with_shares(config)
     agent, callbacks = load_environment(config), [*load_callbacks(config.track.callback), *own]
     tasks = open_tasks(config, agent)
     questions = run_eval_tasks(config, agent)
@@ -190,21 +192,22 @@ async def _train(
     stop: StopRequest,
 ) -> RunResult:
     pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
+    learner = TurnTakingLearner(runtime.learner, pool, sleep_level=config.engine.sleep_level) if config.engine.sleeps else runtime.learner
     if begin.learner is not None:
         tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}")
-        await runtime.learner.load_checkpoint(str(begin.learner))
+        await learner.load_checkpoint(str(begin.learner))
     report = StallReport(run_dir, runtime.diagnose)
-    evaluations = open_evaluations(config, questions, pool, runtime.learner, tracker, resumed=bool(begin.progress.step), report=report)
+    evaluations = open_evaluations(config, questions, pool, learner, tracker, resumed=bool(begin.progress.step), report=report)
     if config.eval.eval_at_start and not begin.progress.step:
         await tracker.notify(MetricsRow(step=0, metrics=await evaluations.evaluate(0)))
     sizes = {"every": config.run.save_every, "num_steps": config.run.num_steps, "keep": config.run.keep_checkpoints}
-    checkpoints = Checkpoints(run_dir, runtime.learner, config=to_json(config), **sizes)
+    checkpoints = Checkpoints(run_dir, learner, config=to_json(config), **sizes)
     result = await _beside(
         answer_requests(run_dir, pool),
         run_loops(
             settings=flow_settings(config),
             pool=pool,
-            learner=runtime.learner,
+            learner=learner,
             tasks=tasks,
             observer=tracker,
             keep=group_filter(config),
@@ -218,7 +221,7 @@ async def _train(
     )
     if config.track.save_model and not result.stopped:
         tracker.on_stage("saving the model")
-        await runtime.learner.save_model(str((run_dir / "model").absolute()))
+        await learner.save_model(str((run_dir / "model").absolute()))
     return result
 
 

@@ -24,7 +24,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError, EngineDeadError, LearnerDeadError
 from agentrl.core.files import memory_root
 from agentrl.core.process import describe_process
-from agentrl.core.protocols import EngineStats, GroupRef, TrainResult, WeightUpdate
+from agentrl.core.protocols import EngineStats, GroupRef, Memory, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
 from agentrl.env.boundary import blocked_at
@@ -66,8 +66,10 @@ class RolloutActor:
         """Return the address of this machine, and those of the paths that it does not have."""
         return missing_here(paths)
 
-    async def start(self) -> None:
-        """Load user code and engine."""
+    async def start(self, gpus: str = "") -> None:
+        """Load user code and engine; `gpus` are those that the engine shares with learner ranks, in CUDA's form."""
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus
         self._thread = threading.get_ident()
         self._loops.append(asyncio.get_running_loop())
         await self._worker.start()
@@ -79,6 +81,14 @@ class RolloutActor:
     async def load_weights(self, update: WeightUpdate) -> int:
         """Take over new weights."""
         return await self._worker.load_weights(update)
+
+    async def sleep(self, level: int) -> None:
+        """Give GPU memory to the learner."""
+        await self._worker.sleep(level)
+
+    async def wake(self, *parts: Memory) -> None:
+        """Take it back."""
+        await self._worker.wake(*parts)
 
     async def stats(self) -> EngineStats:
         """Engine counters."""
@@ -110,6 +120,10 @@ class LearnerActor:
 
         host = ray.util.get_node_ip_address()
         return host, free_port(host)
+
+    def gpus(self) -> str:
+        """Return the GPUs of this rank, in the form of ``CUDA_VISIBLE_DEVICES``."""
+        return ",".join(map(str, ray.get_gpu_ids()))
 
     def missing(self, paths: Sequence[str]) -> tuple[str, list[str]]:
         """Return the address of this machine, and those of the paths that it does not have."""
@@ -148,8 +162,8 @@ def interface_of(host: str) -> str:
 class RayWorker:
     """A `RolloutWorker` that lives in an actor."""
 
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
+    def __init__(self, actor: Any, gpus: str = "") -> None:
+        self.actor, self.gpus = actor, gpus
 
     async def diagnose(self) -> str:
         """Return the stacks of the process."""
@@ -161,7 +175,7 @@ class RayWorker:
 
     async def start(self) -> None:
         """As `RolloutWorker.start`."""
-        await _engine(self.actor.start.remote())
+        await _engine(self.actor.start.remote(self.gpus))
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
         """As `RolloutWorker.run_group`; the second value is a reference into the object store. Cancelling it ends the episodes."""
@@ -175,6 +189,14 @@ class RayWorker:
     async def load_weights(self, update: WeightUpdate) -> int:
         """As `RolloutWorker.load_weights`; a payload is written to the object store once, not for every engine."""
         return await _engine(self.actor.load_weights.remote(_stored(update)))
+
+    async def sleep(self, level: int) -> None:
+        """As `RolloutWorker.sleep`."""
+        await _engine(self.actor.sleep.remote(level))
+
+    async def wake(self, *parts: Memory) -> None:
+        """As `RolloutWorker.wake`."""
+        await _engine(self.actor.wake.remote(*parts))
 
     async def stats(self) -> EngineStats:
         """As `RolloutWorker.stats`."""
@@ -224,6 +246,14 @@ class RayLearner:
         """As `Learner.export_weights`."""
         update: WeightUpdate = await self._all("export_weights", version)
         return update
+
+    async def offload(self, *, keep_weights: bool) -> None:
+        """As `Learner.offload`."""
+        await self._all("offload", keep_weights)
+
+    async def reload(self) -> None:
+        """As `Learner.reload`."""
+        await self._all("reload")
 
     async def save_model(self, path: str) -> None:
         """As `Learner.save_model`."""

@@ -66,7 +66,8 @@ def num_ranks(config: PlayConfig) -> int:
 def plan(config: PlayConfig, *, gpus: int) -> Placement:
     """Place engines and learner ranks on a cluster with `gpus` GPUs; without any, everything runs on CPUs.
 
-    Engines and ranks are apart, each with GPUs of its own; with ``--colocate`` rank i shares the GPU of engine i.
+    Engines and ranks are apart, each with GPUs of its own. With ``--colocate`` every GPU of an engine is that of a learner rank, which
+    holds it; the engine holds none and is told which they are.
 
     Raises:
         ConfigError: If there are some GPUs, but too few.
@@ -76,17 +77,16 @@ def plan(config: PlayConfig, *, gpus: int) -> Placement:
     if gpus == 0:
         bundles, per_engine, per_rank = ({"CPU": 1.0},) * (engines + ranks), 0.0, 0.0
     elif shared:
-        _require(config, engines, gpus)
-        bundles, per_engine, per_rank = ({"CPU": 2.0, "GPU": 1.0},) * engines, 0.5, 0.5
+        _require(config, ranks, gpus)
+        bundles, per_engine, per_rank = ({"CPU": 1.0 + parallel, "GPU": float(parallel)},) * engines, 0.0, 1.0
     else:
         _require(config, engines * parallel + ranks, gpus)
         bundles = ({"CPU": 1.0, "GPU": float(parallel)},) * engines + ({"CPU": 1.0, "GPU": 1.0},) * ranks
         per_engine, per_rank = float(parallel), 1.0
-    first = 0 if shared else engines
     return Placement(
         bundles=bundles,
         engine_bundles=tuple(range(engines)),
-        learner_bundles=tuple(range(first, first + ranks)),
+        learner_bundles=tuple(rank // parallel if shared else engines + rank for rank in range(ranks)),
         gpus_per_engine=per_engine,
         gpus_per_rank=per_rank,
     )
@@ -131,6 +131,7 @@ class RayRuntime:
         self._sent = config  # the settings that actors are given
         self._workers: dict[int, Any] = {}  # by the number of the engine
         self._learner: Any = None
+        self._shared_gpus: dict[int, str] = {}  # by the number of the engine, with --colocate
 
     @property
     def workers(self) -> Sequence[RolloutWorker]:
@@ -175,7 +176,23 @@ class RayRuntime:
             ranks = {f"learner-{rank}": actor for rank, actor in enumerate(self._learner.actors)} if self._learner else {}
             await check_paths(self._sent, self._device, workers, ranks)
         self._on_stage("loading engine and learner" if self._learner else "loading engine")
-        await asyncio.gather(*(part.start() for part in parts))
+        if not (self._learner and self._config.engine.colocate):
+            await asyncio.gather(*(part.start() for part in parts))
+            return
+        await self._learner.start()  # first, because vLLM measures what it leaves
+        if self._config.engine.sleeps:
+            await self._learner.offload(keep_weights=False)
+        await self._show_gpus()
+        await asyncio.gather(*(worker.start() for worker in self._workers.values()))
+
+    async def _show_gpus(self) -> None:
+        """Tell engines the GPUs of the learner ranks that they share them with."""
+        if self._device == "cuda":
+            held = await asyncio.gather(*(actor.gpus.remote() for actor in self._learner.actors))
+            size = self._config.engine.gpus_per_engine
+            self._shared_gpus = {index: ",".join(held[index * size : (index + 1) * size]) for index in self._workers}
+        for index, worker in self._workers.items():
+            worker.gpus = self._shared_gpus.get(index, "")
 
     def diagnose(self) -> Mapping[str, Awaitable[str]]:
         """One request per actor."""
@@ -293,7 +310,8 @@ class RayRuntime:
         bundle = placement.engine_bundles[index] if index < len(placement.engine_bundles) else _joined(index)
         options = self._options(bundle, placement.gpus_per_engine, max_concurrency=4096)
         actor = ray.remote(concurrency_groups=DIAGNOSIS)(RolloutActor).options(**options)
-        return RayWorker(actor.remote(self._sent, index, self._site, load_agent(self._config.run.agent)))
+        made = actor.remote(self._sent, index, self._site, load_agent(self._config.run.agent))
+        return RayWorker(made, self._shared_gpus.get(index, ""))
 
     def _options(self, bundle: int, num_gpus: float, **more: Any) -> dict[str, Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -113,6 +113,8 @@ class LocalRuntime:
             self._on_stage("loading learner")
             self._learner = ThreadedLearner(build_learner_rank(self._config))
             await self._learner.start()
+            if self._config.engine.sleeps:
+                await self._learner.offload(keep_weights=False)
         self._on_stage("loading engine")
         self._worker = build_worker(self._config, 0)
         await self._worker.start()
@@ -150,6 +152,14 @@ class ThreadedLearner:
     async def export_weights(self, version: int) -> WeightUpdate:
         """As `Learner.export_weights`."""
         return await self._call(lambda: self._rank.export_weights(version))
+
+    async def offload(self, *, keep_weights: bool) -> None:
+        """As `Learner.offload`."""
+        await self._call(lambda: self._rank.offload(keep_weights))
+
+    async def reload(self) -> None:
+        """As `Learner.reload`."""
+        await self._call(self._rank.reload)
 
     async def save_model(self, path: str) -> None:
         """As `Learner.save_model`."""

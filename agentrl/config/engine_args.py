@@ -29,6 +29,7 @@ OURS = {
     "trust_remote_code": "--trust-remote-code",
     "seed": "--seed",
     "enable_lora": "--publish",
+    "enable_sleep_mode": "--colocate",
     "enable_return_routed_experts": "--router-replay",
     "aux_output_config": "--router-replay",
 }

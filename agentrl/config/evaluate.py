@@ -63,6 +63,8 @@ class EnginesConfig(EngineConfig):
     """The engines that sample: vLLM, or models of transformers."""
 
     colocate: tyro.conf.Suppress[bool] = EngineConfig.colocate
+    sleep_level: tyro.conf.Suppress[Literal[0, 1, 2]] = EngineConfig.sleep_level
+    learner_memory_gib: tyro.conf.Suppress[float] = EngineConfig.learner_memory_gib
     weight_transport: tyro.conf.Suppress[Literal["auto", "nccl", "ipc", "shm", "disk"]] = EngineConfig.weight_transport
     weight_bucket_mib: tyro.conf.Suppress[int] = EngineConfig.weight_bucket_mib
 

@@ -291,14 +291,27 @@ def _weights_have_a_path(config: TrainConfig) -> None:
             raise ConfigError(flag, path, problem, "Add --colocate." if path == "ipc" else "Use ipc, or leave out --colocate.")
 
 
-def _colocated_pairs_match(config: TrainConfig) -> None:
-    if not config.engine.colocate:
+def _shared_gpus_are_divided(config: TrainConfig) -> None:
+    engine, ranks = config.engine, config.learner.num_learners
+    if not engine.colocate:
+        for flag, value, default in (("--sleep-level", engine.sleep_level, 1), ("--learner-memory-gib", engine.learner_memory_gib, 0.0)):
+            if value != default:
+                raise ConfigError(flag, value, "has no effect without --colocate", "Add --colocate, or leave it out.")
         return
-    if config.engine.gpus_per_engine > 1:
-        raise ConfigError("--tensor-parallel-size", config.engine.gpus_per_engine, "does not go with --colocate", "Use 1.")
-    if config.engine.num_engines != config.learner.num_learners:
-        problem = "--colocate pairs one engine with one rank"
-        raise ConfigError("--num-engines", config.engine.num_engines, problem, "Make the two numbers equal.")
+    if engine.num_engines * engine.gpus_per_engine != ranks:
+        problem = f"--colocate gives every GPU of an engine to one learner rank: {engine.num_engines} x {engine.gpus_per_engine} GPUs"
+        remedy = f"Make --num-engines times --tensor-parallel-size equal to --num-learners {ranks}."
+        raise ConfigError("--num-engines", engine.num_engines, f"{problem}, {ranks} ranks", remedy)
+    if engine.sleeps and config.flow.staleness:
+        problem = "engines and learner take turns with --colocate, so nothing is generated while it trains"
+        remedy = "Leave out --async, or add --sleep-level 0, with which both stay in GPU memory."
+        raise ConfigError("--async" if config.flow.asynchronous else "--max-staleness", config.flow.staleness, problem, remedy)
+    if engine.sleeps and config.learner.zero_stage < 2 and config.learner.learner_dtype != "float32":
+        problem = "cannot be moved to CPU memory in bfloat16, which --colocate does while engines generate"
+        raise ConfigError("--zero-stage", config.learner.zero_stage, problem, "Use --zero-stage 2, or --sleep-level 0.")
+    if engine.sleep_level == 2 and config.lora.publish == "adapter":
+        problem = "drops the weights of the engines, and --publish adapter does not send them again"
+        raise ConfigError("--sleep-level", 2, problem, "Use --sleep-level 1.")
 
 
 def _requests_have_episodes(config: TrainConfig) -> None:
@@ -325,7 +338,7 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     *ALGORITHM_RULES,
     _async_and_staleness_agree,
     _ranges_are_ordered,
-    _colocated_pairs_match,
+    _shared_gpus_are_divided,
     _weights_have_a_path,
     check_lora,
     check_learner,

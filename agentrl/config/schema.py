@@ -213,7 +213,13 @@ class EngineConfig:
     engine_args: tuple[str, ...] = ()
     """Further arguments of vLLM's, as ``name=value`` with JSON values: ``kv_cache_dtype=fp8 pipeline_parallel_size=2``."""
     colocate: bool = False
-    """Engine i and learner rank i share a GPU; weights move over CUDA IPC."""
+    """Engines and learner ranks share GPUs, each engine those of ``--tensor-parallel-size`` ranks, and take turns; weights move over
+    CUDA IPC."""
+    sleep_level: Literal[0, 1, 2] = 1
+    """With ``--colocate``: what engines do while the learner has the GPUs. 1: their weights go to CPU memory. 2: their weights are
+    dropped where new ones follow. 0: there are no turns, and both stay in GPU memory."""
+    learner_memory_gib: NonNegative = 0.0
+    """With ``--colocate``: GPU memory that a learner rank keeps while its engine generates, GiB; 0: as ``agentrl plan`` computes it."""
     weight_transport: Literal["auto", "nccl", "ipc", "shm", "disk"] = "auto"
     """Path of new weights to engines: between GPUs (``nccl``), on shared GPUs (``ipc``), through shared memory of one machine (``shm``), or
     through ``--run-dir``, for engines that cannot join a group of NCCL (``disk``). ``auto``: one of the first three."""
@@ -230,8 +236,8 @@ class EngineConfig:
     kv_on_publish: Literal["recompute", "keep"] = "recompute"
     """Keys and values of requests under way when new weights arrive. ``recompute``: the new weights process their tokens again.
     ``keep``: they go on at once, on keys and values of older weights; requests that begin later never read those."""
-    gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.9
-    """Share of GPU memory an engine may take."""
+    gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] | None = None
+    """Share of GPU memory an engine may take. Unset: 0.9; with ``--colocate`` what ``--learner-memory-gib`` leaves."""
     engine_timeout_s: Positive = 300.0
     """Replace an engine that is busy for this many seconds and finishes no request."""
     max_engine_restarts: CountOrZero = 3
@@ -243,6 +249,19 @@ class EngineConfig:
     def uses_vllm(self) -> bool:
         """True if vLLM samples."""
         return self.engine == "vllm" or (self.engine == "auto" and importlib.util.find_spec("vllm") is not None)
+
+    @property
+    def sleeps(self) -> bool:
+        """True if engines and learner take turns on the GPUs that they share."""
+        return self.colocate and self.sleep_level > 0
+
+    def memory_share(self, gpu_bytes: float) -> float:
+        """Return the share of a GPU of `gpu_bytes` that an engine may take; half of one whose learner's needs are not known."""
+        if self.gpu_memory_utilization is not None:
+            return self.gpu_memory_utilization
+        if not self.colocate:
+            return 0.9
+        return max(0.05, 0.95 - self.learner_memory_gib * 2**30 / gpu_bytes) if self.learner_memory_gib else 0.5
 
     @property
     def gpus_per_engine(self) -> int:

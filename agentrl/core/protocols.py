@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Generation, IntArray, Sampling, Ticket
@@ -138,6 +138,27 @@ class Engine(Protocol):
         """Release processes and memory; safe to call twice."""
 
 
+Memory: TypeAlias = Literal["weights", "kv_cache"]
+"""A part of an engine's GPU memory that sleeps and wakes as a whole."""
+
+
+@runtime_checkable
+class SleepingEngine(Engine, Protocol):
+    """An engine that can give its GPU memory to a learner on the same GPU and take it back; engines may lack this."""
+
+    async def sleep(self, level: int) -> None:
+        """Stop generating and give back the memory; requests stay, new ones wait.
+
+        With level 1 the weights go to CPU memory, with level 2 they are discarded and have to be loaded again.
+        """
+
+    async def wake(self, *parts: Memory) -> None:
+        """Take back parts of the memory; parts that are awake stay as they are. Generation goes on once all are awake.
+
+        `load_weights` needs the weights awake and nothing else; keys and values are always computed again.
+        """
+
+
 class RolloutWorker(Protocol):
     """Owns an engine and the episodes that run against it."""
 
@@ -155,6 +176,16 @@ class RolloutWorker(Protocol):
     async def load_weights(self, update: WeightUpdate) -> int:
         """As `Engine.load_weights`."""
         ...
+
+    async def sleep(self, level: int) -> None:
+        """As `SleepingEngine.sleep`.
+
+        Raises:
+            EngineError: If the engine cannot sleep.
+        """
+
+    async def wake(self, *parts: Memory) -> None:
+        """As `SleepingEngine.wake`."""
 
     async def stats(self) -> EngineStats:
         """As `Engine.stats`."""
@@ -189,6 +220,12 @@ class Learner(Protocol):
     async def export_weights(self, version: int) -> WeightUpdate:
         """Make the current weights available to engines as `version`."""
         ...
+
+    async def offload(self, *, keep_weights: bool) -> None:
+        """Move what only a training step needs to CPU memory, and the weights too unless they are kept; twice is as once."""
+
+    async def reload(self) -> None:
+        """Undo `offload`, before anything else than `export_weights` is asked for."""
 
     async def save_model(self, path: str) -> None:
         """Write the current policy as a Hugging Face directory."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from agentrl.core.errors import EngineDeadError
-from agentrl.core.protocols import EngineLoad, GenerationRequest
+from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory
 from agentrl.core.types import ExpertArray, FinishReason, Generation, experts_of, floats, ints
 from agentrl.engine.sampling import sample
 from agentrl.engine.settings import EngineSettings
@@ -91,6 +91,7 @@ class Batcher:
         self._waiting: deque[Sequence] = deque()
         self._active: list[Sequence] = []
         self._slots: list[Slot] = []
+        self._asleep: set[Memory] = set()
         self._max_slots, self._tokens = (
             settings.engine.max_num_seqs,
             int(settings.engine.kv_cache_gib * 2**30 / self._model.cache.bytes_per_token),
@@ -134,9 +135,10 @@ class Batcher:
         """Serve commands and take steps until the end."""
         try:
             while self._serve_commands():
-                self._admit()
-                if self._active:
-                    self._decode()
+                if not self._asleep:
+                    self._admit()
+                    if self._active:
+                        self._decode()
                 self._note_load()
         except BaseException as error:
             with self._lock:
@@ -151,13 +153,17 @@ class Batcher:
         self.ended.set()
 
     def _serve_commands(self) -> bool:
-        served = self._serve_queued(block=not (self._active or self._waiting))
+        served = self._serve_queued(block=not self._runnable)
         for _ in range(GATHER_ROUNDS):
-            if not served or not (self._active or self._waiting):
+            if not served or not self._runnable:
                 break
             time.sleep(GATHER_S)
             served = self._serve_queued(block=False)
         return self.dead is None
+
+    @property
+    def _runnable(self) -> bool:
+        return bool(self._active or self._waiting) and not self._asleep
 
     def _serve_queued(self, *, block: bool) -> int:
         served = 0
@@ -201,12 +207,34 @@ class Batcher:
         if self._keep_kv:  # without a session and a prompt, no later sequence finds them
             self._slots = [Slot(slot.ids, slot.experts, owner=slot.owner, used=slot.used) if slot.owner else Slot() for slot in self._slots]
         else:
-            for sequence in reversed(self._active):
-                sequence.slot = -1
-                self._waiting.appendleft(sequence)
-            self._active, self._slots = [], [Slot() for _ in self._slots]
+            self._forget()
+            self._slots = [Slot() for _ in self._slots]
         self.version = version
         return version
+
+    def sleep(self) -> None:
+        """Move the weights to CPU memory and drop the cache; sequences under way wait, with what was sampled."""
+        if not self._asleep:
+            self._forget()
+            self._slots = []
+            self._model.cache.drop()
+            self._model.move(torch.device("cpu"))
+            self._asleep = {"weights", "kv_cache"}
+
+    def wake(self, *parts: Memory) -> None:
+        """Undo `sleep` for parts of the memory."""
+        if "weights" in parts and "weights" in self._asleep:
+            self._model.move(self._model.device)
+        if "kv_cache" in parts and "kv_cache" in self._asleep:
+            self._resize(min(FIRST_CAPACITY, _padded(self.context)))
+        self._asleep -= set(parts)
+
+    def _forget(self) -> None:
+        """Have the sequences under way computed again."""
+        for sequence in reversed(self._active):
+            sequence.slot = -1
+            self._waiting.appendleft(sequence)
+        self._active = []
 
     def _admit(self) -> None:
         """Compute the prompts of waiting sequences, as many as there are free slots, and sample their first tokens."""
@@ -341,7 +369,7 @@ class Batcher:
 
     def _note_load(self) -> None:
         held = sum(len(sequence.ids) for sequence in self._active)
-        capacity = len(self._slots) * self._model.cache.capacity
+        capacity = max(1, len(self._slots)) * self._model.cache.capacity
         self.load_now = EngineLoad(running=len(self._active), waiting=len(self._waiting), kv_usage=min(1.0, held / capacity))
 
 

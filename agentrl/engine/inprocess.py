@@ -102,6 +102,14 @@ class InProcessCore:
         """As `EngineCore.resume_scheduler`."""
         await self._call(self._core.resume_scheduler)
 
+    async def sleep_async(self, level: int = 1, mode: str = "abort") -> None:
+        """As `EngineCore.sleep`; workers on a CPU have no memory to give back."""
+        await self._call(lambda: self._core.sleep(level, mode))
+
+    async def wake_up_async(self, tags: list[str] | None = None) -> bool:
+        """As `EngineCore.wake_up`."""
+        return bool(await self._call(lambda: self._core.wake_up(tags)))
+
     async def set_weight_version_async(self, version: str) -> None:
         """As `EngineCore.set_weight_version`."""
         await self._call(lambda: self._core.set_weight_version(version))

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from transformers import AutoConfig
 from vllm import ModelRegistry
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -111,7 +112,8 @@ def _adapters(settings: EngineSettings) -> dict[str, Any]:
 def _cuda(settings: EngineSettings) -> dict[str, Any]:
     return {
         "max_model_len": settings.engine.max_model_len or None,
-        "gpu_memory_utilization": settings.engine.gpu_memory_utilization,
+        "gpu_memory_utilization": settings.engine.memory_share(torch.cuda.get_device_properties(0).total_memory),
+        "enable_sleep_mode": settings.engine.sleeps,
         "enforce_eager": settings.engine.enforce_eager,
     }
 

@@ -91,6 +91,12 @@ class SlotModel:
         missing = report["missing_keys"]
         return {name: tensor for name, tensor in made.named_parameters() if name not in missing}
 
+    def move(self, device: torch.device) -> None:
+        """Move the weights; nothing is computed while they are not on the model's own device."""
+        self._model.to(device)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def drop(self) -> None:
         """Free the model and its cache."""
         self._model = None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError, StructureError, WeightSyncError
-from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, WeightUpdate
+from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, Memory, WeightUpdate
 from agentrl.core.types import Generation
 from agentrl.engine.settings import CPU_CONTEXT_LIMIT, EngineSettings, without_gc
 from agentrl.engine.usage import UsageMeter
@@ -30,6 +30,7 @@ class TransformersEngine:
         self._batcher: Any = None
         self._dead: str | None = None
         self._publishing = asyncio.Lock()
+        self._asleep: set[Memory] = set()
 
     @property
     def max_model_len(self) -> int:
@@ -111,6 +112,37 @@ class TransformersEngine:
                     raise
                 raise WeightSyncError(f"engine {self._settings.index}: {self._dead}") from error
             finally:
+                self._meter.resume()
+
+    async def sleep(self, level: int) -> None:
+        """As `SleepingEngine.sleep`; with either level the weights go to CPU memory.
+
+        Raises:
+            EngineDeadError: If the engine was gone before.
+        """
+        async with self._publishing:
+            batcher = self._running()
+            if not self._asleep:
+                self._meter.pause()
+                await asyncio.wrap_future(batcher.call(batcher.sleep))
+            self._asleep = {"weights", "kv_cache"}
+
+    async def wake(self, *parts: Memory) -> None:
+        """As `SleepingEngine.wake`.
+
+        Raises:
+            EngineDeadError: If the engine was gone before, or its memory is not free.
+        """
+        async with self._publishing:
+            batcher, slept = self._running(), bool(self._asleep)
+            try:
+                await asyncio.wrap_future(batcher.call(lambda: batcher.wake(*parts)))
+            except RuntimeError as error:  # of CUDA
+                self._dead = self._dead or f"the engine could not take back its memory: {_reason(error)}"
+                batcher.end(self._dead)
+                raise EngineDeadError(f"engine {self._settings.index}: {self._dead}") from error
+            self._asleep -= set(parts)
+            if slept and not self._asleep:
                 self._meter.resume()
 
     def stats(self) -> EngineStats:

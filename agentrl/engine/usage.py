@@ -20,7 +20,7 @@ class UsageMeter:
         self._clock = clock
         self._start = self._last = clock()
         self._active = 0
-        self._paused = False
+        self._pauses = 0  # a sleeping engine may be paused for a publication too
         self._busy_s = self._paused_s = 0.0
         self._tokens = self._prompt_tokens = self._cached_tokens = 0
         self._failures: list[str] = []  # of the latest requests in a row
@@ -52,14 +52,14 @@ class UsageMeter:
         self._failures.append(reason)
 
     def pause(self) -> None:
-        """Generation stopped for a publication."""
+        """Generation stopped for a publication, or to sleep."""
         self._advance()
-        self._paused = True
+        self._pauses += 1
 
     def resume(self) -> None:
-        """Generation goes on."""
+        """Generation goes on, once as often as it stopped."""
         self._advance()
-        self._paused = False
+        self._pauses -= 1
 
     def stats(self) -> EngineStats:
         """Counters up to now."""
@@ -81,7 +81,7 @@ class UsageMeter:
     def _advance(self) -> None:
         now = self._clock()
         passed, self._last = now - self._last, now
-        if self._paused:
+        if self._pauses:
             self._paused_s += passed
         elif self._active:
             self._busy_s += passed

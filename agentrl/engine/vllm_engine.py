@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError, StructureError, WeightSyncError
-from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, WeightUpdate
+from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, Memory, WeightUpdate
 from agentrl.core.types import ExpertArray, FinishReason, Generation, experts_of, floats, ints
 from agentrl.engine.adapters import Adapters, LoadedAdapter
 from agentrl.engine.settings import EngineSettings, prepare_environment, without_gc
@@ -51,6 +51,7 @@ class VllmEngine:
         self._version = 0  # of the weights that a request finds when it starts
         self._keep_kv = settings.engine.kv_on_publish == "keep"
         self._adapters = Adapters(settings.adapters)
+        self._asleep: set[Memory] = set()
 
     @property
     def max_model_len(self) -> int:
@@ -137,6 +138,37 @@ class VllmEngine:
             finally:
                 self._meter.resume()
             return reported
+
+    async def sleep(self, level: int) -> None:
+        """As `SleepingEngine.sleep`; a sleeping engine stays as it is.
+
+        Raises:
+            EngineDeadError: If the engine was gone or fenced before, or cannot sleep.
+        """
+        async with self._publishing:
+            llm = self._running()
+            if not self._asleep:
+                self._meter.pause()
+                with self._fenced_on_error("the engine could not go to sleep"):
+                    await llm.sleep(level, mode="keep")
+            self._asleep = {"weights", "kv_cache"}
+
+    async def wake(self, *parts: Memory) -> None:
+        """As `SleepingEngine.wake`; vLLM goes on by itself once all of its memory is there.
+
+        Raises:
+            EngineDeadError: If the engine was gone or fenced before, or its memory is not free.
+        """
+        async with self._publishing:
+            llm = self._running()
+            parts = tuple(part for part in parts if part in self._asleep)  # vLLM would wake none of several if one is awake
+            if not parts:
+                return
+            with self._fenced_on_error(f"the engine could not take back the memory of {' and '.join(parts)}"):
+                await llm.wake_up(list(parts))
+            self._asleep -= set(parts)
+            if not self._asleep:
+                self._meter.resume()
 
     def stats(self) -> EngineStats:
         """Counters since the start, and why the engine cannot be used if so."""
@@ -243,8 +275,19 @@ class VllmEngine:
         if reported != str(update.version):
             raise ValueError(f"the engine reports version {reported!r}")
         self._version = update.version
-        await llm.resume_generation()
+        if not self._asleep:
+            await llm.resume_generation()
         return int(reported)
+
+    @contextlib.contextmanager
+    def _fenced_on_error(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._fence(f"{what}: {_reason(error)}")
+            if not isinstance(error, Exception):
+                raise
+            raise EngineDeadError(f"engine {self._settings.index}: {self._dead}") from error
 
     def _fence(self, reason: str) -> None:
         self._dead = self._dead or reason

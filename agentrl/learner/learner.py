@@ -93,6 +93,15 @@ class LearnerRank:
             pass
         return None
 
+    def offload(self, keep_weights: bool) -> None:
+        """Move what only a step needs from the GPU to CPU memory, and the weights too unless they are kept."""
+        self._sender.settle()
+        self._started.offload(keep_weights=keep_weights)
+
+    def reload(self) -> None:
+        """Undo `offload`."""
+        self._started.reload()
+
     def save_model(self, path: str) -> None:
         """Write the policy as a Hugging Face directory, atomically, and its moving average beside it if one is kept."""
         self._sender.settle()

@@ -26,6 +26,7 @@ from agentrl.learner.export import WeightAverage, checkpoint_names, save_adapter
 from agentrl.learner.layout import ROUNDING, can_pack, can_share
 from agentrl.learner.lora import AdapterOff, adapter_parameters, has_adapter, merged_parameters, step_dropout
 from agentrl.learner.models import PolicyModel, ValueModel, check_output, experts_per_token, load_model, load_value_backbone
+from agentrl.learner.offload import offload, reload
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import replay_routers
 from agentrl.learner.sequence import run_together
@@ -53,7 +54,7 @@ class LearnerState:
         """One step, and what follows it; the metrics of all ranks."""
         algo = self.settings.algo
         batch = collate(groups, mask_truncated=algo.mask_truncated, in_baseline=algo.truncated_in_baseline)
-        trained = [engine.module for engine in (self.models.policy, self.models.critic) if engine is not None]
+        trained = [engine.module for engine in self._trained]
         with step_dropout(trained, self.settings.seed, step):
             coefficients = (self.kl.coefficient, self.entropy.in_force)
             metrics = TrainingStep(batch, step, self.models, self.algorithm, self.settings, self.ranks, *coefficients).run().result()
@@ -81,6 +82,20 @@ class LearnerState:
         save(self.policy, whole_parameters(self.policy, trained=adapted), self.tokenizer, path, self.ranks)
         if self.average is not None:
             save(self.policy, self.average.weights(), self.tokenizer, f"{path}-ema", self.ranks)
+
+    def offload(self, *, keep_weights: bool) -> None:
+        """Move gradients and optimizer to CPU memory, and the trained weights too unless they are kept; frozen models stay."""
+        for engine in self._trained:
+            offload(engine.engine, keep_weights=keep_weights, pin=self.ranks.device.type == "cuda")
+
+    def reload(self) -> None:
+        """Undo `offload`."""
+        for engine in self._trained:
+            reload(engine.engine, self.ranks.device)
+
+    @property
+    def _trained(self) -> list[TrainEngine]:
+        return [engine for engine in (self.models.policy, self.models.critic) if engine is not None]
 
     def close(self) -> None:
         """Release DeepSpeed and the process group."""

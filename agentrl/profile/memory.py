@@ -8,6 +8,7 @@ not been compared with the allocator.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.algo.estimators import estimator_facts
@@ -85,6 +86,17 @@ def learner_parts(config: TrainConfig, shape: ModelShape, *, bf16: bool = True, 
     elif config.engine.weight_transport in ("auto", "nccl"):  # two buckets, which end with the tensor that fills them
         parts.append(Part(name="for the engines", size=2.0 * (config.engine.weight_bucket_mib * 2**20 + shape.embedding * width)))
     return parts
+
+
+def kept_parts(config: TrainConfig, parts: Sequence[Part]) -> list[Part]:
+    """Return those of the parts of a learner rank that are on its GPU while an engine generates there: with turns, what is not trained.
+
+    Bytes of the process itself are among them.
+    """
+    if not config.engine.sleeps:
+        return list(parts)
+    stay = {"second copy (hpZ)", "reference model", "teacher", "moving average", *(["parameters"] if config.lora.lora_rank else [])}
+    return [*(part for part in parts if part.name in stay), Part(name="process", size=CONTEXT)]
 
 
 def adapter_parameters(shape: ModelShape, rank: int) -> int:
@@ -188,6 +200,8 @@ def host_bytes(config: TrainConfig, shape: ModelShape, *, bf16: bool = True) -> 
         kept += size * width / sharded
     if learner.ema_offload:
         kept += size * 4 / sharded
+    if config.engine.sleeps:  # state of the learner or weights of the engine, and buffers of both stay
+        kept += sum(_states(size, config, bf16=bf16)) + (size * 2 / config.engine.tensor_parallel_size)
     return max(size * width if learner.zero_stage == 3 or learner.learner_tensor_parallel > 1 else 0.0, kept)
 
 
@@ -195,7 +209,7 @@ def engine_plan(config: TrainConfig, shape: ModelShape, gpu: float, *, kv_width:
     """Return the memory of a GPU of `gpu` bytes that serves an engine in bfloat16; keys and values take `kv_width` bytes a number."""
     parallel = config.engine.tensor_parallel_size
     weights = shape.parameters * 2 / parallel
-    cache = gpu * config.engine.gpu_memory_utilization - weights - ENGINE_EXTRA
+    cache = gpu * config.engine.memory_share(gpu) - weights - ENGINE_EXTRA
     split = min(parallel, shape.kv_heads)  # heads are copied where there are fewer than GPUs
     per_token = shape.layers * shape.kv_width * kv_width / split
     return EnginePlan(weights=weights, extra=ENGINE_EXTRA, cache=cache, cache_tokens=max(0, int(cache / per_token)))

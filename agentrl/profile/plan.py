@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentrl.config.model_shape import ModelShape, read_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, flag
-from agentrl.profile.memory import GIB, EnginePlan, Part, engine_plan, host_bytes, learner_parts
+from agentrl.profile.memory import CONTEXT, ENGINE_EXTRA, GIB, EnginePlan, Part, engine_plan, host_bytes, kept_parts, learner_parts
 from agentrl.track.text import counted
 
 LEAST_MICRO_BATCH = 4096
@@ -39,6 +39,7 @@ class Plan:
     """Memory of a run with certain settings."""
 
     config: TrainConfig
+    sized: TrainConfig  # the same with the memory that engines leave to learner ranks, where they share GPUs
     shape: ModelShape
     hardware: Hardware
     parts: Sequence[Part]  # of the busiest learner rank's GPU
@@ -68,8 +69,12 @@ class Plan:
 
     def _problems(self) -> Iterator[str]:
         limit = SPARE * self.hardware.gpu_bytes
-        if self.config.engine.colocate:
-            limit -= self.hardware.gpu_bytes * self.config.engine.gpu_memory_utilization
+        engine = self.sized.engine
+        if engine.sleeps:  # it keeps its process
+            limit -= ENGINE_EXTRA
+            yield from self._handing_over()
+        elif engine.colocate:
+            limit -= self.hardware.gpu_bytes * engine.memory_share(self.hardware.gpu_bytes)
         if self.learner_bytes > limit:
             yield f"a learner rank needs {self.learner_bytes / GIB:.1f} GiB of the {limit / GIB:.1f} that it may fill"
         if self.engine.cache_tokens < self.episode_tokens:
@@ -77,16 +82,29 @@ class Plan:
         if self.gpus > self.hardware.gpus:
             yield f"engines and learner ranks need {self.gpus} GPUs, and there are {self.hardware.gpus}"
 
+    def _handing_over(self) -> Iterator[str]:
+        """Yield a sentence if the weights of both do not fit while they go from a learner rank to its engine."""
+        there = {"parameters", "for the engines"} | {part.name for part in kept_parts(self.sized, self.parts)}
+        needed = sum(part.size for part in self.parts if part.name in there) + CONTEXT + self.engine.weights + ENGINE_EXTRA
+        limit = SPARE * self.hardware.gpu_bytes
+        if needed > limit:
+            yield f"the weights of a learner rank and of its engine need {needed / GIB:.1f} GiB of {limit / GIB:.1f} during a publication"
+
 
 def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, work: Workload) -> Plan:
     """Compute the memory of a run."""
     groups = config.rollout.groups_per_step * config.rollout.n_samples_per_prompt
+    parts = learner_parts(config, shape, bf16=config.learner.learner_dtype != "float32", step_tokens=groups * work.answer_tokens)
+    sized = config
+    if config.engine.colocate and not config.engine.learner_memory_gib:
+        sized = changed(config, learner_memory_gib=sum(part.size for part in kept_parts(config, parts)) / GIB)
     return Plan(
         config=config,
+        sized=sized,
         shape=shape,
         hardware=hardware,
-        parts=learner_parts(config, shape, bf16=config.learner.learner_dtype != "float32", step_tokens=groups * work.answer_tokens),
-        engine=engine_plan(config, shape, hardware.gpu_bytes),
+        parts=parts,
+        engine=engine_plan(sized, shape, hardware.gpu_bytes),
         episode_tokens=work.prompt_tokens + work.answer_tokens,
     )
 
@@ -95,7 +113,7 @@ def divide(config: TrainConfig, shape: ModelShape, hardware: Hardware) -> TrainC
     """Return the settings with the GPUs divided: half for the learner, the others in engines so wide that a third is left for the cache."""
     if config.engine.colocate:
         return changed(config, num_engines=hardware.gpus, num_learners=hardware.gpus)
-    usable = hardware.gpu_bytes * config.engine.gpu_memory_utilization * 2 / 3
+    usable = hardware.gpu_bytes * config.engine.memory_share(hardware.gpu_bytes) * 2 / 3
     parallel = 1
     while shape.parameters * 2 / parallel > usable and 2 * parallel <= max(1, hardware.gpus // 2):
         parallel *= 2

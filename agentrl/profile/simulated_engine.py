@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agentrl.core.errors import EngineDeadError
-from agentrl.core.protocols import EngineStats, WeightUpdate
+from agentrl.core.protocols import EngineStats, Memory, WeightUpdate
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status, Ticket
 
@@ -270,6 +270,15 @@ class SimulatedWorker:
         self.version = update.version
         self.decoder.pause(False)
         return self.version
+
+    async def sleep(self, level: int) -> None:
+        """Stop decoding; memory is not simulated."""
+        self.decoder.pause(True)
+
+    async def wake(self, *parts: Memory) -> None:
+        """Decode again."""
+        if "kv_cache" in parts:
+            self.decoder.pause(False)
 
     async def stats(self) -> EngineStats:
         """Counters on virtual time."""

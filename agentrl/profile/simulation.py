@@ -75,6 +75,12 @@ class SimulatedLearner:
         await asyncio.sleep(self._model.export_s(self._rng))
         return WeightUpdate(version=version, transport="simulated")
 
+    async def offload(self, *, keep_weights: bool) -> None:
+        """Nothing is held."""
+
+    async def reload(self) -> None:
+        """Nothing was moved."""
+
     async def save_model(self, path: str) -> None:
         """There is none."""
 

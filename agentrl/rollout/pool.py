@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from agentrl.core.errors import AgentRLError, ConfigError, EngineDeadError, WeightSyncError
-from agentrl.core.protocols import EngineStats, GroupRef, RolloutWorker, WeightUpdate
+from agentrl.core.protocols import EngineStats, GroupRef, Memory, RolloutWorker, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
-from agentrl.rollout.worker_slots import LeastLoaded, Supervision, WorkerSlot, WorkerState
+from agentrl.rollout.worker_slots import LOAD_TIMEOUT_S, LeastLoaded, Supervision, WorkerSlot, WorkerState
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class RolloutPool:
@@ -40,6 +44,12 @@ class RolloutPool:
         self._loading = asyncio.Lock()  # weights are loaded by `publish` or into a new worker, never by both at once
         self._changed = anyio.Event()
         self._rerun = 0
+        self._published: Callable[[], Awaitable[None]] | None = None
+        self._starting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+
+    def take_turns(self, published: Callable[[], Awaitable[None]], starting: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+        """Share GPUs: `published` is called when a publication has ended, and a worker is started within `starting`."""
+        self._published, self._starting = published, starting
 
     @property
     def load(self) -> dict[str, int]:
@@ -76,9 +86,15 @@ class RolloutPool:
             self._update = update
             slots = [slot for slot in self._slots.values() if slot.ready]
             answers = await asyncio.gather(*(self._load(slot.worker, update) for slot in slots), return_exceptions=True)
+        self._judge(update, slots, answers)
+        if self._published is not None:
+            await self._published()
+        await self._least_loaded()
+
+    def _judge(self, update: WeightUpdate, slots: list[WorkerSlot], answers: list[int | BaseException]) -> None:
+        """Set aside the workers that did not take an update."""
         wrong = {slot.name: answer for slot, answer in zip(slots, answers, strict=True) if answer != update.version}
         if not wrong:
-            await self._least_loaded()
             return
         details = "; ".join(f"{name}: {_answer(answer)}" for name, answer in wrong.items())
         cause = next((answer for answer in wrong.values() if isinstance(answer, BaseException)), None)
@@ -87,7 +103,30 @@ class RolloutPool:
         for slot in slots:
             if slot.name in wrong:
                 self._lose(slot, f"weights of version {update.version}: {_answer(wrong[slot.name])}", error)
-        await self._least_loaded()
+
+    async def sleep(self, level: int) -> None:
+        """Have every worker's engine give its GPU memory to the learner; one that does not is lost.
+
+        Raises:
+            EngineError: If one cannot, and there is no supervision.
+        """
+        await self._each(lambda worker: worker.sleep(level), "going to sleep")
+
+    async def wake(self, *parts: Memory) -> None:
+        """Have every engine that is in use take back parts of its memory; one that does not is lost.
+
+        Raises:
+            EngineError: If one cannot, and there is no supervision.
+        """
+        await self._each(lambda worker: worker.wake(*parts), f"taking back memory ({', '.join(parts)})")
+
+    async def _each(self, call: Callable[[RolloutWorker], Awaitable[None]], what: str) -> None:
+        slots = [slot for slot in self._slots.values() if slot.ready]
+        answers = await asyncio.gather(*(self._in_time(call(slot.worker)) for slot in slots), return_exceptions=True)
+        for slot, answer in zip(slots, answers, strict=True):
+            if isinstance(answer, BaseException):
+                error = answer if isinstance(answer, AgentRLError) else EngineDeadError(f"{what}: {type(answer).__name__}: {answer}")
+                self._lose(slot, f"{what}: {answer}", error)
 
     async def stats(self) -> dict[str, EngineStats]:
         """Counters of the engines that are in use, by the worker's name."""
@@ -200,8 +239,15 @@ class RolloutPool:
         self._changed = anyio.Event()
 
     async def _load(self, worker: RolloutWorker, update: WeightUpdate) -> int:
-        async with asyncio.timeout(self._supervision.load_timeout_s if self._supervision else None):
-            return await worker.load_weights(update)
+        return await self._in_time(worker.load_weights(update))
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        limit_s = self._supervision.load_timeout_s if self._supervision else LOAD_TIMEOUT_S
+        try:
+            async with asyncio.timeout(limit_s):
+                return await answer
+        except TimeoutError:
+            raise WeightSyncError(f"no answer within {limit_s:g} s") from None
 
     async def _keep(self, slot: WorkerSlot, supervision: Supervision) -> None:
         while slot.state is not WorkerState.GONE:
@@ -213,18 +259,21 @@ class RolloutPool:
                 await changed.wait()
             if look.cancelled_caught and slot.ready and (reason := await slot.look(supervision)) is not None:
                 self._lose(slot, reason, EngineDeadError(reason))
+        if slot.name in self._slots:
+            await supervision.retire(slot.name)  # what is left of it holds memory
 
     async def _join(self, name: str, scope: anyio.CancelScope, supervision: Supervision) -> None:
         """Start one more worker, and look after it."""
         slot = None
         with scope:
             try:
-                worker = await supervision.respawn(name)
-                async with self._loading:
-                    slot = WorkerSlot(name, worker)
-                    await self._bring_up(slot, worker)
-                    self._slots[name] = slot
-                    self._by_load.add(slot)
+                async with self._starting():
+                    worker = await supervision.respawn(name)
+                    async with self._loading:
+                        slot = WorkerSlot(name, worker)
+                        await self._bring_up(slot, worker)
+                        self._slots[name] = slot
+                        self._by_load.add(slot)
                 _log.warning("%s has joined", name)
             except (AgentRLError, TimeoutError) as error:
                 slot = None
@@ -258,10 +307,11 @@ class RolloutPool:
         else:
             slot.restarts += 1
             try:
-                worker = await supervision.respawn(slot.name)
-                async with self._loading:
-                    await self._bring_up(slot, worker)
-                    self._by_load.update(slot)
+                async with self._starting():
+                    worker = await supervision.respawn(slot.name)
+                    async with self._loading:
+                        await self._bring_up(slot, worker)
+                        self._by_load.update(slot)
                 _log.warning("%s works again", slot.name)
             except (AgentRLError, TimeoutError) as error:
                 slot.reason = f"{type(error).__name__}: {error}"

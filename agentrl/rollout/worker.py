@@ -20,7 +20,7 @@ from typing import Any
 from agentrl.config.schema import EndpointConfig
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.process import collect_rarely
-from agentrl.core.protocols import Engine, EngineLoad, EngineStats, LoadSums, WeightUpdate
+from agentrl.core.protocols import Engine, EngineLoad, EngineStats, LoadSums, Memory, SleepingEngine, WeightUpdate
 from agentrl.core.summaries import GroupSummary, summarize
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, Status, Ticket
@@ -214,6 +214,20 @@ class EpisodeWorker:
     async def load_weights(self, update: WeightUpdate) -> int:
         """As `Engine.load_weights`; episodes go on and wait inside the engine."""
         return await self._engine.load_weights(update)
+
+    async def sleep(self, level: int) -> None:
+        """As `SleepingEngine.sleep`; episodes go on and wait inside the engine."""
+        await self._sleeper().sleep(level)
+
+    async def wake(self, *parts: Memory) -> None:
+        """As `SleepingEngine.wake`."""
+        await self._sleeper().wake(*parts)
+
+    def _sleeper(self) -> SleepingEngine:
+        if not isinstance(self._engine, SleepingEngine):
+            problem = f"{type(self._engine).__name__} cannot give its GPU memory to a learner"
+            raise EngineError(f"--colocate: {problem}; add --sleep-level 0, with which both stay in memory")
+        return self._engine
 
     async def stats(self) -> EngineStats:
         """As `Engine.stats`."""

@@ -24,6 +24,9 @@ FindBlock: TypeAlias = Callable[[str], Awaitable[str]]
 """Returns where user code blocks the worker with this name, in words; empty if it does not."""
 
 
+LOAD_TIMEOUT_S = 300.0
+
+
 async def _no_block(name: str) -> str:
     return ""
 
@@ -44,7 +47,7 @@ class Supervision:
     check_every_s: float = 5.0  # time between two looks at a worker
     answer_timeout_s: float = 30.0  # a worker that does not say its counters in this time did not answer; three times make it lost
     stuck_s: float = 300.0  # an engine that is busy this long without finishing one request is lost
-    load_timeout_s: float = 300.0  # loading weights may take this long
+    load_timeout_s: float = LOAD_TIMEOUT_S  # loading weights may take this long
 
 
 class WorkerState(StrEnum):

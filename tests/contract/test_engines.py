@@ -14,7 +14,7 @@ import torch
 from agentrl.assets import tiny_model_path
 from agentrl.config.schema import EngineConfig
 from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError
-from agentrl.core.protocols import Engine, WeightUpdate
+from agentrl.core.protocols import Engine, SleepingEngine, WeightUpdate
 from agentrl.core.types import FinishReason, Generation
 from agentrl.weights.sender import SharedMemorySender
 from tests.e2e.vllm_support import CONTEXT, END, equal, expect_fence, prompt, random_llama, reference, request, saved, settings
@@ -351,3 +351,30 @@ async def test_closing_fails_what_is_running(kind: str, model: Any, tmp_path: Pa
         await running
     with pytest.raises(EngineDeadError, match="closed"):
         await engine.generate(request([5]))
+
+
+async def test_a_sleeping_engine_keeps_its_requests_and_takes_weights_before_its_cache_is_back(
+    own: Engine, sender: SharedMemorySender
+) -> None:
+    assert isinstance(own, SleepingEngine)
+    asked = request(prompt(3), max_tokens=CONTEXT - 100, temperature=1.0, seed=5)
+    generating = asyncio.create_task(own.generate(asked))
+    while not own.stats().load.running:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await own.sleep(1)
+    await own.sleep(1)
+    busy_s = own.stats().busy_s
+    late = asyncio.create_task(own.generate(request(prompt(1), max_tokens=8, temperature=1.0, seed=1)))
+    await own.wake("weights")
+    newer = random_llama(seed=1)
+    assert await own.load_weights(sender.send(newer.named_parameters(), 1)) == 1
+    assert own.stats().busy_s == busy_s  # it has paused all the time
+    assert not generating.done()
+    assert not late.done()
+    await own.wake("weights", "kv_cache")
+    await own.wake("weights", "kv_cache")
+    generation, second = await generating, await late
+    versions = generation.versions.tolist()
+    assert versions == sorted(versions)
+    assert set(second.versions.tolist()) == {1}
+    np.testing.assert_allclose(second.logprobs, reference(newer, prompt(1), second, 1.0), atol=1e-4)

@@ -36,7 +36,18 @@ def test_engines_and_ranks_apart() -> None:
 def test_colocated_pairs_share_a_gpu() -> None:
     placement = plan(config(colocate=True), gpus=2)
     assert placement.engine_bundles == placement.learner_bundles == (0, 1)
-    assert placement.gpus_per_engine + placement.gpus_per_rank <= 1
+    assert (placement.gpus_per_engine, placement.gpus_per_rank) == (0, 1)
+
+
+def test_a_wide_engine_shares_the_gpus_of_as_many_ranks() -> None:
+    wide = config(engines=2, parallel=2, ranks=4, colocate=True)
+    placement = plan(wide, gpus=4)
+    assert (placement.engine_bundles, placement.learner_bundles) == ((0, 1), (0, 0, 1, 1))
+    assert [bundle["GPU"] for bundle in placement.bundles] == [2.0, 2.0]
+    apart = placement.by_node({0: "b", 1: "a"})
+    assert (apart.engine_bundles, apart.learner_bundles) == ((0, 1), (0, 0, 1, 1))
+    with pytest.raises(ConfigError, match="need 4 GPUs, there are 3"):
+        plan(wide, gpus=3)
 
 
 def test_too_few_gpus_name_the_flags() -> None:

@@ -91,6 +91,32 @@ def test_weights_take_a_path_that_is_there(flags: list[str], gpus: int, message:
         load_config([*AGENT, *flags])
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--async"], "--async = 1: engines and learner take turns.*Leave out --async, or add --sleep-level 0"),
+        (["--max-staleness", "2"], "--max-staleness = 2: engines and learner take turns"),
+        (["--tensor-parallel-size", "2"], "2 x 2 GPUs, 2 ranks.*equal to --num-learners 2"),
+        (["--zero-stage", "1"], "--zero-stage = 1: cannot be moved to CPU memory in bfloat16.*Use --zero-stage 2"),
+        (["--sleep-level", "2", "--lora-rank", "8", "--publish", "adapter"], "--sleep-level = 2: drops the weights.*Use --sleep-level 1"),
+        (["--no-colocate", "--sleep-level", "2"], "--sleep-level = 2: has no effect without --colocate"),
+        (["--no-colocate", "--learner-memory-gib", "9"], "--learner-memory-gib = 9.0: has no effect without --colocate"),
+    ],
+)
+def test_shared_gpus_are_divided(flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.config.rules.cuda_device_count", lambda: 8)
+    with pytest.raises(ConfigError, match=message):
+        load_config([*AGENT, "--colocate", "--num-engines", "2", "--num-learners", "2", *flags])
+
+
+def test_shared_gpus_with_wide_engines_or_without_turns_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.config.rules.cuda_device_count", lambda: 8)
+    wide = load_config([*AGENT, "--colocate", "--num-engines", "2", "--tensor-parallel-size", "2", "--num-learners", "4"])
+    assert wide.engine.sleeps
+    both = load_config([*AGENT, "--colocate", "--async", "--sleep-level", "0", "--zero-stage", "1"])
+    assert not both.engine.sleeps
+
+
 def test_long_rows_over_all_ranks_are_accepted() -> None:
     load_config([*AGENT, "--num-learners", "4", "--sequence-parallel", "2", "--tiled-mlp"])
 

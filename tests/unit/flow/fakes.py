@@ -13,7 +13,7 @@ from agentrl.algo.filters import GroupFilter, keep_all
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.callbacks import Event, GroupJudged, StepEnd
-from agentrl.core.protocols import EngineStats, TrainResult, WeightUpdate
+from agentrl.core.protocols import EngineStats, Memory, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status, Task, Ticket
 from agentrl.flow import FlowSettings, RunResult, flow_settings, train
@@ -87,6 +87,12 @@ class ScriptedWorker:
         self.version = update.version
         return self.reported(update.version)
 
+    async def sleep(self, level: int) -> None:
+        return
+
+    async def wake(self, *parts: Memory) -> None:
+        return
+
     async def stats(self) -> EngineStats:
         now = asyncio.get_running_loop().time()
         return EngineStats(busy_s=self.busy_s, clock_s=now, tokens=self.tokens, paused_s=self.load_s * len(self.loads))
@@ -118,6 +124,12 @@ class ScriptedLearner:
     async def export_weights(self, version: int) -> WeightUpdate:
         assert version == len(self.steps)
         return WeightUpdate(version=version, transport="scripted")
+
+    async def offload(self, *, keep_weights: bool) -> None:
+        return
+
+    async def reload(self) -> None:
+        return
 
     async def save_model(self, path: str) -> None:
         return

@@ -111,3 +111,33 @@ def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[st
     for words, shown in blocks:
         main(words.split())
         assert capsys.readouterr().out == shown
+
+
+def test_an_engine_that_shares_a_gpu_gets_what_the_learner_leaves() -> None:
+    """Written out: with turns the learner keeps its process and the frozen reference; without, all that it ever needs."""
+    shape = find_shape(SEVEN)
+    base = changed(TrainConfig(), num_engines=8, num_learners=8, colocate=True, gradient_checkpointing=True, init_kl_coef=0.1)
+    gpu = EIGHT.gpu_bytes
+    turns = make_plan(base, shape, EIGHT, Workload())
+    kept = GIB + 2 * shape.parameters
+    assert turns.sized.engine.learner_memory_gib == pytest.approx(kept / GIB)
+    assert turns.engine.cache == pytest.approx(0.95 * gpu - kept - 2 * shape.parameters - 2.5 * GIB)
+    both = make_plan(changed(base, sleep_level=0), shape, EIGHT, Workload())
+    assert both.sized.engine.learner_memory_gib == pytest.approx(both.learner_bytes / GIB)
+    assert both.engine.cache == pytest.approx(0.95 * gpu - both.learner_bytes - 2 * shape.parameters - 2.5 * GIB)
+    chosen = make_plan(changed(base, gpu_memory_utilization=0.5), shape, EIGHT, Workload())
+    assert chosen.engine.cache == pytest.approx(0.5 * gpu - 2 * shape.parameters - 2.5 * GIB)
+    moved = make_plan(changed(base, reference_offload=True), shape, EIGHT, Workload())
+    assert moved.engine.cache - turns.engine.cache == pytest.approx(2 * shape.parameters)
+    assert not turns.problems
+
+
+def test_weights_of_both_have_to_fit_during_a_publication() -> None:
+    shape = find_shape(SEVEN)
+    base = changed(
+        TrainConfig(), num_engines=2, num_learners=2, colocate=True, zero_stage=3, micro_batch_tokens=1024, optimizer_offload=True
+    )
+    small = Hardware(gpus=2, gpu_bytes=24 * GIB)
+    (problem,) = [problem for problem in make_plan(base, shape, small, Workload()).problems if "publication" in problem]
+    assert problem.startswith("the weights of a learner rank and of its engine need ")
+    assert not [problem for problem in make_plan(base, shape, EIGHT, Workload()).problems if "publication" in problem]
