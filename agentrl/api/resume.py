@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,17 +19,32 @@ from agentrl.config.load import flag_value, to_json
 from agentrl.config.plugins import check_files_unchanged
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag
-from agentrl.core.errors import ConfigError
+from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import complete_file
+from agentrl.core.protocols import Learner
+from agentrl.core.remote import absolute, check_address, check_reachable, get_files, is_address
 from agentrl.env.given import PREFIX
-from agentrl.flow.checkpoint import FOLDER, LEARNER, Progress, latest_checkpoint, read_checkpoint
+from agentrl.flow.checkpoint import CONFIG, FOLDER, LEARNER, Progress, check_learner_files, latest_checkpoint, read_checkpoint
+from agentrl.flow.uploads import CheckpointCopy, fetch_copy, find_copy, read_copy, step_of
 from agentrl.track.jsonl import encode, read_lines
 
 AUTO = "auto"
 
 MAY_CHANGE = frozenset(
     {
-        *("num_steps", "run_dir", "save_every", "keep_checkpoints", "resume", "runtime", "ray_address", "stall_timeout_s", "debug"),
+        *(
+            "num_steps",
+            "run_dir",
+            "save_every",
+            "keep_checkpoints",
+            "checkpoint_upload",
+            "upload_timeout_s",
+            "resume",
+            "runtime",
+            "ray_address",
+            "stall_timeout_s",
+            "debug",
+        ),
         *("check_env", "check_memory"),
         *("stop_timeout_s", "max_learner_restarts", "max_engine_restarts", "engine_timeout_s"),
         *("reset_timeout_s", "step_timeout_s", "episode_timeout_s", "env_threads", "max_concurrent_episodes"),
@@ -43,10 +61,26 @@ MAY_CHANGE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Start of a run: its progress and the directory of the learner's state; the very beginning and `None` without a checkpoint."""
+    """Start of a run: its progress and its checkpoint, in the run's directory or a copy elsewhere; without one, the very beginning."""
 
     progress: Progress
-    learner: Path | None = None
+    checkpoint: Path | None = None
+    copy: CheckpointCopy | None = None
+
+    async def restore(self, run_dir: Path, learner: Learner) -> Path | None:
+        """Fetch the checkpoint if it is a copy, check it, and have the learner load it; returns where it is now.
+
+        Raises:
+            CheckpointError: If a file is not what the manifest says.
+        """
+        path = self.checkpoint
+        if self.copy is not None:
+            path = await fetch_copy(self.copy, run_dir, learner)
+        elif path is not None:
+            await check_learner_files(path, learner)
+        if path is not None:
+            await learner.load_checkpoint(str(path / LEARNER))
+        return path
 
 
 def with_saved_settings(words: list[str]) -> list[str]:
@@ -67,10 +101,34 @@ def saved_settings(run_dir: str) -> Path:
     Raises:
         ConfigError: If the directory holds no run.
     """
-    saved = Path(run_dir).expanduser() / "config.json"
+    if (copy := _copy_at(run_dir)) is not None:
+        folder = tempfile.mkdtemp(prefix="agentrl-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        get_files({CONFIG: copy.files[CONFIG]}, copy.address, folder)
+        return Path(folder, CONFIG)
+    saved = Path(run_dir).expanduser() / CONFIG
     if not saved.is_file():
-        raise ConfigError("--resume", run_dir, "holds no run", "Name a run's directory, as printed at its end.")
+        raise ConfigError("--resume", run_dir, "holds no run", "Name a run's directory, as printed at its end, or its --checkpoint-upload.")
     return saved
+
+
+def _copy_at(place: str) -> CheckpointCopy | None:
+    """Return the newest copy of a checkpoint at a place that is no run's directory; `None` if it is one, or holds nothing.
+
+    Raises:
+        ConfigError: If it is an address that cannot be read, or has no complete copy.
+    """
+    if not is_address(place):
+        path = Path(place).expanduser()
+        return None if path.joinpath("checkpoints").exists() or not path.is_dir() else find_copy(absolute(place))
+    check_address("--resume", place)
+    try:
+        copy = find_copy(absolute(place))
+    except CheckpointError as error:
+        raise ConfigError("--resume", place, f"cannot be read: {error}", "Mend the address or its credentials.") from error
+    if copy is None:
+        raise ConfigError("--resume", place, "holds no complete checkpoint", "Name the --checkpoint-upload of a run.")
+    return copy
 
 
 def resumed_run_dir(config: TrainConfig) -> Path | None:
@@ -80,7 +138,8 @@ def resumed_run_dir(config: TrainConfig) -> Path | None:
         ConfigError: If ``auto`` comes without ``--run-dir``.
     """
     if config.run.resume != AUTO:
-        return Path(config.run.resume).expanduser() if config.run.resume else None
+        place = config.run.resume
+        return config.run.run_dir if place and _copy_at(place) else Path(place).expanduser() if place else None
     if config.run.run_dir is None:
         raise ConfigError("--resume", AUTO, "needs to know which run", "Give --run-dir, the same each time.")
     path = config.run.run_dir.expanduser()
@@ -90,26 +149,48 @@ def resumed_run_dir(config: TrainConfig) -> Path | None:
 def resume_point(config: TrainConfig) -> ResumePoint:
     """Find where the run in ``config.run.run_dir`` stands, and check that it can go on with these settings.
 
+    The newest complete checkpoint counts, in the run's directory, at ``--resume``, or at ``--checkpoint-upload``.
+
     Raises:
-        ConfigError: If ``--resume DIR`` finds no complete checkpoint, or a setting was changed that must stay, or the file of a plug-in.
+        ConfigError: If ``--resume DIR`` finds no complete checkpoint, or a setting was changed that must stay, or the file of a plug-in;
+            or if ``--checkpoint-upload`` cannot be used, or holds another run.
         CheckpointError: If the checkpoint cannot be read.
     """
-    run_dir = config.run.run_dir
-    if not config.run.resume or run_dir is None:
+    run_dir, resume, upload = config.run.run_dir, config.run.resume, config.run.checkpoint_upload
+    copy = _newest_copy(config)
+    if not resume or run_dir is None:
+        if copy is not None:
+            remedy = "Give another folder, or continue that run with --resume."
+            raise ConfigError("--checkpoint-upload", upload, "already holds the checkpoints of a run", remedy)
         return ResumePoint(Progress())
     path = latest_checkpoint(run_dir)
-    if path is None:
-        if config.run.resume == AUTO:
-            return ResumePoint(Progress())
-        raise ConfigError("--resume", config.run.resume, *_nothing_to_resume(run_dir))
-    progress, saved = read_checkpoint(path)
+    if path is not None and (copy is None or copy.step <= step_of(path)):
+        progress, saved = read_checkpoint(path)
+        point = ResumePoint(progress, path)
+    elif copy is not None:
+        progress, saved, _ = read_copy(copy)
+        point = ResumePoint(progress, copy=copy)
+    elif resume == AUTO:
+        return ResumePoint(Progress())
+    else:
+        raise ConfigError("--resume", resume, *_nothing_to_resume(run_dir))
     steps = config.run.num_steps
-    if config.run.resume != AUTO and _ended(run_dir).get("status") == "finished" and _ended(run_dir).get("steps", 0) >= steps:
+    if resume != AUTO and _ended(run_dir).get("status") == "finished" and _ended(run_dir).get("steps", 0) >= steps:
         problem = f"has finished: it did its {progress.step} steps"
-        raise ConfigError("--resume", config.run.resume, problem, f"Give --num-steps more than {progress.step} to train it further.")
+        raise ConfigError("--resume", resume, problem, f"Give --num-steps more than {progress.step} to train it further.")
     _check_unchanged(saved, config)
     check_files_unchanged(config, run_dir, MAY_CHANGE)
-    return ResumePoint(progress, path / LEARNER)
+    return point
+
+
+def _newest_copy(config: TrainConfig) -> CheckpointCopy | None:
+    """Return the newest copy at ``--resume`` and ``--checkpoint-upload``, which must be there to be written to."""
+    resume, upload = config.run.resume, config.run.checkpoint_upload
+    found = [_copy_at(resume)] if resume not in ("", AUTO) else []
+    if upload:
+        check_reachable("--checkpoint-upload", absolute(upload))
+        found.append(find_copy(absolute(upload)))
+    return max((copy for copy in found if copy is not None), key=lambda copy: copy.step, default=None)
 
 
 def saved_so_far(run_dir: Path | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,9 +24,11 @@ from agentrl.config.plugins import plugins
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag
 from agentrl.core.callbacks import MetricsRow
-from agentrl.core.errors import ConfigError, LearnerDeadError
+from agentrl.core.errors import CheckpointError, ConfigError, DamagedCheckpointError, LearnerDeadError
 from agentrl.core.plugins import copy_plugins
-from agentrl.core.process import collect_rarely
+from agentrl.core.process import collect_rarely, on_thread
+from agentrl.core.protocols import Learner
+from agentrl.core.remote import absolute
 from agentrl.core.tokenizers import check_teacher
 from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec, keep_environment
@@ -37,6 +40,7 @@ from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint, repeated_tas
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.turns import TurnTakingLearner
+from agentrl.flow.uploads import Uploads
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, missing_labels, open_tasks
@@ -49,12 +53,15 @@ T = TypeVar("T")
 
 PROMPTS_CHECKED = 1000
 """Tasks whose prompts are measured before training begins."""
+STOP_MARGIN_S = 1.0
+"""Seconds of ``--stop-timeout-s`` that are left for ending in order after the wait for a copy."""
 
 
 async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks: Sequence[CallbackLike] = ()) -> RunResult:
     """Train as `config` says; on return everything is saved and nothing is left running.
 
-    When a learner rank dies, everything is started again from the last checkpoint. `stop` asks for an early end, from which the run
+    When a learner rank dies, everything is started again from the last checkpoint, and when that is found damaged, from the one before.
+    `stop` asks for an early end, from which the run
     can be resumed; `callbacks` come besides those that `config` names.
 
     Raises:
@@ -62,15 +69,18 @@ async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks:
         AgentRLError: If the run failed; what was measured until then is in the run directory.
     """
     collect_rarely()
-    for left in range(config.run.max_learner_restarts, 0, -1):
+    left = config.run.max_learner_restarts
+    while True:
         try:
-            return await _train_once(config, stop, callbacks)
+            return await _train_once(config, stop, callbacks, last=not left)
+        except DamagedCheckpointError as error:
+            _log.warning("%s; going on from the checkpoint before", error)
         except LearnerDeadError as error:
-            if not _can_go_on(config):
+            if not left or not _can_go_on(config):
                 raise
-            _log.warning("%s; going on from the last checkpoint, %d more times at most", error, left - 1)
+            left -= 1
+            _log.warning("%s; going on from the last checkpoint, %d more times at most", error, left)
             config = replace(config, run=replace(config.run, resume=str(config.run.run_dir)))
-    return await _train_once(config, stop, callbacks, last=True)
 
 
 def _can_go_on(config: TrainConfig) -> bool:
@@ -86,7 +96,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
     run_dir = config.run.run_dir
     if run_dir is None:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
-    begin = resume_point(config)
+    begin = await on_thread(resume_point, config)  # an address may take its time
     make_run_dir(run_dir)
     rows = rewind_records(run_dir, begin.progress)  # also of a run that ended before its first step
     stop = stop or StopRequest()
@@ -107,6 +117,9 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
         status, ledger = "interrupted" if result.stopped else "finished", result.counts.metrics()
         stop_reason = result.stop_reason or None
         return result
+    except DamagedCheckpointError:
+        status = RESTARTING
+        raise
     except LearnerDeadError:
         status = "failed" if last or not _can_go_on(config) else RESTARTING
         raise
@@ -193,18 +206,22 @@ async def _train(
 ) -> RunResult:
     pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
     learner = TurnTakingLearner(runtime.learner, pool, sleep_level=config.engine.sleep_level) if config.engine.sleeps else runtime.learner
-    if begin.learner is not None:
-        tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}")
-        await learner.load_checkpoint(str(begin.learner))
+    if begin.progress.step:
+        source = f" from {begin.copy.address}" if begin.copy else ""
+        tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}{source}")
+    loaded = await begin.restore(run_dir, learner)
+    uploads = _uploads(config, learner)
+    if uploads and loaded:
+        uploads.offer(loaded)  # it may have been killed before it was copied
     report = StallReport(run_dir, runtime.diagnose)
     evaluations = open_evaluations(config, questions, pool, learner, tracker, resumed=bool(begin.progress.step), report=report)
     if config.eval.eval_at_start and not begin.progress.step:
         await tracker.notify(MetricsRow(step=0, metrics=await evaluations.evaluate(0)))
     sizes = {"every": config.run.save_every, "num_steps": config.run.num_steps, "keep": config.run.keep_checkpoints}
-    checkpoints = Checkpoints(run_dir, learner, config=to_json(config), **sizes)
-    result = await _beside(
-        answer_requests(run_dir, pool),
-        run_loops(
+    checkpoints = Checkpoints(run_dir, learner, config=to_json(config), uploads=uploads, **sizes)
+
+    async def work() -> RunResult:
+        result = await run_loops(
             settings=flow_settings(config),
             pool=pool,
             learner=learner,
@@ -217,12 +234,41 @@ async def _train(
             checkpoints=checkpoints,
             stop=stop,
             report=report,
-        ),
-    )
-    if config.track.save_model and not result.stopped:
-        tracker.on_stage("saving the model")
-        await learner.save_model(str((run_dir / "model").absolute()))
-    return result
+        )
+        if config.track.save_model and not result.stopped:
+            tracker.on_stage("saving the model")
+            await learner.save_model(str((run_dir / "model").absolute()))
+        if uploads:
+            tracker.on_stage("waiting for the last copy of a checkpoint")
+            await _finish_uploads(uploads, config, stop)
+        return result
+
+    if uploads:
+        return await _beside(uploads.run(checkpoints.remove_old), _beside(answer_requests(run_dir, pool), work()))
+    return await _beside(answer_requests(run_dir, pool), work())
+
+
+def _uploads(config: TrainConfig, learner: Learner) -> Uploads | None:
+    run = config.run
+    if not run.checkpoint_upload:
+        return None
+    return Uploads(absolute(run.checkpoint_upload), learner, keep=run.keep_checkpoints, timeout_s=run.upload_timeout_s)
+
+
+async def _finish_uploads(uploads: Uploads, config: TrainConfig, stop: StopRequest) -> None:
+    """Wait for the last copy; after a signal only as long as ``--stop-timeout-s`` leaves, and without an error, because that is resumed.
+
+    Raises:
+        CheckpointError: If the last checkpoint of a run that was not stopped could not be copied.
+    """
+    if not stop.signalled_s:
+        await uploads.finish(config.run.upload_timeout_s)
+        return
+    left = stop.signalled_s + config.run.stop_timeout_s - STOP_MARGIN_S - time.monotonic()
+    try:
+        await uploads.finish(max(0.0, left))
+    except CheckpointError as error:
+        _log.warning("%s", error)
 
 
 async def _beside(companion: Coroutine[Any, Any, None], work: Coroutine[Any, Any, T]) -> T:

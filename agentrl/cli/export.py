@@ -14,7 +14,8 @@ from agentrl.config.load import from_mapping, read_file
 from agentrl.config.lora import holds_adapter
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.core.files import MANIFEST, check_directory
+from agentrl.core.files import check_directory
+from agentrl.core.manifest import MANIFEST
 from agentrl.flow.checkpoint import FOLDER, LEARNER, read_checkpoint
 
 if TYPE_CHECKING:

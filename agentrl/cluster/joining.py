@@ -97,7 +97,20 @@ def _no_answer(address: str, complaint: str) -> ConfigError:
     return ConfigError(FLAG, address, problem, "Check the port (6379 by default) and that its Ray has the same version.")
 
 
-TRAVELS = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "VLLM_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_LAUNCH_BLOCKING", "TMPDIR")
+TRAVELS = (
+    "HF_",
+    "HUGGINGFACE_",
+    "TRANSFORMERS_",
+    "VLLM_",
+    "NCCL_",
+    "GLOO_",
+    "TORCH_",
+    "PYTORCH_",
+    "CUDA_LAUNCH_BLOCKING",
+    "TMPDIR",
+    "AWS_",
+    "FSSPEC_",
+)
 """Beginnings of the environment variables that processes of a joined cluster are given too."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")

@@ -10,8 +10,8 @@ import asyncio
 import os
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import psutil
 import ray
@@ -23,6 +23,7 @@ from agentrl.config.evaluate import PlayConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError, EngineDeadError, LearnerDeadError
 from agentrl.core.files import memory_root
+from agentrl.core.manifest import FileEntry, shares
 from agentrl.core.process import describe_process
 from agentrl.core.protocols import EngineStats, GroupRef, Memory, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary
@@ -36,11 +37,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DIAGNOSIS = {"diagnosis": 1}
 """Ray's concurrency groups of both actors: `diagnose` runs on a thread of its own, so a busy or hanging process answers too."""
+WITH_FILES = {**DIAGNOSIS, "sealing": 1, "files": 1}
+"""Those of a learner rank: files are hashed and copied beside training, and hashing does not wait for copies."""
 
 
-def _beside(method: F) -> F:
-    marked: F = ray.method(concurrency_group="diagnosis")(method)
-    return marked
+def _group(name: str) -> Callable[[F], F]:
+    return cast("Callable[[F], F]", ray.method(concurrency_group=name))
+
+
+_beside = _group("diagnosis")
 
 
 class RolloutActor:
@@ -138,6 +143,17 @@ class LearnerActor:
             descriptor, self._probe = tempfile.mkstemp(prefix="probe-", dir=memory_root())
             os.close(descriptor)
         return self._probe
+
+    @_group("sealing")
+    def seal_checkpoint(self, path: str) -> dict[str, FileEntry]:
+        """Flush and hash what the rank wrote."""
+        entries: dict[str, FileEntry] = self._rank.seal_checkpoint(path)
+        return entries
+
+    @_group("files")
+    def with_files(self, work: Callable[..., Any], files: Mapping[str, FileEntry], *arguments: Any) -> Any:
+        """Call a function with some files of a checkpoint."""
+        return work(files, *arguments)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the rank; references among the arguments have arrived as what they stand for."""
@@ -262,6 +278,16 @@ class RayLearner:
     async def save_checkpoint(self, path: str, step: int) -> None:
         """As `Learner.save_checkpoint`."""
         await self._all("save_checkpoint", path, step)
+
+    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+        """As `Learner.seal_checkpoint`; an entry says which rank wrote the file."""
+        answers = await asyncio.gather(*(_learner(actor.seal_checkpoint.remote(path)) for actor in self.actors))
+        return {name: {**entry, "rank": rank} for rank, entries in enumerate(answers) for name, entry in entries.items()}
+
+    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+        """As `Learner.share_out`: a rank is given what it wrote, or as many bytes as the others."""
+        parts = zip(self.actors, shares(files, len(self.actors)), strict=True)
+        return list(await asyncio.gather(*(_learner(actor.with_files.remote(work, part, *arguments)) for actor, part in parts if part)))
 
     async def load_checkpoint(self, path: str) -> int:
         """As `Learner.load_checkpoint`."""

@@ -284,7 +284,7 @@ class RayRuntime:
     def _create_actors(self, placement: Placement, gpus: int) -> None:
         import ray
 
-        from agentrl.cluster.ray_actors import DIAGNOSIS, LearnerActor, RayLearner
+        from agentrl.cluster.ray_actors import WITH_FILES, LearnerActor, RayLearner
 
         config, site = self._config, Site(self._device)
         if not self._private:
@@ -294,7 +294,7 @@ class RayRuntime:
         table = ray.util.placement_group_table
         nodes = {bundle: table(group)["bundles_to_node_id"][position] for bundle, (group, position) in self._places.items()}
         self._placement = placement = placement.by_node(nodes)
-        rank = ray.remote(concurrency_groups=DIAGNOSIS)(LearnerActor)
+        rank = ray.remote(concurrency_groups=WITH_FILES)(LearnerActor)
         self._workers = {index: self._create_worker(placement, index) for index in range(len(placement.engine_bundles))}
         ranks = [
             rank.options(**self._options(bundle, placement.gpus_per_rank)).remote(config, index, self._site)

@@ -14,6 +14,8 @@ from typing import Any, Protocol, TypeVar
 from agentrl.cluster.build import Stage, build_learner_rank, build_worker, worker_environment
 from agentrl.config.evaluate import PlayConfig
 from agentrl.config.schema import TrainConfig
+from agentrl.core.manifest import FileEntry
+from agentrl.core.process import on_thread
 from agentrl.core.protocols import GroupRef, Learner, RolloutWorker, TrainResult, WeightUpdate
 from agentrl.env.boundary import blocked_at
 from agentrl.rollout.worker_slots import Supervision
@@ -168,6 +170,15 @@ class ThreadedLearner:
     async def save_checkpoint(self, path: str, step: int) -> None:
         """As `Learner.save_checkpoint`."""
         await self._call(lambda: self._rank.save_checkpoint(path, step))
+
+    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+        """As `Learner.seal_checkpoint`, on a thread of its own."""
+        entries: Mapping[str, FileEntry] = await on_thread(self._rank.seal_checkpoint, path)
+        return entries
+
+    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+        """As `Learner.share_out`, on a thread of its own."""
+        return [await on_thread(work, files, *arguments)]
 
     async def load_checkpoint(self, path: str) -> int:
         """As `Learner.load_checkpoint`."""

@@ -20,6 +20,7 @@ from agentrl.config.schema import EvalConfig, IsolationConfig, TrainConfig
 from agentrl.config.sections import flag as flag_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import cuda_device_count
+from agentrl.core.remote import check_address
 
 
 def prompts_exist(config: PlayConfig) -> None:
@@ -118,6 +119,15 @@ def _passed_are_names(config: PlayConfig) -> None:
     for name in config.isolation.env_pass:
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise ConfigError("--env-pass", name, "is not the name of an environment variable", "Give names only, not values.")
+
+
+def _copies_have_checkpoints(config: TrainConfig) -> None:
+    address = config.run.checkpoint_upload
+    if not address:
+        return
+    if not config.run.save_every:
+        raise ConfigError("--checkpoint-upload", address, "has nothing to copy without checkpoints", "Give --save-every N.")
+    check_address("--checkpoint-upload", address)
 
 
 ISOLATION_RULES: tuple[Callable[[PlayConfig], None], ...] = (_limits_have_processes, _processes_can_be_held, _passed_are_names)
@@ -344,6 +354,7 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     check_learner,
     _requests_have_episodes,
     *EVAL_RULES,
+    _copies_have_checkpoints,
 )
 
 

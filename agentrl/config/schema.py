@@ -40,12 +40,18 @@ class RunConfig:
     """Steps between two checkpoints, from which ``--resume`` continues; the last step gets one too. 0: none."""
     keep_checkpoints: Count = 2
     """Checkpoints to keep; older ones are removed when a newer one is complete."""
+    checkpoint_upload: str = ""
+    """Folder for copies of complete checkpoints, made while the run goes on: an address (``s3://bucket/run``, ``gs://``, ``az://``) or a
+    path. As many are kept as in the run's directory. ``--resume`` takes this address, and ``--resume auto`` looks there too."""
+    upload_timeout_s: Positive = 1800.0
+    """Seconds that one copy to ``--checkpoint-upload`` may take, and that the end of a run waits for the last one."""
     stop_timeout_s: NonNegative = 15.0
     """Seconds that a first SIGINT or SIGTERM leaves to the step under way and a checkpoint after it; then the run ends without."""
     max_learner_restarts: CountOrZero = 3
     """Times that a run goes on from its last checkpoint by itself when a learner rank dies; without a checkpoint it ends."""
     resume: str = ""
-    """Directory of a run to continue with its own settings, or ``auto``: continue the run in ``--run-dir`` if there is one."""
+    """Directory of a run to continue with its own settings, or its ``--checkpoint-upload``; or ``auto``: continue the run in ``--run-dir``
+    if there is one."""
     runtime: Literal["ray", "local"] = "ray"
     """``ray`` runs engines and learner ranks as Ray actors; ``local`` runs the same classes in this process, for debugging."""
     ray_address: str = ""

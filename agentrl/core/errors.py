@@ -164,5 +164,9 @@ class CheckpointError(AgentRLError, OSError):
     """A checkpoint cannot be written or read."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A file of a checkpoint is not what its manifest says."""
+
+
 class ClusterError(AgentRLError, RuntimeError):
     """A worker process could not be started or was lost."""

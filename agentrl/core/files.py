@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from agentrl.core.errors import CheckpointError
+from agentrl.core.manifest import MANIFEST, FileEntry, differing_files, manifest_text, read_manifest, seal_files, sync
 
-MANIFEST = "manifest.json"
 TEMPORARY = ".partial"
 
 
@@ -41,25 +39,27 @@ def temporary_directory(target: Path) -> Path:
     return temporary
 
 
-def commit_directory(temporary: Path, target: Path) -> None:
+def commit_directory(temporary: Path, target: Path, sealed: Mapping[str, FileEntry] | None = None) -> None:
     """Give a filled temporary directory its name; when this returns it survives a crash of the machine.
+
+    The files in `sealed` have been flushed and hashed by who wrote them.
 
     Raises:
         CheckpointError: If a file cannot be flushed, or `target` exists.
     """
     if target.exists():
         raise CheckpointError(f"{target} cannot be written: {target} exists")
-    replace_directory(temporary, target)
+    replace_directory(temporary, target, sealed)
 
 
-def replace_directory(temporary: Path, target: Path) -> None:
+def replace_directory(temporary: Path, target: Path, sealed: Mapping[str, FileEntry] | None = None) -> None:
     """As `commit_directory`, but `target` may exist; what comes between the two renames is mended by `recover_directory`.
 
     Raises:
         CheckpointError: If a file cannot be flushed; what was there before is intact.
     """
     try:
-        _seal_all(temporary)
+        _seal_all(temporary, sealed or {})
         swap_directory(temporary, target)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from error
@@ -71,7 +71,7 @@ def swap_directory(temporary: Path, target: Path) -> None:
     if target.exists():
         target.rename(old)
     temporary.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -86,14 +86,14 @@ def recover_directory(target: Path) -> None:
             return
 
 
-def _seal_all(directory: Path) -> None:
-    """Flush every file, and list them in the manifest."""
-    files = {path.relative_to(directory).as_posix(): _seal(path) for path in sorted(directory.rglob("*")) if path.is_file()}
-    manifest = directory / MANIFEST
-    manifest.write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
-    _seal(manifest)
+def _seal_all(directory: Path, sealed: Mapping[str, FileEntry]) -> None:
+    """Flush every file that is not sealed, and list all in the manifest."""
+    names = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+    entries = {**sealed, **seal_files(directory, names - sealed.keys() - {MANIFEST})}
+    (directory / MANIFEST).write_text(manifest_text(entries), encoding="utf-8")
+    sync(directory / MANIFEST)
     for folder in (*(path for path in directory.rglob("*") if path.is_dir()), directory):
-        _sync(folder)
+        sync(folder)
 
 
 def remove_directory(target: Path) -> None:
@@ -106,21 +106,17 @@ def remove_directory(target: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def check_directory(path: Path) -> None:
-    """Compare a directory with its manifest, hashes included.
+def check_directory(path: Path, hashed: Callable[[str], bool] = lambda name: True) -> None:
+    """Compare a directory with its manifest: the sizes of all files, and the hashes of those whose name `hashed` wants.
 
     Raises:
         CheckpointError: If a file is missing, differs, or the manifest cannot be read; the message names the file.
     """
-    try:
-        files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
-        for name, expected in files.items():
-            if (path / name).stat().st_size != expected["size"] or _sha256(path / name) != expected["sha256"]:
-                raise CheckpointError(f"{path / name} is not what {MANIFEST} says: it was cut off or changed")
-    except CheckpointError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not complete: {type(error).__name__}: {error}") from error
+    files = read_manifest(path)
+    wrong = [name for name, entry in files.items() if not (path / name).is_file() or (path / name).stat().st_size != entry["size"]]
+    wrong = wrong or differing_files({name: entry for name, entry in files.items() if hashed(name)}, path)
+    if wrong:
+        raise CheckpointError(f"{path / wrong[0]} is not what {MANIFEST} says: it was cut off or changed")
 
 
 @contextlib.contextmanager
@@ -168,23 +164,3 @@ def remove_abandoned(root: Path) -> None:
 
 def _owned_prefix() -> str:
     return f"agentrl-{os.getuid()}-"
-
-
-def _seal(path: Path) -> dict[str, int | str]:
-    """Flush a file to disk; its size and hash."""
-    _sync(path)
-    return {"size": path.stat().st_size, "sha256": _sha256(path)}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Flush a file or a directory to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

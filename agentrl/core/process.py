@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import linecache
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
 
 
 def cuda_device_count() -> int:
@@ -34,6 +37,32 @@ def collect_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
+
+
+async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
+    """Call `work` on a daemon thread of its own and return its answer; one that never returns does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if answer.done():  # nobody waits any more
+            return
+        if error is None:
+            answer.set_result(cast("T", result))
+        else:
+            answer.set_exception(error)
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work(*arguments)
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed meanwhile
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name=f"agentrl-{getattr(work, '__name__', 'work')}", daemon=True).start()
+    return await answer
 
 
 MAX_FRAMES = 40

@@ -6,12 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from agentrl.core.manifest import FileEntry
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Generation, IntArray, Sampling, Ticket
+
+T = TypeVar("T")
 
 GroupRef: TypeAlias = Any
 """A `Group`, or the cluster's reference to one; the driver passes it on and never looks inside."""
@@ -236,6 +239,21 @@ class Learner(Protocol):
         Raises:
             CheckpointError: If it cannot be written.
         """
+
+    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+        """Flush what the last `save_checkpoint` wrote, and return sizes and hashes by name within `path`; training may go on meanwhile.
+
+        Raises:
+            CheckpointError: If a file cannot be flushed or read.
+        """
+        ...
+
+    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+        """Call ``work(some of the files, *arguments)`` beside every rank, so that each file is with one, and return the answers.
+
+        `work` is a function of a module; training may go on meanwhile.
+        """
+        ...
 
     async def load_checkpoint(self, path: str) -> int:
         """Continue from what `save_checkpoint` wrote, before any step; returns the steps done by then.

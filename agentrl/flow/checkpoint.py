@@ -5,6 +5,8 @@ RUN_DIR/checkpoints/step-00000020/
     progress.json   accounts, cursor of the tasks, groups to repeat
     config.json     the settings the run had
     manifest.json   size and hash of every file
+
+The learner's ranks hash what they wrote, and look at it again before they load it; this process hashes the other files only.
 """
 
 from __future__ import annotations
@@ -12,21 +14,26 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from agentrl.core.errors import CheckpointError
+from agentrl.core.errors import CheckpointError, DamagedCheckpointError
 from agentrl.core.files import check_directory, commit_directory, remove_directory, temporary_directory
+from agentrl.core.manifest import MANIFEST, FileEntry, differing_files, read_manifest
 from agentrl.core.protocols import Learner
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
 from agentrl.env.tasks import TaskSource
+
+if TYPE_CHECKING:
+    from agentrl.flow.uploads import Uploads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,18 +135,27 @@ class Admissions:
 
 
 FOLDER, LEARNER = "checkpoints", "learner"
+PROGRESS, CONFIG, PREFIX = "progress.json", "config.json", "step-"
 
 
 class Checkpoints:
     """Writes the checkpoints of a run into its directory, which every learner rank must see.
 
     There is one after each `every` steps, and then after the last step in any case; 0: only where a run is stopped early. The newest
-    `keep` are kept; older ones are removed after a newer is complete. `config` holds the run's settings as JSON text.
+    `keep` are kept; older ones are removed after a newer is complete. `config` holds the run's settings as JSON text. With `uploads`,
+    each is copied elsewhere when it is complete, and one that is being copied is kept until that is over.
     """
 
-    def __init__(self, run_dir: Path, learner: Learner, *, every: int, num_steps: int, keep: int, config: str) -> None:
+    def __init__(
+        self, run_dir: Path, learner: Learner, *, every: int, num_steps: int, keep: int, config: str, uploads: Uploads | None = None
+    ) -> None:
         self._folder, self._learner, self._config = (run_dir / FOLDER).absolute(), learner, config
-        self._every, self._num_steps, self._keep = every, num_steps, keep
+        self._every, self._num_steps, self._keep, self._uploads = every, num_steps, keep, uploads
+        self._tidying = threading.Lock()  # held while old directories are removed, which two threads may do
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the copies; empty without any."""
+        return self._uploads.metrics() if self._uploads else {}
 
     def due(self, step: int) -> bool:
         """Return true if there is a checkpoint after `step` steps."""
@@ -155,27 +171,41 @@ class Checkpoints:
         Raises:
             CheckpointError: If it cannot be written; older ones are intact, and what was written of this one is gone.
         """
-        target = self._folder / f"step-{progress.step:08d}"
-        temporary = await asyncio.to_thread(temporary_directory, target)
+        target = self._folder / f"{PREFIX}{progress.step:08d}"
+        temporary = await asyncio.to_thread(self._begin, target)
         try:
             with _disk_errors(target):
                 (temporary / LEARNER).mkdir()
             await self._learner.save_checkpoint(str(temporary / LEARNER), progress.step)
             yield target
-            with anyio.CancelScope(shield=True):  # the thread would go on, with its files removed under its hands
-                await asyncio.to_thread(self._complete, temporary, target, progress)
+            with anyio.CancelScope(shield=True):  # the threads would go on, with their files removed under their hands
+                sealed = await self._learner.seal_checkpoint(str(temporary / LEARNER))
+                await asyncio.to_thread(self._complete, temporary, target, progress, sealed)
+                if self._uploads:
+                    self._uploads.offer(target)
+                await asyncio.to_thread(self.remove_old)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def _complete(self, temporary: Path, target: Path, progress: Progress) -> None:
+    def _begin(self, target: Path) -> Path:
+        with self._tidying:
+            return temporary_directory(target)
+
+    def _complete(self, temporary: Path, target: Path, progress: Progress, sealed: Mapping[str, FileEntry]) -> None:
         with _disk_errors(target):
-            (temporary / "progress.json").write_text(json.dumps(progress.to_json(), indent=2) + "\n", encoding="utf-8")
-            (temporary / "config.json").write_text(self._config, encoding="utf-8")
+            (temporary / PROGRESS).write_text(json.dumps(progress.to_json(), indent=2) + "\n", encoding="utf-8")
+            (temporary / CONFIG).write_text(self._config, encoding="utf-8")
         if target.exists():  # from before, and found damaged, or the run would not have taken this step again
             remove_directory(target)
-        commit_directory(temporary, target)
-        for old in _newest_first(self._folder)[self._keep :]:
-            remove_directory(old)
+        commit_directory(temporary, target, {f"{LEARNER}/{name}": entry for name, entry in sealed.items()})
+
+    def remove_old(self) -> None:
+        """Remove checkpoints beyond the newest, but none that is being copied elsewhere or waits for it."""
+        held = self._uploads.held if self._uploads else ()
+        with self._tidying:
+            for old in newest_first(self._folder)[self._keep :]:
+                if old not in held:
+                    remove_directory(old)
 
 
 @contextmanager
@@ -187,14 +217,47 @@ def _disk_errors(target: Path) -> Iterator[None]:
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:
-    """The newest checkpoint of a run that is complete by its manifest; damaged ones are passed over."""
-    for path in _newest_first(run_dir / FOLDER):
+    """The newest checkpoint of a run that is complete by its manifest; damaged ones are passed over.
+
+    The hashes of the learner's files are left to its ranks, see `check_learner_files`.
+    """
+    for path in newest_first(run_dir / FOLDER):
         try:
-            check_directory(path)
+            check_directory(path, hashed=is_own)
         except CheckpointError:
             continue
         return path.absolute()
     return None
+
+
+async def check_learner_files(path: Path, learner: Learner) -> None:
+    """Let the ranks compare the learner's part of a checkpoint with the manifest; one that differs is renamed and never read again.
+
+    Raises:
+        DamagedCheckpointError: If a file differs.
+    """
+    answers = await learner.share_out(differing_files, learner_files(read_manifest(path)), str(path))
+    if wrong := sorted(name for names in answers for name in names):
+        aside = await asyncio.to_thread(_set_aside, path)
+        raise DamagedCheckpointError(f"{path / wrong[0]} is not what {MANIFEST} says: it was cut off or changed; now in {aside}")
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint, in the place of one that was damaged before."""
+    aside = path.with_name(f"damaged-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    return aside
+
+
+def is_own(name: str) -> bool:
+    """Return true for the files of a checkpoint that the driver writes and reads."""
+    return not name.startswith(f"{LEARNER}/")
+
+
+def learner_files(files: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
+    """Return the entries of a manifest that are the learner's."""
+    return {name: entry for name, entry in files.items() if not is_own(name)}
 
 
 def read_checkpoint(path: Path) -> tuple[Progress, dict[str, Any]]:
@@ -204,12 +267,21 @@ def read_checkpoint(path: Path) -> tuple[Progress, dict[str, Any]]:
         CheckpointError: If they cannot be read.
     """
     try:
-        progress = Progress.from_json(json.loads((path / "progress.json").read_text(encoding="utf-8")))
-        config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return parse_checkpoint(*((path / name).read_text(encoding="utf-8") for name in (PROGRESS, CONFIG)))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    return progress, config
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"), reverse=True)
+def parse_checkpoint(progress: str, config: str) -> tuple[Progress, dict[str, Any]]:
+    """Return the progress and the settings from the texts of their files.
+
+    Raises:
+        ValueError: If one is not JSON; `TypeError` or `KeyError` if it is of another form.
+    """
+    settings: dict[str, Any] = json.loads(config)
+    return Progress.from_json(json.loads(progress)), settings
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the newest first, complete or not."""
+    return sorted(folder.glob(f"{PREFIX}*"), reverse=True)

@@ -284,7 +284,7 @@ async def publish(run: RunState) -> None:
         stats = await run.pool.stats()
         counts = run.ledger.check()
         metrics = run.meter.step(trained, publish_s=publish_s, stats=stats, counts=counts, running=len(run.running))
-        metrics |= run.pool.metrics()
+        metrics |= run.pool.metrics() | (run.checkpoints.metrics() if run.checkpoints else {})
         run.board.waiting("publish", f"the hooks after step {trained.version}")
         await run.hooked.until(trained.version)
         run.board.waiting("publish", f"the callbacks after step {trained.version}")

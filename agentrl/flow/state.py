@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -218,17 +219,20 @@ class StopRequest:
     Attributes:
         heard: True while a run listens. If none does, nothing happens after `ask` until one begins.
         reason: Why a callback asked first; empty after a signal.
+        signalled_s: Monotonic time of the signal that asked first; 0 if there was none.
     """
 
     def __init__(self) -> None:
         self.heard = False
         self.reason = ""
+        self.signalled_s = 0.0
         self._asked = anyio.Event()
 
     def ask(self, reason: str = "") -> None:
         """Ask; safe to call twice, and the first reason counts."""
         if not self._asked.is_set():
             self.reason = reason
+            self.signalled_s = 0.0 if reason else time.monotonic()
         self._asked.set()
 
     async def wait(self) -> None:

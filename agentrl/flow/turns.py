@@ -7,13 +7,17 @@ Without ``--colocate`` there are no turns, and `TurnTakingLearner` is not used.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import anyio
 
+from agentrl.core.manifest import FileEntry
 from agentrl.core.protocols import GroupRef, Learner, TrainResult, WeightUpdate
 from agentrl.rollout.pool import RolloutPool
+
+T = TypeVar("T")
 
 KEPT = 1
 """Sleep level with which engines keep their weights in CPU memory; used wherever no publication to all of them follows."""
@@ -68,6 +72,14 @@ class TurnTakingLearner:
         """Take a turn and save."""
         async with self._own_turn():
             await self._learner.save_checkpoint(path, step)
+
+    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+        """As `Learner.seal_checkpoint`, whoever's turn it is."""
+        return await self._learner.seal_checkpoint(path)
+
+    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+        """As `Learner.share_out`, whoever's turn it is."""
+        return await self._learner.share_out(work, files, *arguments)
 
     async def load_checkpoint(self, path: str) -> int:
         """Take a turn and load."""

@@ -50,20 +50,26 @@ def restore_generators(states: Mapping[str, Any]) -> None:
 NUM_LEARNERS, ZERO_STAGE, DIVIDED = "--num-learners", "--zero-stage", "--learner-tensor-parallel"
 
 
-def save_checkpoint(state: LearnerState, path: Path, step: int) -> None:
+def save_checkpoint(state: LearnerState, path: Path, step: int) -> list[Path]:
     """Write the state of all ranks after so many steps into an existing directory, which every rank sees; collective.
+
+    Returns:
+        The files that this rank wrote.
 
     Raises:
         CheckpointError: If this rank cannot write its part.
     """
     with _as_checkpoint_error("written to", path):
+        written = [path / f"rank-{state.ranks.rank}.pt"]
         for name, engine in _engines(state):
-            with _trained_state(engine.module):
+            with _trained_state(engine.module), _noting_files(engine.engine.checkpoint_engine, written):
                 engine.engine.save_checkpoint(str(path / name), tag=TAG, save_latest=False, exclude_frozen_parameters=True)
         if _reference_changes(state):
             _save_reference(state.models.reference, path / "reference.pt", first=state.ranks.first)
-        torch.save(_rank_state(state, step), path / f"rank-{state.ranks.rank}.pt")
+            written += [path / "reference.pt"] if state.ranks.first else []
+        torch.save(_rank_state(state, step), written[0])
     state.ranks.barrier()
+    return written
 
 
 def load_checkpoint(state: LearnerState, path: Path) -> int:
@@ -200,6 +206,22 @@ def _trained_state(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def _noting_files(writer: Any, written: list[Path]) -> Iterator[None]:
+    """Within the block, the paths that DeepSpeed's writer of files is given are added to `written`."""
+    save = writer.save
+
+    def noting(state_dict: Any, path: str) -> Any:
+        written.append(Path(path))
+        return save(state_dict, path)
+
+    writer.save = noting
+    try:
+        yield
+    finally:
+        del writer.save
 
 
 def _frozen_names(module: nn.Module) -> set[str]:

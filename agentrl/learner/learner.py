@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.core.errors import LearnerError
+from agentrl.core.errors import CheckpointError, LearnerError
+from agentrl.core.manifest import FileEntry, seal_files
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.types import Group
 from agentrl.learner.settings import LearnerSettings
@@ -32,13 +33,14 @@ class Weights:
 class LearnerRank:
     """Trains the policy together with the other ranks.
 
-    Every method but the constructor is collective: all ranks call it, with the same arguments but for the rank.
+    Every method but the constructor and `seal_checkpoint` is collective: all ranks call it, with the same arguments but for the rank.
     Nothing heavy is imported before `start`.
     """
 
     def __init__(self, settings: LearnerSettings, sender: WeightSender) -> None:
         self.settings, self._sender = settings, sender
         self._state: LearnerState | None = None
+        self._written: list[Path] = []
 
     def start(
         self, rank: int, world_size: int, master_port: int, master_addr: str = "127.0.0.1", place: tuple[int, int] | None = None
@@ -112,7 +114,20 @@ class LearnerRank:
         from agentrl.learner.checkpoint import save_checkpoint
 
         self._sender.settle()
-        save_checkpoint(self._started, Path(path), step)
+        self._written = save_checkpoint(self._started, Path(path), step)
+
+    def seal_checkpoint(self, path: str) -> dict[str, FileEntry]:
+        """Flush what this rank wrote with the last `save_checkpoint`, and return sizes and hashes by name within `path`.
+
+        Not collective; it may run on another thread while this one trains.
+
+        Raises:
+            CheckpointError: If a file cannot be flushed or read.
+        """
+        try:
+            return seal_files(Path(path), [file.relative_to(path).as_posix() for file in self._written])
+        except OSError as error:
+            raise CheckpointError(f"the learner's state cannot be written to {path}: {error}") from error
 
     def load_checkpoint(self, path: str) -> int:
         """Continue from what `save_checkpoint` wrote, and return the steps done; only before the first step.

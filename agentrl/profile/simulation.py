@@ -19,6 +19,7 @@ import anyio
 
 from agentrl.core.callbacks import Event, GroupJudged, StepEnd
 from agentrl.core.errors import ConfigError
+from agentrl.core.manifest import FileEntry
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
@@ -27,6 +28,8 @@ from agentrl.flow.settings import FlowSettings
 from agentrl.profile.simulated_engine import DrawGroup, EngineModel, EpisodeShape, SimulatedWorker, World
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.worker_slots import Supervision
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +90,20 @@ class SimulatedLearner:
     async def save_checkpoint(self, path: str, step: int) -> None:
         """There is nothing to save."""
 
+    async def seal_checkpoint(self, path: str) -> dict[str, FileEntry]:
+        """Nothing was written."""
+        return {}
+
+    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+        """Call `work` once."""
+        return [work(files, *arguments)]
+
     async def load_checkpoint(self, path: str) -> int:
         """Nothing was saved."""
         return 0
 
     async def close(self) -> None:
         """Nothing is held."""
-
-
-T = TypeVar("T")
 
 
 class _Jump(selectors.DefaultSelector):

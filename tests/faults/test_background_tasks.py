@@ -43,6 +43,9 @@ class Disk:
     def due(self, step: int) -> bool:
         return True
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     @asynccontextmanager
     async def saving(self, progress: Progress) -> AsyncIterator[None]:
         await anyio.sleep(0.001)

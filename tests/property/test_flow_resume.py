@@ -37,6 +37,9 @@ class Disk:
     def due(self, step: int) -> bool:
         return step % self.every == 0
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     @asynccontextmanager
     async def saving(self, progress: Progress) -> AsyncIterator[None]:
         await anyio.sleep(self.save_s)

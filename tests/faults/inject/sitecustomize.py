@@ -92,7 +92,19 @@ def engine(module):
     module.VllmEngine._replace_weights, module.VllmEngine._final_output = changed_load, changed_generate
 
 
-PATCHES = {"agentrl.learner.learner": learner, "agentrl.engine.vllm_engine": engine}
+def remote(module):
+    rate, put = float(FAULTS.get("upload_mb_per_s", 0)), module._put
+
+    def slow_put(path, address, name, size):
+        note("uploading", name=f"{address}/{name}")
+        if rate:
+            time.sleep(size / 1e6 / rate)
+        put(path, address, name, size)
+
+    module._put = slow_put
+
+
+PATCHES = {"agentrl.learner.learner": learner, "agentrl.engine.vllm_engine": engine, "agentrl.core.remote": remote}
 
 if "slow_fsync" in FAULTS:
     fsync = os.fsync

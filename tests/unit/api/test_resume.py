@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.plugins import copy_plugins
 from agentrl.flow.checkpoint import Checkpoints, Progress, latest_checkpoint
+from agentrl.flow.uploads import send_copy
 from tests.unit.flow.fakes import ScriptedLearner
 
 pytestmark = pytest.mark.anyio
@@ -163,3 +165,75 @@ async def test_a_finished_run_and_one_without_a_checkpoint_are_answered_with_the
         resume_point(config_of(tmp_path, num_steps=4))
     assert resume_point(config_of(tmp_path, num_steps=5)).progress.step == 4
     assert resume_point(config_of(tmp_path, num_steps=4, resume="auto")).progress.step == 4
+
+
+async def copied(run_dir: Path, address: Path, *steps: int, **settings: Any) -> None:
+    """A run with checkpoints of these steps, and copies of them."""
+    await save(run_dir, *steps, keep=9, **settings)
+    for step in steps:
+        await send_copy(run_dir / "checkpoints" / f"step-{step:08d}", str(address), ScriptedLearner(), keep=9)
+
+
+def seed_in(file: str) -> int:
+    seed: int = json.loads(Path(file).read_text())["run"]["seed"]
+    return seed
+
+
+async def test_the_address_of_copies_brings_settings_and_checkpoint(tmp_path: Path) -> None:
+    address = tmp_path / "copies"
+    await copied(tmp_path / "run", address, 2, 4, seed=7)
+    for place in (str(address), f"file://{address}"):
+        _, file, *words = with_saved_settings(["--resume", place])
+        assert words == ["--resume", place]
+        assert seed_in(file) == 7
+        config = config_of(tmp_path / "other", resume=place, seed=7)
+        assert resumed_run_dir(config) == tmp_path / "other"
+        point = resume_point(config)
+        assert (point.progress.step, point.checkpoint) == (4, None)
+        assert point.copy is not None
+        assert point.copy.address.removeprefix("file://") == f"{address}/step-00000004"
+        with pytest.raises(ConfigError, match=r"--seed \(was 7, now 8\)"):
+            resume_point(config_of(tmp_path / "other", resume=place, seed=8))
+    assert resume_point(config_of(tmp_path / "other", resume=f"{address}/step-00000002", seed=7)).progress.step == 2
+
+
+async def test_the_newest_counts_wherever_it_is(tmp_path: Path) -> None:
+    address, run_dir = tmp_path / "copies", tmp_path / "run"
+    await copied(run_dir, address, 2, 4)
+    settings = {"checkpoint_upload": str(address), "save_every": 2}
+    for resume in ("auto", str(run_dir)):
+        point = resume_point(config_of(run_dir, resume=resume, **settings))
+        assert (point.checkpoint, point.copy) == (run_dir / "checkpoints" / "step-00000004", None)
+    shutil.rmtree(run_dir / "checkpoints" / "step-00000004")
+    for resume in ("auto", str(run_dir)):
+        point = resume_point(config_of(run_dir, resume=resume, **settings))
+        assert point.copy is not None
+        assert point.progress.step == point.copy.step == 4
+    (address / "step-00000004" / "manifest.json").unlink()
+    assert resume_point(config_of(run_dir, resume="auto", **settings)).checkpoint == run_dir / "checkpoints" / "step-00000002"
+    shutil.rmtree(run_dir)
+    shutil.rmtree(address)
+    assert resume_point(config_of(run_dir, resume="auto", **settings)).progress == Progress()
+
+
+async def test_a_new_run_does_not_take_the_address_of_another(tmp_path: Path) -> None:
+    await copied(tmp_path / "run", tmp_path / "copies", 2)
+    config = config_of(tmp_path / "other", resume="", checkpoint_upload=str(tmp_path / "copies"), save_every=2)
+    with pytest.raises(ConfigError, match=r"--checkpoint-upload .* already holds the checkpoints of a run"):
+        resume_point(config)
+
+
+async def test_a_copy_with_a_flipped_bit_in_its_settings_is_refused(tmp_path: Path) -> None:
+    address = tmp_path / "copies"
+    await copied(tmp_path / "run", address, 2)
+    progress = address / "step-00000002" / "progress.json"
+    progress.write_text(progress.read_text().replace("2", "3", 1))
+    with pytest.raises(CheckpointError, match=r"progress.json is not what manifest.json says"):
+        resume_point(config_of(tmp_path / "other", resume=str(address)))
+
+
+def test_an_address_without_a_copy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--resume = 'file://{tmp_path}': holds no complete checkpoint"):
+        with_saved_settings(["--resume", f"file://{tmp_path}"])
+    with pytest.raises(ConfigError, match=r"--resume = 'nowhere://x'"):
+        with_saved_settings(["--resume", "nowhere://x"])

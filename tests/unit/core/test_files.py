@@ -7,7 +7,6 @@ import pytest
 
 from agentrl.core.errors import CheckpointError
 from agentrl.core.files import (
-    MANIFEST,
     check_directory,
     commit_directory,
     recover_directory,
@@ -15,6 +14,7 @@ from agentrl.core.files import (
     replace_directory,
     temporary_directory,
 )
+from agentrl.core.manifest import MANIFEST
 
 
 def made(target: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
@@ -13,6 +13,8 @@ from agentrl.algo.filters import GroupFilter, keep_all
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.callbacks import Event, GroupJudged, StepEnd
+from agentrl.core.manifest import FileEntry
+from agentrl.core.process import on_thread
 from agentrl.core.protocols import EngineStats, Memory, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status, Task, Ticket
@@ -20,6 +22,8 @@ from agentrl.flow import FlowSettings, RunResult, flow_settings, train
 from agentrl.flow.state import AfterStep
 from agentrl.profile.simulation import run_virtual
 from agentrl.rollout.pool import RolloutPool
+
+T = TypeVar("T")
 
 
 def member(reward: float | None = 1.0, status: Status = Status.FINISHED, **changes: Any) -> MemberSummary:
@@ -136,6 +140,12 @@ class ScriptedLearner:
 
     async def save_checkpoint(self, path: str, step: int) -> None:
         return
+
+    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+        return {}
+
+    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+        return [await on_thread(work, files, *arguments)]
 
     async def load_checkpoint(self, path: str) -> int:
         return 0

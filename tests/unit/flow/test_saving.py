@@ -31,6 +31,9 @@ class SlowDisk:
     def due(self, step: int) -> bool:
         return True
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     @asynccontextmanager
     async def saving(self, progress: Progress) -> AsyncIterator[None]:
         assert not self.busy

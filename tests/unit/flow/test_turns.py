@@ -137,6 +137,9 @@ class Saving:
     def due(self, step: int) -> bool:
         return step % self._every == 0
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     @asynccontextmanager
     async def saving(self, progress: Progress) -> AsyncIterator[str]:
         await self._learner.save_checkpoint("x", progress.step)
