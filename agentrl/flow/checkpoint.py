@@ -136,6 +136,8 @@ class Admissions:
 
 FOLDER, LEARNER = "checkpoints", "learner"
 PROGRESS, CONFIG, PREFIX = "progress.json", "config.json", "step-"
+CANCELLED_WRITE_S = 8.0
+"""Seconds that a run which is cancelled waits for the learner to end the write that it has begun."""
 
 
 class Checkpoints:
@@ -176,7 +178,7 @@ class Checkpoints:
         try:
             with _disk_errors(target):
                 (temporary / LEARNER).mkdir()
-            await self._learner.save_checkpoint(str(temporary / LEARNER), progress.step)
+            await self._write(temporary / LEARNER, progress.step)
             yield target
             with anyio.CancelScope(shield=True):  # the threads would go on, with their files removed under their hands
                 sealed = await self._learner.seal_checkpoint(str(temporary / LEARNER))
@@ -186,6 +188,16 @@ class Checkpoints:
                 await asyncio.to_thread(self.remove_old)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+    async def _write(self, folder: Path, step: int) -> None:
+        """Have the learner write its part; if the run is cancelled meanwhile, its files must not come after the folder was removed."""
+        writing = asyncio.ensure_future(self._learner.save_checkpoint(str(folder), step))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            with anyio.move_on_after(CANCELLED_WRITE_S, shield=True):
+                await asyncio.gather(writing, return_exceptions=True)
+            raise
 
     def _begin(self, target: Path) -> Path:
         with self._tidying:

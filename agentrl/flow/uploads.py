@@ -6,6 +6,7 @@ ADDRESS/step-00000020/ has the files of the checkpoint; ``manifest.json`` arrive
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import tempfile
@@ -81,7 +82,8 @@ class Uploads:
             finally:
                 self._current = None
                 self._changed.set()
-            await asyncio.to_thread(after)
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(after)
 
     async def finish(self, timeout_s: float) -> None:
         """Wait until the last checkpoint is copied; `run` has to go on meanwhile.

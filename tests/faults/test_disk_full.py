@@ -74,8 +74,9 @@ def test_a_full_disk_leaves_the_checkpoints_before(tmp_path: Path, saw: Saw) -> 
 @pytest.mark.faults
 @pytest.mark.timeout(600)
 @pytest.mark.row(15, "a real run on a disk of {size} MiB, checkpoints of 14 MiB and --save-every 1; then resumed where there is room")
-@pytest.mark.parametrize(("size", "errors"), [(32, "CheckpointError"), (40, "StorageError|CheckpointError")])
-def test_a_run_on_a_full_disk_ends_with_a_typed_error(tmp_path: Path, size: int, errors: str, saw: Saw) -> None:
+@pytest.mark.parametrize("size", [32, 40])
+def test_a_run_on_a_full_disk_ends_with_a_typed_error(tmp_path: Path, size: int, saw: Saw) -> None:
+    """The disk is full for the records of the steps too, so one of these may be the first to fail while the learner writes."""
     if not can_mount():
         pytest.skip("this system lets nobody mount a file system of his own")
     sizes = ("--runtime", "local", "--save-every", "1", "--keep-checkpoints", "9", "--no-tensorboard", *SMALL)
@@ -87,7 +88,9 @@ def test_a_run_on_a_full_disk_ends_with_a_typed_error(tmp_path: Path, size: int,
         [*CAN_MOUNT, "sh", "-c", script, "sh", *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=200
     )
     assert done.returncode == 1, done.stderr
-    said = re.search(rf"^agentrl: ({errors}): .*(No space left on device|unexpected pos)", done.stderr, re.MULTILINE)  # torch's words
+    said = re.search(
+        r"^agentrl: (StorageError|CheckpointError): .*(No space left on device|unexpected pos)", done.stderr, re.MULTILINE
+    )  # torch's words
     assert said is not None, done.stderr
     assert "Traceback" not in done.stderr
     complete = checkpoints(kept)

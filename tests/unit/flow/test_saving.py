@@ -90,3 +90,32 @@ async def test_a_run_that_is_cancelled_finishes_the_checkpoint_that_it_has_begun
         assert await asyncio.to_thread(begun.wait, 10)
         group.cancel_scope.cancel()
     assert latest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step-00000001"
+
+
+@pytest.mark.anyio
+async def test_a_run_that_is_cancelled_while_the_learner_writes_leaves_nothing(tmp_path: Path) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Slow(ScriptedLearner):
+        async def save_checkpoint(self, path: str, step: int) -> None:
+            await asyncio.to_thread(write, Path(path))
+
+    def write(folder: Path) -> None:
+        begun.set()
+        assert goes_on.wait(10)
+        (folder / "late").mkdir(parents=True)
+        (folder / "late" / "part").write_text("x")
+
+    checkpoints = Checkpoints(tmp_path, Slow(), every=1, num_steps=9, keep=2, config="{}")
+
+    async def save() -> None:
+        async with checkpoints.saving(Progress(step=1)):
+            raise AssertionError("it was cancelled before")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(save)
+        assert await asyncio.to_thread(begun.wait, 10)
+        group.cancel_scope.cancel()
+        asyncio.get_running_loop().call_later(0.2, goes_on.set)
+    assert goes_on.is_set()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
