@@ -40,6 +40,7 @@ from agentrl.env.black_box import BlackBoxAgent, ModelEndpoint
 from agentrl.env.executor import Completion, Executor, Policy
 from agentrl.env.rewards import verifiers
 from agentrl.env.rewards.function import combine_rewards
+from agentrl.env.rewards.judge import judge
 from agentrl.env.rewards.server import remote_reward
 from agentrl.env.tools.environment import ToolEnv
 from agentrl.env.tools.python import run_python
@@ -103,6 +104,7 @@ __all__ = [
     "evaluate",
     "evaluate_async",
     "group_filter",
+    "judge",
     "load_run",
     "policy_loss",
     "remote_reward",

@@ -20,6 +20,7 @@ COMMANDS = {
     "eval": ("agentrl.cli.train:evaluate", "measure a model in an environment, or compare two"),
     "play": ("agentrl.cli.play:main", "be the policy in the terminal, or watch a model"),
     "serve": ("agentrl.cli.serve:main", "offer a model to an agent over HTTP, as in training, to try the agent"),
+    "serve-reward-model": ("agentrl.cli.serve_reward_model:main", "offer a reward model over HTTP"),
     "inspect": ("agentrl.cli.inspect:main", "show a run, its episodes, or one of them turn by turn"),
     "profile": ("agentrl.cli.profile:main", "say where a run's time went, and what other sizes would give"),
     "scale": ("agentrl.cli.scale:main", "let engines join or leave a run under way"),

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.evaluate import PlayConfig
+from agentrl.config.reward import ANSWER
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.process import cuda_device_count
 from agentrl.core.protocols import Engine, RolloutWorker
+from agentrl.core.scoring import Scorer
 from agentrl.engine.settings import Device, EngineSettings, engine_environment, weight_transport
 from agentrl.env.load import AgentSpec, load_agent
 
@@ -91,15 +93,34 @@ def build_engine(config: PlayConfig, index: int = 0, on: Device | None = None) -
     return TransformersEngine(settings)
 
 
-def build_worker(config: PlayConfig, index: int, on: Device | None = None) -> RolloutWorker:
-    """Return rollout worker number `index` with its engine; nothing is loaded before its `start`."""
+def build_scorer(config: PlayConfig, index: int, on: Device | None = None) -> Scorer:
+    """Return reward model number `index` of ``--reward-model`` in this process; nothing is loaded before its `start`."""
+    from agentrl.engine.reward_model import RewardModel, RewardModelSettings
+    from agentrl.engine.scoring import BatchedScorer
+
+    reward, batch_size = config.reward, config.rollout.reward_batch_size
+    settings = RewardModelSettings(
+        model=reward.reward_model[index],
+        policy=model_path(config),
+        head=reward.value_head_prefix,
+        device=(on or device()) if reward.reward_model_gpus else "cpu",
+        dtype=reward.reward_model_dtype,
+        batch_size=batch_size,
+        max_tokens=reward.reward_model_max_tokens,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    name, alone = reward.reward_model[index], config.run.agent == ANSWER
+    return BatchedScorer(RewardModel(settings), batch_size=batch_size, name=name, as_messages=alone)
+
+
+def build_worker(config: PlayConfig, index: int, on: Device | None = None, scorers: Mapping[str, Scorer] | None = None) -> RolloutWorker:
+    """Return rollout worker number `index` with its engine; nothing is loaded before its `start`. `scorers` are reward models by name."""
     from agentrl.engine.parsers import answer_parser
     from agentrl.rollout.settings import episode_settings
     from agentrl.rollout.worker import EpisodeWorker
 
-    return EpisodeWorker(
-        build_engine(config, index, on), load_agent(config.run.agent), episode_settings(config, model_path(config)), answer_parser
-    )
+    settings = episode_settings(config, model_path(config))
+    return EpisodeWorker(build_engine(config, index, on), load_agent(config.run.agent), settings, answer_parser, scorers)
 
 
 def build_learner_rank(config: TrainConfig, rank: int = 0, on: Device | None = None, host: str = "127.0.0.1") -> Any:

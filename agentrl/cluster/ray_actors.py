@@ -17,15 +17,16 @@ import psutil
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from agentrl.cluster.build import build_learner_rank, build_worker
+from agentrl.cluster.build import build_learner_rank, build_scorer, build_worker
 from agentrl.cluster.joining import Site
 from agentrl.config.evaluate import PlayConfig
 from agentrl.config.schema import TrainConfig
-from agentrl.core.errors import ClusterError, EngineDeadError, LearnerDeadError
+from agentrl.core.errors import ClusterError, EngineDeadError, LearnerDeadError, RewardError
 from agentrl.core.files import memory_root
 from agentrl.core.manifest import FileEntry, shares
 from agentrl.core.process import describe_process
 from agentrl.core.protocols import EngineStats, GroupRef, Memory, TrainResult, WeightUpdate
+from agentrl.core.scoring import ScoreAnswer, Scorer, ScoreRequest, ScorerFacts
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
 from agentrl.env.boundary import blocked_at
@@ -51,9 +52,9 @@ _beside = _group("diagnosis")
 class RolloutActor:
     """Holds one rollout worker; its asynchronous methods run side by side on the actor's event loop."""
 
-    def __init__(self, config: PlayConfig, index: int, site: Site, agent: AgentSpec) -> None:
+    def __init__(self, config: PlayConfig, index: int, site: Site, agent: AgentSpec, scorers: Mapping[str, Scorer]) -> None:
         del agent  # its arrival makes an environment known here that was given as an object in Python
-        self._worker = build_worker(site.settled(config), index, site.device)
+        self._worker = build_worker(site.settled(config), index, site.device, scorers)
         self._loops: list[asyncio.AbstractEventLoop] = []
         self._thread = 0
 
@@ -102,6 +103,31 @@ class RolloutActor:
     async def close(self) -> None:
         """Release everything."""
         await self._worker.close()
+
+
+class RewardActor:
+    """Holds one reward model, which `start` loads; when Ray starts the process again, the next call loads it."""
+
+    def __init__(self, config: PlayConfig, index: int, site: Site) -> None:
+        self._scorer, self._loading = build_scorer(site.settled(config), index, site.device), asyncio.Lock()
+        self._is_loaded = False
+
+    async def start(self) -> None:
+        """Load the model, unless it is loaded."""
+        async with self._loading:
+            if not self._is_loaded:
+                await self._scorer.start()
+                self._is_loaded = True
+
+    async def facts(self) -> ScorerFacts:
+        """As `Scorer.facts`."""
+        await self.start()
+        return await self._scorer.facts()
+
+    async def score(self, request: ScoreRequest) -> ScoreAnswer:
+        """As `Scorer.score`."""
+        await self.start()
+        return await self._scorer.score(request)
 
 
 class LearnerActor:
@@ -173,6 +199,29 @@ def interface_of(host: str) -> str:
             if address.address == host or (loopback and address.address == "127.0.0.1"):
                 return name
     return ""
+
+
+class RayScorer:
+    """A `Scorer` whose processes are actors, which take turns; each rollout worker has its copy."""
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        self.actors, self._turn = list(actors), 0
+
+    async def start(self) -> None:
+        """As `Scorer.start`."""
+        await asyncio.gather(*(_scorer(actor.start.remote()) for actor in self.actors))
+
+    async def facts(self) -> ScorerFacts:
+        """As `Scorer.facts`."""
+        return await _scorer(self.actors[0].facts.remote())
+
+    async def score(self, request: ScoreRequest) -> ScoreAnswer:
+        """As `Scorer.score`."""
+        self._turn += 1
+        return await _scorer(self.actors[self._turn % len(self.actors)].score.remote(request))
+
+    async def close(self) -> None:
+        """Nothing: the runtime ends the actors."""
 
 
 class RayWorker:
@@ -305,6 +354,10 @@ class RayLearner:
 
 async def _engine(ref: Awaitable[T]) -> T:
     return await _unwrapped(ref, EngineDeadError, "a rollout worker")
+
+
+async def _scorer(ref: Awaitable[T]) -> T:
+    return await _unwrapped(ref, RewardError, "the process of a reward model")
 
 
 async def _learner(ref: Awaitable[T]) -> T:

@@ -15,92 +15,19 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from agentrl.cluster.build import Stage, device, worker_environment
 from agentrl.cluster.joining import FLAG, Site, check_paths, find_cluster, pack, traveling_environment
+from agentrl.cluster.placement import Placement, num_ranks, num_scorers, plan
 from agentrl.cluster.reaper import Reaper
 from agentrl.config.evaluate import PlayConfig
-from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError, ConfigError
 from agentrl.core.protocols import Learner, RolloutWorker
 from agentrl.engine.settings import Device, weight_transport
 from agentrl.env.load import load_agent
 from agentrl.rollout.worker_slots import Supervision
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Resource bundles, and which actor sits in which; pure arithmetic, declared before anything starts."""
-
-    bundles: tuple[Mapping[str, float], ...]  # resources of each bundle, in Ray's form
-    engine_bundles: tuple[int, ...]  # bundle index of each engine
-    learner_bundles: tuple[int, ...]  # bundle index of each learner rank
-    gpus_per_engine: float  # GPUs (or the share of one) an engine asks for
-    gpus_per_rank: float  # GPUs (or the share of one) a learner rank asks for
-
-    def parts(self) -> list[list[int]]:
-        """Return the bundles that are held together: those of the ranks, which talk to one another at every step, then the others."""
-        ranks = [bundle for bundle in self.learner_bundles if bundle not in self.engine_bundles]
-        return [part for part in (ranks, [bundle for bundle in range(len(self.bundles)) if bundle not in ranks]) if part]
-
-    def by_node(self, nodes: Mapping[int, str]) -> Placement:
-        """Return the same with engines and ranks in the order of the machines that their bundles are on; pairs on one bundle stay pairs."""
-        order = list(dict.fromkeys(nodes[bundle] for bundle in self.learner_bundles))
-
-        def of(bundle: int) -> int:
-            return order.index(nodes[bundle]) if nodes[bundle] in order else len(order)
-
-        return replace(
-            self, engine_bundles=tuple(sorted(self.engine_bundles, key=of)), learner_bundles=tuple(sorted(self.learner_bundles, key=of))
-        )
-
-
-def num_ranks(config: PlayConfig) -> int:
-    """Return the number of learner ranks; 0 if nothing is trained."""
-    return config.learner.num_learners if isinstance(config, TrainConfig) else 0
-
-
-def plan(config: PlayConfig, *, gpus: int) -> Placement:
-    """Place engines and learner ranks on a cluster with `gpus` GPUs; without any, everything runs on CPUs.
-
-    Engines and ranks are apart, each with GPUs of its own. With ``--colocate`` every GPU of an engine is that of a learner rank, which
-    holds it; the engine holds none and is told which they are.
-
-    Raises:
-        ConfigError: If there are some GPUs, but too few.
-    """
-    engines, ranks, parallel = config.engine.num_engines, num_ranks(config), config.engine.gpus_per_engine
-    shared = gpus > 0 and config.engine.colocate
-    if gpus == 0:
-        bundles, per_engine, per_rank = ({"CPU": 1.0},) * (engines + ranks), 0.0, 0.0
-    elif shared:
-        _require(config, ranks, gpus)
-        bundles, per_engine, per_rank = ({"CPU": 1.0 + parallel, "GPU": float(parallel)},) * engines, 0.0, 1.0
-    else:
-        _require(config, engines * parallel + ranks, gpus)
-        bundles = ({"CPU": 1.0, "GPU": float(parallel)},) * engines + ({"CPU": 1.0, "GPU": 1.0},) * ranks
-        per_engine, per_rank = float(parallel), 1.0
-    return Placement(
-        bundles=bundles,
-        engine_bundles=tuple(range(engines)),
-        learner_bundles=tuple(rank // parallel if shared else engines + rank for rank in range(ranks)),
-        gpus_per_engine=per_engine,
-        gpus_per_rank=per_rank,
-    )
-
-
-def _require(config: PlayConfig, needed: int, gpus: int) -> None:
-    if needed > gpus:
-        engines = f"{config.engine.num_engines} engines x {config.engine.gpus_per_engine} GPUs"
-        raise ConfigError(
-            "--num-engines",
-            config.engine.num_engines,
-            f"{engines} and {num_ranks(config)} learner ranks need {needed} GPUs, there are {gpus}",
-            "Lower --num-engines, --tensor-parallel-size or --num-learners, or share GPUs with --colocate.",
-        )
 
 
 def _joined(index: int) -> int:
@@ -111,6 +38,7 @@ def _joined(index: int) -> int:
 PLACEMENT_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 25.0  # ray.init takes seconds and cannot be interrupted
+MAX_SCORER_RESTARTS = 3
 RESPAWN_TIMEOUT_S = 600.0  # a large model takes minutes to load
 TOKEN = secrets.token_hex(32)  # one for all clusters of this process, because Ray reads it only once
 
@@ -132,6 +60,7 @@ class RayRuntime:
         self._workers: dict[int, Any] = {}  # by the number of the engine
         self._learner: Any = None
         self._shared_gpus: dict[int, str] = {}  # by the number of the engine, with --colocate
+        self._scorers: dict[str, Any] = {}  # reward models by name
 
     @property
     def workers(self) -> Sequence[RolloutWorker]:
@@ -169,7 +98,7 @@ class RayRuntime:
         for bundles in placement.parts():
             await self._reserve(bundles, [placement.bundles[bundle] for bundle in bundles], PLACEMENT_TIMEOUT_S)
         self._create_actors(placement, gpus)
-        parts = [*([self._learner] if self._learner else []), *self._workers.values()]
+        parts = [*([self._learner] if self._learner else []), *self._workers.values(), *self._scorers.values()]
         if not self._private:
             self._on_stage("looking whether every machine sees the same folders")
             workers = {f"engine-{index}": worker.actor for index, worker in self._workers.items()}
@@ -214,7 +143,7 @@ class RayRuntime:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await asyncio.gather(*closing, return_exceptions=True)
         await asyncio.to_thread(self._stop, ray)
-        self._workers, self._learner, self._places = {}, None, {}
+        self._workers, self._learner, self._scorers, self._places = {}, None, {}, {}
 
     def _connect(self, address: str) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -240,7 +169,7 @@ class RayRuntime:
             return
         self._folder = tempfile.mkdtemp(prefix="agentrl-")
         self._reaper = Reaper(self._folder)
-        actors = self._config.engine.num_engines + num_ranks(self._config)
+        actors = self._config.engine.num_engines + num_ranks(self._config) + num_scorers(self._config)
         from ray._private import services
 
         # A session of their own: `timeout` and a closed terminal send signals to the whole group, and the run still needs its cluster.
@@ -294,6 +223,7 @@ class RayRuntime:
         table = ray.util.placement_group_table
         nodes = {bundle: table(group)["bundles_to_node_id"][position] for bundle, (group, position) in self._places.items()}
         self._placement = placement = placement.by_node(nodes)
+        self._scorers = self._create_scorers(placement)
         rank = ray.remote(concurrency_groups=WITH_FILES)(LearnerActor)
         self._workers = {index: self._create_worker(placement, index) for index in range(len(placement.engine_bundles))}
         ranks = [
@@ -301,6 +231,21 @@ class RayRuntime:
             for index, bundle in enumerate(placement.learner_bundles)
         ]
         self._learner = RayLearner(ranks, [nodes[bundle] for bundle in placement.learner_bundles]) if ranks else None
+
+    def _create_scorers(self, placement: Placement) -> dict[str, Any]:
+        """Each reward model with its processes; they hold no state, so Ray starts a lost one again, and repeats what it was asked."""
+        import ray
+
+        from agentrl.cluster.ray_actors import RayScorer, RewardActor
+
+        reward, share = self._config.reward, placement.gpus_per_scorer
+        again, made = {"max_restarts": MAX_SCORER_RESTARTS, "max_task_retries": MAX_SCORER_RESTARTS}, ray.remote(RewardActor)
+        actors = [
+            made.options(**{**self._options(bundle, share), **again}).remote(self._sent, index // reward.reward_model_workers, self._site)
+            for index, bundle in enumerate(placement.scorer_bundles)
+        ]
+        count = reward.reward_model_workers
+        return {name: RayScorer(actors[index * count : (index + 1) * count]) for index, name in enumerate(reward.names)}
 
     def _create_worker(self, placement: Placement, index: int) -> Any:
         import ray
@@ -310,7 +255,7 @@ class RayRuntime:
         bundle = placement.engine_bundles[index] if index < len(placement.engine_bundles) else _joined(index)
         options = self._options(bundle, placement.gpus_per_engine, max_concurrency=4096)
         actor = ray.remote(concurrency_groups=DIAGNOSIS)(RolloutActor).options(**options)
-        made = actor.remote(self._sent, index, self._site, load_agent(self._config.run.agent))
+        made = actor.remote(self._sent, index, self._site, load_agent(self._config.run.agent), self._scorers)
         return RayWorker(made, self._shared_gpus.get(index, ""))
 
     def _options(self, bundle: int, num_gpus: float, **more: Any) -> dict[str, Any]:
@@ -362,6 +307,7 @@ class RayRuntime:
 
     def _stop(self, ray: Any) -> None:
         actors = [worker.actor for worker in self._workers.values()] + (list(self._learner.actors) if self._learner else [])
+        actors += [actor for scorer in self._scorers.values() for actor in scorer.actors]
         for actor in actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)

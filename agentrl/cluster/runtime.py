@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from agentrl.cluster.build import Stage, build_learner_rank, build_worker, worker_environment
+from agentrl.cluster.build import Stage, build_learner_rank, build_scorer, build_worker, worker_environment
 from agentrl.config.evaluate import PlayConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.manifest import FileEntry
 from agentrl.core.process import on_thread
 from agentrl.core.protocols import GroupRef, Learner, RolloutWorker, TrainResult, WeightUpdate
+from agentrl.core.scoring import Scorer
 from agentrl.env.boundary import blocked_at
 from agentrl.rollout.worker_slots import Supervision
 
@@ -88,6 +89,7 @@ class LocalRuntime:
         self._config, self._on_stage = config, on_stage
         self._worker: RolloutWorker | None = None
         self._learner: ThreadedLearner | None = None
+        self._scorers: dict[str, Scorer] = {}
         self._watch: BlockWatch | None = None
 
     @property
@@ -117,8 +119,12 @@ class LocalRuntime:
             await self._learner.start()
             if self._config.engine.sleeps:
                 await self._learner.offload(keep_weights=False)
+        if names := self._config.reward.names:
+            self._on_stage("loading reward model")
+            self._scorers = {name: build_scorer(self._config, index) for index, name in enumerate(names)}
+            await asyncio.gather(*(scorer.start() for scorer in self._scorers.values()))
         self._on_stage("loading engine")
-        self._worker = build_worker(self._config, 0)
+        self._worker = build_worker(self._config, 0, scorers=self._scorers)
         await self._worker.start()
 
     def diagnose(self) -> Mapping[str, Awaitable[str]]:
@@ -126,14 +132,17 @@ class LocalRuntime:
         return {}
 
     async def close(self) -> None:
-        """Close both."""
+        """Close everything."""
         worker, learner, self._worker, self._learner = self._worker, self._learner, None, None
+        scorers, self._scorers = self._scorers, {}
         if self._watch is not None:
             self._watch.close()
         if worker is not None:
             await worker.close()
         if learner is not None:
             await learner.close()
+        for scorer in scorers.values():
+            await scorer.close()
 
 
 class ThreadedLearner:

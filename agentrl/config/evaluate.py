@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import tyro
 
 from agentrl.config.algorithm import AlgoConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import (
     DataConfig,
     EndpointConfig,
@@ -86,6 +87,7 @@ class EvaluateConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rollout: PlayedConfig = field(default_factory=PlayedConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
     isolation: IsolationConfig = field(default_factory=IsolationConfig)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     engine: EnginesConfig = field(default_factory=EnginesConfig)

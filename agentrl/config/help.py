@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from agentrl.config import algorithm, learner, lora, schema
+from agentrl.config import algorithm, learner, lora, reward, schema
 from agentrl.config.sections import flag
 
 MAIN = (
@@ -97,7 +97,8 @@ def _sentence(text: str) -> str:
 
 def setting_docs() -> dict[str, dict[str, str]]:
     """Return section class -> setting -> its description, for every section."""
-    return {name: docs for module in (schema, learner, algorithm, lora) for name, docs in field_docs(inspect.getsource(module)).items()}
+    modules = (schema, learner, algorithm, lora, reward)
+    return {name: docs for module in modules for name, docs in field_docs(inspect.getsource(module)).items()}
 
 
 def field_docs(source: str) -> dict[str, dict[str, str]]:

@@ -16,6 +16,7 @@ from agentrl.config.evaluate import EvaluateConfig, PlayConfig
 from agentrl.config.learner import LearnerConfig, check_learner
 from agentrl.config.lora import check_lora, holds_adapter
 from agentrl.config.plugins import resolve_plugins
+from agentrl.config.reward import ANSWER, check_reward_models, judged_by_models, with_absolute_paths
 from agentrl.config.schema import EvalConfig, IsolationConfig, TrainConfig
 from agentrl.config.sections import flag as flag_of
 from agentrl.core.errors import ConfigError
@@ -143,7 +144,7 @@ def check(config: TrainConfig) -> TrainConfig:
         ConfigError: For the first rule that does not hold.
     """
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, agent=_judged_agent(config)))
-    config = resolve_plugins(config)
+    config = resolve_plugins(dataclasses.replace(config, reward=with_absolute_paths(config.reward)))
     for rule in RULES:
         rule(config)
     flow = dataclasses.replace(config.flow, max_staleness=config.flow.staleness, asynchronous=config.flow.staleness > 0)
@@ -151,8 +152,10 @@ def check(config: TrainConfig) -> TrainConfig:
 
 
 def _judged_agent(config: PlayConfig) -> str:
-    """The agent, or what ``--remote-rm-url`` stands for."""
+    """The agent, or what ``--remote-rm-url`` or ``--reward-model`` stands for."""
     urls, given = config.data.remote_rm_url, config.run.agent
+    if judged_by_models(config):
+        return ANSWER
     if not urls:
         return given
     if urls.endswith(".py"):
@@ -333,6 +336,7 @@ def _requests_have_episodes(config: TrainConfig) -> None:
 PLAY_RULES: tuple[Callable[[PlayConfig], None], ...] = (
     _agent_is_named,
     _reward_servers_can_be_asked,
+    check_reward_models,
     *DATA_RULES,
     _model_exists,
     _local_runtime_is_single,
@@ -371,6 +375,7 @@ def check_evaluation(config: EvaluateConfig) -> EvaluateConfig:
     if runtime == "auto":
         runtime = "ray" if config.engine.num_engines > 1 or config.run.ray_address else "local"
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, agent=_judged_agent(config), runtime=runtime))
+    config = dataclasses.replace(config, reward=with_absolute_paths(config.reward))
     for rule in (*PLAY_RULES, _penalties_of_the_run_fit):
         rule(config)
     return config

@@ -18,6 +18,7 @@ from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.engine_args import workers_per_engine
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.config.sections import Count, CountOrZero, Fraction, NonNegative, Positive, Record, Temperature, TemperatureOrZero
 
 
@@ -156,9 +157,9 @@ class RolloutConfig:
     episode_timeout_s: Positive = 1800.0
     """Deadline of a whole episode."""
     reward_timeout_s: Positive = 45.0
-    """Deadline of an answer of ``--remote-rm-url``, further attempts included."""
+    """Deadline of an answer of ``--remote-rm-url``, further attempts included, and of the scores of ``--reward-model``."""
     reward_batch_size: Count = 64
-    """Episodes whose answers go to ``--remote-rm-url`` in one request at most."""
+    """Episodes whose answers go to ``--remote-rm-url`` in one request at most, or through a ``--reward-model`` at once."""
     max_concurrent_episodes: CountOrZero = 0
     """Episodes under way at once beside one engine; whole groups are held back, the oldest first to begin. 0 follows the load of the
     engine: its KV cache and its queue."""
@@ -319,7 +320,7 @@ class FlowConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Measuring the model, during training and with ``agentrl eval``. What it is measured on is said by ``--eval-prompts``, the
+    """Measuring the model, in a run and with ``agentrl eval``. What it is measured on is said by ``--eval-prompts``, the
     environment's ``eval_tasks()`` or ``--eval-size``.
     """
 
@@ -368,6 +369,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
     isolation: IsolationConfig = field(default_factory=IsolationConfig)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -31,6 +31,7 @@ class MemberSummary:
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
+    model_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def trainable(self) -> bool:
@@ -152,4 +153,5 @@ def _member(t: Trajectory) -> MemberSummary:
         metrics=dict(t.metrics),
         error=t.error,
         timings=dict(t.timings),
+        model_scores=dict(t.model_scores),
     )

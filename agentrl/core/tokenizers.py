@@ -1,10 +1,28 @@
-"""The tokenizer of a model, loaded where it is needed."""
+"""The tokenizer of a model, loaded where it is needed, and transformers without its notes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from agentrl.core.errors import ConfigError
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep progress bars and notes about weights that are not used out of the output."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def load_tokenizer(model: str, *, trust_remote_code: bool = False, flag: str = "--model") -> Any:

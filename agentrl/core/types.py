@@ -201,6 +201,8 @@ class Trajectory:
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds of the whole episode: generate_s, env_s, total_s
     unanswered: Turn | None = None
     overflowed: bool = False  # the episode ended because an observation left no room for another turn
+    # raw scores by reward model: one for the whole, or of a process reward model one per trained turn
+    model_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.status.trainable and (self.reward is None or not math.isfinite(self.reward)):
@@ -270,6 +272,8 @@ class Ticket:
     record: int = 0  # members to render as JSON records
     eval_sampling: EvalSampling | None = None  # set if the group is no part of the training
     greedy: bool = False  # True if an episode beside the members takes the most likely token each time
+    # mean and standard deviation with which the scores of each reward model are normalised
+    reward_scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def num_episodes(self) -> int:

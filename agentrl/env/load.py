@@ -35,6 +35,7 @@ from agentrl.env.given import PREFIX, from_bytes, module_of, remembered, to_byte
 from agentrl.env.multi_agent import check_agents
 from agentrl.env.openrlhf import agents as openrlhf
 from agentrl.env.openrlhf.executor import as_executor
+from agentrl.env.rewards.answers import load_answer
 from agentrl.env.rewards.forms import form_of
 from agentrl.env.rewards.function import is_reward, reward_environment
 from agentrl.env.rewards.server import load_reward_servers
@@ -55,6 +56,7 @@ SCHEMES: dict[str, Callable[[str], AgentClass]] = {
     "gym": load_gym,
     "command": lambda spec: load_command(spec, load_agent),
     "reward": load_reward_servers,
+    "answer": load_answer,
     "reasoning-gym": load_reasoning_gym,
     "textarena": load_textarena,
     "gem": load_gem,

@@ -24,6 +24,7 @@ from agentrl.config.load import (
     with_agent_flag,
 )
 from agentrl.config.lora import holds_adapter
+from agentrl.config.reward import ANSWER, RewardConfig
 from agentrl.config.rules import check_evaluation
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
@@ -109,6 +110,7 @@ def _defaults(base: TrainConfig, run_dir: Path | None) -> EvaluateConfig:
         model=replace(base.model, model=_model_of(run_dir)) if run_dir is not None else base.model,
         data=replace(base.data, remote_rm_url=""),  # by now it is the agent
         rollout=PlayedConfig(**asdict(base.rollout)),
+        reward=base.reward if base.run.agent == ANSWER else RewardConfig(),  # else the environment says what an episode is worth
         isolation=base.isolation,
         engine=EnginesConfig(**asdict(replace(base.engine, colocate=False))),
         eval=FiguresConfig(**asdict(replace(base.eval, eval_every=0, eval_at_start=False, keep_best=""))),

@@ -50,6 +50,7 @@ class Progress:
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> groups
     elapsed_s: float = 0.0  # time the run has taken
     sampling: Mapping[str, Any] = field(default_factory=dict)  # state of the sampler, where tasks are drawn by pass rates
+    score_moments: Mapping[str, Any] = field(default_factory=dict)  # state of the running moments of reward models' scores
 
     def to_json(self) -> dict[str, Any]:
         """In JSON's own types."""

@@ -47,7 +47,17 @@ async def admit(run: RunState, spawn: Spawn) -> None:
             break
         run.ledger.submit(group_id)
         run.queue.admit(group_id)
-        spawn(Ticket(group_id=group_id, task=task, n_samples_per_prompt=samples, version=run.live_version, record=recorded, greedy=greedy))
+        spawn(
+            Ticket(
+                group_id=group_id,
+                task=task,
+                n_samples_per_prompt=samples,
+                version=run.live_version,
+                record=recorded,
+                greedy=greedy,
+                reward_scales=run.reward_scales,
+            )
+        )
         run.board.waiting("admit", "a free slot")
         if group_id % TOGETHER == 0:
             await anyio.lowlevel.checkpoint()
@@ -203,6 +213,7 @@ async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) 
     run.ledger.train(group.ticket.group_id for group in groups)
     for group in groups:
         run.admissions.closed(group.ticket, group.summary)
+        run.score_moments.add(member.model_scores for member in group.summary.trainable)
     run.notes.setdefault(step + 1, {}).update(run.admissions.step_done())
     progress = run.progress(step + 1)  # now, because publication frees slots, and then the next step's groups begin to count
     run.board.waiting("train", f"the publication before version {step + 1}")

@@ -196,8 +196,8 @@ def _share(episodes: _Episodes, name: str) -> float:
 
 
 def _logged(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mean of what episodes logged, under ``env/``; what the endpoint counted has its full name."""
-    return {name if name.startswith("endpoint/") else f"env/{name}": mean for name, mean in average(values).items()}
+    """Mean of what episodes logged, under ``env/``; what the endpoint counted and reward models scored has its full name."""
+    return {name if name.startswith(("endpoint/", "reward_model/")) else f"env/{name}": mean for name, mean in average(values).items()}
 
 
 def _named_means(prefix: str, values: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from functools import partial
 from agentrl.algo.estimators import estimator_facts
 from agentrl.algo.filters import GroupFilter, dynamic_filter, filter_truncated, find_filter, keep_all
 from agentrl.config.algorithm import AlgoConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import FlowConfig, RolloutConfig, RunConfig, TrackConfig, TrainConfig
 from agentrl.config.sections import num_recorded
 
@@ -19,6 +20,7 @@ class FlowSettings:
 
     run: RunConfig
     rollout: RolloutConfig
+    reward: RewardConfig
     flow: FlowConfig
     algo: AlgoConfig
     track: TrackConfig
@@ -66,7 +68,9 @@ class FlowSettings:
 
 def flow_settings(config: TrainConfig) -> FlowSettings:
     """Return the settings of the flow of a run."""
-    return FlowSettings(run=config.run, rollout=config.rollout, flow=config.flow, algo=config.algo, track=config.track)
+    return FlowSettings(
+        run=config.run, rollout=config.rollout, reward=config.reward, flow=config.flow, algo=config.algo, track=config.track
+    )
 
 
 def min_members(algo: AlgoConfig) -> int:

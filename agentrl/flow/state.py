@@ -14,6 +14,7 @@ import anyio
 from agentrl.algo.filters import GroupFilter
 from agentrl.core.callbacks import Event
 from agentrl.core.protocols import GroupRef, Learner
+from agentrl.core.scoring import ScoreMoments
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
 from agentrl.flow.checkpoint import Admissions, Checkpoints, Progress
@@ -136,6 +137,7 @@ class RunState:
         self.ledger = Ledger()
         self.ledger.restore(trained=progress.trained, filtered=progress.filtered, dropped=progress.dropped)
         self.health = Health(settings)
+        self.score_moments = ScoreMoments(progress.score_moments)  # of the trained episodes' scores; train
         self.board = WaitTracker(clock)
         self.meter = Meter(clock)
         self.meter.start_s -= progress.elapsed_s
@@ -186,7 +188,13 @@ class RunState:
             filtered=counts.filtered,
             dropped=counts.dropped,
             elapsed_s=self.clock() - self.meter.start_s,
+            score_moments=self.score_moments.state(),
         )
+
+    @property
+    def reward_scales(self) -> Mapping[str, tuple[float, float]]:
+        """Mean and standard deviation by which the scores of a new group's episodes are normalised; empty if they are not."""
+        return self.score_moments.scales() if self.settings.reward.normalize_reward else {}
 
     @property
     def live_version(self) -> int:

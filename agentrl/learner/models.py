@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agentrl.config.model_shape import text_part
 from agentrl.core.errors import ConfigError, LearnerError
+from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.attention import choose_kernel
 from agentrl.learner.head import OutputLayer, token_scores
 from agentrl.learner.layout import MicroBatch, probe
@@ -165,22 +166,6 @@ def only_shapes() -> Iterator[None]:
         yield
     finally:
         modeling_utils.load_state_dict = read
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep progress bars and notes about weights that are not used out of the learner's output."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 class PolicyModel(nn.Module):

@@ -11,6 +11,7 @@ from typing import Any
 from agentrl.algo.estimators import estimator_facts
 from agentrl.config.algorithm import AlgoConfig, has_ratios
 from agentrl.config.evaluate import PlayConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import (
     DataConfig,
     EndpointConfig,
@@ -57,6 +58,7 @@ class EpisodeSettings:
     data: DataConfig = field(default_factory=DataConfig)  # chat template and system message
     model: ModelConfig = field(default_factory=ModelConfig)  # directory or hub name of the initial policy, whose tokenizer is used
     rollout: RolloutConfig = field(default_factory=RolloutConfig)  # budgets, sampling and deadlines
+    reward: RewardConfig = field(default_factory=RewardConfig)  # rewards from trained models
     isolation: IsolationConfig = field(default_factory=IsolationConfig)  # processes of the environments
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)  # limits and branches of black-box agents
     flow: FlowConfig = field(default_factory=FlowConfig)  # groups that are closed without their last episodes
@@ -141,6 +143,7 @@ def episode_settings(config: PlayConfig, model: str) -> EpisodeSettings:
         data=config.data,
         model=replace(config.model, model=model),
         rollout=config.rollout,
+        reward=config.reward,
         isolation=config.isolation,
         endpoint=config.endpoint,
         flow=config.flow if isinstance(config, TrainConfig) else FlowConfig(),

@@ -21,6 +21,7 @@ from agentrl.config.schema import EndpointConfig
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.process import collect_rarely
 from agentrl.core.protocols import Engine, EngineLoad, EngineStats, LoadSums, Memory, SleepingEngine, WeightUpdate
+from agentrl.core.scoring import Scorer
 from agentrl.core.summaries import GroupSummary, summarize
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, Status, Ticket
@@ -31,6 +32,7 @@ from agentrl.rollout.endpoint.answers import AnswerParser, has_own_form
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.group import Member, Trajectories, make_member, run_group
+from agentrl.rollout.learned import LearnedRewards
 from agentrl.rollout.records import EngineLimits, group_records
 from agentrl.rollout.settings import EpisodeSettings
 
@@ -163,11 +165,13 @@ class EpisodeWorker:
         agent: AgentSpec,
         settings: EpisodeSettings,
         make_parser: Callable[[EndpointConfig, Any], AnswerParser] | None = None,
+        scorers: Mapping[str, Scorer] | None = None,  # reward models by name, which the caller closes
     ) -> None:
         self._make_parser = make_parser
         self._engine, self._agent, self._settings = engine, agent, settings
         self._straggler_policy = settings.straggler_policy  # read once: the estimator may be of a user's file
         self._codec: ChatCodec | None = None
+        self._learned = LearnedRewards(settings, scorers, agent.spec) if scorers else None
         self._sessions = open_sessions(agent, settings.env)
         self._server = EndpointServer()  # starts with the first episode that needs it
         self._live: set[asyncio.Task[Trajectories]] = set()
@@ -190,6 +194,8 @@ class EpisodeWorker:
         self._codec = ChatCodec(tokenizer, system_prompt=system_prompt, end_token_ids=ends, template_tools=has_own_form(endpoint))
         if self._make_parser is not None and self._agent.kind is AgentKind.BLACK_BOX:
             self._server.parser = await asyncio.to_thread(self._make_parser, endpoint, tokenizer)
+        if self._learned is not None:
+            await self._learned.start()
         collect_rarely()
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, Group]:
@@ -257,6 +263,8 @@ class EpisodeWorker:
                 played = await member.run()
                 if isinstance(member, BlackBoxEpisode) and member.requests is not None:
                     logs[index] = member.requests
+                if self._learned is not None and self._codec is not None:
+                    played = await self._learned.judge(ticket, played, self._codec)
                 return played
             finally:
                 left -= 1

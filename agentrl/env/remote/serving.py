@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -17,14 +18,45 @@ Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+LOOPBACK = "127.0.0.1"
+
+
+async def read_body(receive: Receive, limit: int) -> bytes | None:
+    """Return the body of a request; `None` if it is larger than `limit` bytes.
+
+    Raises:
+        ConnectionError: If the client leaves before its end.
+    """
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError("the client left before the end of its request")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            return None
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def send_json(send: Send, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
+    """Send a whole answer; the body is empty for `None`."""
+    body = b"" if value is None else json.dumps(value).encode()
+    more = [(name.encode(), text.encode()) for name, text in (headers or {}).items()]
+    start = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": body})
+
+
 class LoopbackServer:
-    """Serves an application on a port of 127.0.0.1; port 0 is a free one.
+    """Serves an application on a port of 127.0.0.1, unless another address is given; port 0 is a free one.
 
     Its loop consumes connections, waits for them, and is unblocked by `close`. Signals stay the run's.
     """
 
-    def __init__(self, app: App, *, port: int = 0, name: str) -> None:
-        self._app, self._port, self._name = app, port, name
+    def __init__(self, app: App, *, port: int = 0, name: str, host: str = LOOPBACK) -> None:
+        self._app, self._port, self._name, self._host = app, port, name, host
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
@@ -51,7 +83,7 @@ class LoopbackServer:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(("127.0.0.1", self._port))
+            listener.bind((self._host, self._port))
         except OSError:
             listener.close()
             raise
@@ -77,6 +109,6 @@ class LoopbackServer:
                 yield
 
         self._server = Server(config)
-        self._root = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._root = f"http://{self._host}:{listener.getsockname()[1]}"
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=self._name)
         await started.wait()

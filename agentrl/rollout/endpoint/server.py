@@ -10,7 +10,7 @@ import secrets
 from typing import Any
 
 from agentrl.env.black_box import ModelEndpoint
-from agentrl.env.remote.serving import LoopbackServer, Receive, Scope, Send
+from agentrl.env.remote.serving import LoopbackServer, Receive, Scope, Send, read_body, send_json
 from agentrl.rollout.endpoint import chat_completions, messages, responses
 from agentrl.rollout.endpoint.answers import AnswerParser, JsonAnswerParser
 from agentrl.rollout.endpoint.neutral import ApiError
@@ -93,15 +93,15 @@ class EndpointServer:
         except ApiError as problem:
             if session is not None:
                 session.refused(problem)
-            await _send_json(send, problem.status, dialect.error(problem))
+            await send_json(send, problem.status, dialect.error(problem))
 
     async def _route(self, request: _Request, path: str) -> None:
         method = request.scope["method"]
         if method == "HEAD":
-            await _send_json(request.send, 200, None)
+            await send_json(request.send, 200, None)
         elif method == "GET" and (path.endswith("/models") or "/models/" in path):
             ids = {"has_more": False, "first_id": CARD["id"], "last_id": CARD["id"]}
-            await _send_json(request.send, 200, {"object": "list", "data": [CARD], **ids} if path.endswith("/models") else CARD)
+            await send_json(request.send, 200, {"object": "list", "data": [CARD], **ids} if path.endswith("/models") else CARD)
         elif method == "POST" and path.endswith(COUNT):
             await request.count()
         elif method == "POST" and any(path.endswith(end) for end in DIALECTS):
@@ -135,7 +135,7 @@ class _Request:
     async def count(self) -> None:
         """Answer with the tokens of the prompt."""
         tokens = self._session.count(messages.parse_prompt(_object(await self._body())))
-        await _send_json(self.send, 200, {"input_tokens": tokens})
+        await send_json(self.send, 200, {"input_tokens": tokens})
 
     async def answer(self) -> None:
         """Read the body, and send the answer or what its parse raises."""
@@ -169,7 +169,7 @@ class _Request:
         answer = task.result()
         self._session.deliver(exchange)
         if not request.stream:
-            await _send_json(self.send, 200, self._dialect.render(answer, request))
+            await send_json(self.send, 200, self._dialect.render(answer, request))
             return
         if not begun:
             await self._begin_stream()
@@ -199,21 +199,16 @@ class _Request:
         await self.send({"type": "http.response.body", "body": text.encode(), "more_body": more})
 
     async def _body(self) -> bytes:
-        parts, size = [], 0
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                while True:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientLeftError
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > MAX_BODY:
-                        raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", code="request_too_large")
-                    if not message.get("more_body"):
-                        return b"".join(parts)
+                body = await read_body(self._receive, MAX_BODY)
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="request_timeout") from None
+        except ConnectionError:
+            raise ClientLeftError from None
+        if body is None:
+            raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", code="request_too_large")
+        return body
 
     async def _disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -236,10 +231,3 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
     return value
-
-
-async def _send_json(send: Send, status: int, value: Any) -> None:
-    body = b"" if value is None else json.dumps(value).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

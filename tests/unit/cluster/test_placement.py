@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from agentrl.cluster import ray_actors
-from agentrl.cluster.ray_runtime import plan
+from agentrl.cluster.placement import plan
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import EngineConfig, TrainConfig
 from agentrl.core.errors import ConfigError

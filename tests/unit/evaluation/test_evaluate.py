@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cluster.ray_runtime import num_ranks
+from agentrl.cluster.placement import num_ranks
 from agentrl.config.load import from_mapping, to_json
 from agentrl.core.errors import ConfigError
 from agentrl.evaluation.config import as_training, load_request

@@ -1,0 +1,97 @@
+"""The resources that a run asks a cluster for: pure arithmetic, declared before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from agentrl.config.evaluate import PlayConfig
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Resource bundles, and which actor sits in which."""
+
+    bundles: tuple[Mapping[str, float], ...]  # resources of each bundle, in Ray's form
+    engine_bundles: tuple[int, ...]  # bundle index of each engine
+    learner_bundles: tuple[int, ...]  # bundle index of each learner rank
+    gpus_per_engine: float  # GPUs (or the share of one) an engine asks for
+    gpus_per_rank: float  # GPUs (or the share of one) a learner rank asks for
+    scorer_bundles: tuple[int, ...] = ()  # bundle index of each process of a reward model, one model after the other
+    gpus_per_scorer: float = 0.0  # GPUs (or the share of one) such a process asks for
+
+    def parts(self) -> list[list[int]]:
+        """Return the bundles that are held together: those of the ranks, which talk to one another at every step, then the others."""
+        ranks = [bundle for bundle in self.learner_bundles if bundle not in self.engine_bundles]
+        return [part for part in (ranks, [bundle for bundle in range(len(self.bundles)) if bundle not in ranks]) if part]
+
+    def by_node(self, nodes: Mapping[int, str]) -> Placement:
+        """Return the same with engines and ranks in the order of the machines that their bundles are on; pairs on one bundle stay pairs."""
+        order = list(dict.fromkeys(nodes[bundle] for bundle in self.learner_bundles))
+
+        def of(bundle: int) -> int:
+            return order.index(nodes[bundle]) if nodes[bundle] in order else len(order)
+
+        return replace(
+            self, engine_bundles=tuple(sorted(self.engine_bundles, key=of)), learner_bundles=tuple(sorted(self.learner_bundles, key=of))
+        )
+
+
+def num_ranks(config: PlayConfig) -> int:
+    """Return the number of learner ranks; 0 if nothing is trained."""
+    return config.learner.num_learners if isinstance(config, TrainConfig) else 0
+
+
+def num_scorers(config: PlayConfig) -> int:
+    """Return the number of processes with reward models."""
+    return len(config.reward.reward_model) * config.reward.reward_model_workers
+
+
+def plan(config: PlayConfig, *, gpus: int) -> Placement:
+    """Place engines, learner ranks and reward models on a cluster with `gpus` GPUs; without any, everything runs on CPUs.
+
+    Engines and ranks are apart, each with GPUs of its own. With ``--colocate`` every GPU of an engine is that of a learner rank, which
+    holds it; the engine holds none and is told which they are. A process of a reward model has what ``--reward-model-gpus`` says, wherever
+    there is room.
+
+    Raises:
+        ConfigError: If there are some GPUs, but too few.
+    """
+    engines, ranks, parallel = config.engine.num_engines, num_ranks(config), config.engine.gpus_per_engine
+    shared = gpus > 0 and config.engine.colocate
+    if gpus == 0:
+        bundles, per_engine, per_rank = ({"CPU": 1.0},) * (engines + ranks), 0.0, 0.0
+    elif shared:
+        _require(config, ranks, gpus)
+        bundles, per_engine, per_rank = ({"CPU": 1.0 + parallel, "GPU": float(parallel)},) * engines, 0.0, 1.0
+    else:
+        _require(config, engines * parallel + ranks, gpus)
+        bundles = ({"CPU": 1.0, "GPU": float(parallel)},) * engines + ({"CPU": 1.0, "GPU": 1.0},) * ranks
+        per_engine, per_rank = float(parallel), 1.0
+    per_scorer = config.reward.reward_model_gpus if gpus else 0.0
+    scorers = ({"CPU": 1.0, "GPU": per_scorer} if per_scorer else {"CPU": 1.0},) * num_scorers(config)
+    return Placement(
+        bundles=(*bundles, *scorers),
+        engine_bundles=tuple(range(engines)),
+        learner_bundles=tuple(rank // parallel if shared else engines + rank for rank in range(ranks)),
+        gpus_per_engine=per_engine,
+        gpus_per_rank=per_rank,
+        scorer_bundles=tuple(range(len(bundles), len(bundles) + len(scorers))),
+        gpus_per_scorer=per_scorer,
+    )
+
+
+def _require(config: PlayConfig, needed: float, gpus: int) -> None:
+    judges = num_scorers(config) * config.reward.reward_model_gpus
+    needed += judges
+    if needed > gpus:
+        engines = f"{config.engine.num_engines} engines x {config.engine.gpus_per_engine} GPUs"
+        others = f"{num_ranks(config)} learner ranks" + (f" and reward models with {judges:g} GPUs" if judges else "")
+        raise ConfigError(
+            "--num-engines",
+            config.engine.num_engines,
+            f"{engines} and {others} need {needed:g} GPUs, there are {gpus}",
+            "Lower --num-engines, --tensor-parallel-size, --num-learners or --reward-model-gpus, or share GPUs with --colocate.",
+        )

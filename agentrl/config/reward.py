@@ -1,0 +1,149 @@
+"""Settings of rewards that trained models give, and what the files of such a model say about it; nothing heavy is imported."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentrl.config.lora import holds_adapter
+from agentrl.config.sections import Count, CountOrZero, NonNegative, Positive, flag
+from agentrl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.config.evaluate import PlayConfig
+
+FLAG = "--reward-model"
+HEADS = ("score", "value_head", "reward_head", "v_head")
+"""Names that systems give to the layer that makes a score of the last hidden state; transformers writes ``score``."""
+ANSWER = "answer:"
+"""Specification of the environment that ends after one answer and leaves the reward to ``--reward-model``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """Rewards from trained models."""
+
+    reward_model: tuple[str, ...] = ()
+    """Models that judge episodes, Hugging Face directories or hub names: sequence classifiers with one output, which score the whole
+    episode, or process reward models, which score each turn. Their rewards are added to the environment's."""
+    reward_model_weights: tuple[float, ...] = ()
+    """Factor of each of ``--reward-model``, in their order. Empty: 1 for each."""
+    environment_reward_weight: float = 1.0
+    """Factor of the environment's own reward beside ``--reward-model``; with 0 it is only measured, as ``env/reward`` and as score."""
+    value_head_prefix: str = ""
+    """Name of the layer that makes the score, in the files of ``--reward-model``. Empty: ``score``, or what its ``config.json`` says."""
+    normalize_reward: bool = False
+    """Subtract the running mean of each model's scores and divide by their running standard deviation, over the steps trained so far."""
+    reward_model_clip: Positive = 10.0
+    """Scores of ``--reward-model`` are cut to this range around 0, after they are normalised and before they are weighted."""
+    reward_model_max_tokens: CountOrZero = 0
+    """Tokens that a reward model reads; of a longer episode the last ones. 0: the context length of the model."""
+    reward_model_workers: Count = 1
+    """Processes per reward model; the episodes are divided among them."""
+    reward_model_gpus: NonNegative = 1.0
+    """GPUs of each of these processes, or a share of one, as 0.25; without effect where there are none."""
+    reward_model_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of a reward model's weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """A factor for each model."""
+        return self.reward_model_weights or (1.0,) * len(self.reward_model)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for each model, for metrics: the last part of its path, with a number where two are the same."""
+        last = [Path(model).name or model for model in self.reward_model]
+        return tuple(name if last.count(name) == 1 else f"{name}-{index}" for index, name in enumerate(last))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelFacts:
+    """Facts about a reward model from its files."""
+
+    head: str = "score"  # name of the layer that makes the score
+    per_step: bool = False  # it is a process reward model
+    scale: tuple[float, float] | None = None  # mean and standard deviation of its scores, where its config.json states them
+
+
+def judged_by_models(config: PlayConfig) -> bool:
+    """Return True if answers to ``--prompts`` are judged by reward models alone."""
+    return bool(config.reward.reward_model) and config.run.agent in ("", ANSWER) and not config.data.remote_rm_url
+
+
+def with_absolute_paths(reward: RewardConfig) -> RewardConfig:
+    """Return the settings with the absolute path of each model that is a directory, so that every process finds it."""
+    paths = ((model, Path(model).expanduser()) for model in reward.reward_model)
+    return replace(reward, reward_model=tuple(str(path.absolute()) if path.is_dir() else model for model, path in paths))
+
+
+def check_reward_models(config: PlayConfig) -> None:
+    """Check the settings of learned rewards against each other, and the files of the models.
+
+    Raises:
+        ConfigError: For the first setting that has no effect or cannot be used.
+    """
+    reward = config.reward
+    if not reward.reward_model:
+        for item in fields(reward):
+            if (value := getattr(reward, item.name)) != item.default:
+                raise ConfigError(flag(item.name), value, "has no effect without a reward model", "Add --reward-model, or leave it out.")
+        return
+    if len(reward.weights) != len(reward.reward_model) or not all(map(math.isfinite, reward.weights)):
+        problem = f"must hold one number for each of the {len(reward.reward_model)} models"
+        raise ConfigError("--reward-model-weights", reward.reward_model_weights, problem, "Give as many numbers as models.")
+    if config.run.agent == ANSWER and not (config.data.prompts or config.data.eval_prompts):
+        raise ConfigError("--prompts", "", "is not given, and a reward model has no tasks", "Name a data set, or an environment.")
+    if reward.environment_reward_weight != 1.0 and (config.algo.overlong_buffer or config.algo.stop_properly_penalty is not None):
+        problem = "does not go with penalties for length (--overlong-buffer, --stop-properly-penalty), which it would scale as well"
+        raise ConfigError("--environment-reward-weight", reward.environment_reward_weight, problem, "Leave out one of the two.")
+    for model in reward.reward_model:
+        reward_model_facts(model, reward.value_head_prefix)
+
+
+def reward_model_facts(model: str, head: str = "", name: str = FLAG) -> RewardModelFacts:
+    """Return what the files of a model say; a hub name without files here gives the defaults.
+
+    Args:
+        model: Directory or hub name.
+        head: Name of the layer that makes the score; empty to find it.
+        name: The flag that named the model, for messages.
+
+    Raises:
+        ConfigError: If the directory holds no reward model; the remedy says what it holds.
+    """
+    folder = Path(model).expanduser()
+    if not folder.exists() and not model.startswith((".", "/", "~")) and len(model.split("/")) <= 2:
+        return RewardModelFacts(head=head or "score")
+    if not (folder / "config.json").is_file():
+        if holds_adapter(folder):
+            raise ConfigError(name, model, "holds an adapter without its model", f"Write the whole model: agentrl merge {model} OUT.")
+        raise ConfigError(name, model, "holds no config.json", "Give a Hugging Face directory, or a hub name like `org/name`.")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = str(next(iter(config.get("architectures") or ()), ""))
+    per_step, shapes = kind.endswith("ForTokenClassification"), tensor_shapes(folder)
+    candidates = (head,) if head else (*filter(None, [config.get("value_head_prefix")]), *HEADS)
+    found = next((part for part in candidates if f"{part}.weight" in shapes), None)
+    if found is None:
+        problem = f"has no layer {head}.weight" if head else f"has no head that makes a score ({kind or 'no architecture'})"
+        remedy = "Train one with agentrl reward-model, or name its layer with --value-head-prefix."
+        raise ConfigError(name, model, problem, remedy)
+    size = shapes[f"{found}.weight"][0]
+    if size != (2 if per_step else 1):
+        problem = f"its head {found}.weight has {size} outputs, and a reward model has {'2, wrong and right' if per_step else '1'}"
+        raise ConfigError(name, model, problem, "Train it with num_labels=1 (agentrl reward-model does), or choose another model.")
+    scale = (float(config["mean"]), float(config["std"])) if {"mean", "std"} <= config.keys() else None
+    return RewardModelFacts(head=found, per_step=per_step, scale=scale)
+
+
+def tensor_shapes(folder: Path) -> dict[str, list[int]]:
+    """Return the shape of every tensor in the safetensors files of a directory, from their headers."""
+    shapes: dict[str, list[int]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        shapes.update({key: entry["shape"] for key, entry in header.items() if key != "__metadata__"})
+    return shapes

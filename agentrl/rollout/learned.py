@@ -1,0 +1,165 @@
+"""Rewards that trained models give to episodes which have ended, beside those of the environment."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from agentrl.config.reward import ANSWER
+from agentrl.core.errors import AgentRLError
+from agentrl.core.scoring import ScoreAnswer, Scorer, ScoreRequest, ScorerFacts, clipped, normalized
+from agentrl.core.types import Message, Status, Ticket, Trajectory, Turn, as_messages
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.penalties import stop_properly
+from agentrl.rollout.settings import EpisodeSettings
+
+METRIC = "reward_model/"
+"""Beginning of the names of the metrics that reward models add to an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """Scores of one trajectory by one model: an entry per turn that it judged, and the index of each of these turns."""
+
+    places: tuple[int, ...]
+    values: tuple[float, ...]
+    was_cut: bool
+
+
+class LearnedRewards:
+    """Adds the rewards of ``--reward-model`` to trajectories; one per rollout worker.
+
+    A model of whole episodes scores the last context of a trajectory, and its reward is that of the last turn; a process reward model
+    scores each turn. Each score is normalised, clipped and weighted; what a budget cut is punished as the rest of the reward is. The
+    environment's score stays what it was; only where the models alone judge is it made of theirs, by the logistic function. A model that
+    fails makes a failed episode, never a reward of 0.
+    """
+
+    def __init__(self, settings: EpisodeSettings, scorers: Mapping[str, Scorer], agent: str) -> None:
+        self._settings, self._scorers = settings, dict(scorers)
+        self._weights = dict(zip(settings.reward.names, settings.reward.weights, strict=True))
+        self._alone = agent == ANSWER
+        self._facts: dict[str, ScorerFacts] = {}
+
+    async def start(self) -> None:
+        """Ask every model what it is; returns when all are loaded."""
+        facts = await asyncio.gather(*(scorer.facts() for scorer in self._scorers.values()))
+        self._facts = dict(zip(self._scorers, facts, strict=True))
+
+    async def judge(self, ticket: Ticket, trajectories: tuple[Trajectory, ...], codec: ChatCodec) -> tuple[Trajectory, ...]:
+        """Return the trajectories of one episode with their learned rewards; if a model fails, all of them with the status of a failure."""
+        wanted = [index for index, trajectory in enumerate(trajectories) if _judged(trajectory)]
+        if not wanted:
+            return trajectories
+        start, limit = time.perf_counter(), self._settings.rollout.reward_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                scored = await asyncio.gather(*(self._score(ticket, trajectories[index], codec) for index in wanted))
+        except TimeoutError:
+            return _failed(trajectories, Status.TIMEOUT, f"the reward models gave no score within {limit:g} s (--reward-timeout-s)")
+        except AgentRLError as error:
+            return _failed(trajectories, Status.ENV_ERROR, f"{type(error).__name__}: {error}")
+        seconds = time.perf_counter() - start
+        judged = list(trajectories)
+        for index, by_model in zip(wanted, scored, strict=True):
+            judged[index] = self._rewarded(ticket, trajectories[index], by_model)
+        return tuple(replace(trajectory, timings={**trajectory.timings, "reward_s": seconds}) for trajectory in judged)
+
+    async def _score(self, ticket: Ticket, trajectory: Trajectory, codec: ChatCodec) -> dict[str, _Scored]:
+        contexts = [part for part in _contexts(trajectory.turns) if any(not trajectory.turns[index].masked for index in part)]
+        requests = [self._request(ticket, trajectory.turns, part, codec) for part in contexts]
+        found: dict[str, _Scored] = {}
+        for name, scorer in self._scorers.items():
+            per_step = self._facts[name].per_step
+            asked = list(zip(contexts, requests, strict=True)) if per_step else [(contexts[-1], requests[-1])]
+            answers: Sequence[ScoreAnswer] = await asyncio.gather(*(scorer.score(request) for _, request in asked))
+            places = [index for part, _ in asked for index in part if not trajectory.turns[index].masked]
+            values = [value for answer in answers for value in answer.values]
+            found[name] = _Scored(tuple(places if per_step else places[-1:]), tuple(values), any(answer.was_cut for answer in answers))
+        return found
+
+    def _request(self, ticket: Ticket, turns: Sequence[Turn], part: Sequence[int], codec: ChatCodec) -> ScoreRequest:
+        text, spans = "", []
+        for index in part:
+            text += turns[index].prompt_text
+            if not turns[index].masked:
+                spans.append((len(text), len(text) + len(turns[index].text)))
+            text += turns[index].text
+        messages = None
+        if self._alone:
+            system = self._settings.data.system_prompt
+            before = as_messages(ticket.task.prompt)
+            before = [Message(role="system", content=system), *before] if system and before[0]["role"] != "system" else before
+            answer = codec.decode_action(turns[part[-1]].token_ids.tolist())
+            messages = (*before, Message(role="assistant", content=answer))
+        return ScoreRequest(text=text, spans=tuple(spans), messages=messages)
+
+    def _rewarded(self, ticket: Ticket, trajectory: Trajectory, scored: Mapping[str, _Scored]) -> Trajectory:
+        reward, own = self._settings.reward, self._settings.reward.environment_reward_weight
+        rewards = [own * turn.reward for turn in trajectory.turns]
+        metrics, parts = dict(trajectory.metrics), {name: own * value for name, value in trajectory.reward_parts.items()}
+        if not self._alone:
+            metrics["reward"] = math.fsum(turn.reward for turn in trajectory.turns)
+            parts["environment"] = own * metrics["reward"]
+        for name, found in scored.items():
+            scale = None if ticket.eval_sampling else ticket.reward_scales.get(name) or self._own_scale(name)
+            values = [normalized(value, scale) for value in found.values]
+            cut = [clipped(value, reward.reward_model_clip) for value in values]
+            paid = [self._weights[name] * self._punished(value, trajectory) for value in cut]
+            for place, value in zip(found.places, paid, strict=True):
+                rewards[place] += value
+            parts[f"{METRIC}{name}"] = math.fsum(paid)
+            metrics[f"{METRIC}{name}"] = math.fsum(found.values) / len(found.values)
+            metrics[f"{METRIC}{name}/clipped"] = sum(map(_differ, values, cut)) / len(cut)
+            metrics[f"{METRIC}{name}/cut"] = float(found.was_cut)
+        turns = tuple(replace(turn, reward=value) for turn, value in zip(trajectory.turns, rewards, strict=True))
+        total = math.fsum(rewards)
+        return replace(
+            trajectory,
+            turns=turns,
+            reward=total,
+            score=self._probability(scored) if self._alone else trajectory.score,
+            reward_parts=parts,
+            metrics=metrics,
+            model_scores={name: found.values for name, found in scored.items()},
+        )
+
+    def _own_scale(self, name: str) -> tuple[float, float] | None:
+        """Mean and deviation that the model itself states, which count until a step has been trained."""
+        return self._facts[name].scale if self._settings.reward.normalize_reward else None
+
+    def _punished(self, value: float, trajectory: Trajectory) -> float:
+        """A learned reward as ``--stop-properly-penalty`` leaves it; a penalty below 0 has replaced the episode's reward already."""
+        penalty, cut = self._settings.algo.stop_properly_penalty, trajectory.truncated_by_length
+        if cut and penalty is not None and penalty < 0:
+            return 0.0
+        return stop_properly(value, truncated=cut, penalty=penalty)
+
+    def _probability(self, scored: Mapping[str, _Scored]) -> float:
+        total = math.fsum(self._weights[name] * math.fsum(found.values) / len(found.values) for name, found in scored.items())
+        return 0.5 * (1.0 + math.tanh(0.5 * total))
+
+
+def _judged(trajectory: Trajectory) -> bool:
+    return trajectory.status.trainable and not trajectory.frozen and any(not turn.masked for turn in trajectory.turns)
+
+
+def _contexts(turns: Sequence[Turn]) -> list[list[int]]:
+    """Indices of the turns of each context, in order; a fresh turn begins one."""
+    parts: list[list[int]] = []
+    for index, turn in enumerate(turns):
+        if turn.fresh or not parts:
+            parts.append([])
+        parts[-1].append(index)
+    return parts
+
+
+def _differ(before: float, after: float) -> bool:
+    return before != after
+
+
+def _failed(trajectories: Sequence[Trajectory], status: Status, error: str) -> tuple[Trajectory, ...]:
+    return tuple(replace(trajectory, status=status, reward=None, score=None, error=error) for trajectory in trajectories)

@@ -1,0 +1,100 @@
+"""Scores of reward models, against transformers' own forward pass over the same tokens."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer, LlamaConfig
+
+from agentrl.assets import tiny_model_path
+from agentrl.core.errors import ConfigError
+from agentrl.core.scoring import ScoreRequest
+from agentrl.core.types import Message
+from agentrl.engine.reward_model import RewardModel, RewardModelSettings
+
+TINY = str(tiny_model_path())
+TEXTS = ["2+2?", "What is 17+25? It is 42, because", "x"]
+
+
+def saved(folder: Path, kind: type = AutoModelForSequenceClassification, labels: int = 1) -> str:
+    """A small random classifier with the tokenizer of the bundled model."""
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=512, max_position_embeddings=128, num_labels=labels, pad_token_id=0, **sizes)
+    model = kind.from_config(config)
+    model.score.weight.data.normal_()
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(TINY).save_pretrained(folder)
+    return str(folder)
+
+
+def loaded(path: str, **settings: object) -> RewardModel:
+    model = RewardModel(RewardModelSettings(model=path, **settings))  # type: ignore[arg-type]
+    model.load()
+    return model
+
+
+def test_a_score_is_the_logit_at_the_end_of_the_last_turn(tmp_path: Path) -> None:
+    path = saved(tmp_path / "rm")
+    tokenizer, reference = AutoTokenizer.from_pretrained(path), AutoModelForSequenceClassification.from_pretrained(path)
+    found = loaded(path, batch_size=2).score([ScoreRequest(text=text) for text in TEXTS])
+    for text, answer in zip(TEXTS, found, strict=True):
+        ids = tokenizer(text + "<|end|>", add_special_tokens=False, return_tensors="pt").input_ids
+        assert answer.values == pytest.approx((reference(ids).logits.item(),), abs=1e-5)
+    ended, padded = loaded(path).score([ScoreRequest(text=TEXTS[0] + "<|end|>"), ScoreRequest(text=f"{tokenizer.pad_token}{TEXTS[0]}")])
+    assert ended.values == padded.values == pytest.approx(found[0].values, abs=1e-5)
+
+
+def test_a_head_with_another_name_gives_the_same_scores(tmp_path: Path) -> None:
+    path = saved(tmp_path / "rm")
+    expected = loaded(path).score([ScoreRequest(text="2+2?")])
+    tensors = load_file(Path(path, "model.safetensors"))
+    tensors["value_head.weight"] = tensors.pop("score.weight")
+    save_file(tensors, Path(path, "model.safetensors"), metadata={"format": "pt"})
+    assert loaded(path).score([ScoreRequest(text="2+2?")]) == expected
+
+
+def test_the_end_of_a_text_that_is_too_long_is_read(tmp_path: Path) -> None:
+    path = saved(tmp_path / "rm")
+    short, long = loaded(path, max_tokens=6).score([ScoreRequest(text="2+2?"), ScoreRequest(text="word " * 50)])
+    assert (short.was_cut, long.was_cut) == (False, True)
+    reference, tokenizer = AutoModelForSequenceClassification.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    ids = tokenizer("word " * 50 + "<|end|>", add_special_tokens=False, return_tensors="pt").input_ids[:, -6:]
+    assert long.values == pytest.approx((reference(ids).logits.item(),), abs=1e-5)
+
+
+def test_a_process_reward_model_gives_each_turn_the_score_of_its_worst_step(tmp_path: Path) -> None:
+    path = saved(tmp_path / "prm", AutoModelForTokenClassification, 2)
+    before, first, between, second = "Q: 1+2+3?\n", "1+2=3\n3+3=7<|end|>", "\nsure? ", "no"
+    text = before + first + between + second
+    begin = len(before + first + between)
+    spans = ((len(before), len(before + first)), (begin, begin + len(second)))
+    (found,) = loaded(path).score([ScoreRequest(text=text, spans=spans)])
+    tokenizer, reference = AutoTokenizer.from_pretrained(path), AutoModelForTokenClassification.from_pretrained(path)
+
+    def probabilities(*pieces: str) -> list[float]:
+        ids, places = list[int](), list[int]()
+        for piece in pieces:
+            ids += tokenizer(piece, add_special_tokens=False).input_ids
+            places.append(len(ids) - 1)
+        return reference(torch.tensor([ids])).logits[0].softmax(-1)[places[1:], 1].tolist()
+
+    expected = min(probabilities(before, "1+2=3\n", "3+3=7\n")), *probabilities(before + first + between, "no\n")
+    assert found.values == pytest.approx(expected, abs=1e-5)
+
+
+def test_another_chat_template_reads_messages_and_refuses_bare_episodes(tmp_path: Path) -> None:
+    path = saved(tmp_path / "rm")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n<|end|>{% endfor %}[assistant] "
+    tokenizer.save_pretrained(path)
+    model = loaded(path, policy=TINY)
+    with pytest.raises(ConfigError, match="another chat template than the policy"):
+        model.check_texts(as_messages=False)
+    model.check_texts(as_messages=True)
+    messages = (Message(role="user", content="2+2?"), Message(role="assistant", content="4"))
+    (found,) = model.score([ScoreRequest(text="ignored", messages=messages)])
+    (expected,) = loaded(path).score([ScoreRequest(text="[user] 2+2?\n<|end|>[assistant] 4<|end|>")])
+    assert found.values == pytest.approx(expected.values, abs=1e-5)
+    loaded(path).check_texts(as_messages=False)  # without a policy texts are for this model

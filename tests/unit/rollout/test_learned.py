@@ -1,0 +1,160 @@
+"""Learned rewards on trajectories: where they go, how they are scaled, and failures that are no rewards."""
+
+import asyncio
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentrl import StepResult
+from agentrl.config.reward import ANSWER, RewardConfig
+from agentrl.config.sections import changed
+from agentrl.core.errors import RewardError
+from agentrl.core.scoring import ScoreAnswer, ScoreRequest, ScorerFacts
+from agentrl.core.types import EvalSampling, FinishReason, Status, Ticket, Trajectory
+from agentrl.rollout.learned import LearnedRewards
+from agentrl.rollout.settings import EpisodeSettings
+from tests.scripted_engine import ScriptedEngine
+from tests.unit.rollout.scenes import CODEC, PATIENT, TASK, Scene, env_class, says
+
+pytestmark = pytest.mark.anyio
+
+TICKET = Ticket(group_id=3, task=TASK, n_samples_per_prompt=1, version=0)
+
+
+class Fixed:
+    """A scorer that gives fixed values; an error is raised, and `None` never answered."""
+
+    def __init__(self, *values: float | Exception | None, per_step: bool = False, scale: tuple[float, float] | None = None) -> None:
+        self._values, self._facts = values, ScorerFacts(per_step=per_step, scale=scale)
+        self.requests: list[ScoreRequest] = []
+
+    async def start(self) -> None:
+        """Nothing to load."""
+
+    async def facts(self) -> ScorerFacts:
+        return self._facts
+
+    async def score(self, request: ScoreRequest) -> ScoreAnswer:
+        self.requests.append(request)
+        for value in self._values:
+            if isinstance(value, Exception):
+                raise value
+            if value is None:
+                await asyncio.Event().wait()
+        return ScoreAnswer(tuple(value for value in self._values if isinstance(value, float)))
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+async def played(turns: int = 1, reward: float = 1.0) -> tuple[Trajectory, ...]:
+    """An episode whose turns say "one", "two", ...; each earns `reward`."""
+    env = env_class(lambda state: StepResult(reward, observation="go on", terminated=state["turn"] + 1 == turns))
+    return await Scene(env, ScriptedEngine(answer=says("one", "two", "three")), PATIENT, TICKET).play_all()
+
+
+async def judge(
+    scorers: dict[str, Fixed], trajectories: tuple[Trajectory, ...], ticket: Ticket = TICKET, agent: str = "env.py", **settings: Any
+) -> Trajectory:
+    own = {name: settings.pop(name) for name in list(settings) if name in RewardConfig.__dataclass_fields__}
+    reward = RewardConfig(reward_model=tuple(scorers), **own)
+    full: EpisodeSettings = replace(changed(PATIENT, **settings), reward=reward)
+    learned = LearnedRewards(full, scorers, agent)
+    await learned.start()
+    (judged,) = await learned.judge(ticket, trajectories, CODEC)
+    return judged
+
+
+async def test_weighted_scores_join_the_environments_reward_at_the_last_turn() -> None:
+    scorers = {"a": Fixed(2.0), "b": Fixed(-1.0)}
+    found = await judge(scorers, await played(2), reward_model_weights=(0.5, 3.0), environment_reward_weight=0.25)
+    assert [turn.reward for turn in found.turns] == [0.25, 0.25 + 0.5 * 2.0 - 3.0]
+    assert found.reward == pytest.approx(0.5 + 1.0 - 3.0)
+    assert found.score == 1.0  # the environment's, of a reward of 2
+    assert found.reward_parts == {"environment": 0.5, "reward_model/a": 1.0, "reward_model/b": -3.0}
+    assert found.metrics["reward"] == 2.0
+    assert found.metrics["reward_model/a"] == 2.0
+    assert found.model_scores == {"a": (2.0,), "b": (-1.0,)}
+
+
+async def test_the_model_reads_what_the_policy_read_and_wrote() -> None:
+    scorer = Fixed(1.0)
+    trajectories = await played(2)
+    await judge({"a": scorer}, trajectories)
+    ((request,), turns) = scorer.requests, trajectories[0].turns
+    assert request.text == "".join(turn.prompt_text + turn.text for turn in turns)
+    assert [request.text[begin:end] for begin, end in request.spans] == ["one<|im_end|>", "two<|im_end|>"]
+
+
+async def test_a_process_reward_model_pays_each_turn() -> None:
+    found = await judge({"p": Fixed(0.25, 0.75, per_step=True)}, await played(2, reward=0.0), reward_model_weights=(2.0,))
+    assert [turn.reward for turn in found.turns] == [0.5, 1.5]
+    assert found.metrics["reward_model/p"] == 0.5
+    assert found.model_scores == {"p": (0.25, 0.75)}
+
+
+async def test_scores_are_normalised_by_the_ticket_then_clipped_and_counted() -> None:
+    ticket = replace(TICKET, reward_scales={"a": (1.0, 0.5)})
+    found = await judge({"a": Fixed(3.0), "b": Fixed(3.0)}, await played(), ticket, reward_model_clip=3.5)
+    assert found.reward == 1.0 + 3.5 + 3.0  # (3 - 1) / 0.5 = 4 is clipped, the other is not normalised
+    assert (found.metrics["reward_model/a/clipped"], found.metrics["reward_model/b/clipped"]) == (1.0, 0.0)
+    measured = await judge({"a": Fixed(3.0)}, await played(), replace(ticket, eval_sampling=EvalSampling(name="eval", seed=1)))
+    assert measured.reward == 4.0  # figures of different steps are compared, so they are not normalised
+
+
+async def test_until_a_step_is_trained_the_models_own_scale_counts() -> None:
+    scorer = {"a": Fixed(3.0, scale=(2.0, 4.0))}
+    assert (await judge(scorer, await played(), normalize_reward=True)).reward == 1.25
+    assert (await judge(scorer, await played())).reward == 4.0
+
+
+async def test_models_alone_make_the_score_too() -> None:
+    scorer = Fixed(0.8)
+    found = await judge({"a": scorer}, await played(reward=0.0), agent=ANSWER, system_prompt="Be brief.")
+    assert found.score == pytest.approx(1 / (1 + math.exp(-0.8)))
+    assert "environment" not in found.reward_parts
+    assert scorer.requests[0].messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is one plus two?"},
+        {"role": "assistant", "content": "one"},
+    )
+
+
+async def test_a_cut_episode_is_punished_for_its_learned_reward_too() -> None:
+    (whole,) = await played(reward=0.0)
+    cut = (replace(whole, turns=(replace(whole.turns[0], finish_reason=FinishReason.LENGTH),)),)
+    assert (await judge({"a": Fixed(2.0)}, cut, stop_properly_penalty=0.5)).reward == 1.0
+    assert (await judge({"a": Fixed(2.0)}, cut, stop_properly_penalty=-1.0)).reward == 0.0  # the -1 was paid before
+    assert (await judge({"a": Fixed(2.0)}, (whole,), stop_properly_penalty=0.5)).reward == 2.0
+
+
+async def test_a_model_that_fails_makes_a_failed_episode() -> None:
+    failed = await judge({"a": Fixed(1.0), "b": Fixed(RewardError("b: gone"))}, await played())
+    assert (failed.status, failed.reward, failed.score) == (Status.ENV_ERROR, None, None)
+    assert "b: gone" in (failed.error or "")
+    late = await judge({"a": Fixed(None)}, await played(), reward_timeout_s=0.05)
+    assert (late.status, late.reward) == (Status.TIMEOUT, None)
+    assert "--reward-timeout-s" in (late.error or "")
+
+
+async def test_what_failed_before_is_not_judged() -> None:
+    (whole,) = await played()
+    scorer = Fixed(1.0)
+    broken = replace(whole, status=Status.ENV_ERROR, reward=None, score=None)
+    assert await judge({"a": scorer}, (broken,)) is broken
+    frozen = replace(whole, frozen=True)
+    assert await judge({"a": scorer}, (frozen,)) is frozen
+    assert scorer.requests == []
+
+
+async def test_only_the_last_context_is_judged_and_masked_turns_are_not_paid() -> None:
+    (whole,) = await played(3, reward=0.0)
+    first, second, third = whole.turns
+    branch = replace(whole, turns=(first, replace(second, fresh=True), replace(third, masked="forced")))
+    outcome, steps = Fixed(1.0), Fixed(0.5, per_step=True)
+    found = await judge({"o": outcome, "p": steps}, (branch,))
+    assert [turn.reward for turn in found.turns] == [0.5, 1.5, 0.0]
+    assert outcome.requests[0].text.startswith(second.prompt_text)
+    assert len(steps.requests) == 2
