@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from agentrl.core.errors import ConfigError, RemoteError, RewardError
@@ -43,7 +44,7 @@ class JudgeCounts:
     cost: float = 0.0  # by the given prices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class JudgeSettings:
     """Settings of a judge; see `judge`."""
 
@@ -54,15 +55,13 @@ class JudgeSettings:
     pattern: str
     low: float
     high: float
-    temperature: float
-    max_tokens: int
+    request: Mapping[str, Any]
     timeout_s: float
     attempts: int
-    connections: int
     cache: Path | None
-    price_in: float
-    price_out: float
-    max_cost: float
+    price_in: float = 0.0
+    price_out: float = 0.0
+    max_cost: float = math.inf
     counts: JudgeCounts = field(default_factory=JudgeCounts)
 
 
@@ -95,7 +94,6 @@ class JudgeReward(Reward):
                 attempt_timeout_s=settings.timeout_s / 2,
                 attempts=settings.attempts,
                 max_bytes=MAX_ANSWER,
-                connections=settings.connections,
             )
             self._client = JsonClient([settings.base_url], limits)
         if self._known is None:
@@ -117,7 +115,7 @@ class JudgeReward(Reward):
         """As `Reward.judge`; `RewardError` if the judge gave no number in time, `EnvResultError` if the task lacks a field."""
         settings, counts = self._settings, self._settings.counts
         text = self._filled(state)
-        facts = (settings.model, settings.temperature, settings.max_tokens, settings.pattern, text)
+        facts = (settings.request, settings.pattern, text)
         key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         known = self._known if self._known is not None else OrderedDict()
         was_known, spent = key in known, 0.0
@@ -186,7 +184,7 @@ class JudgeReward(Reward):
             raise RewardError(f"judge {settings.model}: it is closed")
         if counts.cost >= settings.max_cost:
             raise RewardError(f"judge {settings.model}: {counts.cost:.2f} is spent, and max_cost is {settings.max_cost:g}")
-        body = {"model": settings.model, "messages": messages, "temperature": settings.temperature, "max_tokens": settings.max_tokens}
+        body = {**settings.request, "messages": messages}
         api_key = os.environ.get(settings.api_key_env, "")
         session = HttpSession(headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
         try:
@@ -235,19 +233,16 @@ def judge(
     api_key_env: str = "OPENAI_API_KEY",
     pattern: str = r"-?\d+(?:\.\d+)?",
     scale: tuple[float, float] = (0.0, 10.0),
-    temperature: float = 0.0,
-    max_tokens: int = 256,
+    request: Mapping[str, Any] = MappingProxyType({"temperature": 0.0, "max_tokens": 256}),
     timeout_s: float = 50.0,
     attempts: int = 3,
-    connections: int = 16,
     cache: str | os.PathLike[str] | None = None,
     price: tuple[float, float] = (0.0, 0.0),
     max_cost: float = math.inf,
 ) -> JudgeReward:
     r"""Return a reward that a model gives which reads the answer, for use alone, or in `combine_rewards`.
 
-    A judge that cannot be reached, is too late or gives no number makes a failed episode, never a reward of 0. The same text is judged
-    once; with `cache` also over runs and processes.
+    A judge that cannot be reached, is too late or gives no number makes a failed episode, never a reward of 0.
 
     Example:
         >>> reward = judge("Question: {prompt}\nAnswer: {completion}\nRate its clarity from 0 to 10.", model="judge")
@@ -259,11 +254,9 @@ def judge(
         api_key_env: Environment variable with the key of the service; without a value none is sent.
         pattern: Regular expression whose last match in the reply, its first group if it has one, is the number.
         scale: Lowest and highest number; the reward is where the verdict lies between them, from 0 to 1. Others are asked for again.
-        temperature: Sampling temperature of the judge.
-        max_tokens: Tokens of a reply at most.
+        request: Further entries of the request.
         timeout_s: Deadline of a verdict with all attempts, seconds; keep it below ``--step-timeout-s``.
         attempts: Requests that may be sent for an answer, and replies that may be without a number.
-        connections: Requests under way at once, in each process.
         cache: File with verdicts (JSON lines), which is made, read and added to.
         price: Price of a million tokens read and of a million written; with them costs are counted.
         max_cost: Costs at which no further request is sent, in each process; episodes then fail.
@@ -271,15 +264,22 @@ def judge(
     Raises:
         ConfigError: If an argument cannot be used.
     """
-    fields = _FIELD.findall(prompt_template)
-    low, high = scale
+    _check_arguments(prompt_template, model, pattern, scale, timeout_s, attempts)
+    path = None if cache is None else Path(cache).expanduser()
+    url, body = check_url(base_url), {"model": model, **request}
+    costs = {"price_in": price[0], "price_out": price[1], "max_cost": max_cost}
+    return JudgeReward(
+        JudgeSettings(prompt_template, model, url, api_key_env, pattern, scale[0], scale[1], body, timeout_s, attempts, path, **costs)
+    )
+
+
+def _check_arguments(template: str, model: str, pattern: str, scale: tuple[float, float], timeout_s: float, attempts: int) -> None:
     problems = (
-        ("prompt_template", prompt_template, "completion" not in fields, "has no {completion}", "Say where the answer goes."),
+        ("prompt_template", template, "completion" not in _FIELD.findall(template), "has no {completion}", "Say where the answer goes."),
         ("model", model, not model, "names no model", "Give the name under which the service knows it."),
-        ("scale", scale, not low < high, "must be a lower and a higher number", "Write scale=(0, 10)."),
+        ("scale", scale, not scale[0] < scale[1], "must be a lower and a higher number", "Write scale=(0, 10)."),
         ("attempts", attempts, attempts < 1, "must be at least 1", "Write attempts=3."),
         ("timeout_s", timeout_s, not timeout_s > 0, "must be above 0", "Write timeout_s=50."),
-        ("connections", connections, connections < 1, "must be at least 1", "Write connections=16."),
     )
     for name, value, is_wrong, problem, remedy in problems:
         if is_wrong:
@@ -288,26 +288,6 @@ def judge(
         re.compile(pattern)
     except re.error as error:
         raise ConfigError("judge(pattern=...)", pattern, f"is no regular expression: {error}", "Leave it out for any number.") from None
-    return JudgeReward(
-        JudgeSettings(
-            template=prompt_template,
-            model=model,
-            base_url=check_url(base_url),
-            api_key_env=api_key_env,
-            pattern=pattern,
-            low=float(low),
-            high=float(high),
-            temperature=temperature,
-            max_tokens=max_tokens,
-            timeout_s=timeout_s,
-            attempts=attempts,
-            connections=connections,
-            cache=None if cache is None else Path(cache).expanduser(),
-            price_in=price[0],
-            price_out=price[1],
-            max_cost=max_cost,
-        )
-    )
 
 
 def _plain(prompt: Prompt) -> str:
