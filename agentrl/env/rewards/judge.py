@@ -267,9 +267,9 @@ def judge(
     _check_arguments(prompt_template, model, pattern, scale, timeout_s, attempts)
     path = None if cache is None else Path(cache).expanduser()
     url, body = check_url(base_url), {"model": model, **request}
-    costs = {"price_in": price[0], "price_out": price[1], "max_cost": max_cost}
+    costs = price[0], price[1], max_cost
     return JudgeReward(
-        JudgeSettings(prompt_template, model, url, api_key_env, pattern, scale[0], scale[1], body, timeout_s, attempts, path, **costs)
+        JudgeSettings(prompt_template, model, url, api_key_env, pattern, scale[0], scale[1], body, timeout_s, attempts, path, *costs)
     )
 
 
