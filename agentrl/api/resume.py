@@ -26,7 +26,8 @@ from agentrl.core.remote import absolute, check_address, check_reachable, get_fi
 from agentrl.env.given import PREFIX
 from agentrl.flow.checkpoint import CONFIG, FOLDER, LEARNER, Progress, check_learner_files, latest_checkpoint, read_checkpoint
 from agentrl.flow.uploads import CheckpointCopy, fetch_copy, find_copy, read_copy, step_of
-from agentrl.track.jsonl import encode, read_lines
+from agentrl.track.index import index_path, parsed
+from agentrl.track.jsonl import read_lines
 
 AUTO = "auto"
 
@@ -257,23 +258,28 @@ def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
     def is_closed(group_id: int | None) -> bool:  # a record too large to be kept has no id
         return group_id is None or (group_id < progress.next_group_id and group_id not in repeated)
 
-    for name in ("trajectories.jsonl", "requests.jsonl"):
+    for name in ("trajectories.jsonl", "requests.jsonl", "groups.jsonl"):
         _filter_lines(run_dir / name, lambda row: is_closed(row.get("group_id")))
+    index_path(run_dir / "trajectories.jsonl").unlink(missing_ok=True)
 
     def stays(row: dict[str, Any]) -> bool:  # without a checkpoint, what was measured before the first step is measured again too
         return bool(progress.step) and row["step"] <= progress.step
 
-    _filter_lines(run_dir / "evaluations.jsonl", stays)
-    return _filter_lines(run_dir / "metrics.jsonl", stays)
+    for name in ("evaluations.jsonl", "steps.jsonl", "annotations.jsonl", "metrics.jsonl"):
+        _filter_lines(run_dir / name, stays)
+    return read_lines(run_dir / "metrics.jsonl") if (run_dir / "metrics.jsonl").exists() else []
 
 
-def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    """Keep some lines of a file, one in memory at a time; a last line that was cut off by a crash is left out."""
     if not path.exists():
-        return []
-    rows = [row for row in read_lines(path) if keep(row)]
-    with complete_file(path) as partial:
-        partial.write_text("".join(encode(row) + "\n" for row in rows), encoding="ascii")
-    return rows
+        return
+    with complete_file(path) as partial, path.open("rb") as lines, partial.open("wb") as kept:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                line = line + b"\n" if parsed(line) is not None else b""
+            if line.strip() and keep(json.loads(line)):
+                kept.write(line)
 
 
 def agent_name(config: PlayConfig) -> str:

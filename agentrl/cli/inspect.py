@@ -14,8 +14,9 @@ import tyro
 from agentrl.config.sections import CountOrZero
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
-from agentrl.inspect.episodes import SORTS, Choice, Pieces, make_table, row_of, show_episode, show_run, show_table
+from agentrl.inspect.episodes import SORTS, Choice, Pieces, make_table, show_episode, show_run, show_table
 from agentrl.inspect.export import export, plot_rewards
+from agentrl.track.index import row_of
 from agentrl.track.text import Screen, counted
 
 

@@ -6,7 +6,7 @@ Metric sinks, the recording of trajectories, the display and the summary are cal
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -38,10 +38,17 @@ class StepEnd:
     Attributes:
         step: Steps done, which is the version of the weights.
         metrics: Metrics of the step, with what callbacks before this one added.
+        groups: Numbers of the groups that it trained on, oldest first.
+        spare: Numbers of the groups that were started for it and given up.
+        times: When its parts began or ended, in seconds on a clock that says ``now_s``: ``begin_s``, ``taken_s``, ``trained_s``,
+            ``exporting_s``, ``exported_s``, ``publishing_s`` and ``live_s``.
     """
 
     step: int
     metrics: Mapping[str, float]
+    groups: tuple[int, ...] = ()
+    spare: tuple[int, ...] = ()
+    times: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +75,7 @@ class GroupJudged:
         verdict: ``kept``: will be trained on; ``filtered``: by ``--dynamic-filtering``; ``retried`` or ``dropped``: too much of it failed.
         reason: Why the group was not kept; empty if it was.
         summary: Everything about the group but its tokens.
+        version: Version of the weights that were live when the group was admitted.
     """
 
     group_id: int
@@ -76,6 +84,7 @@ class GroupJudged:
     verdict: Literal["kept", "filtered", "retried", "dropped"]
     reason: str
     summary: GroupSummary
+    version: int = 0
 
     @property
     def kept(self) -> bool:

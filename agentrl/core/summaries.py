@@ -74,6 +74,7 @@ class GroupSummary:
         records: JSON-ready renderings of the members that were asked for.
         requests: Logs of the requests of the same members, if they are black-box agents and the logs were asked for.
         greedy: One summary per trajectory of the greedy episode, if the ticket asked for one; it is no member.
+        worker: Name of the worker that ran it; empty if that is not known.
     """
 
     group_id: int
@@ -83,6 +84,7 @@ class GroupSummary:
     records: tuple[Mapping[str, Any], ...] = ()
     requests: tuple[Mapping[str, Any], ...] = ()
     greedy: tuple[MemberSummary, ...] = ()
+    worker: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what follows from the members."""

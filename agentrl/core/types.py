@@ -168,6 +168,7 @@ class Turn:
     fresh: bool = False
     number: int = 0  # place among the turns of the whole episode, whichever agent's, from 0
     reward: float = 0.0
+    reward_parts: Mapping[str, float] = field(default_factory=dict)  # named components of what the environment paid for it
     temperature: float = 1.0
     prompt_text: str = ""  # derived, for people
     text: str = ""  # derived, for people
@@ -180,6 +181,16 @@ class Turn:
 
     def __post_init__(self) -> None:
         _aligned("Turn", self.token_ids, self.logprobs, self.versions)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A time in which an episode waited for its environment or for the engine."""
+
+    name: str  # reset, step or generate
+    turn: int | None  # number of the turn that it belongs to, as `Turn.number`; `None` for a reset
+    start_s: float  # since the episode began
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -203,6 +214,7 @@ class Trajectory:
     overflowed: bool = False  # the episode ended because an observation left no room for another turn
     # raw scores by reward model: one for the whole, or of a process reward model one per trained turn
     model_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()  # what the whole episode waited for, in the order in which it ended; empty if that is not known
 
     def __post_init__(self) -> None:
         if self.status.trainable and (self.reward is None or not math.isfinite(self.reward)):

@@ -234,7 +234,7 @@ class Evaluations:
         check_failures(outcomes, self._max_failure_rate)
         assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.eval.eval_pass_score, seed=self._settings.run.seed)
         if self._run_dir is not None:
-            log_evaluation(self._run_dir / "evaluations.jsonl", step, assessment, seconds)
+            log_evaluation(self._run_dir / "evaluations.jsonl", step, assessment, seconds, outcomes)
         metrics = {f"eval/{name}": value for name, value in assessment.metrics().items()} | {"eval/seconds": seconds}
         metrics |= await self._keep(step, metrics)
         # Last, because a callback may ask for the end of the run, which cancels what an evaluation still has to do.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import TypeVar
 
 from rich.console import Console
@@ -13,17 +14,32 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.evaluation.assessment import Assessment, Comparison, Difference
+from agentrl.evaluation.assessment import Assessment, Comparison, Difference, TaskOutcome
 from agentrl.evaluation.statistics import Estimate
 from agentrl.track.jsonl import JsonLines, encode
 from agentrl.track.text import counted, duration, number, percent
 
 
-def log_evaluation(path: Path, step: int, assessment: Assessment, seconds: float) -> None:
-    """Append the evaluation of the weights of `step`, with intervals, kinds and failures, to the file, which is made with the first."""
+def log_evaluation(path: Path, step: int, assessment: Assessment, seconds: float, outcomes: Sequence[TaskOutcome] = ()) -> None:
+    """Append the evaluation of the weights of `step` to the file, which is made with the first.
+
+    The line has intervals, kinds, failures, and reward, score and number of episodes of each task.
+    """
     lines = JsonLines(path)
-    lines.write(encode({"step": step, "seconds": seconds, **asdict(assessment)}))
+    by_task = {outcome.task_id: _task_line(outcome) for outcome in outcomes}
+    lines.write(encode({"step": step, "seconds": seconds, **asdict(assessment), "by_task": by_task}))
     lines.close()
+
+
+def _task_line(outcome: TaskOutcome) -> dict[str, float | str | None]:
+    scores = [episode.score for episode in outcome.episodes if episode.score is not None]
+    return {
+        "kind": outcome.kind,
+        "reward": fmean(episode.reward for episode in outcome.episodes) if outcome.episodes else None,
+        "score": fmean(scores) if scores else None,
+        "episodes": len(outcome.episodes),
+        "failures": len(outcome.failures),
+    }
 
 
 def evaluation_line(assessment: Assessment) -> str:

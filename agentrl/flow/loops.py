@@ -136,7 +136,13 @@ def _judge(run: RunState, finished: Finished, min_members: int) -> GroupJudged:
         reason = run.keep(summary)
         verdict = "kept" if reason is None else "filtered"
     return GroupJudged(
-        group_id=ticket.group_id, attempt=ticket.attempt, task=ticket.task, verdict=verdict, reason=reason or "", summary=summary
+        group_id=ticket.group_id,
+        attempt=ticket.attempt,
+        task=ticket.task,
+        verdict=verdict,
+        reason=reason or "",
+        summary=summary,
+        version=ticket.version,
     )
 
 
@@ -233,6 +239,7 @@ async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) 
             export_s=run.clock() - exports_s,
             queue_depth=depth,
             taken_s=taken_s,
+            exported_s=run.clock(),
         )
     )
     return trained_s, progress
@@ -300,7 +307,14 @@ async def publish(run: RunState) -> None:
         await run.hooked.until(trained.version)
         run.board.waiting("publish", f"the callbacks after step {trained.version}")
         metrics |= run.notes.pop(trained.version, {})
-        await run.observer.notify(StepEnd(step=trained.version, metrics=metrics))
+        await run.observer.notify(_step_end(run, trained, metrics, (starts_s, starts_s + publish_s)))
         run.reported.advance(trained.version)
         run.board.progress()
         run.board.waiting("publish", "a trained step")
+
+
+def _step_end(run: RunState, trained: Trained, metrics: dict[str, float], published_s: tuple[float, float]) -> StepEnd:
+    """Tell of a step, with its groups and the times of its parts; `published_s` is when its publication began and ended."""
+    times = {**trained.times, "publishing_s": published_s[0], "live_s": published_s[1], "now_s": run.clock()}
+    groups = tuple(group.ticket.group_id for group in trained.groups)
+    return StepEnd(step=trained.version, metrics=metrics, groups=groups, spare=tuple(trained.spare), times=times)

@@ -34,6 +34,19 @@ class Trained:
     export_s: float  # time to make the weights available
     queue_depth: int  # accepted groups left behind when these were taken
     taken_s: float  # clock reading when they were taken
+    exported_s: float = 0.0  # clock reading when the weights were available
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Clock readings: the end of the step before, and when groups were taken, the learner answered and weights were available."""
+        trained_s = self.taken_s + self.learner_s
+        return {
+            "begin_s": trained_s - self.interval_s,
+            "taken_s": self.taken_s,
+            "trained_s": trained_s,
+            "exporting_s": self.exported_s - self.export_s,
+            "exported_s": self.exported_s,
+        }
 
 
 @dataclass(slots=True)

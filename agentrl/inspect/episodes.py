@@ -14,6 +14,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.types import Status
 from agentrl.inspect.directory import METRICS, RunDirectory
 from agentrl.track.display import ledger_text
+from agentrl.track.index import Row, row_of
 from agentrl.track.summary import print_rows, summary_rows
 from agentrl.track.text import Screen, counted, number
 
@@ -25,7 +26,6 @@ UNLIKELY = 0.1
 """Tokens sampled with a lower probability are highlighted."""
 MAX_LISTED = 8
 MAX_ERRORS = 5
-MAX_ERROR = 400
 
 
 def show_episode(screen: Screen, records: Sequence[Record], pieces: Pieces | None, *, logprobs: bool = False) -> None:
@@ -153,45 +153,6 @@ SORTS = ("time", "reward", "score", "turns", "tokens", "task", "status")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Table row of one trajectory; small, so that many fit in memory."""
-
-    name: str
-    group: int
-    agent: str
-    step: int  # from 1, the next one when the group was started: in a synchronous run the one that trained on it
-    task: str
-    status: str
-    turns: int
-    tokens: int
-    reward: float | None
-    score: float | None
-    error: str  # first line of what went wrong; empty if nothing did
-    text: str  # text of the last turn
-
-
-def row_of(record: Record, *, text_length: int = 200) -> Row:
-    """Return the row of a record; also of an old, cut or malformed record."""
-    turns = [turn for turn in _of(record, "turns", list) if isinstance(turn, Mapping)]
-    last = str(turns[-1].get("text", "")) if turns else ""
-    version, group = _of(record, "version", int), _of(record, "group_id", int)
-    return Row(
-        name=str(record.get("trajectory_id", "?")),
-        group=group,
-        agent=str(record.get("agent", "")),
-        step=version + 1,
-        task=str(_of(record, "task", dict).get("id", "?")),
-        status="cut" if "status" not in record else str(record["status"]),
-        turns=len(turns),
-        tokens=sum(len(_of(turn, "token_ids", list)) for turn in turns),
-        reward=_as_number(record.get("reward")),
-        score=_as_number(record.get("score")),
-        error=str(record.get("error") or "").partition("\n")[0][:MAX_ERROR],
-        text=last[:text_length],
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """Filter of rows; a row must meet every condition."""
 
@@ -248,16 +209,6 @@ def failures(statuses: Mapping[str, int]) -> int:
     """Return the number of rows that could not be trained on."""
     fit = {str(status) for status in Status if status.trainable}
     return sum(count for status, count in statuses.items() if status not in fit)
-
-
-def _of(record: Record, name: str, kind: type[Any]) -> Any:
-    """Return a field if it has the type `kind`, else the empty value of that type."""
-    value = record.get(name)
-    return value if isinstance(value, kind) else kind()
-
-
-def _as_number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 def show_run(run: RunDirectory, screen: Screen) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agentrl.core.protocols import Engine
 from agentrl.core.types import Message, Prompt, Sampling, Turn
+from agentrl.env.agent import StepResult
 from agentrl.env.results import RawText
 from agentrl.rollout.chat import ChatCodec, encode_prompt
 from agentrl.rollout.recorder import Recorder
@@ -102,11 +103,14 @@ class Conversation:
         self.unanswered = turn = self.recorder.turn(sample, self._context, number)
         return turn
 
-    def settle(self, turn: Turn, reward: float, score: float | None, info: Mapping[str, float]) -> None:
-        """Record the sampled turn with its reward."""
-        self._context.append(replace(turn, reward=reward + self._advance, info=info), self.sampling.max_tokens)
+    def settle(self, turn: Turn, result: StepResult) -> None:
+        """Record the sampled turn with what the environment said of it."""
+        settled = replace(turn, reward=result.reward + self._advance, reward_parts=dict(result.reward_parts), info=result.info)
+        self._context.append(settled, self.sampling.max_tokens)
+        for name, value in result.reward_parts.items():
+            self.parts[name] = self.parts.get(name, 0.0) + value
         self.text += turn.prompt_text + turn.text
-        self._advance, self._score, self.unanswered = 0.0, score, None
+        self._advance, self._score, self.unanswered = 0.0, result.score, None
 
     def earn(self, reward: float, score: float | None = None) -> None:
         """Add to the reward of the last turn; before the first turn, to that of the turn to come.

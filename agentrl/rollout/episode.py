@@ -13,7 +13,7 @@ from dataclasses import replace
 from agentrl.core.errors import EngineError, EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.metrics import average
 from agentrl.core.protocols import Engine
-from agentrl.core.types import FinishReason, Message, Prompt, Sampling, Status, Ticket, Trajectory, Turn, derive_seed
+from agentrl.core.types import FinishReason, Message, Prompt, Sampling, Span, Status, Ticket, Trajectory, Turn, derive_seed
 from agentrl.env.agent import StepResult, StepState, make_sampling_params, make_step_state
 from agentrl.env.boundary import Session
 from agentrl.env.multi_agent import MultiAgentSpec
@@ -63,7 +63,7 @@ class Episode:
         self.agent, self.number = agents_spec.agents[0], 0  # that acts now, and of its turn over all agents
         self._openings: Mapping[str, Prompt] = {}
         self._logs: list[Mapping[str, float]] = []
-        self._env_s = 0.0
+        self._start_s, self._spans = time.perf_counter(), list[Span]()
         self._overflowed = False
 
     async def run(self) -> tuple[Trajectory, ...]:
@@ -72,9 +72,9 @@ class Episode:
         Consumes nothing, produces one trajectory per agent, waits for engine and environment; the environment's own deadlines
         and the episode's unblock it. Failures of user code and engine become a status; cancellation passes through.
         """
-        start = time.perf_counter()
+        self._start_s = time.perf_counter()
         status, error = await guarded(self.play, self._env.close, self._settings.rollout.episode_timeout_s)
-        total_s = time.perf_counter() - start
+        total_s = time.perf_counter() - self._start_s
         return self.trajectories(status, error, total_s)
 
     async def play(self) -> Status:
@@ -82,7 +82,8 @@ class Episode:
         await self._reset()
         for number in range(self._settings.rollout.max_turns):
             self.number = number
-            turn = await self._agents[self.agent].generate(number)
+            with self._timed("generate"):
+                turn = await self._agents[self.agent].generate(number)
             result = await self._step(turn)
             if result.terminated:
                 return Status.FINISHED
@@ -111,7 +112,8 @@ class Episode:
     def trajectories(self, status: Status, error: str | None = None, total_s: float = 0.0) -> tuple[Trajectory, ...]:
         """The trajectories of all agents, one each, as far as the episode was played; it ended with this status after `total_s` seconds."""
         generate_s = math.fsum(conversation.recorder.generate_s for conversation in self._agents.values())
-        timings = {"generate_s": generate_s, "env_s": self._env_s, "total_s": total_s}
+        env_s = math.fsum(span.seconds for span in self._spans if span.name != "generate")
+        timings = {"generate_s": generate_s, "env_s": env_s, "total_s": total_s}
         return tuple(self._trajectory(agent, status, error, timings) for agent in self._agents_spec.agents)
 
     async def _reset(self) -> None:
@@ -121,7 +123,7 @@ class Episode:
         if self._agents_spec.rendered:
             prompt = encode_prompt(self._codec, task.prompt, apply_chat_template=self._settings.data.apply_chat_template)
             self._task = replace(task, prompt=self._codec.decode(prompt))
-        with self._env_timed():
+        with self._timed("reset"):
             result = await self._env.reset(self._task, seed)
         self.agent = agent = result.agent or self._agents_spec.agents[0]
         self._openings = result.observations
@@ -171,11 +173,9 @@ class Episode:
     async def _step(self, turn: Turn) -> StepResult:
         """Let the environment judge a turn, and record it."""
         conversation = self._agents[self.agent]
-        with self._env_timed():
+        with self._timed("step"):
             result = await self._env.step(self.state(turn))
-        conversation.settle(turn, result.reward, result.score, result.info)
-        for name, value in result.reward_parts.items():
-            conversation.parts[name] = conversation.parts.get(name, 0.0) + value
+        conversation.settle(turn, result)
         for name in {**result.rewards, **result.scores}:
             self._agents[name].earn(result.rewards.get(name, 0.0), result.scores.get(name))
         self._logs.append(result.info)
@@ -190,12 +190,13 @@ class Episode:
             raise EnvResultError(f"{self._agents_spec.env}.{method}, task {self._task.id!r}: {error}") from error
 
     @contextmanager
-    def _env_timed(self) -> Iterator[None]:
+    def _timed(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
         finally:
-            self._env_s += time.perf_counter() - start
+            turn = None if name == "reset" else self.number
+            self._spans.append(Span(name, turn, start - self._start_s, time.perf_counter() - start))
 
     def _trajectory(self, agent: str, status: Status, error: str | None, timings: Mapping[str, float]) -> Trajectory:
         conversation, ended = self._agents[agent], status.trainable
@@ -219,6 +220,7 @@ class Episode:
             timings=timings,
             unanswered=conversation.unanswered,
             overflowed=self._overflowed and agent == self.agent,
+            spans=tuple(self._spans),
         )
 
 
@@ -230,6 +232,7 @@ class ProgramEpisode(ABC):
         self._id = episode_id(ticket, index)
         self._recorder = Recorder(self._id, engine=engine, codec=codec, settings=settings, seed_of=turn_seed(ticket, index, settings.seed))
         self._result = StepResult()  # what user code returned
+        self._start_s = time.perf_counter()
 
     async def run(self) -> tuple[Trajectory, ...]:
         """Run to the end.
@@ -237,9 +240,9 @@ class ProgramEpisode(ABC):
         Consumes nothing, produces a trajectory, or one per branch with a reward of its own; waits for user code, which waits for the
         engine; the episode's deadline unblocks it. Failures of user code and engine become a status; cancellation passes through.
         """
-        start = time.perf_counter()
+        self._start_s = time.perf_counter()
         status, error = await guarded(self._play, self._close, self._settings.rollout.episode_timeout_s)
-        total_s, generate_s = time.perf_counter() - start, self._recorder.generate_s
+        total_s, generate_s = time.perf_counter() - self._start_s, self._recorder.generate_s
         timings = {"generate_s": generate_s, "env_s": max(0.0, total_s - generate_s), "total_s": total_s}
         return self._trajectories(status, error, timings)
 
@@ -279,6 +282,7 @@ class ProgramEpisode(ABC):
             metrics={**result.info, **self._metrics()},
             error=error,
             timings=timings,
+            spans=tuple(Span("generate", number, start - self._start_s, end - start) for number, start, end in self._recorder.waits),
         )
 
     def _paid(self, turns: list[Turn], budgets: Sequence[int], earned: float) -> list[Turn]:

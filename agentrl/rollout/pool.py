@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from typing import TypeVar
 
 import anyio
@@ -215,7 +216,8 @@ class RolloutPool:
         slot.groups.add(group)
         try:
             async with group:
-                return await slot.worker.run_group(ticket)
+                summary, ref = await slot.worker.run_group(ticket)
+                return replace(summary, worker=slot.name), ref
         except TimeoutError:
             if not group.expired():
                 raise

@@ -70,6 +70,7 @@ class Recorder:
         self.contexts: list[Context] = []  # in the order in which they were opened
         self.failure: EngineError | None = None  # the engine's latest error
         self.generate_s = 0.0  # summed over requests that overlap
+        self.waits: list[tuple[int, float, float]] = []  # number of each request that ended, and when it began and ended, by `perf_counter`
         self.is_over = False  # later requests are refused
 
     @property
@@ -138,7 +139,9 @@ class Recorder:
             self.failure = error
             raise
         finally:
-            self.generate_s += time.perf_counter() - start
+            end = time.perf_counter()
+            self.generate_s += end - start
+            self.waits.append((number, start, end))
         return Sample(
             number=number,
             prompt_ids=prompt_ids,

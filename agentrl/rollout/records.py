@@ -51,6 +51,7 @@ def trajectory_record(ticket: Ticket, trajectory: Trajectory, limits: EngineLimi
         "metrics": dict(trajectory.metrics),
         "error": trajectory.error,
         "timings": {name: round(seconds, 6) for name, seconds in trajectory.timings.items()},
+        "spans": [[span.name, span.turn, round(span.start_s, 6), round(span.seconds, 6)] for span in trajectory.spans],
         "turns": [_turn(turn) for turn in trajectory.turns],
     }
     if trajectory.unanswered is not None:
@@ -119,6 +120,7 @@ def recorded_turn(turn: Mapping[str, Any], number: int = 0) -> Turn:
         fresh=bool(turn["fresh"]),
         number=int(turn.get("number", number)),
         reward=float(turn["reward"]),
+        reward_parts=turn.get("reward_parts", {}),
         temperature=float(turn["temperature"]),
         prompt_text=str(turn["prompt_text"]),
         text=str(turn["text"]),
@@ -167,6 +169,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "reward": turn.reward,
         "temperature": turn.temperature,
         "info": dict(turn.info),
+        **({"reward_parts": dict(turn.reward_parts)} if turn.reward_parts else {}),
         **({"masked": turn.masked} if turn.masked else {}),
         **({"branch_reason": turn.branch_reason} if turn.branch_reason else {}),
     }

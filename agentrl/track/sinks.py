@@ -12,7 +12,9 @@ from agentrl.config.schema import TrackConfig
 from agentrl.core.callbacks import Callback, GroupJudged, MetricsRow, RunBegin, RunEnd
 from agentrl.core.errors import ConfigError
 from agentrl.core.summaries import GroupSummary
+from agentrl.track.index import IndexWriter
 from agentrl.track.jsonl import JsonLines, encode
+from agentrl.track.recorders import GroupRecorder, LaunchRecorder, StepRecorder
 
 PROMISED = (
     *("step", "time_s", "reward/mean", "score/mean", "staleness/mean", "staleness/max", "mismatch/max"),
@@ -93,7 +95,7 @@ class ExperimentTracker(Callback):
 
 
 class TrajectoryRecorder(Callback):
-    """Appends the records that come with finished groups; texts and lists of too long a record are shortened until it fits.
+    """Appends the records that come with finished groups, and their lines in the index; texts and lists of too long a record are shortened.
 
     Logs of requests, where there are any, go whole into the file `requests`, which is made with the first.
     """
@@ -101,7 +103,8 @@ class TrajectoryRecorder(Callback):
     def __init__(
         self, path: Path, *, requests: Path | None = None, max_line_bytes: int = MAX_LINE_BYTES, clock: Callable[[], float] = time.time
     ) -> None:
-        self._lines, self._max, self._clock = JsonLines(path), max_line_bytes, clock
+        self._index, self._lines = IndexWriter(path), JsonLines(path)
+        self._max, self._clock = max_line_bytes, clock
         self._requests_path = requests
         self._requests: JsonLines | None = None
 
@@ -113,7 +116,9 @@ class TrajectoryRecorder(Callback):
         """Write every record of one group, with the time at which the group ended and how long it took."""
         when = {"ended_s": round(self._clock(), 4), "group_s": round(summary.seconds, 4)}
         for record in summary.records:
-            self._lines.write(encode_capped({**record, **when}, self._max))
+            line = encode_capped({**record, **when}, self._max)
+            self._lines.write(line)
+            self._index.add({**record, **when}, len(line))
         if summary.requests and self._requests_path is not None:
             self._requests = self._requests or JsonLines(self._requests_path)
             for log in summary.requests:
@@ -126,6 +131,7 @@ class TrajectoryRecorder(Callback):
     def close(self) -> None:
         """Close the files; safe to call twice."""
         self._lines.close()
+        self._index.close()
         if self._requests is not None:
             self._requests.close()
 
@@ -167,4 +173,5 @@ def open_sinks(run_dir: Path, track: TrackConfig) -> list[Callback]:
         sinks.append(TensorBoard(run_dir / "tensorboard"))
     if track.record != "none":
         sinks.append(TrajectoryRecorder(run_dir / "trajectories.jsonl", requests=run_dir / "requests.jsonl"))
-    return [JsonlMetrics(run_dir / "metrics.jsonl"), *sinks]
+    groups, steps = GroupRecorder(run_dir / "groups.jsonl"), StepRecorder(run_dir / "steps.jsonl")
+    return [LaunchRecorder(run_dir / "launches.jsonl"), JsonlMetrics(run_dir / "metrics.jsonl"), groups, steps, *sinks]

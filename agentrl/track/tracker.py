@@ -198,10 +198,14 @@ class RunTracker:
         """
         if isinstance(event, StepEnd):
             added = await self._users.tell(event)
+            self._tell_builtin(event)
             event = MetricsRow(step=event.step, metrics={**event.metrics, **added})
+        self._tell_builtin(event)
+        await self._users.tell(event)
+
+    def _tell_builtin(self, event: Event) -> None:
         for callback in self._builtin:
             getattr(callback, METHODS[type(event)])(event)
-        await self._users.tell(event)
 
     async def finish(
         self, *, status: str = "finished", ledger: Mapping[str, float] | None = None, agent: str = "", stop_reason: str | None = None
@@ -250,6 +254,17 @@ class RunTracker:
             await self._users.tell(event)
 
 
+def diagnosis_of(config: TrainConfig, say: Callable[[Sign], None] = lambda sign: None) -> Diagnosis:
+    """Return the reader of signs that a run with this configuration cannot learn."""
+    return Diagnosis(
+        compares_groups=estimator_facts(config.algo.advantage_estimator).compares_group,
+        max_new_tokens=config.rollout.max_new_tokens,
+        max_turns=config.rollout.max_turns,
+        context=_context_flag(config),
+        say=say,
+    )
+
+
 def _context_flag(config: TrainConfig) -> str:
     limits = {"--max-episode-tokens": config.rollout.max_episode_tokens, "--max-model-len": config.engine.max_model_len}
     return next((f"{flag} (now {value})" for flag, value in limits.items() if value), "")
@@ -274,11 +289,5 @@ def open_tracker(
     sinks = open_sinks(run_dir, config.track)
     display = make_display(config.run.num_steps, title=title, console=console)
     users = UserCallbacks(callbacks, timeout_s=config.track.callback_timeout_s, ask_stop=ask_stop)
-    diagnosis = Diagnosis(
-        compares_groups=estimator_facts(config.algo.advantage_estimator).compares_group,
-        max_new_tokens=config.rollout.max_new_tokens,
-        max_turns=config.rollout.max_turns,
-        context=_context_flag(config),
-        say=lambda sign: display.warn(f"{sign.text}. {sign.remedy}"),
-    )
+    diagnosis = diagnosis_of(config, lambda sign: display.warn(f"{sign.text}. {sign.remedy}"))
     return RunTracker(run_dir, sinks=sinks, display=display, console=console, users=users, diagnosis=diagnosis)

@@ -150,7 +150,7 @@ def test_signatures_of_algorithms() -> None:
             *("cov_share", "clip_cov_range", "kl_cov_coef", "seed"),
         ],
         "TokenLosses": ["per_token", "ratio", "clipped", "metrics"],
-        "GroupSummary": ["group_id", "members", "versions", "seconds", "records", "requests", "greedy"],
+        "GroupSummary": ["group_id", "members", "versions", "seconds", "records", "requests", "greedy", "worker"],
     }
     assert {name: [field.name for field in dataclasses.fields(getattr(agentrl, name))] for name in fields} == fields
 

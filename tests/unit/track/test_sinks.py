@@ -42,7 +42,7 @@ def test_a_service_is_given_project_name_settings_and_every_step(tmp_path, monke
     logged, finished, asked = [], [], {}
     run = types.SimpleNamespace(log=lambda metrics, step: logged.append((step, metrics)), finish=lambda: finished.append(True))
     monkeypatch.setitem(sys.modules, package, types.SimpleNamespace(init=lambda **kw: asked.update(kw) or run))
-    _, sink = open_sinks(tmp_path, TrackConfig(tensorboard=False, record="none", **{f"{package}_project": "mine"}))
+    *_, sink = open_sinks(tmp_path, TrackConfig(tensorboard=False, record="none", **{f"{package}_project": "mine"}))
     sink.on_run_begin(RunBegin(config={"algo": {"gamma": 1.0}}, run_dir=tmp_path / "first", resumed=False, step=0))
     sink.on_metrics(row({"step": 3.0, "reward/mean": 1.0}))
     sink.on_run_end(END)

@@ -40,7 +40,10 @@ async def test_a_run_leaves_its_files_and_prints_its_summary(tmp_path, console, 
     await tracker.notify(StepEnd(step=1, metrics=metrics(1)))
     await tracker.notify(StepEnd(step=2, metrics=metrics(2)))
     summary = await tracker.finish(ledger={"ledger/submitted": 8, "ledger/trained": 8}, agent="envs/calculator.py")
-    assert sorted(path.name for path in run_dir.iterdir()) == ["metrics.jsonl", "summary.json", "tensorboard", "trajectories.jsonl"]
+    assert sorted(path.name for path in run_dir.iterdir()) == [
+        *("groups.jsonl", "launches.jsonl", "metrics.jsonl", "steps.jsonl", "summary.json", "tensorboard"),
+        *("trajectories.index.jsonl", "trajectories.jsonl"),
+    ]
     assert [row["step"] for row in rows_of(run_dir)] == [1, 2]
     record = json.loads((run_dir / "trajectories.jsonl").read_text())
     assert (record["reward"], record["group_s"], sorted(record)) == (1.0, 0.1, ["ended_s", "group_s", "reward"])
@@ -54,7 +57,7 @@ async def test_what_is_switched_off_is_not_written(tmp_path, console, metrics, g
     tracker = open_tracker(config(record="none", tensorboard=False), tmp_path, title="t", console=console)
     await tracker.notify(judged(group(records=({"reward": 1.0},))))
     await tracker.notify(StepEnd(step=1, metrics=metrics(1)))
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["groups.jsonl", "metrics.jsonl", "steps.jsonl"]
     await tracker.finish(status="failed")
 
 

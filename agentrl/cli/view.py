@@ -1,0 +1,68 @@
+"""``agentrl view``: runs, episodes and tokens in the browser, while they are made or later."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from agentrl.core.errors import ConfigError
+
+MAX_PORT = 65_535
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewArgs:
+    """Show runs in the browser: curves, steps, groups, episodes and every token. Only reads; Ctrl-C ends it."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RUN|FOLDER|FILE]")] = "runs"
+    """Directory of a run, which may still be running; a folder of runs; or a file of episodes of another system."""
+    port: int = 0
+    """Port on 127.0.0.1. 0: a free one."""
+    html: Path | None = None
+    """Write the page into this one file, which opens without a server, in place of serving."""
+    episode: tuple[str, ...] = ()
+    """With --html: these episodes."""
+    step: tuple[int, ...] = ()
+    """With --html: these steps with their episodes. Without --episode and --step: the whole run, if it is small."""
+    browser: bool = True
+    """Open the page in a browser, where there is one."""
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show tracebacks."""
+
+
+def main(words: list[str]) -> int:
+    """Run the command with the words after ``view``; serves until a signal comes, and the exit code is 0 then."""
+    args = tyro.cli(ViewArgs, prog="agentrl view", args=words)
+    if not 0 <= args.port <= MAX_PORT:
+        raise ConfigError("--port", args.port, "is no port", f"Give 1 to {MAX_PORT}, or 0 for a free one.")
+    from agentrl.api.viewing import open_library, run_viewer
+
+    if (args.episode or args.step) and args.html is None:
+        raise ConfigError("--html", None, "is missing: --episode and --step say what one file shows", "Add --html OUT.")
+    with open_library(Path(args.run).expanduser()) as library:
+        if args.html is not None:
+            from agentrl.viewer.collect import write_page
+
+            size = write_page(library, args.html, episodes=args.episode, steps=args.step)
+            sys.stdout.write(f"{args.html} written, {size / 1e6:.1f} MB; a browser opens it without a server\n")
+            return 0
+        run_viewer(library, args.port, lambda address: _ready(address, browser=args.browser))
+    return 0
+
+
+def _ready(address: str, *, browser: bool) -> None:
+    sys.stdout.write(f"{address}\n")
+    sys.stdout.flush()
+    if browser and _has_browser():
+        webbrowser.open(address)
+
+
+def _has_browser() -> bool:
+    """Return True if a browser with a window can be opened: not on a machine without a display, nor in one of its text browsers."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

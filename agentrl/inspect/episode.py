@@ -1,0 +1,328 @@
+"""Everything that is recorded of one episode, of one group, and of the tokens that explain a figure of a step."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from agentrl.core.annotations import Annotation, read_annotation
+from agentrl.core.errors import ConfigError
+from agentrl.core.types import FinishReason, Status
+from agentrl.inspect.groups import GroupFacts, find_group
+from agentrl.inspect.reader import RunReader
+from agentrl.inspect.tokens import FIELDS, MASK_TEXTS, Part, every_value, masks, ranges, turn_views
+from agentrl.track.index import TRAINING
+
+Record: TypeAlias = Mapping[str, Any]
+
+TRAINABLE = (Status.FINISHED, Status.TRUNCATED)
+NEAR = 6
+"""Tokens around one that are shown with it."""
+
+
+def find_records(run: RunReader, episode: str, attempt: int | None = None) -> list[dict[str, Any]]:
+    """Return the records of an episode, one per agent; of its last attempt, or of the one that is asked for.
+
+    Raises:
+        ConfigError: If it is not recorded.
+    """
+    sql = "SELECT attempt, start, bytes FROM episodes WHERE episode = ? ORDER BY attempt, id"
+    rows = run.store.query(sql, (episode,)) or run.store.query(sql.replace("episode =", "name ="), (episode,))
+    attempts = [row[0] for row in rows]
+    wanted = attempts[-1] if attempts and attempt is None else attempt
+    found = run.store.lines("episodes", [(row[1], row[2]) for row in rows if row[0] == wanted])
+    by_name = {record.get("trajectory_id"): record for record in found}  # the last of each, should there be two
+    if not by_name:
+        remedy = "A run with --record sample records one episode of each group, and with --record all every one."
+        raise ConfigError("EPISODE", episode, "is not among the recorded episodes", remedy)
+    return list(by_name.values())
+
+
+def annotation_of(run: RunReader, trajectory: str) -> Annotation | None:
+    """Return what the learner wrote last about a trajectory; `None` if it wrote nothing."""
+    rows = run.store.query(
+        "SELECT start, bytes FROM annotations WHERE trajectory = ? ORDER BY step DESC, start DESC LIMIT 1", (trajectory,)
+    )
+    lines = run.store.lines("annotations", rows) if rows else []
+    return read_annotation(lines[0]) if lines else None
+
+
+def parts_of(run: RunReader, records: Sequence[Record]) -> list[Part]:
+    """Return the trajectories of an episode with their annotations and, where there are none, why they were not trained."""
+    group = find_group(run, int(records[0].get("group_id", -1)), source=source_of(records[0]))
+    return [_part(run, record, group) for record in records]
+
+
+def _part(run: RunReader, record: Record, group: GroupFacts) -> Part:
+    annotation = None
+    if source_of(record) == TRAINING and int(record.get("attempt", 0)) == (group.attempt or 0):
+        annotation = annotation_of(run, str(record.get("trajectory_id")))
+    step = annotation.step if annotation is not None else group.step
+    return Part(record=record, annotation=annotation, mask=why_not_trained(run, record, group), step=step)
+
+
+def source_of(record: Record) -> str:
+    """Return `TRAINING`, or the name of the evaluation in which the episode was played."""
+    return str((record.get("eval_sampling") or {}).get("name", TRAINING))
+
+
+def why_not_trained(run: RunReader, record: Record, group: GroupFacts) -> str:
+    """Return what became of the tokens of a trajectory, as far as it can be told without the learner: a key of `MASK_TEXTS`."""
+    if source_of(record) != TRAINING:
+        return "evaluation"
+    if record.get("status") not in TRAINABLE:
+        return "failed"
+    if record.get("frozen"):
+        return "frozen"
+    if group.attempt is not None and int(record.get("attempt", 0)) < group.attempt:
+        return "retried"
+    if group.verdict in ("filtered", "dropped", "retried", "spare"):
+        return str(group.verdict)
+    turns = record.get("turns") or [{}]
+    cut = record.get("status") == Status.TRUNCATED or turns[-1].get("finish_reason") == FinishReason.LENGTH
+    if cut and (run.settings.get("algo") or {}).get("mask_truncated"):
+        return "cut_short"
+    if group.step is not None:
+        return "trained"
+    return "pending" if group.verdict == "kept" else "unknown"
+
+
+def episode_answer(run: RunReader, episode: str, attempt: int | None = None) -> dict[str, Any]:
+    """Return an episode with every token.
+
+    Raises:
+        ConfigError: If it is not recorded.
+    """
+    records = find_records(run, episode, attempt)
+    first, parts = records[0], parts_of(run, records)
+    views, branches = turn_views(parts, run.texts)
+    name, group = str(first.get("episode_id", episode)), find_group(run, int(first.get("group_id", -1)), source=source_of(first))
+    found = ranges(views)
+    before, after = _neighbours(run, name)
+    return {
+        "episode": name,
+        "group": first.get("group_id"),
+        "attempt": first.get("attempt", 0),
+        "attempts": [row[0] for row in run.store.query("SELECT DISTINCT attempt FROM episodes WHERE episode = ? ORDER BY 1", (name,))],
+        "task": task_answer(first),
+        "version": first.get("version"),
+        "step": parts[0].step,
+        "verdict": group.verdict,
+        "verdict_reason": group.reason,
+        "source": source_of(first),
+        "status": first.get("status", "cut"),
+        "error": first.get("error"),
+        "clipped": bool(first.get("clipped")),
+        "previous": before,
+        "next": after,
+        "metrics": first.get("metrics") or {},
+        "timings": first.get("timings") or {},
+        "started_s": _started(first),
+        "ended_s": first.get("ended_s"),
+        "trajectories": [_trajectory(part) for part in parts],
+        "branches": branches,
+        "turns": views,
+        "spans": [dict(zip(("name", "turn", "start_s", "seconds"), span, strict=False)) for span in first.get("spans") or ()],
+        "fields": [name for name in (*FIELDS, "version", "staleness") if name in found],
+        "ranges": found,
+        "masks": masks(views),
+        "commands": _commands(run, name),
+        "has_tokenizer": run.texts.tokenizer is not None,
+        "record_url": f"record/{name}",
+    }
+
+
+def _trajectory(part: Part) -> dict[str, Any]:
+    record = part.record
+    mask = "trained" if part.annotation is not None else part.mask
+    return {
+        "id": record.get("trajectory_id"),
+        "agent": record.get("agent", ""),
+        "frozen": bool(record.get("frozen")),
+        "reward": record.get("reward"),
+        "reward_parts": record.get("reward_parts") or {},
+        "score": record.get("score"),
+        "annotated": part.annotation is not None,
+        "trained_step": part.step,
+        "mask": mask,
+        "mask_text": MASK_TEXTS[mask],
+    }
+
+
+def task_answer(record: Record) -> dict[str, Any]:
+    """Return the task of a record; a label that JSON does not know in the form of Python."""
+    task = record.get("task") if isinstance(record.get("task"), Mapping) else {}
+    assert isinstance(task, Mapping)
+    literals = task.get("literals") or {}
+    values = {name: literals.get(name, task.get(name)) for name in ("prompt", "label", "metadata")}
+    return {**{name: task.get(name) for name in ("id", "epoch", "position", "seed")}, **values, "images": len(task.get("images") or ())}
+
+
+def _started(record: Record) -> float | None:
+    if record.get("started_s") is not None:
+        return float(record["started_s"])
+    if record.get("ended_s") is None or record.get("group_s") is None:
+        return None
+    return float(record["ended_s"]) - float(record["group_s"])
+
+
+def _neighbours(run: RunReader, episode: str) -> tuple[str | None, str | None]:
+    first, last = run.store.query("SELECT min(id), max(id) FROM episodes WHERE episode = ?", (episode,))[0]
+    before = run.store.one("SELECT episode FROM episodes WHERE id < ? ORDER BY id DESC LIMIT 1", (first,))
+    return before, run.store.one("SELECT episode FROM episodes WHERE id > ? AND episode != ? ORDER BY id LIMIT 1", (last, episode))
+
+
+def _commands(run: RunReader, episode: str) -> dict[str, str]:
+    path, agent = str(run.path), str((run.settings.get("run") or {}).get("agent", ""))
+    commands = {"inspect": shlex.join(["agentrl", "inspect", path, episode]), "replay": shlex.join(["agentrl", "replay", path, episode])}
+    return {**commands, "play": shlex.join(["agentrl", "play", "--agent", agent])} if agent and ":" not in agent[:2] else commands
+
+
+def record_answer(run: RunReader, episode: str, attempt: int | None = None) -> dict[str, Any]:
+    """Return the lines of an episode as they stand in the files."""
+    records = find_records(run, episode, attempt)
+    places = [
+        row
+        for record in records
+        for row in run.store.query("SELECT start, bytes FROM annotations WHERE trajectory = ?", (record.get("trajectory_id"),))
+    ]
+    return {"records": records, "annotations": run.store.lines("annotations", places)}
+
+
+def group_answer(run: RunReader, group: int, attempt: int | None = None, source: str = TRAINING) -> dict[str, Any]:
+    """Return a group with its members side by side.
+
+    Raises:
+        ConfigError: If nothing of it is recorded.
+    """
+    facts = find_group(run, group, attempt, source)
+    sql = 'SELECT DISTINCT episode FROM episodes WHERE "group" = ? AND source = ? AND attempt = ? ORDER BY id'
+    names = [row[0] for row in run.store.query(sql, (group, source, facts.attempt or 0))]
+    if not names and facts.line is None:
+        raise ConfigError("GROUP", str(group), "is not recorded", "Its number is the first part of the names of its episodes.")
+    members: list[dict[str, Any]] = []
+    task: dict[str, Any] = {}
+    for name in names:
+        records = find_records(run, name, facts.attempt)
+        task = task or task_answer(records[0])
+        for part, views in _member_views(run, records):
+            members.append(_member(part, views))
+    members += _not_recorded(facts, {member["trajectory"] for member in members})
+    recorded = [member for member in members if member["recorded"]]
+    pairs = [[first_difference(a["turns"], b["turns"]) for b in recorded] for a in recorded] if len(recorded) <= 16 else None
+    differences = [found for row in pairs or () for found in row if found is not None]
+    first = min(differences, key=lambda found: (found["turn"], found["token"]), default=None)
+    return {**facts.row(), "group": group, "task_info": task, "members": members, "first_difference": first, "pairs": pairs}
+
+
+def _member_views(run: RunReader, records: Sequence[Record]) -> Iterator[tuple[Part, list[dict[str, Any]]]]:
+    parts = parts_of(run, records)
+    views, _ = turn_views(parts, run.texts)
+    for number, part in enumerate(parts):
+        yield part, [view for view in views if view["trajectory"] == number]
+
+
+def _member(part: Part, views: list[dict[str, Any]]) -> dict[str, Any]:
+    record = part.record
+    advantages = [value for view in views for value in every_value(view["tokens"]["advantage"], 1) if value is not None]
+    return {
+        "episode": record.get("episode_id"),
+        "trajectory": record.get("trajectory_id"),
+        "agent": record.get("agent", ""),
+        **{name: record.get(name) for name in ("status", "reward", "score", "error")},
+        "reward_parts": record.get("reward_parts") or {},
+        "recorded": True,
+        "advantage": sum(advantages) / len(advantages) if advantages else None,
+        "mask": "trained" if part.annotation is not None else part.mask,
+        "turns": views,
+    }
+
+
+def _not_recorded(facts: GroupFacts, known: set[Any]) -> list[dict[str, Any]]:
+    line = facts.line or {}
+    names, agents = line.get("episodes") or (), line.get("agents") or itertools.repeat("")
+    columns = zip(names, agents, line.get("statuses") or (), line.get("rewards") or (), line.get("scores") or (), strict=False)
+    rows = []
+    for episode, agent, status, reward, score in columns:
+        trajectory = f"{episode}-{agent}" if agent else episode
+        if trajectory not in known:
+            row = {"episode": episode, "trajectory": trajectory, "agent": agent, "status": status, "reward": reward, "score": score}
+            rows.append({**row, "error": None, "reward_parts": {}, "recorded": False, "advantage": None, "mask": "unknown", "turns": []})
+    return rows
+
+
+def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
+    """Return the first turn of two members, and its first sampled token, that differ; `None` if there is none."""
+    for turn, (left, right) in enumerate(itertools.zip_longest(one, other)):
+        if left is None or right is None:
+            return {"turn": turn, "token": 0}
+        a, b = left["tokens"]["ids"], right["tokens"]["ids"]
+        if a != b or (not a and left["text"] != right["text"]):
+            same = next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            return {"turn": turn, "token": same}
+    return None
+
+
+BY: Mapping[str, tuple[str, Callable[[float], float], str]] = {
+    "mismatch": ("difference", abs, "largest difference between learner and engine in the log-probability"),
+    "ratio": ("ratio", lambda value: abs(value - 1.0), "ratio of the updated policy to the one before, farthest from 1"),
+    "weight": ("weight", lambda value: abs(value - 1.0), "weight by the off-policy correction, farthest from 1"),
+    "loss": ("loss", abs, "largest share of the loss"),
+    "entropy": ("entropy", lambda value: value, "highest entropy"),
+    "advantage": ("advantage", abs, "largest advantage"),
+    "logprob": ("logprob", lambda value: -value, "least likely when sampled"),
+}
+"""What tokens can be ordered by -> its field, how far a value stands out, and words."""
+
+
+def token_answer(run: RunReader, step: int, by: str = "mismatch", limit: int = 30) -> dict[str, Any]:
+    """Return the tokens of a step that stand out most in a figure.
+
+    Raises:
+        ConfigError: If there is no such figure.
+    """
+    if by not in BY:
+        raise ConfigError("by", by, "is not a figure of tokens", f"Choose {', '.join(BY)}.")
+    field, far, description = BY[by]
+    names = [row[0] for row in run.store.query("SELECT DISTINCT trajectory FROM annotations WHERE step = ?", (step,))]
+    rows: list[tuple[float, int, dict[str, Any]]] = []
+    looked, tie = 0, itertools.count()
+    for name in names:
+        for view, part in _trained_views(run, name):
+            values = every_value(view["tokens"][field], len(view["tokens"]["ids"]))
+            looked += len(values)
+            for place, value in enumerate(values):
+                if value is not None and (len(rows) < limit or far(value) > rows[0][0]):
+                    push = heapq.heappush if len(rows) < limit else heapq.heappushpop
+                    push(rows, (far(value), -next(tie), {"view": view, "part": part, "token": place, "value": value}))
+    found = [_token_row(**row) for _, _, row in sorted(rows, key=lambda entry: entry[:2], reverse=True)]
+    return {"by": by, "description": description, "episodes": len(names), "tokens": looked, "rows": found}
+
+
+def _trained_views(run: RunReader, trajectory: str) -> Iterator[tuple[dict[str, Any], Part]]:
+    places = run.store.query("SELECT start, bytes FROM episodes WHERE name = ? ORDER BY attempt DESC, id DESC LIMIT 1", (trajectory,))
+    for record in run.store.lines("episodes", places):
+        for part, views in _member_views(run, [record]):
+            yield from ((view, part) for view in views if part.annotation is not None)
+
+
+def _token_row(view: Mapping[str, Any], part: Part, token: int, value: float) -> dict[str, Any]:
+    tokens = view["tokens"]
+    count = len(tokens["ids"])
+    pieces = tokens["pieces"] or [f"[{number}]" for number in tokens["ids"]]
+    names = ("logprob", "learner", "difference", "advantage", "ratio", "entropy", "weight", "loss", "version", "staleness", "mask")
+    return {
+        "episode": part.record.get("episode_id"),
+        "trajectory": part.record.get("trajectory_id"),
+        "group": part.record.get("group_id"),
+        "turn": view["turn"],
+        "token": token,
+        "value": value,
+        "text": pieces[token],
+        "before": "".join(pieces[max(0, token - NEAR) : token]),
+        "after": "".join(pieces[token + 1 : token + 1 + NEAR]),
+        **{name: every_value(tokens[name], count)[token] for name in names},
+    }

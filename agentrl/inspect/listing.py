@@ -1,0 +1,261 @@
+"""Lists: the runs of a folder, what there is to know of one run, and its episodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agentrl.core.callbacks import MetricsRow
+from agentrl.core.errors import ConfigError
+from agentrl.core.types import Status
+from agentrl.inspect.directory import CONFIG, METRICS, TRAJECTORIES
+from agentrl.inspect.reader import RunReader, flags
+from agentrl.track.summary import first_and_last
+from agentrl.track.tracker import diagnosis_of
+
+SPARKS = 60
+FILES = (CONFIG, METRICS, "summary.json", TRAJECTORIES, "groups.jsonl", "steps.jsonl", "annotations.jsonl", "evaluations.jsonl")
+MORE_FILES = ("launches.jsonl", "requests.jsonl", "eval.json")
+MAX_DEPTH = 3
+MAX_RUNS = 500
+SORTS = ("time", "reward", "score", "turns", "tokens", "task", "status", "step")
+LEDGER = ("submitted", "trained", "filtered", "dropped", "in_flight")
+
+
+def is_run(path: Path) -> bool:
+    """Return True if a directory holds a run or an evaluation."""
+    return any((path / name).is_file() for name in (CONFIG, METRICS, TRAJECTORIES))
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the runs below a folder, or the folder itself if it is one; what runs themselves hold is left out."""
+    if is_run(folder):
+        return [folder]
+    found: list[Path] = []
+    waiting = [(folder, 0)]
+    while waiting and len(found) < MAX_RUNS:
+        place, depth = waiting.pop()
+        try:
+            children = sorted(Path(entry.path) for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
+        except OSError:
+            continue
+        for child in children:
+            if is_run(child):
+                found.append(child)
+            elif depth + 1 < MAX_DEPTH:
+                waiting.append((child, depth + 1))
+    return sorted(found)
+
+
+def run_card(run: RunReader, name: str) -> dict[str, Any]:
+    """Return what the list of runs shows of one; `name` is its id."""
+    settings, summary, launches = run.settings, run.directory.summary(), run.launches
+    own, algo, flow = (settings.get(section) or {} for section in ("run", "algo", "flow"))
+    rewards = [value for value in run.metrics.column("reward/mean") if value == value]
+    first, last = first_and_last(rewards) if rewards else (None, None)
+    staleness = (flow.get("max_staleness") or 0) if flow.get("asynchronous") or flow.get("max_staleness") else 0
+    if flow.get("asynchronous") and not staleness:
+        staleness = 1
+    wall_s = summary.get("wall_s") or next(reversed(run.metrics.column("time_s")), None)
+    return {
+        "id": name,
+        "name": run.path.name,
+        "path": str(run.path),
+        "kind": "run" if (run.path / METRICS).is_file() or not (run.path / "eval.json").is_file() else "evaluation",
+        "command": launches[-1].get("command") if launches else None,
+        "agent": own.get("agent"),
+        "model": Path(str((settings.get("model") or {}).get("model") or "the bundled tiny model")).name if settings else None,
+        "algorithm": algo.get("advantage_estimator"),
+        "staleness": staleness if settings else None,
+        "seed": own.get("seed"),
+        "status": run.status(launches),
+        "stop_reason": summary.get("stop_reason"),
+        "step": run.metrics.steps[-1] if run.metrics.rows else 0,
+        "num_steps": own.get("num_steps"),
+        "started_s": launches[0].get("started_s") if launches else None,
+        "updated_s": _updated(run.path),
+        "wall_s": wall_s if wall_s == wall_s else None,
+        "reward": {"first": first, "last": last, "best": max(rewards, default=None)},
+        "sparkline": _thinned(rewards),
+        "tags": [tag for tag in ("async" if staleness else "sync" if settings else None, algo.get("advantage_estimator")) if tag],
+        "bytes": sum(size for _, size in _sizes(run.path)),
+        "problem": None,
+    }
+
+
+def _updated(path: Path) -> float:
+    return max((entry.stat().st_mtime for entry in (path / name for name in FILES) if entry.exists()), default=0.0)
+
+
+def _sizes(path: Path) -> list[tuple[str, int]]:
+    return [(name, (path / name).stat().st_size) for name in (*FILES, *MORE_FILES) if (path / name).is_file()]
+
+
+def _thinned(values: list[float]) -> list[float]:
+    every = max(1, -(-len(values) // SPARKS))
+    return [sum(values[start : start + every]) / len(values[start : start + every]) for start in range(0, len(values), every)]
+
+
+def run_answer(run: RunReader, name: str) -> dict[str, Any]:
+    """Return everything about a run but its lists; `name` is its id."""
+    store, last, summary = run.store, run.metrics.last(), run.directory.summed_up()
+    changed = run.changed()
+    known = flags()
+    return {
+        **run_card(run, name),
+        "config": run.settings,
+        "changed": changed,
+        "flags": {full: known[full] for full in changed if full in known},
+        "problems": [*run.directory.unreadable, *store.unreadable[:20]],
+        "summary": summary,
+        "warnings": summary.get("warnings") or _warnings(run),
+        "launches": run.launches,
+        "ledger": summary.get("ledger") or {name: int(last[f"ledger/{name}"]) for name in LEDGER if f"ledger/{name}" in last},
+        "filtered": _counts(last, "filtered/"),
+        "dropped": _counts(last, "dropped/"),
+        "files": [{"name": file, "bytes": size} for file, size in _sizes(run.path)],
+        "steps": run.metrics.rows,
+        "episodes": store.one("SELECT count(*) FROM episodes"),
+        "recorded": (run.settings.get("track") or {}).get("record"),
+        "annotations": store.one("SELECT count(DISTINCT trajectory) FROM annotations"),
+        "eval_steps": [line.get("step") for line in run.evaluations],
+        "agents": [row[0] for row in store.query("SELECT DISTINCT agent FROM episodes WHERE agent != '' ORDER BY 1")],
+        "sources": [row[0] for row in store.query("SELECT source FROM episodes GROUP BY source ORDER BY min(id)")],
+        "tasks": store.one("SELECT count(DISTINCT task) FROM groups") or store.one("SELECT count(DISTINCT task) FROM episodes"),
+        "index": store.progress,
+        "has": {
+            "trajectories": store.records.is_file(),
+            "annotations": bool(store.one("SELECT 1 FROM annotations LIMIT 1")),
+            "groups": bool(store.one("SELECT 1 FROM groups LIMIT 1")),
+            "steps": bool(store.one("SELECT 1 FROM steps LIMIT 1")),
+            "evaluations": (run.path / "evaluations.jsonl").is_file(),
+            "requests": (run.path / "requests.jsonl").is_file(),
+            "tokenizer": run.texts.tokenizer is not None,
+        },
+    }
+
+
+def _warnings(run: RunReader) -> list[dict[str, Any]]:
+    """Return the signs that a run which has not ended cannot learn, found by the rules that the run itself follows."""
+    if run.config is None:
+        return []
+    diagnosis = diagnosis_of(run.config)
+    for step in run.metrics.steps:
+        metrics = run.metrics.row(step)
+        if "reward/mean" in metrics:
+            diagnosis.on_metrics(MetricsRow(step=step, metrics=metrics))
+    return [asdict(sign) for sign in diagnosis.signs]
+
+
+def _counts(metrics: Mapping[str, float], prefix: str) -> dict[str, int]:
+    return {name.removeprefix(prefix): int(value) for name, value in metrics.items() if name.startswith(prefix)}
+
+
+def changes_answer(run: RunReader) -> dict[str, Any]:
+    """Return sizes that tell if there is anything new; the version is another if there is."""
+    store = run.store
+    counts = {table: store.one(f"SELECT max(rowid) FROM {table}") or 0 for table in ("episodes", "groups", "annotations")}
+    status, progress = run.status(), store.progress
+    version = "-".join(str(value) for value in (run.metrics.rows, *counts.values(), status, progress["done"]))
+    return {"version": version, "steps": run.metrics.rows, **counts, "status": status, "bytes": progress["bytes"], "index": progress}
+
+
+COLUMNS = {
+    "episode": "episode",
+    "trajectory": "name",
+    "attempt": "attempt",
+    "agent": "agent",
+    "group": '"group"',
+    "version": "step - 1",
+    "step": 'coalesce((SELECT m.step FROM members m WHERE m."group" = episodes."group" AND m.spare = 0 AND source = \'train\'), step)',
+    "task": "task",
+    "source": "source",
+    "status": "status",
+    "reward": "reward",
+    "score": "score",
+    "turns": "turns",
+    "tokens": "tokens",
+    "ended_s": "ended_s",
+    "seconds": "seconds",
+    "last": "text",
+    "error": "error",
+    "verdict": 'CASE source WHEN \'train\' THEN (SELECT g.verdict FROM groups g WHERE g."group" = episodes."group" '
+    "AND g.attempt = episodes.attempt ORDER BY g.id DESC LIMIT 1) END",
+    "annotated": "EXISTS (SELECT 1 FROM annotations a WHERE a.trajectory = episodes.name)",
+}
+"""Column of the list of episodes -> SQL."""
+
+
+def episode_list(run: RunReader, chosen: Mapping[str, Any], *, sort: str = "-time", offset: int = 0, limit: int = 50) -> dict[str, Any]:
+    """Return a page of the recorded trajectories.
+
+    Args:
+        run: The run.
+        chosen: Conditions that a row must meet: ``step``, ``group``, ``task`` (a part of its id), ``status`` (one or several with commas),
+            ``agent``, ``source``, ``min_reward``, ``max_reward``, ``text`` (a part of task, episode, error or last text).
+        sort: One of `SORTS`, with a minus descending.
+        offset: Rows to leave out at the beginning.
+        limit: Rows at most.
+
+    Raises:
+        ConfigError: If there is no such order.
+    """
+    by = sort.lstrip("-")
+    if by not in SORTS:
+        raise ConfigError("sort", sort, "is no order", f"Choose {', '.join(SORTS)}, with a minus before it for descending.")
+    where, values = _conditions(chosen)
+    order = "id" if by == "time" else f"{by} {'DESC' if sort.startswith('-') else 'ASC'}, id"
+    direction = " DESC" if by == "time" and sort.startswith("-") else ""
+    columns = ", ".join(f'{sql} AS "_{name}"' for name, sql in COLUMNS.items())
+    sql = f"SELECT {columns} FROM episodes WHERE {where} ORDER BY {order}{direction} LIMIT ? OFFSET ?"
+    rows = run.store.query(sql, (*values, limit, offset))
+    statuses = dict(run.store.query("SELECT status, count(*) FROM episodes GROUP BY status ORDER BY 2 DESC"))
+    return {
+        "of": run.store.one("SELECT count(*) FROM episodes"),
+        "chosen": run.store.one(f"SELECT count(*) FROM episodes WHERE {where}", values),
+        "offset": offset,
+        "rows": [{**dict(zip(COLUMNS, row, strict=True)), "annotated": bool(row[-1])} for row in rows],
+        "statuses": statuses,
+        "failed": sum(count for status, count in statuses.items() if status in {str(item) for item in Status if item.failed}),
+        "index": run.store.progress,
+    }
+
+
+def _conditions(chosen: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    parts, values = ["1"], list[Any]()
+    simple = {"step": f"{COLUMNS['step']} = ?", "group": '"group" = ?', "agent": "agent = ?", "source": "source = ?"}
+    simple |= {"min_reward": "reward >= ?", "max_reward": "reward <= ?", "task": "instr(task, ?) > 0"}
+    for name, sql in simple.items():
+        if chosen.get(name) not in (None, ""):
+            parts.append(sql)
+            values.append(chosen[name])
+    if statuses := [status for status in str(chosen.get("status") or "").split(",") if status]:
+        parts.append(f"status IN ({', '.join('?' * len(statuses))})")
+        values += statuses
+    if text := chosen.get("text"):
+        columns = ("task", "episode", "error", "text")
+        parts.append("(" + " OR ".join(f"instr(lower({name}), ?) > 0" for name in columns) + ")")
+        values += [str(text).lower()] * len(columns)
+    return " AND ".join(parts), values
+
+
+def unreadable_card(path: Path, name: str, problem: str) -> dict[str, Any]:
+    """Return the card of a run that cannot be opened."""
+    return {
+        "id": name,
+        "name": path.name,
+        "path": str(path),
+        "kind": "run",
+        "status": "unknown",
+        "problem": problem,
+        "sparkline": [],
+        "tags": [],
+    }
+
+
+def in_order(cards: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return cards with the run that was written to last first."""
+    return sorted(cards, key=lambda card: -(card.get("updated_s") or 0.0))

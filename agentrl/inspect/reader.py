@@ -1,0 +1,183 @@
+"""One run opened for reading: its files as they grow, in the form that the terminal and the viewer show."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from agentrl.config.load import field_homes, to_json
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag
+from agentrl.core.errors import ConfigError
+from agentrl.inspect.directory import METRICS, TRAJECTORIES, RunDirectory
+from agentrl.inspect.pieces import TokenTexts
+from agentrl.inspect.series import MetricTable
+from agentrl.inspect.store import Store
+from agentrl.track.index import COLUMNS
+from agentrl.track.jsonl import read_lines
+
+LAUNCHES, EVALUATIONS = "launches.jsonl", "evaluations.jsonl"
+FOLLOW_S = 0.5
+"""Seconds between two looks at the files of a run that is shown."""
+IDLE_S = 120.0
+"""Seconds without a question after which a run is no longer followed."""
+RECENT_S = 300.0
+"""Seconds within which a run of an older version, which does not name its process, must have written to count as running."""
+
+EPISODES = ", ".join(f'"{name}"' for name in COLUMNS)
+
+
+class RunReader:
+    """A run's directory and what is known of it; several threads may use it.
+
+    Args:
+        path: The directory.
+        records: Its file of trajectories, if it has another name.
+
+    Raises:
+        ConfigError: If `path` holds no run.
+    """
+
+    def __init__(self, path: str | Path, records: str = TRAJECTORIES) -> None:
+        self.directory = RunDirectory(path)
+        self.path = self.directory.path
+        self.settings = self._settings()
+        pass_score = (self.settings.get("eval") or {}).get("eval_pass_score")
+        self.store = Store(self.path, self.path / records, pass_score=1.0 if pass_score is None else float(pass_score))
+        self.metrics = MetricTable(self.path)
+        self._asked_s, self._follower = 0.0, None
+        self._lock = threading.Lock()
+
+    def open(self, seconds: float = 1.0) -> RunReader:
+        """Read what the index and the smaller files say, and of the rest as much as `seconds` allow."""
+        self.metrics.advance()
+        self.store.open(seconds)
+        return self
+
+    def follow(self) -> None:
+        """Read what is new now and, in a thread of its own, what is left and what comes, until nobody asks for a while."""
+        self._asked_s = time.monotonic()
+        with self._lock:
+            if self._follower is None or not self._follower.is_alive():
+                self._follower = threading.Thread(target=self._keep_reading, name=f"read {self.path.name}", daemon=True)
+                self._follower.start()
+
+    _follower: threading.Thread | None
+
+    def _keep_reading(self) -> None:
+        while time.monotonic() - self._asked_s < IDLE_S:
+            self.metrics.advance()
+            if self.store.advance():
+                time.sleep(FOLLOW_S)
+            else:
+                time.sleep(0.001)  # a question that waits for the tables goes first
+
+    @cached_property
+    def config(self) -> TrainConfig | None:
+        """The settings; `None` if they cannot be used."""
+        try:
+            return self.directory.config()
+        except ConfigError:
+            return None
+
+    @cached_property
+    def texts(self) -> TokenTexts:
+        """The texts of single tokens."""
+        return TokenTexts(self.directory, self.config)
+
+    @property
+    def launches(self) -> list[dict[str, Any]]:
+        """The starts and continuations of the run, each with ``alive``: if its process is there still."""
+        path = self.path / LAUNCHES
+        try:
+            rows = read_lines(path) if path.is_file() else []
+        except ValueError:
+            rows = []
+        return [{**row, "alive": _lives(row)} for row in rows]
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The evaluations of the run, in order."""
+        path = self.path / EVALUATIONS
+        try:
+            return read_lines(path) if path.is_file() else []
+        except ValueError:
+            return []
+
+    def changed(self) -> list[str]:
+        """Names of the settings, with their sections, that differ from the defaults."""
+        defaults = json.loads(to_json(TrainConfig()))
+        found = []
+        for section, values in self.settings.items():
+            known = defaults.get(section, {})
+            if isinstance(values, Mapping):
+                found += [f"{section}.{name}" for name, value in values.items() if name not in known or known[name] != value]
+        return found
+
+    def _settings(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def status(self, launches: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """Return ``running``, ``finished``, ``interrupted``, ``failed``, ``killed`` or ``unknown``."""
+        launches = self.launches if launches is None else launches
+        alive = any(launch["alive"] for launch in launches)
+        summary = self.directory.summary()
+        started = max((float(launch.get("started_s", 0.0)) for launch in launches), default=0.0)
+        if summary.get("status") and not (alive and started > self._written("summary.json")):
+            return str(summary["status"])
+        if launches:
+            return "running" if alive else "unknown" if launches[-1].get("host") != socket.gethostname() else "killed"
+        recent = time.time() - max(self._written(METRICS), self._written(TRAJECTORIES)) < RECENT_S
+        return "running" if recent else "unknown"
+
+    def _written(self, name: str) -> float:
+        try:
+            return (self.path / name).stat().st_mtime
+        except OSError:
+            return 0.0
+
+
+def _lives(launch: Mapping[str, Any]) -> bool:
+    """Return True if the process of a launch is still there; of another machine nobody knows, so False."""
+    if launch.get("host") != socket.gethostname():
+        return False
+    try:
+        process = psutil.Process(int(launch["pid"]))
+        return abs(process.create_time() - float(launch["process_s"])) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
+
+
+def flags() -> dict[str, str]:
+    """Return the flag of each setting by ``section.name``."""
+    return {f"{section}.{name}": flag(name) for name, section in field_homes().items()}
+
+
+def settings_differ(readers: Sequence[RunReader]) -> list[dict[str, Any]]:
+    """Return the settings in which runs differ, with the value of each run; `None` where a run does not know the setting."""
+    names = dict.fromkeys(
+        f"{section}.{name}"
+        for reader in readers
+        for section, values in reader.settings.items()
+        if isinstance(values, Mapping)
+        for name in values
+    )
+    known, rows = flags(), []
+    for full in names:
+        section, _, name = full.partition(".")
+        values = [(reader.settings.get(section) or {}).get(name) for reader in readers]
+        if any(value != values[0] for value in values):
+            rows.append({"name": full, "flag": known.get(full), "values": values, "differs": True})
+    return rows

@@ -1,0 +1,183 @@
+"""The index beside ``trajectories.jsonl``: a line for each record, so that a reader finds and lists records without reading them.
+
+The first line names the file and the columns; every further one is an array of their values. The recorder writes it along; a reader
+that finds none, or one that is behind, reads the records themselves from there on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from agentrl.core.files import complete_file
+from agentrl.track.jsonl import JsonLines, encode
+
+Record: TypeAlias = Mapping[str, Any]
+
+FORMAT = 1
+MAX_ERROR, MAX_TEXT = 400, 200
+TRAINING = "train"
+"""Source of the episodes that were played to train on; those of evaluations have the name of the evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Facts that a list shows of one recorded trajectory; small, so that many fit in memory."""
+
+    name: str  # of the trajectory
+    episode: str
+    group: int
+    attempt: int
+    agent: str
+    step: int  # from 1, the next one when the group was started: in a synchronous run the one that trained on it
+    task: str
+    source: str  # `TRAINING`, or the name of an evaluation
+    status: str
+    turns: int
+    tokens: int  # sampled
+    reward: float | None
+    score: float | None
+    ended_s: float | None  # when the group ended, in seconds since 1970
+    seconds: float | None  # of the episode
+    error: str  # first line of what went wrong; empty if nothing did
+    text: str  # text of the last turn
+
+
+def row_of(record: Record) -> Row:
+    """Return the row of a record; also of an old, cut or malformed record."""
+    turns = [turn for turn in _of(record, "turns", list) if isinstance(turn, Mapping)]
+    name = str(record.get("trajectory_id", "?"))
+    return Row(
+        name=name,
+        episode=str(record.get("episode_id", name)),
+        group=_of(record, "group_id", int),
+        attempt=_of(record, "attempt", int),
+        agent=str(record.get("agent", "")),
+        step=_of(record, "version", int) + 1,
+        task=str(_of(record, "task", dict).get("id", "?")),
+        source=str(_of(record, "eval_sampling", dict).get("name", TRAINING)),
+        status="cut" if "status" not in record else str(record["status"]),
+        turns=len(turns),
+        tokens=sum(len(_of(turn, "token_ids", list)) for turn in turns),
+        reward=_as_number(record.get("reward")),
+        score=_as_number(record.get("score")),
+        ended_s=_as_number(record.get("ended_s")),
+        seconds=_as_number(_of(record, "timings", dict).get("total_s")),
+        error=str(record.get("error") or "").partition("\n")[0][:MAX_ERROR],
+        text=str(turns[-1].get("text", ""))[:MAX_TEXT] if turns else "",
+    )
+
+
+COLUMNS = ("start", "bytes", *(field.name for field in fields(Row)))
+"""Values of a line of the index: where the record begins and how long it is, without its newline; then its row."""
+
+
+def index_path(records: Path) -> Path:
+    """Return the path of the index of a file of records."""
+    return records.with_suffix(".index.jsonl")
+
+
+def index_values(record: Record, start: int, size: int) -> list[Any]:
+    """Return the values of a record's line in the index."""
+    return [start, size, *asdict(row_of(record)).values()]
+
+
+def read_index(records: Path, most: int | None = None) -> Iterator[list[Any]]:
+    """Yield the values of each line of the index, as far as it fits its file; nothing if there is none, or it is of another format.
+
+    `most` bounds the lines. A line that was cut off by a crash, and whatever follows it, is left out.
+    """
+    try:
+        size, file = records.stat().st_size, index_path(records).open("rb")
+    except OSError:
+        return
+    with file, contextlib.suppress(ValueError):
+        head, end = json.loads(file.readline()), 0
+        if not isinstance(head, dict) or head.get("format") != FORMAT or tuple(head.get("columns", ())) != COLUMNS:
+            return
+        for number, line in enumerate(file):
+            values = json.loads(line) if line.endswith(b"\n") else None
+            if number == most or not isinstance(values, list) or len(values) != len(COLUMNS):
+                return
+            if values[0] < end or values[0] + values[1] + 1 > size:
+                return
+            end = values[0] + values[1] + 1
+            yield values
+
+
+def write_index(records: Path, lines: Iterator[list[Any]]) -> None:
+    """Write the index of a file of records anew, whole or not at all; `lines` are the values of each."""
+    with complete_file(index_path(records)) as partial, partial.open("w", encoding="ascii") as file:
+        file.write(_head(records) + "\n")
+        for values in lines:
+            file.write(encode(values) + "\n")
+
+
+def scan_records(records: Path) -> Iterator[list[Any]]:
+    """Yield the values of the index's lines from the records themselves; lines that are no records, and a cut last one, are left out."""
+    with records.open("rb") as file:
+        start = 0
+        for line in file:
+            if line.endswith(b"\n") and (record := parsed(line)) is not None:
+                yield index_values(record, start, len(line) - 1)
+            start += len(line)
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a line; `None` if it is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class IndexWriter:
+    """Appends to the index what is appended to its file; begins by bringing the index up to date with the file."""
+
+    def __init__(self, records: Path) -> None:
+        self._end = records.stat().st_size if records.exists() else 0
+        if self._end and not self._is_whole(records):
+            write_index(records, scan_records(records))
+        elif not self._end:
+            index_path(records).unlink(missing_ok=True)
+        self._lines = JsonLines(index_path(records))
+        if not self._end:
+            self._lines.write(_head(records))
+
+    def add(self, record: Record, size: int) -> None:
+        """Append the line of a record that was appended to the file with `size` bytes and a newline.
+
+        Raises:
+            StorageError: If it cannot be written.
+        """
+        self._lines.write(encode(index_values(record, self._end, size)))
+        self._end += size + 1
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._lines.close()
+
+    def _is_whole(self, records: Path) -> bool:
+        last = None
+        for last in read_index(records):  # noqa: B007
+            pass
+        return last is not None and last[0] + last[1] + 1 == self._end
+
+
+def _head(records: Path) -> str:
+    return encode({"index_of": records.name, "format": FORMAT, "columns": COLUMNS})
+
+
+def _of(record: Record, name: str, kind: type[Any]) -> Any:
+    """Return a field if it has the type `kind`, else the empty value of that type."""
+    value = record.get(name)
+    return value if isinstance(value, kind) else kind()
+
+
+def _as_number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

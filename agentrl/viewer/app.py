@@ -1,0 +1,105 @@
+"""The application behind the viewer's page: questions in, JSON out, and the files of the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agentrl.core.errors import AgentRLError, ConfigError
+from agentrl.track.jsonl import encode
+from agentrl.viewer.images import episode_image
+from agentrl.viewer.questions import QUESTIONS, Question, Words
+from agentrl.viewer.runs import Library
+
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+"""Kinds of files that the page consists of."""
+
+
+def static_folder() -> Path:
+    """Return the folder with the files of the page."""
+    return Path(str(files("agentrl.viewer") / "static"))
+
+
+def page_files() -> dict[str, Path]:
+    """Return the files of the page by their addresses; no other file can be asked for."""
+    folder = static_folder()
+    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in TYPES and path.is_file()}
+
+
+def make_app(library: Library) -> Starlette:
+    """Return the application over some runs, to stand behind a `Guard`."""
+    routes = [
+        Route("/", _page),
+        Route("/static/{path:path}", _page),
+        Route("/api/run/{run}/image/{episode}/{number:int}", _image(library)),
+        *(Route("/" + path, _answer(library, question)) for path, question in QUESTIONS.items()),
+    ]
+    handlers: dict[Any, Any] = {HTTPException: _http_problem, AgentRLError: _problem, Exception: _problem}
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+async def _page(request: Request) -> Response:
+    path = page_files().get(request.path_params.get("path", "index.html"))
+    if path is None:
+        raise HTTPException(404, "there is no such file")
+    return Response(path.read_bytes(), media_type=TYPES[path.suffix])
+
+
+def _answer(library: Library, question: Question) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        words = Words(dict(request.query_params))
+        found = await run_in_threadpool(question, library, request.path_params, words)
+        return Response(await run_in_threadpool(to_json, found), media_type="application/json")
+
+    return answer
+
+
+def _image(library: Library) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        place = request.path_params
+        found = await run_in_threadpool(episode_image, library.run(place["run"]), place["episode"], place["number"])
+        if found is None:
+            raise HTTPException(404, "there is no such image, or it is no PNG, JPEG, GIF or WebP file")
+        data, kind = found
+        return Response(data, media_type=kind)
+
+    return answer
+
+
+def to_json(value: Any) -> bytes:
+    """Return a value as JSON; numbers that are not finite become null."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, TypeError):
+        return encode(value).encode()
+
+
+async def _http_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _refusal(error.status_code, "NotFound" if error.status_code == 404 else "Refused", str(error.detail))
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    missing = isinstance(error, ConfigError) and error.field in ("run", "RUN", "EPISODE", "GROUP", "STEP", "TASK")
+    status = 404 if missing else 400 if isinstance(error, ConfigError) else 500
+    return _refusal(status, type(error).__name__, str(error))
+
+
+def _refusal(status: int, kind: str, text: str) -> Response:
+    return Response(to_json({"error": text, "type": kind}), status, media_type="application/json")

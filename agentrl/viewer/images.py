@@ -1,0 +1,53 @@
+"""Images of recorded episodes, from data URLs or from the files that a record names."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from pathlib import Path
+from typing import Any
+
+from agentrl.inspect.episode import find_records
+from agentrl.inspect.reader import RunReader
+
+MAX_BYTES = 20 * 2**20
+SIGNATURES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+}
+
+
+def image_kind(data: bytes) -> str | None:
+    """Return the media type of an image by its first bytes; `None` if a browser should not be given it as an image."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for start, kind in SIGNATURES.items() if data.startswith(start)), None)
+
+
+def episode_image(run: RunReader, episode: str, number: int) -> tuple[bytes, str] | None:
+    """Return image `number` of an episode's task with its media type; `None` if there is none, or it is something else than an image."""
+    task = find_records(run, episode)[0].get("task") or {}
+    images = task.get("images") or []
+    if not 0 <= number < len(images):
+        return None
+    data = _bytes(images[number], run)
+    kind = image_kind(data)
+    return (data, kind) if kind is not None else None
+
+
+def _bytes(image: Any, run: RunReader) -> bytes:
+    if not isinstance(image, str):
+        return b""
+    if image.startswith("data:"):
+        try:
+            return base64.b64decode(image.partition(",")[2], validate=True)
+        except (binascii.Error, ValueError):
+            return b""
+    launches = run.launches
+    path = Path(launches[-1].get("folder", ".") if launches else ".") / image
+    try:
+        return path.read_bytes() if path.is_file() and path.stat().st_size <= MAX_BYTES else b""
+    except (OSError, ValueError):
+        return b""
