@@ -33,19 +33,8 @@ AUTO = "auto"
 
 MAY_CHANGE = frozenset(
     {
-        *(
-            "num_steps",
-            "run_dir",
-            "save_every",
-            "keep_checkpoints",
-            "checkpoint_upload",
-            "upload_timeout_s",
-            "resume",
-            "runtime",
-            "ray_address",
-            "stall_timeout_s",
-            "debug",
-        ),
+        *("num_steps", "run_dir", "save_every", "keep_checkpoints", "checkpoint_upload", "upload_timeout_s", "resume"),
+        *("runtime", "ray_address", "stall_timeout_s", "debug"),
         *("check_env", "check_memory"),
         *("stop_timeout_s", "max_learner_restarts", "max_engine_restarts", "engine_timeout_s"),
         *("reset_timeout_s", "step_timeout_s", "episode_timeout_s", "env_threads", "max_concurrent_episodes"),

@@ -60,9 +60,8 @@ STOP_MARGIN_S = 1.0
 async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks: Sequence[CallbackLike] = ()) -> RunResult:
     """Train as `config` says; on return everything is saved and nothing is left running.
 
-    When a learner rank dies, everything is started again from the last checkpoint, and when that is found damaged, from the one before.
-    `stop` asks for an early end, from which the run
-    can be resumed; `callbacks` come besides those that `config` names.
+    When a learner rank dies, everything is started again from the last checkpoint, and when that is found damaged, from the newest
+    other one. `stop` asks for an early end, from which the run can be resumed; `callbacks` come besides those that `config` names.
 
     Raises:
         ConfigError: If the environment, the tasks or the model cannot be used.
@@ -74,7 +73,7 @@ async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks:
         try:
             return await _train_once(config, stop, callbacks, last=not left)
         except DamagedCheckpointError as error:
-            _log.warning("%s; going on from the checkpoint before", error)
+            _log.warning("%s; going on from the newest other one", error)
         except LearnerDeadError as error:
             if not left or not _can_go_on(config):
                 raise
