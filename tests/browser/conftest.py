@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,17 +31,23 @@ def chromium() -> str:
     return os.environ.get("CHROMIUM", "") or next((path for name in NAMES if (path := shutil.which(name))), "")
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    path = chromium()
-    if not path:
-        pytest.skip("there is no Chromium: apt-get install chromium, or name one in the variable CHROMIUM")
+@contextmanager
+def launched() -> Iterator[Browser]:
+    """A browser without a window, until the end of the block."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if not chromium():
+        pytest.skip("there is no Chromium: apt-get install chromium, or name one in the variable CHROMIUM")
+    with launched() as browser:
+        yield browser
 
 
 @dataclass

@@ -33,6 +33,12 @@ function tables(curves, { logX, logY, share }) {
   return each.length > 1 ? uPlot.join(each) : each[0] || [[], [], []];
 }
 
+// The shown range of values; a curve that never changes has room above it.
+function heightOf(_, low, high) {
+  if (low === null || high === null) return [0, 1];
+  return low === high ? [low - 0.1 * (Math.abs(low) || 1), high + (Math.abs(high) || 1)] : uPlot.rangeNum(low, high, 0.1, true);
+}
+
 function plotOptions(curves, settings, size, hovered, picked) {
   const colours = axisColours();
   const font = "11px system-ui, sans-serif";
@@ -47,7 +53,7 @@ function plotOptions(curves, settings, size, hovered, picked) {
     series: [{}, ...series],
     legend: { show: false },
     padding: [8, 10, 0, 0],
-    scales: { x: { time: false, distr: settings.logX ? 3 : 1 }, y: { distr: settings.logY ? 3 : 1 } },
+    scales: { x: { time: false, distr: settings.logX ? 3 : 1 }, y: settings.logY ? { distr: 3 } : { range: heightOf } },
     axes: [
       { ...axis, size: 24, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : xText[settings.x || "steps"](tick))) },
       { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 3))) },

@@ -1,7 +1,7 @@
 // All figures of the token under the pointer, or of the chosen one.
 import { html } from "./html.js";
 import { known, number, percent } from "./format.js";
-import { FIGURES, at, piecesOf } from "./tokens.js";
+import { FIGURES, at, isTrained, piecesOf } from "./tokens.js";
 
 export function TokenFigures({ episode, place }) {
   const turn = place && episode.turns[place.turn];
@@ -15,6 +15,6 @@ export function TokenFigures({ episode, place }) {
   return html`<p class="mono token-name"><b>${JSON.stringify(piecesOf(turn.tokens)[index])}</b></p><p class="dim">turn ${place.turn + 1}, token ${index + 1} of ${turn.tokens.ids.length}, number ${turn.tokens.ids[index]}</p>
     <table class="figures" id="figures"><tbody>${known(logprob) && html`<tr><td class="dim">probability, engine</td><td>${percent(Math.exp(logprob))}</td></tr>`}
     ${shown.map(([name, text, value]) => known(value) && html`<tr key=${name} data-figure=${name}><td class="dim">${text}</td><td>${number(value, 5)}</td></tr>`)}
-    <tr data-figure="mask"><td class="dim">trained</td><td>${mask === "trained" ? "yes" : "no"}</td></tr></tbody></table>
+    <tr data-figure="mask"><td class="dim">trained</td><td>${isTrained(mask)}</td></tr></tbody></table>
     ${mask && mask !== "trained" && html`<p class="note">${(episode.masks || {})[mask] || mask.replaceAll("_", " ")}</p>`}`;
 }

@@ -16,7 +16,8 @@ export const helpRows = () => [...new Map(bound.flatMap((keys) => Object.entries
 addEventListener("keydown", (event) => {
   const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
   if (typing && event.key === "Escape") event.target.blur();
-  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  const acts = event.key === "Enter" && /^(A|BUTTON)$/.test(event.target.tagName); // the browser follows what has the focus
+  if (typing || acts || event.ctrlKey || event.metaKey || event.altKey) return;
   for (const keys of [...bound].reverse()) {
     if (keys[event.key]) {
       event.preventDefault();

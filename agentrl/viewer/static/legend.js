@@ -16,7 +16,7 @@ export function KeyLegend({ label, entries }) {
   )}</span>`;
 }
 
-const KINDS = { finished: "good", truncated: "warn", running: "live", killed: "bad", failed: "bad", interrupted: "warn", trained: "good", filtered: "quiet", dropped: "bad" };
+const KINDS = { truncated: "warn", running: "live", killed: "bad", failed: "bad", interrupted: "warn", finished: "plain", trained: "plain", kept: "plain", dropped: "bad" };
 
 export function StatusBadge({ status, title }) {
   const kind = KINDS[status] || (/error|timeout|fail/.test(status || "") ? "bad" : "quiet");

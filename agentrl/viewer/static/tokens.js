@@ -36,7 +36,10 @@ export function coloursOf(episode) {
   return [...Object.keys(FIGURES).filter((name) => (episode.fields || []).includes(name)), "mask"];
 }
 
-const maskCodes = (episode) => Object.keys(episode.masks || {}).filter((code) => code !== "trained" && code !== "not_action");
+// Whether a token is trained: "yes", "no", or "not recorded" by runs without figures of the learner.
+export const isTrained = (mask) => (mask === "trained" ? "yes" : mask === "unknown" || !mask ? "not recorded" : "no");
+
+const maskCodes = (episode) => Object.keys(episode.masks || {}).filter((code) => isTrained(code) === "no" && code !== "not_action");
 
 function versionsOf(episode) {
   const [low, high] = (episode.ranges || {}).version || [0, 0];
@@ -72,7 +75,8 @@ export function TokenLegend({ episode, name }) {
   const range = (episode.ranges || {})[name];
   if (name === "mask") {
     const entries = maskCodes(episode).map((code, index) => [code.replaceAll("_", " "), category(index + 1)]);
-    return html`<${KeyLegend} label="not trained, because of" entries=${entries.length ? entries : [["every token is trained", {}]]} />`;
+    const none = "unknown" in (episode.masks || {}) ? "this run does not say what was trained" : "every token is trained";
+    return html`<${KeyLegend} label="not trained, because of" entries=${entries.length ? entries : [[none, {}]]} />`;
   }
   if (scale === "version") {
     const { low, high, few } = versionsOf(episode);

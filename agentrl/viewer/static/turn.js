@@ -1,7 +1,7 @@
 // A turn: what the model was given, what it sampled, what the environment paid and how long it took.
 import { html, useMemo, useState } from "./html.js";
 import { number, plural, seconds, spelled } from "./format.js";
-import { at, foundTokens, piecesOf } from "./tokens.js";
+import { at, foundTokens, isTrained, piecesOf } from "./tokens.js";
 
 const LONG = 1500; // tokens of a turn, or a hundredth of the letters of a text, shown before the reader asks for all
 
@@ -34,7 +34,7 @@ export function Tokens({ turn, paint, cells, chosen, find, mask, from = 0 }) {
   const limit = all || chosen >= LONG ? pieces.length : LONG;
   const shown = useMemo(
     () => pieces.slice(0, limit).map((piece, index) => {
-      const hatched = mask && at(turn.tokens.mask, index) !== "trained" ? " hatched" : "";
+      const hatched = mask && isTrained(at(turn.tokens.mask, index)) === "no" ? " hatched" : "";
       const kind = `token${cells ? " cell" : ""}${hatched}${index === chosen ? " chosen" : ""}${marked.has(index) ? " found" : ""}${index < from ? " same" : ""}`;
       return html`<span key=${index} class=${kind} data-turn=${turn.turn} data-token=${index} style=${paint(turn.tokens, index)}>${cells ? spelled(piece) : piece}</span>`;
     }),
@@ -43,7 +43,7 @@ export function Tokens({ turn, paint, cells, chosen, find, mask, from = 0 }) {
   return html`<pre class="text sampled">${shown}</pre>${limit < pieces.length && html`<button type="button" onClick=${() => setAll(true)}>all ${pieces.length} tokens</button>`}`;
 }
 
-function Given({ turn, cells, find }) {
+export function Given({ turn, cells, find }) {
   if (cells && turn.prompt && turn.prompt.ids.length) {
     const pieces = piecesOf(turn.prompt);
     const marked = foundTokens(pieces, find);
@@ -84,6 +84,6 @@ export function Turn({ turn, spans, paint, form, colour, chosen, find, branch, s
       ${turn.fresh && turn.turn > 0 && html`<span class="badge">context begun anew${turn.branch_reason ? `: ${turn.branch_reason}` : ""}</span>`}
       ${turn.masked && html`<span class="badge warn">not trained: ${turn.masked}</span>`}</header>
     <${Given} turn=${turn} cells=${cells} find=${find} />
-    <div class="message"><div class="role">${turn.agent || "model"}</div><${Tokens} turn=${turn} paint=${paint} cells=${cells} chosen=${chosen} find=${find} mask=${colour === "mask"} /></div>
+    <div class="message"><div class="role">${turn.agent || "model"}${turn.tokens.pieces && turn.tokens.exact === false ? " (the texts of its tokens, each read alone, do not make up its text)" : ""}</div><${Tokens} turn=${turn} paint=${paint} cells=${cells} chosen=${chosen} find=${find} mask=${colour === "mask"} /></div>
     <${Paid} turn=${turn} spans=${spans} /></section>`;
 }

@@ -70,7 +70,7 @@ function Controls({ episode, form, colour, find, lanes, several }) {
 }
 
 function Commands({ run, episode }) {
-  const json = async () => JSON.stringify(saved ? episode : await ask(question(episode.record_url || runPath(run, "record", episode.episode))), null, 1);
+  const json = async () => JSON.stringify(saved ? episode : await ask(question(runPath(run, "record", episode.episode), { attempt: episode.attempt || "" })), null, 1);
   return html`<h2>Take it along</h2><p class="tools"><${CopyButton} label="copy as JSON" what=${json} /><${CopyButton} label="copy link" what=${() => location.href} /></p>
     ${Object.entries(episode.commands || {}).filter(([, words]) => words).map(([name, words]) => html`<p key=${name} class="command-line"><code>${words}</code> <${CopyButton} label="copy" what=${words} /></p>`)}`;
 }
@@ -135,15 +135,15 @@ export function EpisodeView({ run, name, query }) {
   const [form, colour, find] = [query.form || "messages", query.colour || "logprob", query.find || ""];
   const paint = useMemo(() => (episode ? painter(episode, colour, dark) : () => ({})), [episode, colour, dark]);
   const { chosen, shown, events } = usePlace(episode, query);
-  const scrolled = useRef("");
+  const scrolled = useRef(null);
   useTurnKeys(run, episode, form, colour);
   useEffect(() => {
-    const place = episode && query.turn !== undefined ? `${episode.episode}/${query.turn}` : "";
+    const place = episode && query.turn !== undefined ? `${query.turn}/${query.token}` : "";
     if (place && scrolled.current !== place) {
       const token = document.querySelector(`[data-turn="${query.turn}"][data-token="${query.token}"]`);
-      (token || document.getElementById(`turn-${query.turn}`))?.scrollIntoView({ block: "center" });
+      (token || document.getElementById(`turn-${query.turn}`))?.scrollIntoView({ block: scrolled.current === null ? "center" : "nearest" });
     }
-    scrolled.current = place;
+    if (episode) scrolled.current = place;
   });
   if (error && !episode) return html`<${Empty}>${error} <a href=${address(["run", run, "episodes"])}>All recorded episodes</a><//>`;
   if (!episode) return null;

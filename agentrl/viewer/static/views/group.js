@@ -7,7 +7,7 @@ import { address, go, setQuery, toEpisode, toGroup, toStep } from "../router.js"
 import { useKeys } from "../keys.js";
 import { useDark } from "../theme.js";
 import { FIGURES, TokenLegend, coloursOf, painter } from "../tokens.js";
-import { LongText, Tokens } from "../turn.js";
+import { Given, LongText, Tokens } from "../turn.js";
 
 // What the colours of tokens need to know of the whole group, in the form of an episode.
 function asEpisode(members) {
@@ -35,7 +35,7 @@ function Member({ run, member, difference, paint, whole }) {
     ${!member.recorded && html`<p class="dim">not recorded</p>`}
     ${skipped > 0 && html`<p class="dim">${plural(skipped, "turn")} the same for all</p>`}
     ${member.turns.map((turn, index) => index >= from && html`<div key=${index}><p class="dim">turn ${index + 1}${index > 0 ? "" : " (the prompt is the task's)"}</p>
-      ${index > 0 && turn.prompt_text && html`<div class="message given"><${LongText} text=${turn.prompt_text} find="" /></div>`}
+      ${index > 0 && html`<${Given} turn=${turn} cells=${false} find="" />`}
       <div class=${difference && index === difference.turn ? "message differs" : "message"}><${Tokens} turn=${turn} paint=${paint} cells=${false} chosen=${-1} find="" from=${difference && index === difference.turn && !whole ? difference.token : 0} /></div>
       ${known(turn.reward) && html`<p class="dim">reward ${number(turn.reward)}</p>`}</div>`)}</article>`;
 }
@@ -65,7 +65,7 @@ export function GroupView({ run, name, query }) {
     <div class="tools"><label>colour by <select aria-label="colour by" value=${colour} onChange=${(event) => setQuery({ colour: event.target.value === "none" ? "" : event.target.value })}><option value="none">nothing</option>
       ${coloursOf(like).map((one) => html`<option key=${one} value=${one}>${one === "mask" ? "mask" : FIGURES[one].text}</option>`)}</select></label>
       <label><input type="checkbox" checked=${whole} onChange=${(event) => setQuery({ whole: event.target.checked ? "1" : "" })} /> whole episodes</label>
-      <span class="dim" id="difference">${first ? `The members are the same up to turn ${first.turn + 1}, token ${first.token + 1}; what is common is pale.` : recorded.length > 1 ? "The recorded members do not differ." : "Only one member is recorded: train with --record all to compare them."}</span>
+      <span class="dim" id="difference">${first ? `The members differ from turn ${first.turn + 1}, token ${first.token + 1} on; what is common is pale.` : recorded.length > 1 ? "The recorded members do not differ." : "Only one member is recorded: train with --record all to compare them."}</span>
       <${TokenLegend} episode=${like} name=${colour} /></div>
     <div class="members">${data.members.map((member) => html`<${Member} key=${member.trajectory} run=${run} member=${member} difference=${first} paint=${paint} whole=${whole} />`)}</div>`;
 }

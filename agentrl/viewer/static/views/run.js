@@ -2,7 +2,7 @@
 import { html } from "../html.js";
 import { Curves, useMetrics } from "../curves.js";
 import { moment, number, percent, plural, seconds } from "../format.js";
-import { Empty, Facts, StatusBadge } from "../legend.js";
+import { Empty, Facts } from "../legend.js";
 import { address, go, toStep } from "../router.js";
 
 function ledgerText(ledger) {
@@ -30,7 +30,7 @@ export function RunView({ run, info, query }) {
   const answers = useMetrics([run], `${info.steps}`);
   const { reward = {} } = info;
   const launch = (info.launches || []).at(-1);
-  return html`<h1>${info.name} <${StatusBadge} status=${info.status} title=${info.stop_reason} /> ${(info.tags || []).map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}</h1>
+  return html`<h1>${info.name} ${(info.tags || []).map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}</h1>
     ${info.command && html`<pre class="command">${info.command}</pre>`}
     <${Facts} rows=${[
       ["steps", info.step !== null && info.step !== undefined && `${info.step}${info.num_steps ? ` of ${info.num_steps}` : ""}`],

@@ -22,7 +22,7 @@ function MetricTable({ metrics, previous, all }) {
 function Phases({ phases }) {
   const total = phases.reduce((sum, phase) => sum + phase.seconds, 0) || 1;
   return html`<table class="figures"><tbody>${phases.map(
-    (phase) => html`<tr key=${phase.name}><td class="dim">${phase.name}</td><td><span class="bar" style=${{ width: `${(100 * phase.seconds) / total}px` }}></span></td><td>${seconds(phase.seconds)}</td></tr>`,
+    (phase) => html`<tr key=${phase.name}><td class="dim">${phase.name}</td><td><span class="bar" style=${{ width: `${(60 * phase.seconds) / total}px` }}></span></td><td>${seconds(phase.seconds)}</td></tr>`,
   )}</tbody></table>`;
 }
 

@@ -1,0 +1,49 @@
+"""Real runs for the page to show, of the bundled model on the real stack, in one process; a run that is there is not made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.runs import ENVS, succeeded, train
+
+HERE = Path(__file__).parent
+SMALL = ("--runtime", "local", "--record", "all", "--no-save-model", "--seed", "1")
+LIMIT_S = 600
+
+
+def _train(folder: Path, name: str, agent: Path, *words: str) -> Path:
+    if not (folder / name / "summary.json").exists():
+        succeeded(train(folder / name, *SMALL, *words, agent=agent, timeout_s=LIMIT_S))
+    return folder / name
+
+
+def _sizes(steps: int, groups: int, tokens: int) -> tuple[str, ...]:
+    return ("--num-steps", str(steps), "--groups-per-step", str(groups), "--n-samples-per-prompt", "4", "--max-new-tokens", str(tokens))
+
+
+def calculator(folder: Path, *, steps: int = 6, name: str = "calculator", rate: str = "3e-4") -> Path:
+    """Two turns and a tool, asynchronous, with an evaluation before, between and at the end."""
+    every = ("--eval-every", str(max(1, steps // 2)), "--eval-size", "12", "--eval-at-start")
+    rest = ("--async", "--learning-rate", rate, "--dynamic-filtering")
+    return _train(folder, name, ENVS / "calculator.py", *_sizes(steps, 8, 32), *every, *rest)
+
+
+def negotiation(folder: Path) -> Path:
+    """Two agents in one episode."""
+    return _train(folder, "negotiation", ENVS / "negotiation.py", *_sizes(2, 4, 8))
+
+
+def branching(folder: Path) -> Path:
+    """A black-box agent whose episodes have branches; only those of the last answer are trained."""
+    return _train(folder, "branching", HERE / "branching.py", *_sizes(2, 4, 16), "--train-branches", "final")
+
+
+def unreachable(folder: Path, *, steps: int = 6) -> Path:
+    """A run that does not learn, because no answer ever gets a reward."""
+    return _train(folder, "sums", HERE / "sums.py", *_sizes(steps, 8, 16))
+
+
+def masked(folder: Path, *, steps: int = 6) -> Path:
+    """A run that does not learn, because the off-policy correction masks every token."""
+    wrong = ("--async", "--off-policy", "icepop", "--off-policy-range", "1.5", "2.0")
+    return _train(folder, "masked", ENVS / "calculator.py", *_sizes(steps, 4, 16), *wrong)
