@@ -9,16 +9,21 @@ import argparse
 import dataclasses
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from agentrl.config.help import bare, default_text, setting_docs, values
+from agentrl.config.help import bare, default_text, field_docs, setting_docs, values
 from agentrl.config.load import aliases
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag
+from agentrl.tune import settings as tune_settings
+from agentrl.tune.load import ALIASES
+from agentrl.tune.methods import METHODS
+from agentrl.tune.settings import TuneConfig, TuneDataConfig, TuneLoraConfig, TuneTrackConfig
 
 DEFAULT_PATH = Path("docs/configuration.md")
+TUNE_PAGE = Path("tune/settings.md")
 
 INTRO = """\
 # Configuration
@@ -46,6 +51,43 @@ In [Python](python_api.md) the settings have the same names without dashes: `max
 """
 
 
+TUNE_INTRO = """\
+# Settings of supervised and preference training
+
+<!-- Written by `make docs` from agentrl/tune; do not edit. -->
+
+Every setting of the commands in [supervised and preference training](../tune.md): sections that all of them share, and then those of each
+command. Settings come from the defaults, then from the file that `--config FILE` names, then from flags, as for
+[`agentrl train`](../configuration.md).
+"""
+
+
+def render_tune() -> str:
+    """The page of the commands in `agentrl.tune` as Markdown."""
+    docs = {**setting_docs(), **field_docs(inspect.getsource(tune_settings))}
+    shared = [section.name for section in dataclasses.fields(TuneConfig) if section.name != "method"]
+    pages = [TUNE_INTRO, *(_tune_section(name, name, TuneConfig(), docs) for name in shared)]
+    for command, method in METHODS.items():
+        pages += [f"## agentrl {command}\n\n{_markdown(inspect.getdoc(method.config) or '')}\n"]
+        pages += [_tune_section("", name, method.config(), docs, own=name == "data") for name in ("data", "method")]
+    return "\n".join(filter(None, pages))
+
+
+def _tune_section(title: str, name: str, config: TuneConfig, docs: dict[str, dict[str, str]], *, own: bool = False) -> str:
+    """A section as a table; with `own` the settings that it has beyond the shared ones."""
+    kind = type(getattr(config, name))
+    hints = get_type_hints(kind, include_extras=True)
+    hidden = set(kind.__annotations__) if kind in (TuneLoraConfig, TuneTrackConfig) else set()
+    hidden |= {item.name for item in dataclasses.fields(TuneDataConfig)} if own else set()
+    described = {item: text for base in reversed(kind.__mro__) for item, text in docs.get(base.__name__, {}).items()}
+    names = {alias: [target] for alias, target in ALIASES.items()}
+    rows = [_row(item, hints[item.name], described[item.name], names) for item in dataclasses.fields(kind) if item.name not in hidden]
+    if not rows:
+        return ""
+    heading = f"## {title}\n\n{_markdown(inspect.getdoc(kind) or '')}\n\n" if title else ""
+    return "\n".join([f"{heading}| flag | values | default | meaning |", "|---|---|---|---|", *rows, ""])
+
+
 def render() -> str:
     """The whole page as Markdown."""
     docs = setting_docs()
@@ -58,14 +100,14 @@ def render() -> str:
 
 def _section(name: str, kind: type[Any], docs: dict[str, str]) -> str:
     hints = get_type_hints(kind, include_extras=True)
-    rows = [_row(item, hints[item.name], docs[item.name]) for item in dataclasses.fields(kind)]
+    rows = [_row(item, hints[item.name], docs[item.name], aliases()) for item in dataclasses.fields(kind)]
     heading = f"## {name}\n\n{_markdown(inspect.getdoc(kind) or '')}\n"
     return "\n".join([heading, "| flag | values | default | meaning |", "|---|---|---|---|", *rows, ""])
 
 
-def _row(item: dataclasses.Field[Any], hint: Any, doc: str) -> str:
+def _row(item: dataclasses.Field[Any], hint: Any, doc: str, other_names: Mapping[str, Sequence[str]]) -> str:
     name = flag(item.name)
-    others = [alias for alias, targets in aliases().items() if name in targets]
+    others = [alias for alias, targets in other_names.items() if name in targets]
     meaning = _markdown(doc) + (f" Also: {', '.join(f'`{alias}`' for alias in others)}." if others else "")
     cells = (_flag_cell(name, hint), values(hint), default_text(item.default), meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -87,15 +129,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=DEFAULT_PATH, help="page to write (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the page differs")
     args = parser.parse_args(argv)
-    page = render()
+    pages = {args.out: render(), args.out.parent / TUNE_PAGE: render_tune()}
     if not args.check:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(page, encoding="utf-8")
+        for path, page in pages.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(page, encoding="utf-8")
         return 0
-    if args.out.exists() and args.out.read_text(encoding="utf-8") == page:
-        return 0
-    sys.stderr.write(f"{args.out} is not what the schema says; run `make docs`\n")
-    return 1
+    stale = [path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page]
+    for path in stale:
+        sys.stderr.write(f"{path} is not what the schema says; run `make docs`\n")
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

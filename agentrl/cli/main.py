@@ -16,6 +16,13 @@ from agentrl.core.errors import AgentRLError, ConfigError
 
 COMMANDS = {
     "train": ("agentrl.cli.train:main", "train a model in an environment"),
+    "sft": ("agentrl.cli.tune:sft", "train a model on chats, prompts with completions, or texts"),
+    "reward-model": ("agentrl.cli.tune:reward_model", "train a reward model on pairs of answers"),
+    "process-reward-model": ("agentrl.cli.tune:process_reward_model", "train a process reward model on labelled steps"),
+    "dpo": ("agentrl.cli.tune:dpo", "train a model on pairs of answers, against a reference model"),
+    "kto": ("agentrl.cli.tune:kto", "train a model on answers that are desirable or not"),
+    "orpo": ("agentrl.cli.tune:orpo", "train a model on pairs of answers, without a reference model"),
+    "distill": ("agentrl.cli.tune:distill", "train a model to predict as a teacher does, on given data"),
     "check": ("agentrl.cli.train:check", "play an environment without a model, and report its errors"),
     "eval": ("agentrl.cli.train:evaluate", "measure a model in an environment, or compare two"),
     "play": ("agentrl.cli.play:main", "be the policy in the terminal, or watch a model"),

@@ -15,6 +15,7 @@ import tyro
 from annotated_types import Ge, Gt, Le
 
 from agentrl.config.algorithm import AlgoConfig
+from agentrl.config.data_rules import listed
 from agentrl.config.engine_args import workers_per_engine
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
@@ -101,21 +102,17 @@ class DataConfig:
     @property
     def prompt_sources(self) -> tuple[str, ...]:
         """The data sets that `prompts` names."""
-        return _listed(self.prompts)
+        return listed(self.prompts)
 
     @property
     def prompt_weights(self) -> tuple[float, ...]:
         """The numbers in `prompt_probs`."""
-        return tuple(map(float, _listed(self.prompt_probs)))
+        return tuple(map(float, listed(self.prompt_probs)))
 
     @property
     def eval_sources(self) -> tuple[str, ...]:
         """The data sets that `eval_prompts` names."""
-        return _listed(self.eval_prompts)
-
-
-def _listed(value: str) -> tuple[str, ...]:
-    return tuple(filter(None, map(str.strip, value.split(","))))
+        return listed(self.eval_prompts)
 
 
 @dataclass(frozen=True, kw_only=True)

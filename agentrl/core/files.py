@@ -86,6 +86,18 @@ def recover_directory(target: Path) -> None:
             return
 
 
+def seal_directory(directory: Path) -> None:
+    """Flush every file of a directory that another library wrote, and list them in the manifest, by which `check_directory` knows it whole.
+
+    Raises:
+        CheckpointError: If a file cannot be flushed.
+    """
+    try:
+        _seal_all(directory, {})
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be written: {error}") from error
+
+
 def _seal_all(directory: Path, sealed: Mapping[str, FileEntry]) -> None:
     """Flush every file that is not sealed, and list all in the manifest."""
     names = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}

@@ -81,17 +81,24 @@ def _named(task: Task, index: int, name: str) -> Task:
     return dataclasses.replace(task, id=f"{name}/{index}", metadata={"source": name, **task.metadata})
 
 
-def _read(source: str, form: PromptFormat) -> list[Task]:
+def read_rows(source: str, form: PromptFormat) -> Iterable[Row]:
+    """Yield the position and the columns of each row of a file, a folder, a saved data set or a hub name (``name@configuration``).
+
+    Raises:
+        DataError: If there is none, or it is malformed; the message names the line.
+    """
     path = Path(source).expanduser()
     if path.suffix.lower() in FILE_SUFFIXES and not path.is_dir():
         if not path.is_file():
             raise DataError(form.flag, source, "there is no such file", _nearest_file(path))
-        rows = _rows(path, form)
-    elif files := _files(path, source, form):
-        rows = ((f"{file.relative_to(path)} {where}", row) for file in files for where, row in _rows(file, form))
-    else:
-        rows = _hugging_face(source, path, form)
-    tasks = [_task(row, where, source, form) for where, row in rows]
+        return _rows(path, form)
+    if files := _files(path, source, form):
+        return ((f"{file.relative_to(path)} {where}", row) for file in files for where, row in _rows(file, form))
+    return _hugging_face(source, path, form)
+
+
+def _read(source: str, form: PromptFormat) -> list[Task]:
+    tasks = [_task(row, where, source, form) for where, row in read_rows(source, form)]
     if not tasks:
         raise DataError(form.flag, source, "holds no row", "Give at least one prompt.")
     return tasks

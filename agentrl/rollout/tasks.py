@@ -152,14 +152,23 @@ def check_model(config: PlayConfig) -> None:
     Raises:
         ConfigError: If it cannot.
     """
-    model = config.model.model
+    if not config.run.ray_address:  # a cluster's machines have folders of their own
+        check_model_name(config.model.model)
+
+
+def check_model_name(model: str, flag: str = "--model") -> None:
+    """Check that the model which `flag` names can be found, as `check_model` does; "" is the bundled one.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
     path, remedy = Path(model).expanduser(), "Give the directory of a Hugging Face model, or a name of the hub such as Qwen/Qwen3-0.6B."
-    if not model or config.run.ray_address or (path / "config.json").is_file():  # a cluster's machines have folders of their own
+    if not model or (path / "config.json").is_file():
         return
     if path.exists():
-        raise ConfigError("--model", model, "holds no config.json" if path.is_dir() else "is a file", remedy)
+        raise ConfigError(flag, model, "holds no config.json" if path.is_dir() else "is a file", remedy)
     if model.startswith(("/", "./", "../", "~")) or model.count("/") > 1:
-        raise ConfigError("--model", model, "there is no such directory", remedy)
+        raise ConfigError(flag, model, "there is no such directory", remedy)
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
@@ -168,11 +177,11 @@ def check_model(config: PlayConfig) -> None:
             HfApi().model_info(model, timeout=HUB_TIMEOUT_S)
     except (RepositoryNotFoundError, HFValidationError) as error:
         problem = "is no directory, and the hub has no such model, or shows it only after `hf auth login`"
-        raise ConfigError("--model", model, problem, remedy) from error
+        raise ConfigError(flag, model, problem, remedy) from error
     except Exception as error:  # the hub's client raises those of its transport, which differ between its versions
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         problem = f"is neither a directory nor in the cache of the hub, and the hub cannot be asked: {reason}"
-        raise ConfigError("--model", model, problem, "Download it where there is a network, and give its directory.") from error
+        raise ConfigError(flag, model, problem, "Download it where there is a network, and give its directory.") from error
 
 
 def context_length(model: str) -> int:

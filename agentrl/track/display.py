@@ -9,6 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import IO
 
 from rich.console import Console, Group, RenderableType
@@ -28,14 +29,14 @@ MAX_ERRORS = 5
 
 
 class RunView:
-    """State of one run as a person sees it."""
+    """State of one run as a person sees it; its curve is that of one metric."""
 
-    def __init__(self, num_steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.num_steps, self._clock = num_steps, clock
+    def __init__(self, num_steps: int, *, curve: str = "reward/mean", clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_steps, self._curve, self._clock = num_steps, curve, clock
         self.started_s = self._stage_s = clock()
         self.stages: list[tuple[str, float]] = []  # finished ones with their seconds, oldest first
         self.stage = ""  # the one that is going on; empty while training
-        self.rewards: list[float] = []  # mean of every step
+        self.rewards: list[float] = []  # mean of every step, or another metric that the curve shows
         self.latest: Mapping[str, float] = {}  # metrics of the newest step
         self.groups = 0  # attempts that finished
         self.failed: Counter[str] = Counter()  # episodes by status
@@ -90,7 +91,7 @@ class RunView:
         """Take in the metrics of a finished step."""
         self._end_stage()
         self.latest = dict(metrics)
-        self.rewards.append(float(metrics.get("reward/mean", float("nan"))))
+        self.rewards.append(float(metrics.get(self._curve, float("nan"))))
         self._step_ends = [*self._step_ends[-ETA_STEPS:], self._clock()]
 
     def _end_stage(self) -> None:
@@ -102,11 +103,27 @@ class RunView:
 NAN = math.nan
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """The figures that a display shows of a step.
+
+    Attributes:
+        curve: Metric whose curve is drawn.
+        line: Returns the newest step as one line.
+        rows: Returns the figures of the newest step as labelled rows, drawing curves with the given characters.
+    """
+
+    curve: str
+    line: Callable[[RunView], str]
+    rows: Callable[[RunView, str], Table]
+
+
 class Display(Callback):
     """Shows a run as it goes; the terminal is given back when the run ends."""
 
-    def __init__(self, num_steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._view = RunView(num_steps, clock=clock)
+    def __init__(self, num_steps: int, *, form: Form | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._form = form or EPISODES
+        self._view = RunView(num_steps, curve=self._form.curve, clock=clock)
 
     def on_stage(self, name: str) -> None:
         """Show the stage that the run entered."""
@@ -143,9 +160,16 @@ class LineDisplay(Display):
     """
 
     def __init__(
-        self, num_steps: int, *, title: str, stream: IO[str], min_interval_s: float = 1.0, clock: Callable[[], float] = time.monotonic
+        self,
+        num_steps: int,
+        *,
+        title: str,
+        stream: IO[str],
+        form: Form | None = None,
+        min_interval_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(num_steps, clock=clock)
+        super().__init__(num_steps, form=form, clock=clock)
         self._stream, self._min_s, self._clock = stream, min_interval_s, clock
         self._printed_s, self._printed_step = -float("inf"), 0
         self._write(title)
@@ -179,7 +203,7 @@ class LineDisplay(Display):
 
     def _print_step(self) -> None:
         self._printed_s, self._printed_step = self._clock(), self._view.step
-        self._write(step_line(self._view))
+        self._write(self._form.line(self._view))
 
     def _write_now(self, text: str) -> None:
         self._write(f"[{duration(self._view.elapsed_s):>7}] {text}")
@@ -232,8 +256,8 @@ SPARKLINE_WIDTH = 40
 class LiveDisplay(Display):
     """Redraws a few lines in place; the terminal is given back by `close`, and at interpreter exit if that never came."""
 
-    def __init__(self, num_steps: int, *, title: str, console: Console) -> None:
-        super().__init__(num_steps)
+    def __init__(self, num_steps: int, *, title: str, console: Console, form: Form | None = None) -> None:
+        super().__init__(num_steps, form=form)
         self._title, self._console = title, console
         self._spinner = Spinner("dots" if _unicode(console) else "line")
         self._live = Live(get_renderable=self.render, console=console, refresh_per_second=4.0, transient=True)
@@ -260,7 +284,7 @@ class LiveDisplay(Display):
         """Return the display as it is now."""
         parts: list[RenderableType] = [Text(self._title, style="bold")]
         if self._view.rewards:
-            parts += [self._progress(), metric_rows(self._view, BLOCKS if _unicode(self._console) else ASCII_BLOCKS)]
+            parts += [self._progress(), self._form.rows(self._view, BLOCKS if _unicode(self._console) else ASCII_BLOCKS)]
         else:
             parts += [Text(f"  done  {name}  {duration(seconds)}", style="dim") for name, seconds in self._view.stages]
         return Group(*parts, *self._current())
@@ -297,13 +321,17 @@ def metric_rows(view: RunView, blocks: str) -> Table:
     return table
 
 
+EPISODES = Form(curve="reward/mean", line=step_line, rows=metric_rows)
+"""The figures of reinforcement learning."""
+
+
 def _unicode(console: Console) -> bool:
     return console.encoding.lower().startswith("utf")
 
 
-def make_display(num_steps: int, *, title: str, console: Console | None = None) -> Display:
-    """Make the display: live in a terminal; plain lines in a pipe, with ``TERM=dumb`` or with ``NO_COLOR``."""
+def make_display(num_steps: int, *, title: str, console: Console | None = None, form: Form | None = None) -> Display:
+    """Make the display: live in a terminal; plain lines in a pipe, with ``TERM=dumb`` or with ``NO_COLOR``; `form` says what it shows."""
     console = console or Console()
     if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR"):
-        return LiveDisplay(num_steps, title=title, console=console)
-    return LineDisplay(num_steps, title=title, stream=console.file)
+        return LiveDisplay(num_steps, title=title, console=console, form=form)
+    return LineDisplay(num_steps, title=title, stream=console.file, form=form)

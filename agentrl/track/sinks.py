@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,14 @@ MAX_LINE_BYTES = 1_000_000
 
 
 class JsonlMetrics(Callback):
-    """Writes one JSON object per step, flushed at once."""
+    """Writes one JSON object per step with every key in `promised`, flushed at once."""
 
-    def __init__(self, path: Path) -> None:
-        self._lines = JsonLines(path)
+    def __init__(self, path: Path, promised: Iterable[str] = PROMISED) -> None:
+        self._lines, self._promised = JsonLines(path), tuple(promised)
 
     def on_metrics(self, event: MetricsRow) -> None:
         """Append ``{"step": step, ...}``; a non-finite value, or a promised one that is missing, becomes ``null``."""
-        self._lines.write(encode({**dict.fromkeys(PROMISED), **event.metrics, "step": event.step}))
+        self._lines.write(encode({**dict.fromkeys(self._promised), **event.metrics, "step": event.step}))
 
     def on_run_end(self, event: RunEnd) -> None:
         """Close the file."""
@@ -161,8 +161,8 @@ def clip(value: Any, keep: int) -> Any:
     return value
 
 
-def open_sinks(run_dir: Path, track: TrackConfig) -> list[Callback]:
-    """Open the sinks that the settings ask for: files in `run_dir`, and services.
+def open_metric_sinks(run_dir: Path, track: TrackConfig, promised: Iterable[str] = PROMISED) -> list[Callback]:
+    """Open the sinks of metrics that the settings ask for: files in `run_dir`, whose lines have the `promised` keys, and services.
 
     Raises:
         ConfigError: If the package of a service is not installed; then no file is made.
@@ -171,7 +171,17 @@ def open_sinks(run_dir: Path, track: TrackConfig) -> list[Callback]:
     sinks: list[Callback] = [ExperimentTracker(package, project) for package, project in services if project]
     if track.tensorboard:
         sinks.append(TensorBoard(run_dir / "tensorboard"))
+    return [JsonlMetrics(run_dir / "metrics.jsonl", promised), *sinks]
+
+
+def open_sinks(run_dir: Path, track: TrackConfig) -> list[Callback]:
+    """Open all sinks of a run of reinforcement learning.
+
+    Raises:
+        ConfigError: If the package of a service is not installed; then no file is made.
+    """
+    metrics, *others = open_metric_sinks(run_dir, track)
     if track.record != "none":
-        sinks.append(TrajectoryRecorder(run_dir / "trajectories.jsonl", requests=run_dir / "requests.jsonl"))
+        others.append(TrajectoryRecorder(run_dir / "trajectories.jsonl", requests=run_dir / "requests.jsonl"))
     groups, steps = GroupRecorder(run_dir / "groups.jsonl"), StepRecorder(run_dir / "steps.jsonl")
-    return [LaunchRecorder(run_dir / "launches.jsonl"), JsonlMetrics(run_dir / "metrics.jsonl"), groups, steps, *sinks]
+    return [LaunchRecorder(run_dir / "launches.jsonl"), metrics, groups, steps, *others]

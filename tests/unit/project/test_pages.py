@@ -14,9 +14,10 @@ import pytest
 from agentrl.cli.main import COMMANDS
 from agentrl.config.load import field_homes, flag
 from agentrl.evaluation.config import SAME_HERE
+from agentrl.tune.load import ALIASES
 
 ROOT = Path(__file__).parents[3]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tune").glob("*.md")])
 NAMES = [page.name for page in PAGES]
 LINK = re.compile(r"\]\((?!https?:)([^)\s]*)\)")
 CODE = re.compile(r"```.*?```", re.DOTALL)
@@ -73,8 +74,12 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 @pytest.fixture(scope="module")
 def flags() -> set[str]:
     """Every flag of every command: the fields of the settings, and of the arguments of the modules behind the commands."""
-    known = {flag(name) for name in field_homes()} | set(SAME_HERE) | FOREIGN | {"--completion"}
-    for module in {name.partition(":")[0] for name, _ in COMMANDS.values()} | {"agentrl.evaluation.config", "agentrl.check.context"}:
+    known = set(ALIASES) | {flag(name) for name in field_homes()} | set(SAME_HERE) | FOREIGN | {"--completion"}
+    for module in {name.partition(":")[0] for name, _ in COMMANDS.values()} | {
+        "agentrl.evaluation.config",
+        "agentrl.check.context",
+        "agentrl.tune.settings",
+    }:
         for value in vars(importlib.import_module(module)).values():
             if dataclasses.is_dataclass(value):
                 known |= {flag(field.name) for field in dataclasses.fields(value)}

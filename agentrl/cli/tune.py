@@ -1,0 +1,31 @@
+"""``agentrl sft``, ``dpo`` and the other methods of `agentrl.tune`: read the words, run, and return the exit code."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+INTERRUPTED = 130
+
+
+def main(command: str, words: list[str]) -> int:
+    """Train by the method of a command as the words after it say."""
+    from agentrl.tune.load import load, to_json
+    from agentrl.tune.methods import METHODS
+    from agentrl.tune.run import preview, run
+
+    method = METHODS[command]
+    config = load(method, [word for word in words if word != "--dry-run"])
+    if "--dry-run" in words:
+        sys.stderr.write("".join(f"agentrl: {line}\n" for line in preview(method, config)))
+        sys.stdout.write(to_json(method, config) + "\n")
+        return 0
+    result = run(method, config)
+    if result.status == "finished":
+        return 0
+    sys.stderr.write(f"agentrl: interrupted; continue with: agentrl {command} --resume {result.run_dir}\n")
+    return INTERRUPTED
+
+
+sft, dpo, kto, orpo, distill = (partial(main, command) for command in ("sft", "dpo", "kto", "orpo", "distill"))
+reward_model, process_reward_model = partial(main, "reward-model"), partial(main, "process-reward-model")

@@ -1,0 +1,12 @@
+"""Supervised and preference training: SFT, reward models, DPO and its kin, distillation; the commands around reinforcement learning.
+
+`agentrl.tune.methods` is the table of methods, `agentrl.tune.settings` holds their settings, `agentrl.tune.data` reads and checks rows and
+`agentrl.tune.encode` makes tokens of them; none of these imports torch. `agentrl.tune.trainers` is the only place that imports trl.
+"""
+
+from __future__ import annotations
+
+from agentrl.tune.directory import TuneResult
+from agentrl.tune.run import tune
+
+__all__ = ["TuneResult", "tune"]

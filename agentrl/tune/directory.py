@@ -1,0 +1,158 @@
+"""The directory of a run: its settings, the hash of its data, its checkpoints, and the rows of metrics that stay when it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agentrl.core.errors import CheckpointError, ConfigError
+from agentrl.core.files import check_directory, complete_file
+from agentrl.track.jsonl import encode, read_lines
+from agentrl.tune.launch import is_first
+from agentrl.tune.load import AUTO, check_unchanged, to_json
+from agentrl.tune.methods import Method
+from agentrl.tune.settings import TuneConfig
+
+CHECKPOINTS = "checkpoints"
+PREFIX = "checkpoint-"
+
+
+def checkpoint_step(path: Path) -> int:
+    """Return the step of a checkpoint's directory."""
+    return int(path.name.removeprefix(PREFIX))
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the directories of checkpoints, complete or not, the oldest first."""
+    return sorted((path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit()), key=checkpoint_step)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint that is complete; `None` if there is none."""
+    for path in reversed(checkpoints_in(folder)):
+        try:
+            check_directory(path)
+        except CheckpointError:
+            continue
+        return path
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneResult:
+    """The end of a run: its directory, its model and its figures.
+
+    Attributes:
+        status: ``finished`` or ``interrupted``.
+        run_dir: Directory of the run.
+        model: The model with its tokenizer; an adapter with ``lora_rank``.
+        steps: Steps done, those of earlier parts of the run included.
+        metrics: The last row of ``metrics.jsonl``.
+        summary: What ``summary.json`` holds.
+    """
+
+    status: str
+    run_dir: Path
+    model: Path
+    steps: int
+    metrics: Mapping[str, float]
+    summary: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, run_dir: Path) -> TuneResult:
+        """Return the result of a run from its directory."""
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+        rows = read_lines(run_dir / "metrics.jsonl") if (run_dir / "metrics.jsonl").exists() else []
+        return cls(
+            status=summary["status"],
+            run_dir=run_dir,
+            model=run_dir / "model",
+            steps=summary["steps"],
+            metrics=rows[-1] if rows else {},
+            summary=summary,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The directory of a run, and where the run begins in it.
+
+    Attributes:
+        path: The directory.
+        checkpoint: The checkpoint to go on from; `None` at the beginning of a run.
+        rows: The rows of ``metrics.jsonl`` up to there.
+    """
+
+    path: Path
+    checkpoint: Path | None
+    rows: tuple[Mapping[str, Any], ...]
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return checkpoint_step(self.checkpoint) if self.checkpoint else 0
+
+    def check_data(self, fingerprint: str) -> None:
+        """Note the hash of the run's rows, or compare it with the one that an earlier part noted.
+
+        Raises:
+            ConfigError: If the run goes on with other rows than it began with.
+        """
+        path = self.path / "data.json"
+        if self.checkpoint is not None and path.is_file():
+            if json.loads(path.read_text(encoding="utf-8")).get("sha256") != fingerprint:
+                problem = "goes on with other rows than it began with"
+                raise ConfigError("--resume", str(self.path), problem, "Restore the data, or start a new run.")
+        elif is_first():
+            _write(path, json.dumps({"sha256": fingerprint}) + "\n")
+
+
+def open_directory(method: Method, config: TuneConfig) -> RunDirectory:
+    """Make the directory of a run, or find where it goes on; the first rank writes.
+
+    Raises:
+        ConfigError: If it holds another run, cannot be written to, or there is nothing to go on from.
+    """
+    path = config.run.run_dir
+    if path is None:
+        raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
+    checkpoint = _resumed(method, config, path) if config.run.resume else None
+    if checkpoint is None and config.run.resume not in ("", AUTO):
+        remedy = "Start it again without --resume, with --save-every N."
+        raise ConfigError("--resume", config.run.resume, "holds no complete checkpoint", remedy)
+    if checkpoint is None and not config.run.resume and (path / "metrics.jsonl").exists() and is_first():
+        raise ConfigError("--run-dir", str(path), "already holds a run", "Choose another directory, or continue it with --resume.")
+    try:
+        (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        if is_first():
+            saved = replace(config, run=replace(config.run, resume=""))
+            _write(path / "config.json", to_json(method, saved) + "\n")
+    except OSError as error:
+        raise ConfigError("--run-dir", str(path), f"cannot be written to: {error.strerror}", "Name another directory.") from error
+    return RunDirectory(path, checkpoint, tuple(_rewound(path / "metrics.jsonl", checkpoint_step(checkpoint) if checkpoint else -1)))
+
+
+def _resumed(method: Method, config: TuneConfig, path: Path) -> Path | None:
+    """Return the checkpoint that a run goes on from, after a look at its settings."""
+    if not (path / "config.json").is_file():
+        return None
+    check_unchanged(method, json.loads((path / "config.json").read_text(encoding="utf-8")), config)
+    return latest_checkpoint(path / CHECKPOINTS)
+
+
+def _rewound(path: Path, step: int) -> list[dict[str, Any]]:
+    """Take back the rows after a step, since those steps will happen again, and return the others."""
+    if not path.exists():
+        return []
+    rows = [row for row in read_lines(path) if row["step"] <= step]
+    if is_first():
+        _write(path, "".join(encode(row) + "\n" for row in rows))
+    return rows
+
+
+def _write(path: Path, text: str) -> None:
+    with complete_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")

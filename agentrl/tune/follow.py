@@ -1,0 +1,194 @@
+"""Events of a run while it trains: rows of metrics to the sinks, evaluations, checkpoints, the best model, an early end."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from agentrl.core.callbacks import Callback, MetricsRow
+from agentrl.core.files import replace_directory, temporary_directory
+from agentrl.tune.methods import COMMON, LOWER_IS_BETTER, Method
+
+
+class Stop:
+    """A request to end early: asked once, the step under way is finished and saved."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextmanager
+    def on_signals(self) -> Iterator[Stop]:
+        """Within the block, a first SIGINT or SIGTERM asks for the end, and a second one ends the process; in the main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.signal(number, self._heard) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: object) -> None:
+        self.asked = True
+        sys.stderr.write("\nagentrl: finishing the step under way, then saving; once more to end at once\n")
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+
+    def agreed(self) -> bool:
+        """Return True if any rank was asked, the same on every rank."""
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            return self.asked
+        device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+        flag = torch.tensor([float(self.asked)], device=device)
+        torch.distributed.all_reduce(flag)
+        return bool(flag.item())
+
+
+class Rows:
+    """The rows of ``metrics.jsonl``: the figures of a step and of the evaluation after it are one row.
+
+    Args:
+        method: Names of the figures.
+        rank: The first rank tells the sinks.
+        sinks: Metric sinks, display and summary.
+        epoch_rows: Rows of an epoch, for the metric ``epoch``.
+        batch_size: Rows of a step.
+    """
+
+    def __init__(self, method: Method, sinks: Sequence[Callback], *, epoch_rows: int, batch_size: int) -> None:
+        self._names = {**COMMON, **method.figures}
+        self._sinks, self._epochs_per_step = sinks, batch_size / epoch_rows
+        self._step, self._row = 0, dict[str, float]()
+        self.evaluated: dict[str, float] = {}
+
+    def trained(self, step: int, logs: Mapping[str, Any], seconds: float) -> None:
+        """Begin the row of a step."""
+        self.flush()
+        self._step, self._row = step, {"epoch": step * self._epochs_per_step, **self._named(logs, ""), "time_s": seconds}
+        if "num_tokens" in logs:
+            self._row["tokens"] = float(logs["num_tokens"])
+
+    def measured(self, step: int, logs: Mapping[str, Any]) -> dict[str, float]:
+        """Add the figures of an evaluation after a step, and return them by their names without ``eval/``."""
+        if step != self._step:
+            self.flush()
+            self._step = step
+        found = self._named({name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}, "")
+        if "eval_runtime" in logs:
+            self._row["eval/seconds"] = float(logs["eval_runtime"])
+        self._row |= {f"eval/{name}": value for name, value in found.items()}
+        return found
+
+    def _named(self, logs: Mapping[str, Any], prefix: str) -> dict[str, float]:
+        return {f"{prefix}{ours}": float(logs[theirs]) for theirs, ours in self._names.items() if isinstance(logs.get(theirs), int | float)}
+
+    def note(self, **values: float) -> None:
+        """Add figures to the row of the step."""
+        self._row |= values
+
+    def flush(self) -> None:
+        """Tell the sinks of the row, if there is one."""
+        if self._row:
+            row, self._row = self._row, {}
+            for sink in self._sinks:
+                sink.on_metrics(MetricsRow(step=self._step, metrics={"step": self._step, **row}))
+
+
+class Best:
+    """The best model so far by a figure of the evaluation.
+
+    Args:
+        figure: Name of the figure; empty keeps none.
+        folder: Where the model goes.
+        known: The best value of an earlier part of the run.
+    """
+
+    def __init__(self, figure: str, folder: Path, known: float | None = None) -> None:
+        self.figure, self._folder, self._value = figure.removeprefix("eval/"), folder, known
+
+    def better(self, figures: Mapping[str, float]) -> float | None:
+        """Return the new best value; `None` if it is not better than the one before."""
+        value = figures.get(self.figure)
+        if not self.figure or value is None or value != value:
+            return None
+        sign = -1 if self.figure in LOWER_IS_BETTER else 1
+        if self._value is not None and sign * value <= sign * self._value:
+            return None
+        self._value = value
+        return value
+
+    def save(self, trainer: Any) -> None:
+        """Write the model in the place of the one before, whole or not at all; every rank calls it."""
+        save_model(trainer, self._folder)
+
+
+def save_model(trainer: Any, folder: Path) -> None:
+    """Write the model with its tokenizer into a folder, whole or not at all; every rank calls it."""
+    first = trainer.is_world_process_zero()
+    partial = folder.with_name(f".{folder.name}.partial")
+    if first:
+        partial = temporary_directory(folder)
+    trainer.accelerator.wait_for_everyone()
+    trainer.save_model(str(partial))
+    trainer.accelerator.wait_for_everyone()
+    if first:
+        (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle, which nothing here reads
+        shutil.rmtree(partial / "original", ignore_errors=True)
+        replace_directory(partial, folder)
+    trainer.accelerator.wait_for_everyone()
+
+
+class Follower(TrainerCallback):  # type: ignore[misc]
+    """Steers a trainer of transformers by our settings, and passes its figures on.
+
+    Args:
+        rows: Takes the figures.
+        best: Keeps the best model.
+        stop: Asks for an early end.
+        save_every: Steps between checkpoints; 0: none.
+        eval_every: Steps between evaluations; 0: after the last step only.
+        evaluates: There are rows to evaluate on.
+        clock: Seconds since the run began.
+    """
+
+    def __init__(
+        self, rows: Rows, best: Best, stop: Stop, *, save_every: int, eval_every: int, evaluates: bool, clock: Callable[[], float]
+    ) -> None:
+        self._rows, self._best, self._stop = rows, best, stop
+        self._save_every, self._eval_every, self._evaluates, self._clock = save_every, eval_every, evaluates, clock
+        self.trainer: Any = None
+        self.stopped = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> Any:
+        """Decide what follows the step."""
+        last = state.global_step >= state.max_steps
+        control.should_log = True
+        if self._evaluates:
+            control.should_evaluate = last or bool(self._eval_every and state.global_step % self._eval_every == 0)
+        if self._save_every and (last or state.global_step % self._save_every == 0):
+            control.should_save = True
+        if self._stop.agreed() and not last:
+            self.stopped = control.should_training_stop = control.should_save = True
+        return control
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **rest: Any) -> None:
+        """Take the figures of a step or of an evaluation."""
+        if not logs or "train_runtime" in logs:
+            return
+        if any(name.startswith("eval_") for name in logs):
+            figures = self._rows.measured(state.global_step, logs)
+            if (value := self._best.better(figures)) is not None:
+                self._rows.note(**{"eval/best": value, "eval/best_step": float(state.global_step)})
+                self._best.save(self.trainer)
+        else:
+            self._rows.trained(state.global_step, logs, self._clock())

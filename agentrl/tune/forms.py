@@ -1,0 +1,313 @@
+"""Rows of a data set as examples of one form: chats, pairs, labelled answers, labelled steps. Loads no model library."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from agentrl.core.types import Message, Prompt
+from agentrl.tune.settings import (
+    DialogueDataConfig,
+    LabelledDataConfig,
+    PairsDataConfig,
+    RewardDataConfig,
+    SftDataConfig,
+    StepsDataConfig,
+    TuneDataConfig,
+)
+
+
+class RowError(ValueError):
+    """A row that cannot be used: the column, and what is wrong with it."""
+
+    def __init__(self, key: str, problem: str, remedy: str = "") -> None:
+        self.key, self.problem, self.remedy = key, problem, remedy
+        super().__init__(f"column {key!r} {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A dialogue; the answers of the assistant are trained."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A prompt and the answer to it."""
+
+    prompt: Prompt
+    answer: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Plain text, trained whole."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers to a prompt, of which one is preferred."""
+
+    prompt: Prompt
+    chosen: Message
+    rejected: Message
+    margin: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """An answer that is desirable or not."""
+
+    prompt: Prompt
+    answer: Message
+    label: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """An answer in steps, with the probability that each is good."""
+
+    prompt: Prompt
+    steps: tuple[str, ...]
+    labels: tuple[float, ...]
+
+
+Example: TypeAlias = Chat | Answer | Text | Pair | Labelled | Steps
+Row: TypeAlias = Mapping[str, Any]
+
+
+def dialogue(row: Row, data: DialogueDataConfig) -> list[Example]:
+    """Return the example of a row with a chat, a prompt with a completion, or a text.
+
+    Raises:
+        RowError: If it holds none of them, or a malformed one.
+    """
+    form = data.form if data.form != "auto" else _form_of(row, data)
+    if form == "chat":
+        messages = _with_tools(_chat(row, data.messages_key), row)
+        _check_turns(messages, data.messages_key)
+        return [Chat(tuple(_with_quality(messages, row, data)))]
+    if form == "completion":
+        prompt = _with_quality(_prompt(row, data), row, data)
+        return [Answer(prompt, _answer(_column(row, data.completion_key), data.completion_key))]
+    return [Text(_text(row, data.text_key))]
+
+
+def _form_of(row: Row, data: DialogueDataConfig) -> str:
+    if data.messages_key in row or "conversations" in row:
+        return "chat"
+    if data.completion_key in row:
+        return "completion"
+    if data.text_key in row:
+        return "text"
+    keys = f"--messages-key {data.messages_key}, --completion-key {data.completion_key} nor --text-key {data.text_key}"
+    raise RowError(data.messages_key, f"is missing: the row has neither {keys}", f"Its columns are {', '.join(row)}.")
+
+
+def pair(row: Row, data: PairsDataConfig) -> list[Example]:
+    """Return the pair of a row; without a prompt, its two chats begin alike and differ in the last message.
+
+    Raises:
+        RowError: If a column is missing or malformed, or the two answers are the same.
+    """
+    chosen, rejected = _column(row, data.chosen_key), _column(row, data.rejected_key)
+    if data.prompt_key in row:
+        prompt: Prompt = _prompt(row, data)
+    else:
+        prompt, chosen, rejected = _common_beginning(chosen, rejected, data)
+    good = _answer(_without(prompt, chosen), data.chosen_key)
+    bad = _answer(_without(prompt, rejected), data.rejected_key)
+    if good == bad:
+        raise RowError(data.rejected_key, f"is the same as column {data.chosen_key!r}", "Leave out pairs without a preference.")
+    margin = _number(row, data.margin_key) if isinstance(data, RewardDataConfig) and data.margin_key else None
+    return [Pair(prompt, good, bad, margin)]
+
+
+def labelled(row: Row, data: LabelledDataConfig) -> list[Example]:
+    """Return the labelled answer of a row, or the two of a row with a pair.
+
+    Raises:
+        RowError: If a column is missing or malformed.
+    """
+    if data.completion_key not in row and data.chosen_key in row:
+        found = pair(row, data)[0]
+        assert isinstance(found, Pair)
+        return [Labelled(found.prompt, found.chosen, True), Labelled(found.prompt, found.rejected, False)]
+    label = _column(row, data.label_key)
+    if label not in (True, False):  # 0 and 1 count, as other tools write them
+        raise RowError(data.label_key, f"is neither true nor false: {_shown(label)}")
+    return [Labelled(_prompt(row, data), _answer(_column(row, data.completion_key), data.completion_key), bool(label))]
+
+
+def steps(row: Row, data: StepsDataConfig) -> list[Example]:
+    """Return the labelled steps of a row.
+
+    Raises:
+        RowError: If a column is missing or malformed, or there are not as many labels as steps.
+    """
+    texts, labels = _column(row, data.steps_key), _column(row, data.label_key)
+    if not _is_list(texts) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise RowError(data.steps_key, f"is no list of texts: {_shown(texts)}")
+    if not _is_list(labels) or len(labels) != len(texts):
+        raise RowError(data.label_key, f"is no list of {len(texts)} labels, one for each step: {_shown(labels)}")
+    for label in labels:
+        if not isinstance(label, numbers.Real) or not 0 <= float(label) <= 1:
+            raise RowError(data.label_key, f"holds {_shown(label)}, which is neither true, false nor a number from 0 to 1")
+    return [Steps(_prompt(row, data), tuple(texts), tuple(map(float, labels)))]
+
+
+def _column(row: Row, key: str) -> Any:
+    if key in row and row[key] is not None:
+        return row[key]
+    if key in row:
+        raise RowError(key, "is empty")
+    close = difflib.get_close_matches(key, list(row), n=1)
+    raise RowError(key, "is missing", f"Did you mean {close[0]}?" if close else f"Its columns are {', '.join(row)}.")
+
+
+def _text(row: Row, key: str) -> str:
+    value = _column(row, key)
+    if not isinstance(value, str) or not value:
+        raise RowError(key, f"is no text: {_shown(value)}")
+    return value
+
+
+def _number(row: Row, key: str) -> float:
+    value = _column(row, key)
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise RowError(key, f"is no number: {_shown(value)}")
+    return float(value)
+
+
+def _prompt(row: Row, data: TuneDataConfig) -> Prompt:
+    value = _column(row, data.prompt_key)
+    if isinstance(value, str):
+        if not value:
+            raise RowError(data.prompt_key, "is an empty text")
+        return data.input_template.format(value) if data.input_template else value
+    messages = _with_tools(_messages(value, data.prompt_key), row)
+    if messages[-1]["role"] == "assistant":
+        raise RowError(data.prompt_key, "ends with a message of the assistant, where the answer is to begin")
+    return messages
+
+
+def _chat(row: Row, key: str) -> list[Message]:
+    key = key if key in row or "conversations" not in row else "conversations"
+    return _messages(_column(row, key), key)
+
+
+ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
+"""Roles of the ShareGPT form -> ours."""
+
+
+def _messages(value: Any, key: str) -> list[Message]:
+    """Return chat messages, also those of the ShareGPT form (``from`` and ``value``)."""
+    if not _is_list(value) or not value:
+        raise RowError(key, f"is no list of messages: {_shown(value)}")
+    found: list[Message] = []
+    for index, item in enumerate(value):
+        if isinstance(item, Mapping) and "from" in item and "value" in item:
+            item = {"role": ROLES.get(item["from"], item["from"]), "content": item["value"]}
+        if not isinstance(item, Mapping) or not isinstance(item.get("role"), str):
+            raise RowError(key, f"holds no message with role and content at place {index}: {_shown(item)}")
+        message = {name: part for name, part in item.items() if part is not None}
+        calls = message.get("tool_calls")
+        if not isinstance(message.setdefault("content", "" if calls else None), str) or not (message["content"] or calls):
+            raise RowError(
+                key, f"holds a message of {item['role']} whose content is no text, at place {index}: {_shown(item.get('content'))}"
+            )
+        found.append(message)  # type: ignore[arg-type]
+    return found
+
+
+def _check_turns(messages: Sequence[Message], key: str) -> None:
+    """Check that a chat begins with something to answer, and that no answer follows another."""
+    roles = [message["role"] for message in messages]
+    if roles[0] == "assistant":
+        raise RowError(key, "begins with a message of the assistant", "Begin with one of the user or the system.")
+    if roles[-1] != "assistant":
+        raise RowError(key, f"ends with a message of {roles[-1]}, which nothing answers", "End with a message of the assistant.")
+    if any(first == second == "assistant" for first, second in itertools.pairwise(roles)):
+        raise RowError(key, "holds two messages of the assistant in a row", "Join them.")
+
+
+def _answer(value: Any, key: str) -> Message:
+    if isinstance(value, str):
+        if not value:
+            raise RowError(key, "is an empty text")
+        return Message(role="assistant", content=value)
+    messages = _messages(value, key)
+    if len(messages) != 1 or messages[0]["role"] != "assistant":
+        roles = ", ".join(message["role"] for message in messages)
+        raise RowError(key, f"holds messages of {roles}", "Give one message of the assistant after the prompt.")
+    return messages[0]
+
+
+def _without(prompt: Prompt, value: Any) -> Any:
+    """Return a chat without the prompt that it repeats, as some data sets have it."""
+    if isinstance(prompt, str) or not _is_list(value) or len(value) <= len(prompt):
+        return value
+    begins = all(isinstance(a, Mapping) and a.get("content") == b["content"] for a, b in zip(value, prompt, strict=False))
+    return list(value[len(prompt) :]) if begins else value
+
+
+def _common_beginning(chosen: Any, rejected: Any, data: PairsDataConfig) -> tuple[Prompt, Any, Any]:
+    if not _is_list(chosen) or not _is_list(rejected):
+        raise RowError(data.prompt_key, "is missing, and the answers are no chats that could hold the prompt", "Name it with --prompt-key.")
+    first, second = _messages(chosen, data.chosen_key), _messages(rejected, data.rejected_key)
+    length = 0
+    while length < min(len(first), len(second)) - 1 and first[length] == second[length]:
+        length += 1
+    if not length:
+        raise RowError(
+            data.rejected_key, f"does not begin as column {data.chosen_key!r}, and there is no prompt", "Name it with --prompt-key."
+        )
+    return first[:length], first[length:], second[length:]
+
+
+def _with_tools(messages: list[Message], row: Row) -> list[Message]:
+    """Give the first message the functions in column ``tools``, a list of JSON schemas or its text."""
+    tools = row.get("tools")
+    if not tools:
+        return messages
+    try:
+        found = json.loads(tools) if isinstance(tools, str) else tools
+    except ValueError as error:
+        raise RowError("tools", f"is not JSON: {error}") from error
+    return [{**messages[0], "tools": found}, *messages[1:]]
+
+
+def _with_quality(prompt: Any, row: Row, data: DialogueDataConfig) -> Any:
+    """Write the quality of a row into its prompt, or into the last message of the user."""
+    if not isinstance(data, SftDataConfig) or not data.quality_key:
+        return prompt
+    quality = _column(row, data.quality_key)
+    if not isinstance(quality, str | numbers.Real):
+        raise RowError(data.quality_key, f"is neither a number nor a word: {_shown(quality)}")
+    if isinstance(prompt, str):
+        return data.quality_template.format(prompt=prompt, quality=quality)
+    last = max((index for index, message in enumerate(prompt) if message["role"] == "user"), default=None)
+    if last is None:
+        raise RowError(data.quality_key, "cannot be written anywhere: the chat has no message of the user")
+    content = data.quality_template.format(prompt=prompt[last]["content"], quality=quality)
+    return [*prompt[:last], {**prompt[last], "content": content}, *prompt[last + 1 :]]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]
+
+
+PARSERS = {"dialogue": dialogue, "pairs": pair, "labelled": labelled, "steps": steps}
+"""Form of the rows -> function that makes examples of one row."""

@@ -1,0 +1,142 @@
+"""The ranks of a run: processes of this machine that are started here, or those that torchrun or SLURM started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from agentrl.core.process import cuda_device_count
+from agentrl.tune.settings import TuneConfig
+
+if TYPE_CHECKING:
+    from agentrl.learner.ranks import Ranks
+
+LOOPBACK = "127.0.0.1"
+ENDING_S = 20.0
+"""Seconds that the other ranks have to end when one has failed."""
+TIMEOUT_S = 1800.0
+"""Seconds that a rank waits for the others in one collective operation."""
+SLURM = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "LOCAL_RANK"}
+
+
+def world_size() -> int:
+    """Return the number of ranks that torchrun, SLURM (with ``MASTER_ADDR`` set) or `run_ranks` started; 1 if none of them did."""
+    _adopt_slurm()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_rank() -> bool:
+    """Return True for a process that is one rank of several."""
+    return world_size() > 1
+
+
+def is_first() -> bool:
+    """Return True for the rank that writes and reports."""
+    return not is_rank() or os.environ.get("RANK", "0") == "0"
+
+
+def _adopt_slurm() -> None:
+    """Take the rank from what ``srun`` says, where a job script has set the address of the first rank."""
+    if "MASTER_ADDR" in os.environ and "RANK" not in os.environ and "SLURM_PROCID" in os.environ:
+        os.environ.update({ours: os.environ[theirs] for theirs, ours in SLURM.items() if theirs in os.environ})
+        os.environ.setdefault("MASTER_PORT", "29500")
+
+
+@contextmanager
+def joined(config: TuneConfig) -> Iterator[Ranks | None]:
+    """Within the block, this process is one of the ranks; `None` where it is alone and needs no DeepSpeed."""
+    device: Literal["cpu", "cuda"] = "cuda" if cuda_device_count() else "cpu"
+    os.environ["DS_ACCELERATOR"] = device
+    if not is_rank() and not config.optim.zero_stage:
+        yield None
+        return
+    from agentrl.learner.ranks import join
+
+    env = os.environ
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's own store listens already
+        import torch.distributed as dist
+
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    port = int(env.get("MASTER_PORT", "29500")) if is_rank() else 29500  # one rank opens no port
+    rank, size = (int(env.get("RANK", "0")), world_size()) if is_rank() else (0, 1)
+    local = int(env.get("LOCAL_RANK", rank)), int(env.get("LOCAL_WORLD_SIZE", size))
+    ranks = join(
+        rank, size, master_port=port, master_addr=env.get("MASTER_ADDR", LOOPBACK), device=device, timeout_s=TIMEOUT_S, place=local
+    )
+    before = {name: env.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    try:
+        yield ranks
+    finally:
+        ranks.leave()
+        if size == 1:  # another run of this process is not bound by it
+            for name in before:
+                env.pop(name, None)
+
+
+def run_ranks(words: Sequence[str], size: int) -> int:
+    """Run a command in `size` processes, each one rank, and return 0 when all have ended, or the code of the first that failed.
+
+    Signals are passed on to all. When one fails the others are ended.
+    """
+    port = _free_port()
+    processes = []
+    for rank in range(size):
+        places: dict[str, object] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        places |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port}
+        own = {name: str(value) for name, value in places.items()}
+        output = None if rank == 0 else subprocess.DEVNULL
+        env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **own}
+        processes.append(subprocess.Popen(words, env=env, stdout=output, start_new_session=True))
+    return _supervised(processes)
+
+
+def _supervised(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait for all processes, pass signals on to them, and return 0, or the code of the first that failed."""
+    failed = 0
+    with _passing_signals(processes):
+        while any(process.poll() is None for process in processes):
+            codes = [code for process in processes if (code := process.poll()) not in (None, 0, INTERRUPTED)]
+            if codes and not failed:
+                failed, deadline = codes[0] or 0, time.monotonic() + ENDING_S
+                _signal_all(processes, signal.SIGTERM)
+            if failed and time.monotonic() > deadline:
+                _signal_all(processes, signal.SIGKILL)
+            time.sleep(0.1)
+    return failed or next((code for process in processes if (code := process.returncode)), 0)
+
+
+INTERRUPTED = 130
+
+
+@contextmanager
+def _passing_signals(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda given, _: _signal_all(processes, given)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _signal_all(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(OSError):
+            process.send_signal(number)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port

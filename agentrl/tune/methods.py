@@ -1,0 +1,139 @@
+"""The methods: what each one is called, takes, trains and reports. Everything that differs between them by a name stands in this table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from agentrl.tune import settings
+from agentrl.tune.settings import TuneConfig
+
+LIKELIHOOD: Mapping[str, str] = MappingProxyType({"mean_token_accuracy": "token_accuracy", "entropy": "entropy"})
+PREFERENCE: Mapping[str, str] = MappingProxyType(
+    {
+        "rewards/accuracies": "accuracy",
+        "rewards/margins": "margin",
+        "rewards/chosen": "reward/chosen",
+        "rewards/rejected": "reward/rejected",
+        "logps/chosen": "logprob/chosen",
+        "logps/rejected": "logprob/rejected",
+    }
+)
+COMMON: Mapping[str, str] = MappingProxyType({"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate"})
+"""Figures of every method: name in transformers or TRL -> name in ``metrics.jsonl``; those of an evaluation follow ``eval/``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way to train.
+
+    Attributes:
+        command: Name of the command.
+        title: What it does, for the list of commands.
+        config: Its settings.
+        form: Form of its rows, a key of `agentrl.tune.forms.PARSERS`.
+        figures: Name of a figure in TRL -> its name in ``metrics.jsonl``.
+        shown: Figures of the display, beside the loss.
+        learning_rates: Default for models below 5e7, below 5e8 and above 5e8 parameters.
+        task: Task of the adapter, as peft names it.
+        head: Layers that are new and trained whole beside an adapter.
+        reference: Paper or source of the method.
+    """
+
+    command: str
+    title: str
+    config: type[TuneConfig]
+    form: str
+    figures: Mapping[str, str]
+    shown: tuple[str, ...]
+    learning_rates: tuple[float, float, float]
+    task: str = "CAUSAL_LM"
+    head: tuple[str, ...] = ()
+    reference: str = ""
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        method.command: method
+        for method in (
+            Method(
+                command="sft",
+                title="train a model on chats, prompts with completions, or texts",
+                config=settings.SftConfig,
+                form="dialogue",
+                figures=LIKELIHOOD,
+                shown=("token_accuracy",),
+                learning_rates=(1e-3, 5e-5, 1e-5),
+                reference="Ouyang et al., arXiv:2203.02155",
+            ),
+            Method(
+                command="reward-model",
+                title="train a reward model on pairs of answers",
+                config=settings.RewardModelConfig,
+                form="pairs",
+                figures={"accuracy": "accuracy", "margin": "margin", "mean_reward": "reward/mean"},
+                shown=("accuracy", "margin"),
+                learning_rates=(5e-4, 2e-5, 1e-5),
+                task="SEQ_CLS",
+                head=("score",),
+                reference="Bradley and Terry, Biometrika 39, 1952; margin: arXiv:2307.09288; centring: arXiv:2312.09244",
+            ),
+            Method(
+                command="process-reward-model",
+                title="train a process reward model on answers whose steps are labelled",
+                config=settings.ProcessRewardModelConfig,
+                form="steps",
+                figures={"accuracy": "accuracy", "good": "label/mean"},
+                shown=("accuracy",),
+                learning_rates=(5e-4, 2e-5, 1e-5),
+                task="TOKEN_CLS",
+                head=("score",),
+                reference="Lightman et al., arXiv:2305.20050; Uesato et al., arXiv:2211.14275",
+            ),
+            Method(
+                command="dpo",
+                title="train a model on pairs of answers, against a reference model",
+                config=settings.DpoConfig,
+                form="pairs",
+                figures=PREFERENCE,
+                shown=("accuracy", "margin"),
+                learning_rates=(3e-4, 2e-6, 5e-7),
+                reference="Rafailov et al., arXiv:2305.18290",
+            ),
+            Method(
+                command="kto",
+                title="train a model on answers that are desirable or not",
+                config=settings.KtoConfig,
+                form="labelled",
+                figures={**PREFERENCE, "kl": "kl"},
+                shown=("margin", "kl"),
+                learning_rates=(3e-4, 2e-6, 5e-7),
+                reference="Ethayarajh et al., arXiv:2402.01306",
+            ),
+            Method(
+                command="orpo",
+                title="train a model on pairs of answers, without a reference model",
+                config=settings.OrpoConfig,
+                form="pairs",
+                figures={**PREFERENCE, "nll": "nll", "log_odds": "log_odds"},
+                shown=("accuracy", "margin"),
+                learning_rates=(5e-4, 2e-5, 8e-6),
+                reference="Hong et al., arXiv:2403.07691",
+            ),
+            Method(
+                command="distill",
+                title="train a model to predict as a teacher does, on given data",
+                config=settings.DistillConfig,
+                form="dialogue",
+                figures={"kl": "kl", "agreement": "agreement"},
+                shown=("kl", "agreement"),
+                learning_rates=(1e-3, 5e-5, 1e-5),
+                reference="Agarwal et al., arXiv:2306.13649",
+            ),
+        )
+    }
+)
+
+LOWER_IS_BETTER = frozenset({"loss", "kl", "nll", "entropy"})
+"""Figures that fall as a model gets better; the others rise."""

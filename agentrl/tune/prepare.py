@@ -1,0 +1,89 @@
+"""From checked settings to rows of token ids: the models that are named, the examples encoded, the length of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentrl.assets import tiny_model_path
+from agentrl.core.errors import ConfigError
+from agentrl.core.tokenizers import check_teacher, load_tokenizer
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.tasks import check_model_name
+from agentrl.tune.data import Examples, epoch_size
+from agentrl.tune.encode import Encoder, Row, pack, render
+from agentrl.tune.rules import named_models
+from agentrl.tune.settings import TuneConfig
+
+SAMPLES = 3
+"""Rows that are shown before training begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The rows of a run as token ids.
+
+    Attributes:
+        parts: Rows to train on, by source.
+        held_out: Rows to evaluate on.
+        counts: What became of the examples, for training and evaluation.
+        samples: A few rows as text.
+    """
+
+    parts: tuple[tuple[Row, ...], ...]
+    held_out: tuple[Row, ...]
+    counts: Mapping[str, Mapping[str, int]]
+    samples: tuple[str, ...]
+
+
+def check_models(config: TuneConfig) -> None:
+    """Check that the named models can be found, and that a teacher has the model's tokens.
+
+    Raises:
+        ConfigError: If not.
+    """
+    for flag, name in named_models(config):
+        check_model_name(name, flag)
+    if teacher := getattr(config.method, "teacher", ""):
+        check_teacher(teacher, model_path(config), trust_remote_code=config.model.trust_remote_code)
+
+
+def model_path(config: TuneConfig) -> str:
+    """Return the directory or hub name of the model to train; the bundled model unless ``--model`` names one."""
+    return config.model.model or str(tiny_model_path())
+
+
+def prepare(config: TuneConfig, examples: Examples) -> Prepared:
+    """Make token ids of the examples.
+
+    Raises:
+        DataError: If the chat template refuses one, or all are too long.
+    """
+    tokenizer = load_tokenizer(model_path(config), trust_remote_code=config.model.trust_remote_code)
+    codec = ChatCodec(tokenizer, system_prompt=config.data.system_prompt)
+    encoder = Encoder(codec, config)
+    parts = tuple(tuple(encoder.encode(part)) for part in examples.parts)
+    samples = tuple(render(codec, row) for row in parts[0][:SAMPLES])
+    evaluation = Encoder(codec, config)
+    held_out = tuple(evaluation.encode(examples.held_out, "--eval-data")) if examples.held_out else ()
+    if getattr(config.method, "packing", False):
+        parts = tuple(tuple(pack(part, config.data.max_length)) for part in parts)
+        held_out = tuple(pack(held_out, config.data.max_length))
+    counts = {"train": encoder.counts.as_dict(), "eval": evaluation.counts.as_dict()}
+    return Prepared(parts, held_out, counts, samples)
+
+
+def num_steps(config: TuneConfig, sizes: Sequence[int]) -> int:
+    """Return the steps of a run over rows in parts of these sizes.
+
+    Raises:
+        ConfigError: If there are fewer rows than one step takes.
+    """
+    if config.run.num_steps:
+        return config.run.num_steps
+    rows = epoch_size(sizes, config)
+    steps = int(rows * config.run.num_epochs // config.optim.batch_size)
+    if not steps:
+        problem = f"is more than the {rows} rows of {config.run.num_epochs:g} epochs"
+        raise ConfigError("--batch-size", config.optim.batch_size, problem, "Lower it, or give --num-epochs or --num-steps.")
+    return steps

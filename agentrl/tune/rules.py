@@ -1,0 +1,180 @@
+"""Rules between the settings of a method, and the learning rate that follows from them; nothing heavy is imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import string
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from agentrl.config.data_rules import check_files, check_probabilities, check_template, listed
+from agentrl.config.lora import holds_adapter
+from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
+from agentrl.config.model_shape import read_shape
+from agentrl.config.sections import changed, flag
+from agentrl.core.errors import ConfigError
+from agentrl.tune.launch import is_rank, world_size
+from agentrl.tune.methods import Method
+from agentrl.tune.settings import (
+    DistillMethodConfig,
+    DpoMethodConfig,
+    KtoMethodConfig,
+    SftDataConfig,
+    SftMethodConfig,
+    TuneConfig,
+)
+
+MAX_MICRO = 8
+"""Rows that go through the model at once where nothing is said."""
+
+SMOOTHED = ("cdpo", "robust", "exo_pair", "aot", "aot_unpaired")
+"""Losses that use ``--label-smoothing``."""
+
+MUST_SMOOTH = ("cdpo", "robust", "exo_pair")
+"""Losses that are another one, or undefined, without it."""
+
+
+def with_learning_rate(method: Method, config: TuneConfig) -> TuneConfig:
+    """Return the settings with the learning rate of the method and the model, unless one is given."""
+    if config.optim.learning_rate:
+        return config
+    shape = read_shape(config.model.model)
+    size = LARGE if shape is None else shape.parameters
+    rate = method.learning_rates[(size >= MEDIUM) + (size >= LARGE)]
+    factor = ADAPTER_FACTOR if config.lora.lora_rank and size >= MEDIUM else 2 if config.lora.lora_rank else 1
+    return changed(config, learning_rate=round(rate * factor, 12))
+
+
+def check(method: Method, config: TuneConfig) -> TuneConfig:
+    """Return the settings unchanged if they go together.
+
+    Raises:
+        ConfigError: For the first that does not.
+    """
+    for rule in RULES:
+        rule(method, config)
+    return config
+
+
+def _packages(method: Method, config: TuneConfig) -> None:
+    for name in ("trl", "datasets", "accelerate"):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"agentrl {method.command}", name, "is a package that is not installed", "pip install 'agentrl[tune]'")
+
+
+def _data(method: Method, config: TuneConfig) -> None:
+    data = config.data
+    if not data.data:
+        raise ConfigError("--data", "", "is required", "Name a JSONL or Parquet file, a folder of them, or a data set of the hub.")
+    check_files("--data", listed(data.data))
+    check_files("--eval-data", listed(data.eval_data))
+    check_probabilities("--data-probs", data.data_probs, "--data", listed(data.data))
+    if data.input_template:
+        check_template("--input-template", data.input_template)
+    if data.overlong == "split" and method.form != "dialogue":
+        raise ConfigError("--overlong", "split", "is for plain text", "Use drop or cut.")
+    if isinstance(data, SftDataConfig) and data.quality_key:
+        _check_quality(data.quality_template)
+
+
+def _check_quality(template: str) -> None:
+    try:
+        names = sorted(name for _, name, _, _ in string.Formatter().parse(template) if name is not None)
+    except ValueError:
+        names = []
+    if names != ["prompt", "quality"]:
+        raise ConfigError(
+            "--quality-template", template, "must hold {prompt} and {quality} once each", "For example '{prompt} <quality {quality}>'."
+        )
+
+
+def _batches(method: Method, config: TuneConfig) -> None:
+    optim, ranks = config.optim, num_ranks(config)
+    if optim.batch_size % ranks:
+        raise ConfigError("--batch-size", optim.batch_size, f"is not divisible by {ranks} ranks", "Use a multiple of it.")
+    if optim.micro_batch_size and (optim.batch_size // ranks) % optim.micro_batch_size:
+        problem = f"does not divide the {optim.batch_size // ranks} rows that a rank has of a step"
+        raise ConfigError("--micro-batch-size", optim.micro_batch_size, problem, "Use a divisor of it.")
+    if method.command == "kto" and micro_batch(config) < 2:
+        problem = "leaves one row in a micro-batch, and the KL estimate of KTO needs at least 2"
+        raise ConfigError("--micro-batch-size", micro_batch(config), problem, "Raise it, or --batch-size.")
+
+
+def num_ranks(config: TuneConfig) -> int:
+    """Return the number of ranks: those of torchrun or SLURM if one of them started this process, else ``--num-ranks``."""
+    return world_size() if is_rank() else config.run.num_ranks
+
+
+def micro_batch(config: TuneConfig) -> int:
+    """Return the rows that go through the model at once on one rank."""
+    rows = config.optim.batch_size // num_ranks(config)
+    return config.optim.micro_batch_size or max(size for size in range(1, min(rows, MAX_MICRO) + 1) if rows % size == 0)
+
+
+def _lora(method: Method, config: TuneConfig) -> None:
+    lora = config.lora
+    if not lora.lora_rank:
+        for item in fields(lora):
+            if (value := getattr(lora, item.name)) != item.default:
+                raise ConfigError(flag(item.name), value, "has no effect without an adapter", "Add --lora-rank 16, or leave it out.")
+    elif not lora.target_names:
+        raise ConfigError("--lora-target-modules", lora.lora_target_modules, "names no layer", "Leave it out for all-linear.")
+
+
+def _models(method: Method, config: TuneConfig) -> None:
+    for name, value in named_models(config):
+        if holds_adapter(Path(value).expanduser()):
+            problem = "holds an adapter without its model"
+            raise ConfigError(name, value, problem, f"Merge it first: agentrl merge {value} --output DIR.")
+    teacher = getattr(config.method, "teacher", None)
+    if isinstance(config.method, DistillMethodConfig) and not teacher:
+        raise ConfigError("--teacher", "", "is required", "Name the model to learn from.")
+
+
+def named_models(config: TuneConfig) -> list[tuple[str, str]]:
+    """Return the flags that name models, with what they name."""
+    named = [("--model", config.model.model)]
+    named += [(flag(name), getattr(config.method, name)) for name in ("reference", "teacher") if hasattr(config.method, name)]
+    return [(name, value) for name, value in named if value]
+
+
+def _method(method: Method, config: TuneConfig) -> None:
+    own = config.method
+    if isinstance(own, DpoMethodConfig):
+        _check_dpo(own)
+    if isinstance(own, DpoMethodConfig | KtoMethodConfig) and own.reference and config.lora.lora_rank:
+        raise ConfigError(
+            "--reference", own.reference, "is the model without its adapter where there is --lora-rank", "Leave one of the two out."
+        )
+    if isinstance(own, SftMethodConfig) and own.packing and config.data.overlong == "split":
+        raise ConfigError("--overlong", "split", "cannot be packed further", "Leave out --packing.")
+
+
+def _check_dpo(own: DpoMethodConfig) -> None:
+    if own.label_smoothing and own.loss not in SMOOTHED:
+        problem = f"has no effect with --loss {own.loss}"
+        remedy = "Use --loss cdpo." if own.loss == "sigmoid" else "Leave it out."
+        raise ConfigError("--label-smoothing", own.label_smoothing, problem, remedy)
+    if own.loss in MUST_SMOOTH and not own.label_smoothing:
+        raise ConfigError("--loss", own.loss, "needs --label-smoothing above 0", "Give the share of wrong labels, 0.1 for example.")
+
+
+def _evaluation(method: Method, config: TuneConfig) -> None:
+    rows = config.data.eval_data or config.data.eval_size
+    figures = ("loss", *method.figures.values())
+    best = config.eval.keep_best.removeprefix("eval/")
+    if config.eval.eval_every and not rows:
+        raise ConfigError("--eval-every", config.eval.eval_every, "has no rows to evaluate on", "Add --eval-size N or --eval-data.")
+    if best and not rows:
+        raise ConfigError("--keep-best", best, "is measured on held-out rows, and there are none", "Add --eval-size N or --eval-data.")
+    if best and best not in figures:
+        raise ConfigError("--keep-best", best, "is no figure of this method", f"Figures: {', '.join(figures)}.")
+
+
+def _resume(method: Method, config: TuneConfig) -> None:
+    if config.run.resume == "auto" and config.run.run_dir is None:
+        raise ConfigError("--resume", "auto", "needs to know which run", "Give --run-dir, the same each time.")
+
+
+RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (_packages, _data, _batches, _lora, _models, _method, _evaluation, _resume)

@@ -1,0 +1,118 @@
+"""One run from its settings to its result: in this process, or on ranks that are processes started here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.core.errors import ClusterError, ConfigError
+from agentrl.tune import launch
+from agentrl.tune.data import read_examples
+from agentrl.tune.directory import TuneResult, open_directory
+from agentrl.tune.encode import fingerprint
+from agentrl.tune.load import load_given
+from agentrl.tune.methods import METHODS, Method
+from agentrl.tune.prepare import check_models, num_steps, prepare
+from agentrl.tune.settings import TuneConfig
+from agentrl.tune.summary import data_text
+
+if TYPE_CHECKING:
+    from agentrl.tune.follow import Stop
+
+
+def tune(method: str, *, stop: Stop | None = None, **settings: Any) -> TuneResult:
+    """Train by one of the methods, as the command of its name does.
+
+    Args:
+        method: ``sft``, ``reward-model``, ``process-reward-model``, ``dpo``, ``kto``, ``orpo`` or ``distill``.
+        stop: Asks for an early end from another thread.
+        **settings: The flags of the command: ``model="..."``, ``data="pairs.jsonl"``, ``num_steps=20``.
+
+    Returns:
+        The directory of the run, its model and its figures.
+
+    Raises:
+        ConfigError: If a setting or a row is wrong; nothing heavy is imported by then.
+    """
+    if method not in METHODS:
+        raise ConfigError("method", method, "is not a method", f"Methods: {', '.join(METHODS)}.")
+    return run(METHODS[method], load_given(METHODS[method], settings), stop)
+
+
+def run(method: Method, config: TuneConfig, stop: Stop | None = None) -> TuneResult:
+    """Train as `config` says; on return everything is saved.
+
+    Raises:
+        ConfigError: If a row or a model is wrong.
+        AgentRLError: If the run failed.
+    """
+    config = with_directory(method, config)
+    if config.run.num_ranks > 1 and not launch.is_rank():
+        return _run_ranks(method, config)
+    started_s = time.monotonic()
+    examples = read_examples(config, method.form)
+    check_models(config)
+    directory = open_directory(method, config)
+    prepared = prepare(config, examples)
+    directory.check_data(fingerprint(row for part in (*prepared.parts, prepared.held_out) for row in part))
+    with launch.joined(config):
+        from agentrl.tune.training import train
+
+        train(method, config, prepared, directory, stop, started_s)
+    return TuneResult.read(directory.path)
+
+
+def _run_ranks(method: Method, config: TuneConfig) -> TuneResult:
+    """Run ``--num-ranks`` processes of the same command on the settings of the run's directory.
+
+    Raises:
+        ClusterError: If one failed.
+        SystemExit: With code 2 if they refused the request, which they have said.
+    """
+    read_examples(config, method.form)
+    check_models(config)
+    path = open_directory(method, config).path
+    words = [sys.executable, "-m", "agentrl.cli.main", method.command, "--config", str(path / "config.json"), "--run-dir", str(path)]
+    words += ["--resume", config.run.resume] if config.run.resume else []
+    words += ["--debug"] if config.run.debug else []
+    code = launch.run_ranks(words, config.run.num_ranks)
+    if code == REFUSED:
+        raise SystemExit(code)
+    if code not in (0, launch.INTERRUPTED):
+        raise ClusterError(f"a rank of {path} ended with code {code}; what it said is above")
+    return TuneResult.read(path)
+
+
+REFUSED = 2
+
+
+def with_directory(method: Method, config: TuneConfig) -> TuneConfig:
+    """Return the settings with the directory of the run filled in: the resumed one, or a new one."""
+    run = config.run
+    if run.resume not in ("", "auto"):
+        return replace(config, run=replace(run, run_dir=Path(run.resume).expanduser()))
+    named = run.run_dir.expanduser() if run.run_dir else Path("runs") / f"{method.command}-{datetime.now():%Y%m%d-%H%M%S}"
+    return replace(config, run=replace(run, run_dir=named))
+
+
+def preview(method: Method, config: TuneConfig) -> list[str]:
+    """Return the lines of ``--dry-run`` for a person: the size of the run, what is cut, and three rows as they are trained.
+
+    Raises:
+        ConfigError: If a row or a model is wrong.
+    """
+    examples = read_examples(config, method.form)
+    check_models(config)
+    prepared = prepare(config, examples)
+    steps = num_steps(config, [len(part) for part in prepared.parts])
+    lines = [f"{steps} steps of {config.optim.batch_size} rows, learning rate {config.optim.learning_rate:g}"]
+    lines += [f"to train on: {data_text(prepared.counts['train'], config.data.max_length)}"]
+    if prepared.held_out:
+        lines += [f"to evaluate on: {data_text(prepared.counts['eval'], config.data.max_length)}"]
+    for number, sample in enumerate(prepared.samples, start=1):
+        lines += [f"row {number}, trained is what stands in [[ ]]:", *(f"    {line}" for line in sample.split("\n"))]
+    return lines

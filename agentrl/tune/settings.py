@@ -1,0 +1,356 @@
+"""Settings of the methods in `agentrl.tune`: sections that all of them share, and one section of each method's own.
+
+Names are those of ``agentrl train`` where the idea is the same. Field names are unique over the sections of a method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import tyro
+from annotated_types import Ge, Le, Lt
+
+from agentrl.config.lora import LoraConfig
+from agentrl.config.schema import ModelConfig, TrackConfig
+from agentrl.config.sections import Count, CountOrZero, Fraction, NonNegative, Positive, Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneRunConfig:
+    """The length of the run, and the place of its results."""
+
+    num_steps: CountOrZero = 0
+    """Optimizer steps to train for; 0: as many as ``--num-epochs`` gives."""
+    num_epochs: Positive = 1.0
+    """Passes over the data, where ``--num-steps`` is not given."""
+    seed: CountOrZero = 0
+    """Seed of the whole run: order of the data, choice of held-out rows, initialisation of new layers, dropout."""
+    run_dir: Path | None = None
+    """Where everything of this run is written. Default: ``runs/<method>-<date>-<time>``."""
+    save_every: CountOrZero = 0
+    """Steps between two checkpoints, from which ``--resume`` continues; 0: none but that of a run which a signal ends."""
+    keep_checkpoints: Count = 2
+    """Checkpoints to keep; older ones are removed when a newer one is complete."""
+    resume: str = ""
+    """Directory of a run to continue with its own settings, or ``auto``: continue the run in ``--run-dir`` if there is one."""
+    num_ranks: Count = 1
+    """Data-parallel ranks, each a process of this machine. Under torchrun or ``srun`` the ranks are theirs, and this is left out."""
+    debug: bool = False
+    """Show tracebacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneDataConfig:
+    """The rows to train and to evaluate on."""
+
+    data: str = ""
+    """JSONL, CSV or Parquet file, folder of such files, or Hugging Face data set (``name`` or ``name@configuration``); several with commas
+    between them. Required."""
+    data_probs: str = ""
+    """Proportions in which to draw from several ``--data``: ``0.7,0.3``. Empty: they are one collection."""
+    data_split: str = "train"
+    """Split to load when ``--data`` names a Hugging Face data set, or a folder whose files are named after their splits."""
+    eval_data: str = ""
+    """Rows to evaluate on, in the same forms as ``--data``. Empty: ``--eval-size``."""
+    eval_split: str = "test"
+    """The same for ``--eval-data``."""
+    eval_size: CountOrZero = 0
+    """Rows to evaluate on: of ``--eval-data`` at most so many (0: all), else so many held out of ``--data``, chosen by the seed."""
+    max_length: Annotated[int, Ge(8)] = 1024
+    """Tokens of a row at most, prompt included."""
+    overlong: Literal["drop", "cut", "split"] = "drop"
+    """Rows above ``--max-length``: ``drop`` them, ``cut`` off their end, or ``split`` plain text into several rows. They are counted."""
+    prompt_key: str = "prompt"
+    """Column that holds the prompt: text or a list of chat messages."""
+    input_template: str = ""
+    """Text around each plain-text prompt, with ``{}`` in its place; ``{{`` and ``}}`` stand for braces."""
+    apply_chat_template: bool = True
+    """Render a plain-text prompt as one user message with the chat template; off: use the text as it is."""
+    system_prompt: str = ""
+    """System message put before every chat that has none."""
+    shuffle: bool = True
+    """Take rows in an order derived from the seed and the epoch; off: in the given order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialogueDataConfig(TuneDataConfig):
+    """The rows to train and to evaluate on: chats, prompts with completions, or texts."""
+
+    form: Literal["auto", "chat", "completion", "text"] = "auto"
+    """Form of the rows. ``auto``: by the columns of the first row."""
+    messages_key: str = "messages"
+    """Column that holds a chat: a list of messages with role and content."""
+    completion_key: str = "completion"
+    """Column that holds the answer to the prompt: text, or a list of one assistant message."""
+    text_key: str = "text"
+    """Column that holds plain text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftDataConfig(DialogueDataConfig):
+    """The rows to train and to evaluate on: chats, prompts with completions, or texts."""
+
+    quality_key: str = ""
+    """Column with the quality or reward of a row, a number or a word, to be written into its prompt (conditional SFT). Empty: off."""
+    quality_template: str = "{prompt} <quality {quality}>"
+    """How ``--quality-key`` is written into the prompt's last user message, or into a plain-text prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsDataConfig(TuneDataConfig):
+    """The rows to train and to evaluate on: pairs of a chosen and a rejected answer."""
+
+    chosen_key: str = "chosen"
+    """Column with the preferred answer: text, a list of one assistant message, or a whole chat that begins as the rejected one."""
+    rejected_key: str = "rejected"
+    """Column with the other answer, in the same forms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardDataConfig(PairsDataConfig):
+    """The rows to train and to evaluate on: pairs of a chosen and a rejected answer, with a margin if there is one."""
+
+    margin_key: str = ""
+    """Column with the margin by which the chosen answer is to score higher. Empty: no margins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledDataConfig(PairsDataConfig):
+    """The rows to train and to evaluate on: answers that are desirable or not; a pair counts as one of each."""
+
+    completion_key: str = "completion"
+    """Column that holds the answer to the prompt: text, or a list of one assistant message."""
+    label_key: str = "label"
+    """Column that is true for a desirable answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsDataConfig(TuneDataConfig):
+    """The rows to train and to evaluate on: answers in steps, each labelled."""
+
+    steps_key: str = "completions"
+    """Column with the steps of the answer, a list of texts."""
+    label_key: str = "labels"
+    """Column with a label for each step: true or false, or the probability that it is good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Batches, the optimizer, and DeepSpeed."""
+
+    batch_size: Count = 32
+    """Rows of an optimizer step, over all ranks; with ``--packing`` packed rows."""
+    micro_batch_size: CountOrZero = 0
+    """Rows that go through the model at once on one rank; 0: all of the rank's rows, at most 8."""
+    learning_rate: NonNegative = 0.0
+    """Peak learning rate; 0: by method and size of the model, ten times as much with ``--lora-rank``. ``--dry-run`` shows it."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Shape of the learning rate after warm-up, down to 0 for ``linear`` and ``cosine``."""
+    lr_warmup_steps: CountOrZero = 0
+    """Steps over which the learning rate rises from 0."""
+    weight_decay: NonNegative = 0.0
+    """AdamW weight decay."""
+    adam_beta1: Fraction = 0.9
+    """AdamW first-moment decay."""
+    adam_beta2: Fraction = 0.95
+    """AdamW second-moment decay."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this global norm."""
+    zero_stage: Annotated[int, Ge(0), Le(3)] = 0
+    """DeepSpeed ZeRO stage; 0: plain data parallelism, without DeepSpeed."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Data type of the computation; the weights are float32. ``auto``: float32 on CPU, bfloat16 on GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneLoraConfig(LoraConfig):
+    """Low-rank adapters: the model stays as it is, and small matrices beside its layers are trained."""
+
+    publish: tyro.conf.Suppress[Literal["merged", "adapter"]] = LoraConfig.publish
+    load_in_4bit: tyro.conf.Suppress[bool] = LoraConfig.load_in_4bit
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneEvalConfig:
+    """Evaluation on the held-out rows during training."""
+
+    eval_every: CountOrZero = 0
+    """Steps between two evaluations; 0: before the first step and after the last one only."""
+    keep_best: str = ""
+    """Figure of the evaluation, ``loss`` or ``accuracy`` for example, whose best model is kept in ``best/``. Empty: none is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneTrackConfig(TrackConfig):
+    """Metrics of the run."""
+
+    record: tyro.conf.Suppress[Record] = "none"
+    callback: tyro.conf.Suppress[tuple[str, ...]] = TrackConfig.callback
+    callback_timeout_s: tyro.conf.Suppress[float] = TrackConfig.callback_timeout_s
+    save_model: tyro.conf.Suppress[bool] = TrackConfig.save_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """Settings of the method itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftMethodConfig(MethodConfig):
+    """Supervised fine-tuning."""
+
+    train_on: Literal["answers", "last", "all"] = "answers"
+    """Tokens that are trained: all ``answers`` of the assistant, the ``last`` one only, or ``all`` tokens. Plain text is trained whole."""
+    packing: bool = False
+    """Put several rows of at most ``--max-length`` tokens together into one; they do not attend to each other."""
+    loss: Literal["nll", "dft"] = "nll"
+    """``nll``: negative log-likelihood; ``dft``: each token's weighted by its probability (dynamic fine-tuning, arXiv:2508.05629)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardMethodConfig(MethodConfig):
+    """Training of a reward model on pairs (Bradley-Terry)."""
+
+    center_rewards_coefficient: NonNegative = 0.0
+    """Weight of the squared sum of a pair's two rewards, which keeps the mean reward near 0 (arXiv:2312.09244)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessMethodConfig(MethodConfig):
+    """Training of a process reward model on labelled steps."""
+
+    step_separator: str = "\n"
+    """Text after each step; the model judges the step at its last token."""
+    last_step_only: bool = False
+    """Train on the label of the last step of a row only, as an outcome reward model."""
+
+
+DpoLoss: TypeAlias = (
+    Literal["sigmoid", "cdpo", "ipo", "ipo_sum", "hinge", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard"]
+    | Literal["aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm"]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoMethodConfig(MethodConfig):
+    """Direct preference optimization."""
+
+    loss: DpoLoss = "sigmoid"
+    """Loss of a pair. ``cdpo`` assumes that a share ``--label-smoothing`` of the labels is wrong; ``ipo`` takes log-ratios per token,
+    ``ipo_sum`` sums them; the others are TRL's."""
+    beta: Positive = 0.1
+    """Strength of the pull to the reference model; for ``ipo`` and ``ipo_sum`` the paper's tau."""
+    label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
+    """Share of labels taken for wrong, for ``cdpo``, ``robust``, ``exo_pair``, ``aot`` and ``aot_unpaired``."""
+    reference: str = ""
+    """Reference model. Empty: the model as it is before training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KtoMethodConfig(MethodConfig):
+    """Kahneman-Tversky optimization."""
+
+    beta: Positive = 0.1
+    """Strength of the pull to the reference model."""
+    desirable_weight: NonNegative = 1.0
+    """Weight of the loss of desirable answers."""
+    undesirable_weight: NonNegative = 1.0
+    """Weight of the loss of undesirable answers."""
+    reference: str = ""
+    """Reference model. Empty: the model as it is before training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrpoMethodConfig(MethodConfig):
+    """Odds-ratio preference optimization, which needs no reference model."""
+
+    beta: Positive = 0.1
+    """Weight of the odds-ratio loss beside the likelihood of the chosen answer (the paper's lambda)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillMethodConfig(MethodConfig):
+    """Distillation of a teacher's distribution on given data."""
+
+    teacher: str = ""
+    """Model whose distribution is learned, with the same tokens as ``--model``. Required."""
+    beta: Fraction = 0.5
+    """Divergence: 0 is forward KL (teacher to student), 1 reverse KL, between them the generalized Jensen-Shannon divergence."""
+    temperature: Positive = 1.0
+    """Temperature of both distributions in the loss."""
+    train_on: Literal["answers", "last", "all"] = "answers"
+    """Tokens at which the distributions are compared; as for ``agentrl sft``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """Everything a method needs, one section per concern."""
+
+    run: TuneRunConfig = field(default_factory=TuneRunConfig)
+    data: TuneDataConfig = field(default_factory=TuneDataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    lora: TuneLoraConfig = field(default_factory=TuneLoraConfig)
+    eval: TuneEvalConfig = field(default_factory=TuneEvalConfig)
+    track: TuneTrackConfig = field(default_factory=TuneTrackConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig(TuneConfig):
+    """Train a model on chats, prompts with completions, or texts."""
+
+    data: SftDataConfig = field(default_factory=SftDataConfig)
+    method: SftMethodConfig = field(default_factory=SftMethodConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelConfig(TuneConfig):
+    """Train a reward model on pairs of answers."""
+
+    data: RewardDataConfig = field(default_factory=RewardDataConfig)
+    method: RewardMethodConfig = field(default_factory=RewardMethodConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRewardModelConfig(TuneConfig):
+    """Train a process reward model on answers whose steps are labelled."""
+
+    data: StepsDataConfig = field(default_factory=StepsDataConfig)
+    method: ProcessMethodConfig = field(default_factory=ProcessMethodConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoConfig(TuneConfig):
+    """Train a model on pairs of answers, against a reference model."""
+
+    data: PairsDataConfig = field(default_factory=PairsDataConfig)
+    method: DpoMethodConfig = field(default_factory=DpoMethodConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KtoConfig(TuneConfig):
+    """Train a model on answers that are desirable or not, against a reference model."""
+
+    data: LabelledDataConfig = field(default_factory=LabelledDataConfig)
+    method: KtoMethodConfig = field(default_factory=KtoMethodConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrpoConfig(TuneConfig):
+    """Train a model on pairs of answers, without a reference model."""
+
+    data: PairsDataConfig = field(default_factory=PairsDataConfig)
+    method: OrpoMethodConfig = field(default_factory=OrpoMethodConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(TuneConfig):
+    """Train a model to predict as a teacher does, on given data."""
+
+    data: DialogueDataConfig = field(default_factory=DialogueDataConfig)
+    method: DistillMethodConfig = field(default_factory=DistillMethodConfig)

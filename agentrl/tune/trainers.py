@@ -1,0 +1,161 @@
+"""TRL's trainers with our rows, checkpoints and losses; the only module that imports trl.
+
+What every trainer here has in common is `Prepared`: its rows come as token ids in the order in which they are drawn, and checkpoints are
+complete under their name or not there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Trainer
+from trl import DPOTrainer, KTOTrainer, RewardTrainer, SFTTrainer
+from trl.models.utils import prepare_deepspeed
+
+from agentrl.core.files import remove_directory, seal_directory
+from agentrl.tune.directory import PREFIX, checkpoints_in
+from agentrl.tune.losses import conservative_dpo, generalized_jsd, identity_preference
+
+
+class Prepared:
+    """Mixed into a trainer: rows are token ids already, checkpoints are sealed, and nothing is sent to anyone."""
+
+    keep_checkpoints = 2
+    before_save: Callable[[], None] = staticmethod(lambda: None)
+
+    def _prepare_dataset(self, dataset: Any, *rest: Any, **named: Any) -> Any:
+        return dataset
+
+    def _send_telemetry(self) -> None:
+        """Send nothing."""
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Write a checkpoint and seal it with a manifest; only then remove older ones."""
+        self.before_save()
+        folder = Path(self.args.output_dir)  # type: ignore[attr-defined]
+        target = folder / f"{PREFIX}{self.state.global_step}"  # type: ignore[attr-defined]
+        first = self.is_world_process_zero()  # type: ignore[attr-defined]
+        if first and target.exists():
+            shutil.rmtree(target)
+        self.accelerator.wait_for_everyone()  # type: ignore[attr-defined]
+        Trainer._save_checkpoint(self, model, trial)
+        self.accelerator.wait_for_everyone()  # type: ignore[attr-defined]
+        if first:
+            seal_directory(target)
+            complete = [path for path in checkpoints_in(folder) if path != target]
+            for path in complete[: max(0, len(complete) + 1 - self.keep_checkpoints)]:
+                remove_directory(path)
+
+
+class Figures:
+    """Mixed into a trainer: means of figures over the rows of a step or an evaluation, on all ranks."""
+
+    def _start_figures(self) -> None:
+        self._metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
+
+    def _add(self, name: str, values: Tensor) -> None:
+        """Add the values of the rows of a micro-batch, which are gathered from all ranks."""
+        mode = "train" if self.model.training else "eval"  # type: ignore[attr-defined]
+        local = torch.stack([values.detach().float().sum(), torch.tensor(float(values.numel()), device=values.device)])
+        total, count = self.accelerator.gather(local[None]).sum(0).tolist()  # type: ignore[attr-defined]
+        self._metrics[mode][name].append(total / max(count, 1.0))
+
+    def _logged(self, logs: dict[str, float]) -> dict[str, float]:
+        """Return the logs of a trainer with the figures since the last ones."""
+        mode = "train" if self.model.training else "eval"  # type: ignore[attr-defined]
+        prefix = "eval_" if mode == "eval" else ""
+        found = {f"{prefix}{name}": sum(values) / len(values) for name, values in self._metrics[mode].items()}
+        self._metrics[mode].clear()
+        return {**logs, **found}
+
+
+class SupervisedTrainer(Prepared, SFTTrainer):  # type: ignore[misc]
+    """Supervised fine-tuning on rows of token ids and labels."""
+
+
+class PairRewardTrainer(Prepared, RewardTrainer):  # type: ignore[misc]
+    """Training of a reward model on pairs of token ids."""
+
+
+class PreferenceTrainer(Prepared, Figures, DPOTrainer):  # type: ignore[misc]
+    """DPO and its kin; `own_loss` names one that TRL does not have.
+
+    TRL's ``sigmoid`` takes no notice of its ``label_smoothing``, and its ``ipo`` is the one per token.
+    """
+
+    own_loss = ""
+
+    def _compute_loss(self, model: Any, inputs: Any, return_outputs: bool) -> Any:
+        if not self.own_loss:
+            return super()._compute_loss(model, inputs, return_outputs)
+        labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
+        fed = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], "use_cache": False}
+        sums = model(**fed, labels=labels, fused_lm_head=True).log_probs.sum(dim=1)
+        policy = sums.chunk(2)  # the chosen answers come first
+        reference = self.compute_ref_log_probs(self.ref_model if self.ref_model is not None else self.model, inputs)
+        chosen, rejected = (mine - theirs for mine, theirs in zip(policy, reference, strict=True))
+        if self.own_loss == "cdpo":
+            losses = conservative_dpo(chosen, rejected, beta=self.beta, label_smoothing=self.args.label_smoothing)
+        else:
+            losses = identity_preference(chosen, rejected, beta=self.beta)
+        self._add("rewards/chosen", self.beta * chosen)
+        self._add("rewards/rejected", self.beta * rejected)
+        self._add("rewards/accuracies", (chosen > rejected).float())
+        self._add("rewards/margins", self.beta * (chosen - rejected))
+        self._add("logps/chosen", policy[0])
+        self._add("logps/rejected", policy[1])
+        return losses.mean()
+
+
+class LabelledTrainer(Prepared, KTOTrainer):  # type: ignore[misc]
+    """KTO on labelled answers of token ids."""
+
+    def _prepare_dataset(self, dataset: Any, *rest: Any, **named: Any) -> Any:
+        """Give each row the answer of the row before it in its micro-batch, from which KTO estimates a divergence."""
+        size = self.args.per_device_train_batch_size if hasattr(self, "args") else rest[1].per_device_train_batch_size
+
+        def shifted(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+            answers = batch["completion_ids"]
+            return {"KL_completion_ids": [answers[-1], *answers[:-1]]}
+
+        return dataset.map(shifted, batched=True, batch_size=size)
+
+
+class DistillTrainer(Prepared, Figures, SFTTrainer):  # type: ignore[misc]
+    """Distillation of a teacher on data: the divergence at each trained token."""
+
+    def __init__(self, *args: Any, teacher: str, beta: float, temperature: float, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.beta, self.temperature = beta, temperature
+        loaded = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32, trust_remote_code=self.args.trust_remote_code)
+        if self.is_deepspeed_enabled:
+            self.teacher = prepare_deepspeed(loaded, self.accelerator)
+        else:
+            self.teacher = self.accelerator.prepare_model(loaded, evaluation_mode=True)
+        self.teacher.eval()
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        """Return the divergence summed over the trained tokens of the micro-batch, as its share of the step's mean."""
+        trained = inputs["labels"][:, 1:] != -100
+        fed = {name: value for name, value in inputs.items() if name != "labels"} | {"use_cache": False}
+        mine = model(**fed).logits[:, :-1][trained]
+        with torch.no_grad():
+            theirs = self.teacher(**fed).logits[:, :-1][trained]
+        divergence = generalized_jsd(mine, theirs, beta=self.beta, temperature=self.temperature)
+        self._add("kl", generalized_jsd(mine.detach(), theirs, beta=0.0))
+        self._add("agreement", (mine.argmax(-1) == theirs.argmax(-1)).float())
+        if num_items_in_batch is None:
+            return divergence.sum() / trained.sum().clamp(min=1)
+        return divergence.sum() / num_items_in_batch * self.accelerator.num_processes
+
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
+        """Return the loss of a batch of the evaluation."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs), None, None

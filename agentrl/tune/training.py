@@ -1,0 +1,158 @@
+"""The heavy half of a run: the trainer of its method, trained, followed, saved and summed up."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import datasets
+import transformers
+from rich.console import Console
+from transformers import PrinterCallback
+
+from agentrl.config.lora import holds_adapter
+from agentrl.core.callbacks import Callback, RunBegin, RunEnd
+from agentrl.core.tokenizers import load_tokenizer
+from agentrl.track.display import make_display
+from agentrl.track.sinks import open_metric_sinks
+from agentrl.track.summary import write_summary
+from agentrl.tune.build import arguments, build_trainer
+from agentrl.tune.data import drawing_order, epoch_size
+from agentrl.tune.directory import RunDirectory
+from agentrl.tune.encode import columns
+from agentrl.tune.follow import Best, Follower, Rows, Stop, save_model
+from agentrl.tune.launch import is_first
+from agentrl.tune.methods import Method
+from agentrl.tune.prepare import Prepared, model_path, num_steps
+from agentrl.tune.settings import TuneConfig
+from agentrl.tune.summary import TuneSummary, data_text, display_form, print_tune_summary
+
+_log = logging.getLogger(__name__)
+
+
+def train(method: Method, config: TuneConfig, prepared: Prepared, directory: RunDirectory, stop: Stop | None, started_s: float) -> None:
+    """Train on prepared rows as one of the ranks; the first one writes ``summary.json`` and the model.
+
+    Raises:
+        ConfigError: If the model cannot be trained so.
+    """
+    _quiet()
+    sizes = [len(part) for part in prepared.parts]
+    steps = num_steps(config, sizes)
+    console = Console()
+    summary, sinks, display = TuneSummary(method), list[Callback](), None
+    for row in directory.rows:
+        summary.add(row)
+    if is_first():
+        _show_data(config, prepared, directory, console)
+        display = make_display(steps, title=_title(method, config), console=console, form=display_form(method))
+        display.on_stage("loading the model")
+        sinks = [*open_metric_sinks(directory.path, config.track, ("step", "loss", "learning_rate", "epoch")), summary, display]
+        for sink in sinks:
+            sink.on_run_begin(RunBegin(config=_as_dict(config), run_dir=directory.path, resumed=directory.step > 0, step=directory.step))
+    status = "failed"
+    try:
+        with (stop or Stop()).on_signals() as asked:
+            rows = Rows(method, sinks, epoch_rows=epoch_size(sizes, config), batch_size=config.optim.batch_size)
+            status = _train(method, config, prepared, directory, steps, rows, asked, lambda: time.monotonic() - started_s, display)
+    finally:
+        found = summary.build(run_dir=directory.path, wall_s=time.monotonic() - started_s, status=status, data=prepared.counts)
+        if is_first():
+            write_summary(found, directory.path / "summary.json")
+        for sink in reversed(sinks):
+            sink.on_run_end(RunEnd(status=status, summary=found))
+        if is_first() and status != "failed":
+            print_tune_summary(found, summary.losses, console=console, next_commands=_next(method, directory, status))
+
+
+def _train(
+    method: Method,
+    config: TuneConfig,
+    prepared: Prepared,
+    directory: RunDirectory,
+    steps: int,
+    rows: Rows,
+    stop: Stop,
+    clock: Callable[[], float],
+    display: Any,
+) -> str:
+    """Build the trainer, train, and save the model; return ``finished`` or ``interrupted``."""
+    order = drawing_order([len(part) for part in prepared.parts], steps * config.optim.batch_size, config)
+    flat = [row for part in prepared.parts for row in part]
+    trained = datasets.Dataset.from_dict(columns(flat)).select(order)
+    held_out = datasets.Dataset.from_dict(columns(prepared.held_out)) if prepared.held_out else None
+    known = [row["eval/best"] for row in directory.rows if row.get("eval/best") is not None]
+    best = Best(config.eval.keep_best, directory.path / "best", known[-1] if known else None)
+    follower = Follower(
+        rows, best, stop, save_every=config.run.save_every, eval_every=config.eval.eval_every, evaluates=held_out is not None, clock=clock
+    )
+    tokenizer = load_tokenizer(model_path(config), trust_remote_code=config.model.trust_remote_code)
+    given = arguments(config, directory.path, steps, evaluate_first=held_out is not None and not directory.step)
+    try:
+        trainer = build_trainer(method, config, given, tokenizer, trained, held_out)
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(follower)
+        trainer.keep_checkpoints, trainer.before_save = config.run.keep_checkpoints, rows.flush
+        follower.trainer = trainer
+        if display is not None:
+            display.on_stage("first step")
+        trainer.train(resume_from_checkpoint=str(directory.checkpoint) if directory.checkpoint else None)
+        rows.flush()
+        if follower.stopped:
+            return "interrupted"
+        save_model(trainer, directory.path / "model")
+        return "finished"
+    finally:
+        _forget()
+
+
+def _forget() -> None:
+    """Let another run in this process begin afresh: accelerate keeps what the first one asked for."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def _quiet() -> None:
+    """Leave the terminal to our display."""
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch|transformers|accelerate|trl|peft|deepspeed")
+    for name in ("trl", "accelerate", "deepspeed", "DeepSpeed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _show_data(config: TuneConfig, prepared: Prepared, directory: RunDirectory, console: Console) -> None:
+    """Say what became of the rows, and write a few of them as text."""
+    lines = [f"data: {data_text(prepared.counts['train'], config.data.max_length)}"]
+    if prepared.held_out:
+        lines.append(f"held out: {data_text(prepared.counts['eval'], config.data.max_length)}")
+    samples = "\n\n".join(prepared.samples)
+    (directory.path / "samples.txt").write_text(samples + "\n", encoding="utf-8")
+    lines += ["trained is what stands in [[ ]]:", *(f"  {line}" for line in samples.split("\n") if line)]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _title(method: Method, config: TuneConfig) -> str:
+    name = config.model.model.rstrip("/").rpartition("/")[2] or "the bundled tiny model"
+    return f"{method.command} of {name} on {config.data.data}"
+
+
+def _next(method: Method, directory: RunDirectory, status: str) -> list[str]:
+    if status != "finished":
+        return [f"agentrl {method.command} --resume {directory.path}"]
+    if holds_adapter(directory.path / "model"):
+        return [f"agentrl merge {directory.path / 'model'}"]
+    return []
+
+
+def _as_dict(config: TuneConfig) -> Mapping[str, Mapping[str, Any]]:
+    import dataclasses
+
+    return dataclasses.asdict(config)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.core.errors import ConfigError, UnknownFlagError
+from agentrl.tune.load import check_unchanged, load, load_given, to_json
+from agentrl.tune.methods import METHODS
+from agentrl.tune.rules import micro_batch
+
+DATA = "examples/tune/pairs.jsonl"
+DPO, SFT = METHODS["dpo"], METHODS["sft"]
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_names_of_settings_are_unique_over_sections(method: Any):
+    config = method.config()
+    names = [item.name for section in dataclasses.fields(config) for item in dataclasses.fields(getattr(config, section.name))]
+    assert len(names) == len(set(names))
+
+
+def test_defaults_then_file_then_flags(tmp_path: Path):
+    path = tmp_path / "dpo.toml"
+    path.write_text(f'data = "{DATA}"\nbeta = 0.2\n\n[optim]\nbatch_size = 8\n', encoding="utf-8")
+    config: Any = load(DPO, ["--config", str(path), "--beta", "0.3"])
+    assert (config.method.beta, config.optim.batch_size, config.method.loss) == (0.3, 8, "sigmoid")
+
+
+def test_names_of_other_systems_are_known():
+    words = ["--pretrain", "", "--dataset", DATA, "--train_batch_size=8", "--max-epochs", "2", "--loss-type", "hinge"]
+    config: Any = load(DPO, words)
+    assert (config.data.data, config.optim.batch_size, config.run.num_epochs, config.method.loss) == (DATA, 8, 2.0, "hinge")
+
+
+def test_the_learning_rate_follows_from_method_and_model():
+    assert load(DPO, ["--data", DATA]).optim.learning_rate == 3e-4
+    assert load(DPO, ["--data", DATA, "--model", "someone/large"]).optim.learning_rate == 5e-7
+    assert load(DPO, ["--data", DATA, "--model", "someone/large", "--lora-rank", "8"]).optim.learning_rate == 5e-6
+    assert load(DPO, ["--data", DATA, "--learning-rate", "1e-5"]).optim.learning_rate == 1e-5
+
+
+WRONG = [
+    (["--data", DATA, "--betta", "1"], "did you mean --beta"),
+    ([], "--data = '': is required"),
+    (["--data", "none.jsonl"], "no such file"),
+    (["--data", DATA, "--beta", "0"], "--beta = 0"),
+    (["--data", DATA, "--label-smoothing", "0.1"], "has no effect with --loss sigmoid. Use --loss cdpo"),
+    (["--data", DATA, "--loss", "cdpo"], "needs --label-smoothing above 0"),
+    (["--data", DATA, "--loss", "robust"], "needs --label-smoothing above 0"),
+    (["--data", DATA, "--num-ranks", "3"], "is not divisible by 3 ranks"),
+    (["--data", DATA, "--micro-batch-size", "5"], "does not divide the 32 rows"),
+    (["--data", DATA, "--lora-alpha", "8"], "has no effect without an adapter"),
+    (["--data", DATA, "--eval-every", "5"], "has no rows to evaluate on"),
+    (["--data", DATA, "--keep-best", "loss"], "there are none"),
+    (["--data", DATA, "--eval-size", "4", "--keep-best", "bleu"], "is no figure of this method"),
+    (["--data", DATA, "--overlong", "split"], "is for plain text"),
+    (["--data", DATA, "--data-probs", "1,2"], "has 2 numbers for 1 data set"),
+    (["--data", DATA, "--input-template", "x"], "must hold {} exactly once"),
+    (["--data", DATA, "--reference", "m", "--lora-rank", "4"], "Leave one of the two out"),
+    (["--data", DATA, "--resume", "auto"], "Give --run-dir"),
+    (["--data", DATA, "--resume", "nowhere"], "holds no run"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words[2:]) or str(words) for words, _ in WRONG])
+def test_what_is_wrong_is_named_with_its_remedy(words: list[str], message: str):
+    with pytest.raises(ConfigError) as caught:
+        load(DPO, words)
+    assert message in str(caught.value)
+
+
+def test_rules_of_single_methods():
+    with pytest.raises(ConfigError, match="at least 2"):
+        load(METHODS["kto"], ["--data", DATA, "--micro-batch-size", "1"])
+    with pytest.raises(ConfigError, match="--teacher = '': is required"):
+        load(METHODS["distill"], ["--data", DATA])
+    with pytest.raises(ConfigError, match=r"\{prompt\} and \{quality\}"):
+        load(SFT, ["--data", DATA, "--quality-key", "q", "--quality-template", "{prompt}"])
+    with pytest.raises(UnknownFlagError):
+        load(SFT, ["--data", DATA, "--chosen-key", "a"])
+
+
+def test_an_adapter_is_no_model(tmp_path: Path):
+    (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="Merge it first"):
+        load(DPO, ["--data", DATA, "--model", str(tmp_path)])
+
+
+def test_settings_given_in_python():
+    config: Any = load_given(DPO, {"data": DATA, "run_dir": Path("runs/x"), "beta": 0.5})
+    assert (config.run.run_dir, config.method.beta) == (Path("runs/x"), 0.5)
+    with pytest.raises(ConfigError, match="Did you mean `beta`"):
+        load_given(DPO, {"data": DATA, "betas": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("batch", "ranks", "given", "expected"), [(32, 1, 0, 8), (32, 2, 0, 8), (6, 1, 0, 6), (22, 2, 0, 1), (32, 1, 4, 4)]
+)
+def test_rows_of_a_micro_batch_divide_those_of_a_rank(batch: int, ranks: int, given: int, expected: int):
+    config = load_given(DPO, {"data": DATA, "batch_size": batch, "num_ranks": ranks, "micro_batch_size": given})
+    assert micro_batch(config) == expected
+
+
+def test_a_resumed_run_may_not_learn_otherwise():
+    config = load_given(DPO, {"data": DATA, "lr_schedule": "constant"})
+    saved = json.loads(to_json(DPO, config))
+    check_unchanged(DPO, saved, load_given(DPO, {"data": DATA, "lr_schedule": "constant", "num_steps": 50, "save_every": 3}))
+    with pytest.raises(ConfigError, match=r"--beta \(was 0.1, now 0.4\)"):
+        check_unchanged(DPO, saved, load_given(DPO, {"data": DATA, "lr_schedule": "constant", "beta": 0.4}))
+    cosine = json.loads(to_json(DPO, load_given(DPO, {"data": DATA})))
+    with pytest.raises(ConfigError, match="--num-steps"):
+        check_unchanged(DPO, cosine, load_given(DPO, {"data": DATA, "num_steps": 50}))
