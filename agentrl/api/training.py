@@ -53,8 +53,8 @@ T = TypeVar("T")
 
 PROMPTS_CHECKED = 1000
 """Tasks whose prompts are measured before training begins."""
-STOP_MARGIN_S = 1.0
-"""Seconds of ``--stop-timeout-s`` that are left for ending in order after the wait for a copy."""
+STOP_MARGIN_S = 5.0
+"""Seconds of ``--stop-timeout-s``, at most half of them, that are left for ending in order after the wait for a copy."""
 
 
 async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks: Sequence[CallbackLike] = ()) -> RunResult:
@@ -239,7 +239,7 @@ async def _train(
             await learner.save_model(str((run_dir / "model").absolute()))
         if uploads:
             tracker.on_stage("waiting for the last copy of a checkpoint")
-            await _finish_uploads(uploads, config, stop)
+            await _finish_uploads(uploads, config, stop, stopped=result.stopped)
         return result
 
     if uploads:
@@ -254,20 +254,32 @@ def _uploads(config: TrainConfig, learner: Learner) -> Uploads | None:
     return Uploads(absolute(run.checkpoint_upload), learner, keep=run.keep_checkpoints, timeout_s=run.upload_timeout_s)
 
 
-async def _finish_uploads(uploads: Uploads, config: TrainConfig, stop: StopRequest) -> None:
-    """Wait for the last copy; after a signal only as long as ``--stop-timeout-s`` leaves, and without an error, because that is resumed.
+async def _finish_uploads(uploads: Uploads, config: TrainConfig, stop: StopRequest, *, stopped: bool) -> None:
+    """Wait for the last copy; from a signal on only as long as ``--stop-timeout-s`` leaves.
 
     Raises:
-        CheckpointError: If the last checkpoint of a run that was not stopped could not be copied.
+        CheckpointError: If the last checkpoint of a run that was not stopped, and so will not be resumed, could not be copied.
     """
-    if not stop.signalled_s:
-        await uploads.finish(config.run.upload_timeout_s)
-        return
-    left = stop.signalled_s + config.run.stop_timeout_s - STOP_MARGIN_S - time.monotonic()
+    run = config.run
+    margin_s = min(STOP_MARGIN_S, run.stop_timeout_s / 2)
+    stop.heard = True
+    copied, asked = asyncio.ensure_future(uploads.finish(run.upload_timeout_s)), asyncio.ensure_future(stop.wait_for_signal())
     try:
-        await uploads.finish(max(0.0, left))
+        await asyncio.wait([copied, asked], return_when=asyncio.FIRST_COMPLETED)
+        if not copied.done():
+            copied.cancel()
+            await asyncio.gather(copied, return_exceptions=True)
+            left_s = stop.signalled_s + run.stop_timeout_s - margin_s - time.monotonic()
+            copied = asyncio.ensure_future(uploads.finish(max(0.0, left_s)))
+        await copied
     except CheckpointError as error:
+        if not stopped:
+            raise
         _log.warning("%s", error)
+    finally:
+        stop.heard = False
+        for task in (copied, asked):
+            task.cancel()
 
 
 async def _beside(companion: Coroutine[Any, Any, None], work: Coroutine[Any, Any, T]) -> T:

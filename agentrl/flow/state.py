@@ -227,25 +227,31 @@ class StopRequest:
     Attributes:
         heard: True while a run listens. If none does, nothing happens after `ask` until one begins.
         reason: Why a callback asked first; empty after a signal.
-        signalled_s: Monotonic time of the signal that asked first; 0 if there was none.
+        signalled_s: Monotonic time of the first signal; 0 if there was none.
     """
 
     def __init__(self) -> None:
         self.heard = False
         self.reason = ""
         self.signalled_s = 0.0
-        self._asked = anyio.Event()
+        self._asked, self._signalled = anyio.Event(), anyio.Event()
 
     def ask(self, reason: str = "") -> None:
         """Ask; safe to call twice, and the first reason counts."""
         if not self._asked.is_set():
             self.reason = reason
-            self.signalled_s = 0.0 if reason else time.monotonic()
+        if not reason and not self.signalled_s:
+            self.signalled_s = time.monotonic()
+            self._signalled.set()
         self._asked.set()
 
     async def wait(self) -> None:
         """Until somebody asks."""
         await self._asked.wait()
+
+    async def wait_for_signal(self) -> None:
+        """Until a signal asks."""
+        await self._signalled.wait()
 
 
 async def stop_when_asked(run: RunState, request: StopRequest) -> None:

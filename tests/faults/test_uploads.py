@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -26,11 +25,6 @@ LOCAL = ("--runtime", "local", "--save-every", "1", "--num-steps", str(STEPS), *
 
 def fresh(run_dir: Path, address: Path, *more: str) -> tuple[str, ...]:
     return ("--agent", str(ENVS / "arithmetic.py"), "--run-dir", str(run_dir), "--checkpoint-upload", str(address), *LOCAL, *more)
-
-
-def uploading(notes: Path, name: str) -> bool:
-    """Whether the copy of a file of this name has begun."""
-    return any(note["name"].endswith(name) for note in lines(notes / "uploading.jsonl"))
 
 
 def without_copies(run: Run) -> list[dict[str, object]]:
@@ -106,7 +100,8 @@ def flipped(folder: Path) -> Path:
 @pytest.mark.row(16, "SIGTERM while copies to a slow address are behind")
 def test_a_signal_does_not_wait_long_for_a_slow_address(tmp_path: Path, saw: Saw) -> None:
     address, run_dir = tmp_path / "copies", tmp_path / "run"
-    with disturbed(*fresh(run_dir, address), faults="upload_mb_per_s=0.1", folder=tmp_path) as process:
+    words = (*fresh(run_dir, address), "--num-steps", "500")
+    with disturbed(*words, faults="upload_mb_per_s=0.1", folder=tmp_path) as process:
         until(process, lambda: len(lines(run_dir / "metrics.jsonl")) >= 2)
         begin = time.monotonic()
         process.send_signal(signal.SIGTERM)
@@ -116,15 +111,37 @@ def test_a_signal_does_not_wait_long_for_a_slow_address(tmp_path: Path, saw: Saw
     assert took < 30
     assert "the last checkpoint could not be copied" in " ".join(output.split())
     assert find_copy(str(address)) is None
-    done = json.loads((run_dir / "summary.json").read_text())["steps"]
-    assert step_of(checkpoints(run_dir)[-1]) == done
+    assert step_of(checkpoints(run_dir)[-1]) == len(lines(run_dir / "metrics.jsonl"))
+    steps = step_of(checkpoints(run_dir)[-1]) + 2
+    with disturbed("--resume", str(run_dir), "--num-steps", str(steps)) as process:
+        output = ended(process, 200)
+    succeeded(Run(process.returncode, output, run_dir))
+    copy = find_copy(str(address))
+    assert copy is not None
+    assert copy.step == steps
+    saw(f"ended {took:.1f} s after SIGTERM, saved and resumable, with one line about the copy; resumed, the copies are complete")
+
+
+@pytest.mark.row(16, "SIGTERM while a finished run waits for its last copy to a slow address")
+def test_a_signal_ends_the_wait_for_the_last_copy(tmp_path: Path, saw: Saw) -> None:
+    address, run_dir = tmp_path / "copies", tmp_path / "run"
+    with disturbed(*fresh(run_dir, address), faults="upload_mb_per_s=0.1", folder=tmp_path) as process:
+        until(process, lambda: (run_dir / "model").exists())
+        time.sleep(0.5)  # the wait begins right after the model has its name
+        begin = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        output = ended(process, 60)
+        took = time.monotonic() - begin
+    assert process.returncode == 1, output
+    assert took < 30
+    assert "agentrl: CheckpointError: the last checkpoint could not be copied to" in " ".join(output.split())
     with disturbed("--resume", str(run_dir)) as process:
-        succeeded(Run(0, ended(process, 200), run_dir))
-    assert process.returncode == 0
+        output = ended(process, 200)
+    succeeded(Run(process.returncode, output, run_dir))
     copy = find_copy(str(address))
     assert copy is not None
     assert copy.step == STEPS
-    saw(f"ended {took:.1f} s after SIGTERM, saved and resumable, with one line about the copy; resumed, the copies are complete")
+    saw(f"CheckpointError and exit code 1 after {took:.1f} s, everything else saved; resumed, the last checkpoint is copied")
 
 
 @pytest.mark.row(15, "--checkpoint-upload on a file system that is full")

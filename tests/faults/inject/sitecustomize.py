@@ -96,7 +96,7 @@ def remote(module):
     rate, put = float(FAULTS.get("upload_mb_per_s", 0)), module._put
 
     def slow_put(path, address, name, size):
-        note("uploading", name=f"{address}/{name}")
+        note("uploading", file=f"{address}/{name}")
         if rate:
             time.sleep(size / 1e6 / rate)
         put(path, address, name, size)
