@@ -100,7 +100,8 @@ class _Answers:
 
     def _take(self, question: str, *, words: Mapping[str, str] | None = None, **place: Any) -> Any:
         place = {"run": self._run, **place}
-        key = address(*(str(place.get(part.strip("{}").partition(":")[0], part)) for part in question.split("/")[1:]))
+        parts = question.split("/")[1:]
+        key = address(*(str(place[part[1:-1].partition(":")[0]]) if part.startswith("{") else part for part in parts))
         if key not in self.found:
             answer = QUESTIONS[question](self._library, place, Words(words or {}))
             self.found[key] = answer

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import json
 import posixpath
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from agentrl.track.jsonl import encode
 
 STATIC = Path(__file__).parent / "static"
 
@@ -44,7 +45,8 @@ def single_page(answers: Mapping[str, Any], *, start: str) -> str:
     """Return the whole page as one HTML text.
 
     Args:
-        answers: What the server would answer, by address as the page asks for it, such as ``api/run/demo/episode/3-0-1``.
+        answers: What the server would answer, by address as the page asks for it, such as ``api/run/demo/episode/3-0-1``; what is not
+            finite becomes null.
         start: Place at which the page opens, such as ``#/run/demo/episode/3-0-1``.
     """
     style = _text("vendor/uplot.css") + _text("style.css")
@@ -55,7 +57,7 @@ def single_page(answers: Mapping[str, Any], *, start: str) -> str:
         style=style,
         charts=charts,
         modules=modules,
-        answers=json.dumps(answers, allow_nan=False).replace("<", "\\u003c"),
+        answers=encode(answers).replace("<", "\\u003c"),
     )
 
 

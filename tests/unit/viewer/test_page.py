@@ -69,6 +69,11 @@ def test_answers_cannot_leave_their_element() -> None:
     assert html.escape('#/run/"><b>', quote=True) in text
 
 
+def test_numbers_that_are_not_finite_are_null() -> None:
+    text = single_page({"api/runs": [float("nan"), float("inf"), 1.5]}, start="#/")
+    assert '{"api/runs": [null, null, 1.5]}' in text
+
+
 def test_the_policy_of_the_file_allows_its_own_scripts_and_styles_only() -> None:
     text = single_page({}, start="#/")
     policy = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', text)[0]

@@ -70,7 +70,7 @@ function Controls({ episode, form, colour, find, lanes, several }) {
 }
 
 function Commands({ run, episode }) {
-  const json = async () => JSON.stringify(saved ? episode : await ask(question(runPath(run, "record", episode.episode), { attempt: episode.attempt || "" })), null, 1);
+  const json = async () => JSON.stringify(await ask(question(runPath(run, "record", episode.episode), { attempt: episode.attempt || "" })), null, 1);
   return html`<h2>Take it along</h2><p class="tools"><${CopyButton} label="copy as JSON" what=${json} /><${CopyButton} label="copy link" what=${() => location.href} /></p>
     ${Object.entries(episode.commands || {}).filter(([, words]) => words).map(([name, words]) => html`<p key=${name} class="command-line"><code>${words}</code> <${CopyButton} label="copy" what=${words} /></p>`)}`;
 }

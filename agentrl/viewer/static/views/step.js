@@ -51,7 +51,7 @@ export function StepView({ run, info, name, query }) {
   const groups = data.groups.filter(keeps);
   const others = data.others.filter(keeps);
   const href = (span) => (span.episode ? toEpisode(run, span.episode) : span.group !== null && span.group !== undefined ? toGroup(run, span.group) : "");
-  return html`<h1>Step ${name} <span class="dim">weights of version ${step - 1} become version ${step}</span></h1>
+  return html`<h1>Step ${name} <span class="dim">${step > 0 ? `weights of version ${step - 1} become version ${step}` : "before the first step"}</span></h1>
     <p class="tools">${step > 1 && html`<a href=${toStep(run, step - 1, query)}>← step ${step - 1}</a>`}${step < last && html`<a href=${toStep(run, step + 1, query)}>step ${step + 1} →</a>`}
       <a href=${address(["run", run, "episodes"], { step: name })}>its recorded episodes</a></p>
     ${(data.notes || []).map((note) => html`<div class="note" key=${note}>${note}</div>`)}
