@@ -3,7 +3,18 @@
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages
 from agentrl.algo.facts import advantage_estimator, group_filter, policy_loss
 from agentrl.algo.losses import LossInputs, LossOptions, TokenLosses
-from agentrl.api.commands import check, check_async, evaluate, evaluate_async, load_run, make_callable, train, train_async
+from agentrl.api.commands import (
+    check,
+    check_async,
+    evaluate,
+    evaluate_async,
+    load_run,
+    make_callable,
+    sample,
+    sample_async,
+    train,
+    train_async,
+)
 from agentrl.core.callbacks import (
     BestModelSaved,
     Callback,
@@ -109,6 +120,8 @@ __all__ = [
     "policy_loss",
     "remote_reward",
     "run_python",
+    "sample",
+    "sample_async",
     "train",
     "train_async",
     "verifiers",

@@ -1,4 +1,4 @@
-"""The commands as functions of Python: ``agentrl.train``, ``evaluate``, ``check`` and ``load_run``, and their asynchronous twins.
+"""The commands as functions of Python: ``agentrl.train``, ``evaluate``, ``sample``, ``check`` and ``load_run``, and their asynchronous twins.
 
 Nothing heavy is imported before one of them is called.
 """
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agentrl.api.checking import CheckResult
     from agentrl.api.evaluation import Evaluation
     from agentrl.api.run import Run
+    from agentrl.api.sampling import Sampled
 
 
 def train(env: object = "", **settings: Any) -> Run:
@@ -68,6 +69,28 @@ def evaluate(env: object = "", **settings: Any) -> Evaluation:
 async def evaluate_async(env: object = "", **settings: Any) -> Evaluation:
     """Evaluate as `evaluate` does, while the caller's event loop goes on; cancelling it saves the figures of the tasks that are done."""
     return await _measuring(env, settings).wait_async()
+
+
+def sample(env: object = "", **settings: Any) -> Sampled:
+    """Sample episodes of a model, score them and write a data set, as ``agentrl sample`` does.
+
+    Args:
+        env: As for `train`; it may be left out with ``prompts`` and ``reward_model``, or with ``run``.
+        **settings: The flags of ``agentrl sample``: ``model=``, ``n_samples_per_prompt=8``, ``select="pairs"``, ``output="data/pairs"``.
+
+    Returns:
+        The data set: its file, and the counts.
+
+    Raises:
+        ConfigError: If a setting, the environment, its tasks or the model cannot be used; then nothing has been started.
+        AgentRLError: If every episode failed.
+    """
+    return _sampling(env, settings).wait()
+
+
+async def sample_async(env: object = "", **settings: Any) -> Sampled:
+    """Sample as `sample` does, while the caller's event loop goes on; cancelling it keeps the tasks that are done, for ``resume=True``."""
+    return await _sampling(env, settings).wait_async()
 
 
 def check(env: object, **settings: Any) -> CheckResult:
@@ -134,6 +157,15 @@ def _measuring(env: object, settings: dict[str, Any]) -> Background[Evaluation]:
 
     request = eval_request(env, settings)
     return Background(lambda stop: measure(request))
+
+
+def _sampling(env: object, settings: dict[str, Any]) -> Background[Sampled]:
+    from agentrl.api.background import Background
+    from agentrl.api.sampling import sample as run_sampling
+    from agentrl.api.settings import sample_settings
+
+    config = sample_settings(env, settings)
+    return Background(lambda stop: run_sampling(config))
 
 
 class _CheckPackage(ModuleType):

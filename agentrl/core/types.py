@@ -212,6 +212,7 @@ class Trajectory:
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds of the whole episode: generate_s, env_s, total_s
     unanswered: Turn | None = None
     overflowed: bool = False  # the episode ended because an observation left no room for another turn
+    messages: tuple[Message, ...] = ()  # what was read and written, as chat messages; empty where raw text was read
     # raw scores by reward model: one for the whole, or of a process reward model one per trained turn
     model_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()  # what the whole episode waited for, in the order in which it ended; empty if that is not known
@@ -284,6 +285,7 @@ class Ticket:
     record: int = 0  # members to render as JSON records
     eval_sampling: EvalSampling | None = None  # set if the group is no part of the training
     greedy: bool = False  # True if an episode beside the members takes the most likely token each time
+    with_messages: bool = False  # the records hold the episodes as chat messages too, where they are known
     # mean and standard deviation with which the scores of each reward model are normalised
     reward_scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 

@@ -151,7 +151,7 @@ def _adapter() -> TypeAdapter[EvaluateConfig]:
 def as_training(config: EvaluateConfig) -> TrainConfig:
     """Return the settings in the form of a run's, in which ``agentrl inspect`` and ``agentrl replay`` read them."""
     given = {name: value for section in asdict(config).values() for name, value in section.items()}
-    return from_mapping({name: value for name, value in given.items() if name in field_homes()})
+    return from_mapping({name: value for name, value in given.items() if name in field_homes() and name != "resume"})
 
 
 def _baseline(settings: EvaluateConfig, base: TrainConfig) -> str | None:

@@ -47,6 +47,7 @@ class EvalSettings:
     eval: EvalConfig
     engine: EngineConfig
     num_recorded: int = 0  # episodes per task to render as JSON records
+    with_messages: bool = False  # the records hold the episodes as chat messages too
 
     @property
     def max_concurrent_tasks(self) -> int:
@@ -121,6 +122,7 @@ class _Playing:
                 version=version,
                 record=settings.num_recorded,
                 eval_sampling=self._trial,
+                with_messages=settings.with_messages,
             )
             summary, _ = await self._pool.run_group(ticket)
         if summary.versions not in (None, (version, version)):

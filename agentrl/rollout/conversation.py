@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.core.protocols import Engine
-from agentrl.core.types import Message, Prompt, Sampling, Turn
+from agentrl.core.types import Message, Prompt, Sampling, Turn, as_messages
 from agentrl.env.agent import StepResult
 from agentrl.env.results import RawText
 from agentrl.rollout.chat import ChatCodec, encode_prompt
@@ -38,6 +38,7 @@ class Conversation:
         self.unanswered: Turn | None = None  # a sampled turn that the environment has not answered
         self.images: list[Any] = []  # seen so far
         self.parts: dict[str, float] = {}  # named components of the reward
+        self.messages: list[Message] | None = []  # what was read and written as chat messages; `None` once raw text was read
         self._overflows = False
         self._advance = 0.0  # rewards from before the first turn
         self._score: float | None = None
@@ -77,8 +78,11 @@ class Conversation:
 
         A user's text at their end and at the beginning of `prompt` become one message, because many templates want the roles to alternate.
         """
+        is_raw = isinstance(prompt, RawText) or (isinstance(prompt, str) and not self._settings.data.apply_chat_template)
+        self.messages = None if is_raw or (opening is not None and isinstance(prompt, str)) else as_messages(prompt)
         if opening is not None and not isinstance(prompt, str):
-            self.prompt = self._codec.encode_chat(_joined(opening, prompt))
+            self.messages = _joined(opening, prompt)
+            self.prompt = self._codec.encode_chat(self.messages)
         elif opening is not None:
             self.prompt = self._codec.encode_chat(opening) + self._codec.encode_text(str(prompt))
         else:
@@ -96,6 +100,7 @@ class Conversation:
             self.prompt = self._codec.encode_text(observation)
         elif not isinstance(observation, str):
             self.prompt = self._codec.encode_next(observation, self._context.tokens[-1])
+        self.messages = None if self.messages is None or isinstance(observation, str) else [*self.messages, *observation]
 
     async def generate(self, number: int) -> Turn:
         """Sample the turn with this number in the episode; it is unanswered until it is settled."""
@@ -110,6 +115,9 @@ class Conversation:
         for name, value in result.reward_parts.items():
             self.parts[name] = self.parts.get(name, 0.0) + value
         self.text += turn.prompt_text + turn.text
+        if self.messages is not None:
+            answer = self._codec.decode_action(turn.token_ids.tolist())
+            self.messages = [*self.messages, Message(role="assistant", content=answer)]
         self._advance, self._score, self.unanswered = 0.0, result.score, None
 
     def earn(self, reward: float, score: float | None = None) -> None:

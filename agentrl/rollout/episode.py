@@ -219,6 +219,7 @@ class Episode:
             error=error,
             timings=timings,
             unanswered=conversation.unanswered,
+            messages=tuple(conversation.messages or ()),
             overflowed=self._overflowed and agent == self.agent,
             spans=tuple(self._spans),
         )

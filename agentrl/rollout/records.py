@@ -54,6 +54,10 @@ def trajectory_record(ticket: Ticket, trajectory: Trajectory, limits: EngineLimi
         "spans": [[span.name, span.turn, round(span.start_s, 6), round(span.seconds, 6)] for span in trajectory.spans],
         "turns": [_turn(turn) for turn in trajectory.turns],
     }
+    if trajectory.model_scores:
+        record["model_scores"] = {name: list(scores) for name, scores in trajectory.model_scores.items()}
+    if ticket.with_messages:
+        record["messages"] = [dict(message) for message in trajectory.messages]
     if trajectory.unanswered is not None:
         record["unanswered"] = _turn(trajectory.unanswered)
     if ticket.eval_sampling is not None:

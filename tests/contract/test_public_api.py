@@ -71,6 +71,8 @@ NAMES = [
     "policy_loss",
     "remote_reward",
     "run_python",
+    "sample",
+    "sample_async",
     "train",
     "train_async",
     "verifiers",

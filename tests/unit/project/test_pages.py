@@ -79,6 +79,7 @@ def flags() -> set[str]:
         "agentrl.evaluation.config",
         "agentrl.check.context",
         "agentrl.tune.settings",
+        "agentrl.config.sample",
     }:
         for value in vars(importlib.import_module(module)).values():
             if dataclasses.is_dataclass(value):

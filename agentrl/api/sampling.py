@@ -1,0 +1,213 @@
+"""One data set from a checked request: episodes sampled, scored and written, exactly once per task."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from agentrl.api.evaluation import model_name
+from agentrl.api.resume import agent_name
+from agentrl.api.training import uninterrupted
+from agentrl.cluster.build import load_environment, model_path
+from agentrl.cluster.runtime import make_runtime
+from agentrl.config.load import to_json
+from agentrl.config.sample import SampleConfig
+from agentrl.core.errors import ConfigError, TooManyFailuresError
+from agentrl.core.files import complete_file
+from agentrl.core.summaries import GroupSummary
+from agentrl.core.types import Task
+from agentrl.env.load import AgentSpec, keep_environment
+from agentrl.evaluation.config import as_training
+from agentrl.evaluation.evaluations import eval_settings
+from agentrl.evaluation.evaluations import evaluate as play_tasks
+from agentrl.evaluation.report import EvalProgress
+from agentrl.evaluation.sample_config import changed_settings, fixed_settings
+from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
+from agentrl.rollout.pool import RolloutPool
+from agentrl.rollout.settings import episode_settings
+from agentrl.rollout.tasks import check_model, check_prompts, context_length, open_tasks
+from agentrl.track.jsonl import encode
+from agentrl.track.text import counted, number
+
+JOURNAL, DATA, SETTINGS, SUMMARY = "episodes.jsonl", "data.jsonl", "sample.json", "summary.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """A data set that was sampled; the counts are in ``summary.json`` of its directory too.
+
+    Attributes:
+        path: Directory of the data set.
+        num_tasks: Tasks that were sampled.
+        num_episodes: Episodes that did not fail.
+        num_failed: Episodes that failed.
+        num_rows: Rows of the data set.
+        reward: Mean reward of the episodes; `None` if all failed.
+        best_reward: Mean over tasks of the highest reward.
+        left_out: Reason -> tasks without a row.
+    """
+
+    path: Path
+    num_tasks: int
+    num_episodes: int
+    num_failed: int
+    num_rows: int
+    reward: float | None
+    best_reward: float | None
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def data(self) -> Path:
+        """The data set: JSON lines."""
+        return self.path / DATA
+
+
+async def sample(config: SampleConfig, console: Console | None = None) -> Sampled:
+    """Sample as `config` says; when it is cancelled or killed, ``--resume`` goes on with the tasks that are not done.
+
+    Raises:
+        ConfigError: If the environment, the tasks or the model cannot be used, or the directory holds another data set.
+        TooManyFailuresError: If every episode failed.
+    """
+    check_model(config)
+    agent = load_environment(config)
+    tasks = sampled_tasks(config, agent)
+    path = (config.run.output or Path("runs") / f"sample-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
+    _open_directory(path, config)
+    (path / "config.json").write_text(to_json(as_training(config)) + "\n", encoding="utf-8")
+    keep_environment(config.run.agent, path)
+    journal = Journal(path / JOURNAL)
+    console = console or Console()
+    try:
+        check_tasks(journal.entries, tasks)
+        await _sample_missing(config, tasks, journal, console)
+    finally:
+        journal.close()
+    return _finish(config, path, journal, console)
+
+
+def sampled_tasks(config: SampleConfig, agent: AgentSpec) -> list[Task]:
+    """Return the tasks to sample, with their places.
+
+    Raises:
+        ConfigError: If there is no end of them and ``--num-tasks`` does not say how many.
+    """
+    source = open_tasks(config, agent)
+    total, wanted = source.num_tasks, config.run.num_tasks
+    if total is None and not wanted:
+        raise ConfigError("--num-tasks", 0, "there is no end of tasks", "Say how many to sample.")
+    count = min(filter(None, (total, wanted)))
+    drawn = itertools.takewhile(lambda task: task.epoch == 0, (source.draw() for _ in range(count)))  # a generator may end before
+    return [replace(task, position=index) for index, task in enumerate(drawn)]
+
+
+def preview(config: SampleConfig) -> str:
+    """Return what ``--dry-run`` says of the work.
+
+    Raises:
+        ConfigError: If the environment, the tasks or the model cannot be used.
+    """
+    check_model(config)
+    tasks, samples = sampled_tasks(config, load_environment(config)), config.rollout.n_samples_per_prompt
+    return f"{counted(len(tasks), 'task')}, {counted(samples, 'episode')} each, with {model_name(config.model.model)}"
+
+
+def _open_directory(path: Path, config: SampleConfig) -> None:
+    """Make the directory of a new data set, or make sure that the one in it is the same."""
+    saved = path / SETTINGS
+    if saved.exists():
+        if not config.run.resume:
+            remedy = "Add --resume to go on with it, or name another directory."
+            raise ConfigError("--output", str(path), "holds a data set already", remedy)
+        if changed := changed_settings(json.loads(saved.read_text(encoding="utf-8")), config):
+            problem = "cannot go on, because it would be another data set with " + ", ".join(changed)
+            raise ConfigError("--resume", True, problem, "Leave these as they were, or name another --output.")
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    with complete_file(saved) as partial:
+        partial.write_text(json.dumps(fixed_settings(config), indent=2) + "\n", encoding="utf-8")
+
+
+async def _sample_missing(config: SampleConfig, tasks: Sequence[Task], journal: Journal, console: Console) -> None:
+    """Play the tasks that are not in the journal, and write each into it when it is done."""
+    missing = [task for task in tasks if task.position not in journal.entries]
+    done, samples = len(tasks) - len(missing), config.rollout.n_samples_per_prompt
+    heading = f"{config.run.agent}: {counted(len(tasks), 'task')}, {counted(samples, 'episode')} each"
+    console.print(Text(f"{heading}{f', {done} of them done before' if done else ''}", style="bold"), soft_wrap=True)
+    if not missing:
+        return
+    progress = EvalProgress(console)
+
+    def on_group(summary: GroupSummary, count: int, total: int) -> None:
+        journal.add(task_entry(missing[summary.group_id], summary.records))
+        progress.on_task(done + count, done + total)
+
+    progress.on_stage("checking prompts")
+    model = model_path(config)
+    context = config.engine.max_model_len or context_length(model)
+    await asyncio.to_thread(check_prompts, episode_settings(config, model), missing, context)
+    runtime = make_runtime(config, progress.on_stage)
+    try:
+        await runtime.start()
+        pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
+        progress.on_stage("sampling")
+        settings = replace(eval_settings(config, samples), with_messages=True)
+        await play_tasks(pool, missing, settings, version=0, name="sample", on_group=on_group, supervise=True)
+    finally:
+        progress.close()
+        await uninterrupted(runtime.close())
+
+
+def _finish(config: SampleConfig, path: Path, journal: Journal, console: Console) -> Sampled:
+    """Write the data set, whole or not at all, and show what is in it."""
+    entries = list(journal.entries.values())
+    selection = select(entries, config.run)
+    with complete_file(path / DATA) as partial, partial.open("w", encoding="ascii") as file:
+        file.writelines(encode(row) + "\n" for row in selection.rows)
+    result = _sampled(path, entries, selection)
+    summary = {**asdict(result), "path": str(path), "data": str(result.data)}
+    with complete_file(path / SUMMARY) as partial:
+        partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    if not result.num_episodes:
+        causes = sorted({failure for entry in entries for failure in entry["failures"]})[:3]
+        raise TooManyFailuresError("every episode failed, so there is no data set:\n  " + "\n  ".join(causes))
+    _show(console, result)
+    return result
+
+
+def _sampled(path: Path, entries: Sequence[Row], selection: Selection) -> Sampled:
+    rewards = [[episode["reward"] for episode in entry["episodes"]] for entry in entries if entry["episodes"]]
+    return Sampled(
+        path=path,
+        num_tasks=len(entries),
+        num_episodes=sum(map(len, rewards)),
+        num_failed=sum(len(entry["failures"]) for entry in entries),
+        num_rows=len(selection.rows),
+        reward=fmean(reward for own in rewards for reward in own) if rewards else None,
+        best_reward=fmean(map(max, rewards)) if rewards else None,
+        left_out=selection.left_out,
+    )
+
+
+def _show(console: Console, result: Sampled) -> None:
+    failed = f", {result.num_failed} more failed" if result.num_failed else ""
+    left_out = "".join(f"; {counted(count, 'task')} left out: {reason}" for reason, count in result.left_out.items())
+    lines: list[tuple[str, Any]] = [
+        ("episodes", f"{result.num_episodes} of {counted(result.num_tasks, 'task')}{failed}"),
+        ("reward", f"mean {number(result.reward or 0.0)}, best of each task {number(result.best_reward or 0.0)}"),
+        ("rows", f"{result.num_rows}{left_out}"),
+        ("saved", str(result.data)),
+    ]
+    console.print()
+    for name, text in lines:
+        console.print(Text(f"{name:<10}{text}"), soft_wrap=True)

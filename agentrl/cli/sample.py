@@ -1,0 +1,33 @@
+"""``agentrl sample``: answers or episodes of a model, scored, as a data set for supervised and preference training."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from agentrl.api.background import run_until_signal
+from agentrl.track.text import counted
+
+INCOMPLETE = 3
+"""Exit code where some tasks have no row because all of their episodes failed."""
+
+
+def main(words: list[str]) -> int:
+    """Sample as the flags after ``sample`` say; the code is 3 if some tasks failed."""
+    from agentrl.evaluation.sample_config import fixed_settings, load_sample
+
+    config = load_sample([word for word in words if word != "--dry-run"])
+    from agentrl.api.sampling import preview, sample
+
+    if "--dry-run" in words:
+        sys.stderr.write(f"agentrl: {preview(config)}\n")
+        sys.stdout.write(json.dumps(fixed_settings(config), indent=2) + "\n")
+        return 0
+    output = config.run.output
+    saved = f"go on with the same command and --resume; what is done is in {output}" if output else "name --output to be able to go on"
+    sampled = run_until_signal(sample(config), saved=lambda: saved)
+    failed = sampled.left_out.get("every episode failed", 0)
+    if not failed:
+        return 0
+    sys.stderr.write(f"agentrl: all episodes of {counted(failed, 'task')} failed; these tasks have no row\n")
+    return INCOMPLETE
