@@ -1,4 +1,4 @@
-"""The commands as functions of Python: ``agentrl.train``, ``evaluate``, ``sample``, ``check`` and ``load_run``, and their asynchronous twins.
+"""The commands as functions of Python: ``agentrl.train``, ``evaluate``, ``sample``, ``check``, ``load_run``, and asynchronous twins.
 
 Nothing heavy is imported before one of them is called.
 """
