@@ -24,7 +24,7 @@ from agentrl.config.plugins import plugins
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag
 from agentrl.core.callbacks import MetricsRow
-from agentrl.core.errors import CheckpointError, ConfigError, DamagedCheckpointError, LearnerDeadError
+from agentrl.core.errors import CheckpointError, ClusterError, ConfigError, DamagedCheckpointError, LearnerDeadError
 from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import collect_rarely, on_thread
 from agentrl.core.protocols import Learner
@@ -68,7 +68,7 @@ async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks:
         AgentRLError: If the run failed; what was measured until then is in the run directory.
     """
     collect_rarely()
-    left = config.run.max_learner_restarts
+    left, lost = config.run.max_learner_restarts, ""
     while True:
         try:
             return await _train_once(config, stop, callbacks, last=not left)
@@ -76,10 +76,21 @@ async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks:
             _log.warning("%s; going on from the newest other one", error)
         except LearnerDeadError as error:
             if not left or not _can_go_on(config):
-                raise
-            left -= 1
+                raise LearnerDeadError(f"{error}. {_what_is_left(config)}") from error
+            left, lost = left - 1, str(error)
             _log.warning("%s; going on from the last checkpoint, %d more times at most", error, left)
             config = replace(config, run=replace(config.run, resume=str(config.run.run_dir)))
+        except ClusterError as error:
+            if not lost:
+                raise
+            raise LearnerDeadError(f"{lost}, and the learner cannot be placed again: {error} {_what_is_left(config)}") from error
+
+
+def _what_is_left(config: TrainConfig) -> str:
+    """Return how a run whose learner is lost can be continued, in a sentence."""
+    if _can_go_on(config):
+        return f"Continue it with --resume {config.run.run_dir} when the cluster has room."
+    return "There is no checkpoint to go on from; --save-every N writes one every N steps."
 
 
 def _can_go_on(config: TrainConfig) -> bool:

@@ -285,8 +285,8 @@ def _stored(update: WeightUpdate) -> Any:
 class RayLearner:
     """A `Learner` whose ranks are actors; a call goes to all of them, rank 0 answers."""
 
-    def __init__(self, actors: Sequence[Any], nodes: Sequence[Any]) -> None:
-        self.actors, self._nodes = actors, nodes  # `nodes` has the machine of each rank; those of one machine follow one another
+    def __init__(self, actors: Sequence[Any], nodes: Sequence[str]) -> None:
+        self.actors, self._nodes = actors, nodes  # `nodes` has the address of each rank's machine; those of one follow one another
 
     def diagnose(self) -> dict[str, Awaitable[str]]:
         """Return the stacks of each rank, by its name."""
@@ -300,7 +300,7 @@ class RayLearner:
             actor.call.remote("start", rank, len(self.actors), port, host, place)
             for rank, (actor, place) in enumerate(zip(self.actors, places, strict=True))
         ]
-        await asyncio.gather(*map(_learner, starts))
+        await asyncio.gather(*(self._rank(rank, start) for rank, start in enumerate(starts)))
 
     async def train(self, step: int, groups: Sequence[GroupRef]) -> TrainResult:
         """As `Learner.train`; references are resolved by the ranks, not here."""
@@ -348,8 +348,12 @@ class RayLearner:
 
     async def _all(self, method: str, *arguments: Any) -> Any:
         """Call a method of every rank; returns the answer of rank 0."""
-        answer, *_ = await asyncio.gather(*(_learner(actor.call.remote(method, *arguments)) for actor in self.actors))
+        calls = (self._rank(rank, actor.call.remote(method, *arguments)) for rank, actor in enumerate(self.actors))
+        answer, *_ = await asyncio.gather(*calls)
         return answer
+
+    async def _rank(self, rank: int, ref: Awaitable[T]) -> T:
+        return await _unwrapped(ref, LearnerDeadError, f"learner-{rank} on {self._nodes[rank]}")
 
 
 async def _engine(ref: Awaitable[T]) -> T:

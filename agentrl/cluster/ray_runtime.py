@@ -230,7 +230,9 @@ class RayRuntime:
             rank.options(**self._options(bundle, placement.gpus_per_rank)).remote(config, index, self._site)
             for index, bundle in enumerate(placement.learner_bundles)
         ]
-        self._learner = RayLearner(ranks, [nodes[bundle] for bundle in placement.learner_bundles]) if ranks else None
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        hosts = [addresses.get(nodes[bundle], nodes[bundle]) for bundle in placement.learner_bundles]
+        self._learner = RayLearner(ranks, hosts) if ranks else None
 
     def _create_scorers(self, placement: Placement) -> dict[str, Any]:
         """Each reward model with its processes; they hold no state, so Ray starts a lost one again, and repeats what it was asked."""

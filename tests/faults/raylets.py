@@ -1,6 +1,7 @@
 """Raylets on loopback addresses of this machine, each a node of one Ray cluster: ``python -m tests.faults.raylets CPUS``.
 
-Each line on standard input is a command, ``add CPUS`` or ``kill`` (the node that was added last); each is answered by a line.
+Each line on standard input is a command, ``add CPUS`` or ``kill NUMBER`` (of the nodes beside the head, in the order of their addition);
+each is answered by a line.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Raylets:
         """Start one more raylet."""
         self._command(f"add {cpus}")
 
-    def kill(self) -> None:
-        """Kill the raylet that was added last, and with it its workers."""
-        self._command("kill")
+    def kill(self, number: int = -1) -> None:
+        """Kill one of the raylets that were added, the last by default, and with it its workers."""
+        self._command(f"kill {number}")
 
     def actors(self, address: str) -> list[str]:
         """Classes of the actors on the raylet at `address`."""
@@ -99,7 +100,7 @@ def main(cpus: str) -> None:
         if command == "add":
             added.append(cluster.add_node(num_cpus=int(value), node_ip_address=f"127.0.0.{2 + len(added)}", **common))
         else:
-            cluster.remove_node(added[-1], allow_graceful=False)
+            cluster.remove_node(added[int(value)], allow_graceful=False)
         sys.stdout.write("raylets: done\n")
         sys.stdout.flush()
     cluster.shutdown()

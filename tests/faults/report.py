@@ -48,6 +48,7 @@ ROWS = {
     29: "--ray-address that nobody answers",
     30: "a signal during start-up, or twice within a second",
     31: "a machine is lost, another joins",
+    32: "the machine of a learner rank is lost",
 }
 
 

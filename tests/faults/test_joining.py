@@ -99,3 +99,51 @@ def test_a_machine_is_lost_and_another_joins(tmp_path: Path, saw: Saw) -> None:
     assert max(row["mismatch/max"] or 0.0 for row in run.metrics) < 1e-3
     saw(f"3 whole steps {again_s:.1f} s after the loss; {last['engine/groups_run_again']:.0f} groups run again, none lost or twice")
     saw(f"the engine on the machine that joined took part {joined_s:.1f} s after it")
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+@pytest.mark.row(32, "the raylet with both learner ranks is killed; another has room for them")
+def test_a_machine_with_learner_ranks_is_lost_and_the_learner_goes_on_elsewhere(tmp_path: Path, saw: Saw) -> None:
+    words = ("--agent", str(ENVS / "calculator.py"), "--run-dir", "run", "--num-steps", "8", "--save-every", "1")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    with (
+        raylets(1, 2) as cluster,
+        started(tmp_path, *words, "--num-learners", "2", *SMALL, "--ray-address", cluster.address, env=LOOPBACK) as process,
+    ):
+        until(process, lambda: bool(list(tmp_path.glob("run/checkpoints/step-*"))))
+        assert cluster.actors("127.0.0.2") == ["LearnerActor", "LearnerActor"]
+        cluster.add(2)
+        before = len(lines(metrics))
+        cluster.kill(0)
+        again_s = until(process, lambda: len(lines(metrics)) > before + 1)
+        assert cluster.actors("127.0.0.3") == ["LearnerActor", "LearnerActor"]
+        output = ended(process, 200)
+    run = Run(process.returncode, output, tmp_path / "run")
+    assert run.code == 0, output
+    assert " on 127.0.0.2 is gone" in output
+    assert [row["step"] for row in run.metrics] == list(range(1, 9))
+    assert run.metrics[-1]["ledger/trained"] == 8 * 4
+    saw(f"the run went on from its last checkpoint on another machine; the next step {again_s:.1f} s after the loss")
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+@pytest.mark.row(32, "the raylet with both learner ranks is killed; no other has room for them")
+def test_a_machine_with_learner_ranks_is_lost_for_good(tmp_path: Path, saw: Saw) -> None:
+    words = ("--agent", str(ENVS / "calculator.py"), "--run-dir", "run", "--num-steps", "10000", "--save-every", "1")
+    with (
+        raylets(1, 2) as cluster,
+        started(tmp_path, *words, "--num-learners", "2", *SMALL, "--ray-address", cluster.address, env=LOOPBACK) as process,
+    ):
+        until(process, lambda: bool(list(tmp_path.glob("run/checkpoints/step-*"))))
+        begin = time.monotonic()
+        cluster.kill()
+        output = ended(process, 300)
+        seconds = time.monotonic() - begin
+    assert process.returncode == 1, output
+    assert "agentrl: LearnerDeadError: learner-" in output
+    assert " on 127.0.0.2 is gone" in output
+    assert "--resume" in output
+    assert "Traceback" not in output
+    saw(f"LearnerDeadError with the machine and --resume, exit code 1 after {seconds:.0f} s")
