@@ -36,7 +36,7 @@ MAY_CHANGE = frozenset(
         *("num_steps", "run_dir", "save_every", "keep_checkpoints", "checkpoint_upload", "upload_timeout_s", "resume"),
         *("runtime", "ray_address", "stall_timeout_s", "debug"),
         *("check_env", "check_memory"),
-        *("stop_timeout_s", "max_learner_restarts", "max_engine_restarts", "engine_timeout_s"),
+        *("stop_timeout_s", "max_learner_restarts", "max_engine_restarts", "engine_timeout_s", "publish_timeout_s"),
         *("reset_timeout_s", "step_timeout_s", "episode_timeout_s", "env_threads", "max_concurrent_episodes"),
         *("num_learners", "zero_stage", "num_engines", "colocate", "sleep_level", "learner_memory_gib"),
         *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization", "enforce_eager"),

@@ -37,6 +37,7 @@ from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
 from agentrl.flow import RunResult, flow_settings, group_filter
 from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint, repeated_tasks
+from agentrl.flow.exports import JointLearner
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.turns import TurnTakingLearner
@@ -215,7 +216,11 @@ async def _train(
     stop: StopRequest,
 ) -> RunResult:
     pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
-    learner = TurnTakingLearner(runtime.learner, pool, sleep_level=config.engine.sleep_level) if config.engine.sleeps else runtime.learner
+    learner = runtime.learner
+    if runtime.joint and config.lora.publish != "adapter":
+        learner = JointLearner(learner, pool, version=begin.progress.step)
+    if config.engine.sleeps:
+        learner = TurnTakingLearner(learner, pool, sleep_level=config.engine.sleep_level)
     if begin.progress.step:
         source = f" from {begin.copy.address}" if begin.copy else ""
         tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}{source}")

@@ -133,7 +133,7 @@ def build_learner_rank(config: TrainConfig, rank: int = 0, on: Device | None = N
 
 
 def _sender(config: TrainConfig, rank: int, on: Device, host: str) -> WeightSender:
-    from agentrl.weights.cuda import IpcSender, NcclSender
+    from agentrl.weights.cuda import GroupSender
     from agentrl.weights.sender import AdapterSender, SharedMemorySender
 
     kind, lora = weight_transport(config.engine, on), config.lora
@@ -143,10 +143,9 @@ def _sender(config: TrainConfig, rank: int, on: Device, host: str) -> WeightSend
         return AdapterSender(rank=lora.lora_rank, alpha=lora.lora_alpha, kept=config.flow.staleness + 1 + SPARE_ADAPTERS)
     if kind == "shm":
         return SharedMemorySender(_weights_folder(config))
-    if kind == "ipc":
-        return IpcSender(rank)
     engine = config.engine
-    return NcclSender(engine.num_engines * engine.gpus_per_engine, host, rank, engine.weight_bucket_mib * 2**20)
+    bucket_bytes, timeout_s = engine.weight_bucket_mib * 2**20, engine.publish_timeout_s
+    return GroupSender(kind, workers=engine.gpus_per_engine, host=host, rank=rank, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
 
 
 def _weights_folder(config: TrainConfig) -> Path | None:

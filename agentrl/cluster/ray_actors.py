@@ -11,6 +11,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import psutil
@@ -25,7 +26,7 @@ from agentrl.core.errors import ClusterError, EngineDeadError, LearnerDeadError,
 from agentrl.core.files import memory_root
 from agentrl.core.manifest import FileEntry, shares
 from agentrl.core.process import describe_process
-from agentrl.core.protocols import EngineStats, GroupRef, Memory, TrainResult, WeightUpdate
+from agentrl.core.protocols import EngineStats, GroupRef, Membership, Memory, TrainResult, WeightUpdate
 from agentrl.core.scoring import ScoreAnswer, Scorer, ScoreRequest, ScorerFacts
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
@@ -307,10 +308,13 @@ class RayLearner:
         result: TrainResult = await self._all("train", step, *groups)
         return result
 
-    async def export_weights(self, version: int) -> WeightUpdate:
+    async def export_weights(self, version: int, members: Membership | None = None) -> WeightUpdate:
         """As `Learner.export_weights`."""
-        update: WeightUpdate = await self._all("export_weights", version)
-        return update
+        return merged(await self._every("export_weights", version, members))
+
+    async def abandon_weights(self, reason: str) -> None:
+        """As `Learner.abandon_weights`."""
+        await self._all("abandon_weights", reason)
 
     async def offload(self, *, keep_weights: bool) -> None:
         """As `Learner.offload`."""
@@ -348,12 +352,24 @@ class RayLearner:
 
     async def _all(self, method: str, *arguments: Any) -> Any:
         """Call a method of every rank; returns the answer of rank 0."""
-        calls = (self._rank(rank, actor.call.remote(method, *arguments)) for rank, actor in enumerate(self.actors))
-        answer, *_ = await asyncio.gather(*calls)
+        answer, *_ = await self._every(method, *arguments)
         return answer
+
+    async def _every(self, method: str, *arguments: Any) -> list[Any]:
+        calls = (self._rank(rank, actor.call.remote(method, *arguments)) for rank, actor in enumerate(self.actors))
+        return await asyncio.gather(*calls)
 
     async def _rank(self, rank: int, ref: Awaitable[T]) -> T:
         return await _unwrapped(ref, LearnerDeadError, f"learner-{rank} on {self._nodes[rank]}")
+
+
+def merged(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
+    """Return the update of rank 0 with the meeting points of all ranks."""
+    first = next(update for update in updates if update is not None)
+    if "connect" not in first.payload:
+        return first
+    places = {rank: place for update in updates if update is not None for rank, place in update.payload["connect"]["places"].items()}
+    return replace(first, payload={**first.payload, "connect": {**first.payload["connect"], "places": places}})
 
 
 async def _engine(ref: Awaitable[T]) -> T:

@@ -74,17 +74,21 @@ class RayRuntime:
         return learner
 
     @property
-    def supervision(self) -> Supervision | None:
-        """Engines that read weights from shared memory are replaced; the members of an NCCL group cannot be."""
+    def joint(self) -> bool:
+        """True over NCCL and CUDA IPC."""
+        return weight_transport(self._config.engine, self._device) != "shm"
+
+    @property
+    def supervision(self) -> Supervision:
+        """Lost engines are replaced, however weights reach them."""
         engine = self._config.engine
-        if weight_transport(self._config.engine, self._device) != "shm":
-            return None
         return Supervision(
             respawn=self._respawn,
             retire=self._retire,
             find_block=self._find_block,
             max_restarts=engine.max_engine_restarts,
             stuck_s=engine.engine_timeout_s,
+            load_timeout_s=2.2 * engine.publish_timeout_s,  # members meet, then weights move; each has the deadline to itself
         )
 
     async def start(self) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from agentrl.cluster.build import Stage, build_learner_rank, build_scorer, build_worker, worker_environment
+from agentrl.cluster.build import Stage, build_learner_rank, build_scorer, build_worker, device, worker_environment
 from agentrl.config.evaluate import PlayConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.core.manifest import FileEntry
 from agentrl.core.process import on_thread
-from agentrl.core.protocols import GroupRef, Learner, RolloutWorker, TrainResult, WeightUpdate
+from agentrl.core.protocols import GroupRef, Learner, Membership, RolloutWorker, TrainResult, WeightUpdate
 from agentrl.core.scoring import Scorer
+from agentrl.engine.settings import weight_transport
 from agentrl.env.boundary import blocked_at
 from agentrl.rollout.worker_slots import Supervision
 
@@ -42,6 +43,11 @@ class Runtime(Protocol):
     @property
     def supervision(self) -> Supervision | None:
         """Replacement of lost workers; `None` if they cannot be replaced."""
+        ...
+
+    @property
+    def joint(self) -> bool:
+        """True if engines take weights together, in a group that they form with the learner."""
         ...
 
     async def start(self) -> None:
@@ -109,6 +115,11 @@ class LocalRuntime:
         """Nothing is replaced in one process."""
         return
 
+    @property
+    def joint(self) -> bool:
+        """True on a GPU, unless weights go through files."""
+        return weight_transport(self._config.engine, device()) != "shm"
+
     async def start(self) -> None:
         """Load the learner, then the engine, which joins the learner's process group of one."""
         self._watch = BlockWatch()
@@ -160,9 +171,13 @@ class ThreadedLearner:
         """As `Learner.train`."""
         return await self._call(lambda: self._rank.train(step, *groups))
 
-    async def export_weights(self, version: int) -> WeightUpdate:
+    async def export_weights(self, version: int, members: Membership | None = None) -> WeightUpdate:
         """As `Learner.export_weights`."""
-        return await self._call(lambda: self._rank.export_weights(version))
+        return await self._call(lambda: self._rank.export_weights(version, members))
+
+    async def abandon_weights(self, reason: str) -> None:
+        """As `Learner.abandon_weights`."""
+        await self._call(lambda: self._rank.abandon_weights(reason))
 
     async def offload(self, *, keep_weights: bool) -> None:
         """As `Learner.offload`."""

@@ -67,6 +67,7 @@ class EnginesConfig(EngineConfig):
     sleep_level: tyro.conf.Suppress[Literal[0, 1, 2]] = EngineConfig.sleep_level
     learner_memory_gib: tyro.conf.Suppress[float] = EngineConfig.learner_memory_gib
     weight_transport: tyro.conf.Suppress[Literal["auto", "nccl", "ipc", "shm", "disk"]] = EngineConfig.weight_transport
+    publish_timeout_s: tyro.conf.Suppress[float] = EngineConfig.publish_timeout_s
     weight_bucket_mib: tyro.conf.Suppress[int] = EngineConfig.weight_bucket_mib
 
 

@@ -229,6 +229,8 @@ class EngineConfig:
     through ``--run-dir``, for engines that cannot join a group of NCCL (``disk``). ``auto``: one of the first three."""
     weight_bucket_mib: Count = 512
     """Size of a bucket of weights on their way through NCCL, MiB; the first learner rank and every engine hold two of them."""
+    publish_timeout_s: Positive = 300.0
+    """Deadline of a publication: an engine that has not taken the weights by then is lost, and the others take them without it."""
     engine_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of the engines' weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
     max_model_len: CountOrZero = 0

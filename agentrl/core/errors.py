@@ -112,6 +112,10 @@ class WeightSyncError(AgentRLError, RuntimeError):
     """Weights did not reach an engine, or the engine reports another version than was published."""
 
 
+class TransferAbandonedError(WeightSyncError):
+    """A transfer of weights was given up before its end; the engine waits for another one, and generates nothing until then."""
+
+
 class LearnerError(AgentRLError, RuntimeError):
     """A training step failed."""
 

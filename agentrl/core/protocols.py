@@ -43,6 +43,14 @@ class GenerationRequest:
     structure: Structure | None = None  # form that the text is held to; `None` leaves the policy free
 
 
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Engines that take weights together, in a group that they form with the learner."""
+
+    epoch: int  # grows whenever an engine is lost, replaced, joins or leaves
+    engines: tuple[str, ...]  # names, in the order of their ranks in the group
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdate:
     """Transfer of the weights of one version to an engine."""
@@ -50,6 +58,7 @@ class WeightUpdate:
     version: int
     transport: str  # name of the weight-transfer backend: "shm", "nccl" or "ipc"; "adapter" for a directory with a low-rank adapter
     payload: Mapping[str, Any] = field(default_factory=dict)  # for the backend, as the path of a file in shared memory; small, picklable
+    members: Membership | None = None  # engines that take it together; `None`: any engine may, alone, as often as it likes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,9 +229,12 @@ class Learner(Protocol):
         """
         ...
 
-    async def export_weights(self, version: int) -> WeightUpdate:
-        """Make the current weights available to engines as `version`."""
+    async def export_weights(self, version: int, members: Membership | None = None) -> WeightUpdate:
+        """Make the current weights available to engines as `version`: to `members`, where engines take them together."""
         ...
+
+    async def abandon_weights(self, reason: str) -> None:
+        """Give up the transfer to `members` that is under way, if one is; those that take part are told."""
 
     async def offload(self, *, keep_weights: bool) -> None:
         """Move what only a training step needs to CPU memory, and the weights too unless they are kept; twice is as once."""

@@ -21,11 +21,12 @@ from agentrl.engine.adapters import SPARE_ADAPTERS, room_for
 from agentrl.engine.inprocess import with_core_stats
 from agentrl.engine.settings import CPU_CONTEXT_LIMIT, EngineSettings
 from agentrl.weights.vllm_backend import BACKEND, EXTENSION
+from agentrl.weights.vllm_groups import BACKENDS
 
 CPU_BLOCK = 32
 """Tokens of a block of the KV cache; only whole blocks are found again, and vLLM's 128 would be longer than many conversations."""
 
-_BACKENDS = {"shm": BACKEND, "nccl": "nccl", "ipc": "ipc"}
+_BACKENDS = {"shm": BACKEND, **BACKENDS}
 
 
 def build(settings: EngineSettings) -> AsyncLLM:

@@ -43,8 +43,7 @@ _CPU = {
 _CUDA = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 
 _TRANSPORTS = {
-    # CUDA IPC handles are tuples that vLLM hands to its own engine process as pickles, over a socket private to the two.
-    "ipc": {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_HOST_IP": "127.0.0.1"},
+    "ipc": {"VLLM_HOST_IP": "127.0.0.1"},
     "shm": {"VLLM_HOST_IP": "127.0.0.1"},
     "nccl": {},
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError, StructureError, WeightSyncError
+from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError, StructureError, TransferAbandonedError, WeightSyncError
 from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, Memory, WeightUpdate
 from agentrl.core.types import ExpertArray, FinishReason, Generation, experts_of, floats, ints
 from agentrl.engine.adapters import Adapters, LoadedAdapter
@@ -43,7 +43,6 @@ class VllmEngine:
         self._make_params: Callable[..., Any]
         self._dead: str | None = None
         self._publishing = asyncio.Lock()
-        self._connection: Any = None
         self._update_info: dict[str, Any] = {}
         self._end_ids: tuple[int, ...] = ()
         self._vocabulary = 0
@@ -130,6 +129,8 @@ class VllmEngine:
             self._meter.pause()
             try:
                 reported = await self._replace_weights(llm, update)
+            except TransferAbandonedError:  # generation stays paused until weights of some version are loaded
+                raise
             except BaseException as error:
                 self._fence(f"weights of version {update.version} did not load: {_reason(error)}")
                 if not isinstance(error, Exception):
@@ -261,15 +262,13 @@ class VllmEngine:
             raise ValueError(f"the update comes by {update.transport!r} but the engine expects {self._settings.transport!r}")
         # AsyncLLM.pause_generation would do the same and then sleep for 20 ms.
         await llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=not self._keep_kv)
-        connection = update.payload.get("connect")
-        if connection is not None and connection != self._connection:
-            before = self._settings.index * self._settings.engine.gpus_per_engine
-            offset = {"rank_offset": 1 + before} if update.transport == "nccl" else {}
-            await llm.init_weight_transfer_engine(WeightTransferInitRequest({**connection, **offset}))
-            self._connection = connection
+        if (meeting := self._meeting(update)) is not None:
+            await llm.init_weight_transfer_engine(WeightTransferInitRequest(meeting))
+            await self._check_transfer(llm, update)
         await llm.start_weight_update()
-        self._update_info = dict(update.payload.get("update", self._update_info))  # over NCCL it is said once
+        self._update_info = dict(update.payload.get("update", self._update_info))  # to a group it is said once
         await llm.update_weights(WeightTransferUpdateRequest(self._update_info))
+        await self._check_transfer(llm, update, begun=True)
         await llm.finish_weight_update(weight_version=str(update.version))
         reported = await llm.get_weight_version()
         if reported != str(update.version):
@@ -278,6 +277,25 @@ class VllmEngine:
         if not self._asleep:
             await llm.resume_generation()
         return int(reported)
+
+    def _meeting(self, update: WeightUpdate) -> dict[str, Any] | None:
+        """Return what workers have to know to join the group of a membership that is new to them."""
+        connect, members = update.payload.get("connect"), update.members
+        if connect is None or members is None:
+            return None
+        size, own = self._settings.engine.gpus_per_engine, self._settings.index
+        position = own if update.transport == "ipc" else members.engines.index(f"engine-{own}")
+        return {**connect, "before": position * size, "size": len(members.engines) * size}
+
+    async def _check_transfer(self, llm: Any, update: WeightUpdate, *, begun: bool = False) -> None:
+        """Raise `TransferAbandonedError` if the latest transfer in a group was given up, once the model is ready for another."""
+        if update.members is None:
+            return
+        reasons = [reason for reason in await llm.collective_rpc("weights_outcome") if reason]
+        if reasons and begun:
+            await llm.finish_weight_update()
+        if reasons:
+            raise TransferAbandonedError(f"engine {self._settings.index}: weights of version {update.version}: {reasons[0]}")
 
     @contextlib.contextmanager
     def _fenced_on_error(self, what: str) -> Iterator[None]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import anyio
 
 from agentrl.core.manifest import FileEntry
-from agentrl.core.protocols import GroupRef, Learner, TrainResult, WeightUpdate
+from agentrl.core.protocols import GroupRef, Learner, Membership, RolloutWorker, TrainResult, WeightUpdate
 from agentrl.rollout.pool import RolloutPool
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class TurnTakingLearner:
         self._learner, self._pool, self._sleep_level = learner, pool, sleep_level
         self._turn = anyio.Semaphore(1)  # held while the learner's state is on the GPUs, and while an engine is started
         self._held = False  # by the learner
-        pool.take_turns(self.ended, self.starting)
+        pool.take_turns(self.ended, self.starting, self.serving)
 
     async def start(self) -> None:
         """As `Learner.start`; its state is in CPU memory afterwards."""
@@ -47,13 +47,17 @@ class TurnTakingLearner:
         await self._begin(self._sleep_level)
         return await self._learner.train(step, groups)
 
-    async def export_weights(self, version: int) -> WeightUpdate:
+    async def export_weights(self, version: int, members: Membership | None = None) -> WeightUpdate:
         """Make room for the weights of the engines, wake these, and export."""
         if not self._held:  # a resumed run publishes before its first step
             await self._begin(KEPT)
         await self._learner.offload(keep_weights=True)
         await self._pool.wake("weights")
-        return await self._learner.export_weights(version)
+        return await self._learner.export_weights(version, members)
+
+    async def abandon_weights(self, reason: str) -> None:
+        """As `Learner.abandon_weights`."""
+        await self._learner.abandon_weights(reason)
 
     async def offload(self, *, keep_weights: bool) -> None:
         """As `Learner.offload`."""
@@ -104,6 +108,20 @@ class TurnTakingLearner:
         """Keep the learner off the GPUs while an engine is started on one of them."""
         async with self._turn:
             yield
+
+    @asynccontextmanager
+    async def serving(self, worker: RolloutWorker) -> AsyncIterator[None]:
+        """Have the learner's weights on the GPUs for a new engine, which loads them within the block; only within `starting`."""
+        await self._pool.sleep(KEPT)
+        await worker.sleep(KEPT)
+        await self._learner.reload()
+        await self._learner.offload(keep_weights=True)
+        await worker.wake("weights")
+        try:
+            yield
+        finally:
+            await self._learner.offload(keep_weights=False)
+            await self._pool.wake("weights", "kv_cache")
 
     @asynccontextmanager
     async def _own_turn(self) -> AsyncIterator[None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.core.errors import CheckpointError, LearnerError
 from agentrl.core.manifest import FileEntry, seal_files
-from agentrl.core.protocols import TrainResult, WeightUpdate
+from agentrl.core.protocols import Membership, TrainResult, WeightUpdate
 from agentrl.core.types import Group
 from agentrl.learner.settings import LearnerSettings
 
@@ -85,15 +85,19 @@ class LearnerRank:
         metrics = self._started.train(step, groups)
         return TrainResult(metrics=metrics, seconds=time.perf_counter() - begin)
 
-    def export_weights(self, version: int) -> WeightUpdate | None:
-        """Publish the current weights as `version`; on the first rank, return how engines get them, elsewhere `None` or the same."""
+    def export_weights(self, version: int, members: Membership | None = None) -> WeightUpdate | None:
+        """Publish the current weights as `version`; return how engines get them from this rank, or `None`."""
         state = self._started
         weights = Weights(state.named_weights)
         if state.ranks.first or self._sender.every_rank:
-            return self._sender.send(weights, version)
+            return self._sender.send(weights, version, members)
         for _ in weights:
             pass
         return None
+
+    def abandon_weights(self, reason: str) -> None:
+        """Give up a transfer to engines that is under way, and wait until this rank's part of it has ended."""
+        self._sender.abandon(reason)
 
     def offload(self, keep_weights: bool) -> None:
         """Move what only a step needs from the GPU to CPU memory, and the weights too unless they are kept."""

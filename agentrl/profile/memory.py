@@ -81,9 +81,7 @@ def learner_parts(config: TrainConfig, shape: ModelShape, *, bf16: bool = True, 
     ]
     if native:
         parts.append(Part(name="for the engines", size=adapter * width))
-    elif config.engine.colocate:  # a copy that engines read over CUDA IPC
-        parts.append(Part(name="for the engines", size=shape.parameters * width))
-    elif config.engine.weight_transport in ("auto", "nccl"):  # two buckets, which end with the tensor that fills them
+    elif config.engine.weight_transport in ("auto", "nccl", "ipc"):  # two buckets, which end with the tensor that fills them
         parts.append(Part(name="for the engines", size=2.0 * (config.engine.weight_bucket_mib * 2**20 + shape.embedding * width)))
     return parts
 

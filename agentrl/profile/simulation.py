@@ -20,7 +20,7 @@ import anyio
 from agentrl.core.callbacks import Event, GroupJudged, StepEnd
 from agentrl.core.errors import ConfigError
 from agentrl.core.manifest import FileEntry
-from agentrl.core.protocols import TrainResult, WeightUpdate
+from agentrl.core.protocols import Membership, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.flow.driver import RunResult, train
@@ -73,10 +73,13 @@ class SimulatedLearner:
         await asyncio.sleep(seconds + self._model.overhead_s)
         return TrainResult(metrics={}, seconds=seconds)
 
-    async def export_weights(self, version: int) -> WeightUpdate:
+    async def export_weights(self, version: int, members: Membership | None = None) -> WeightUpdate:
         """Take the time of an export."""
         await asyncio.sleep(self._model.export_s(self._rng))
         return WeightUpdate(version=version, transport="simulated")
+
+    async def abandon_weights(self, reason: str) -> None:
+        """Nothing is under way."""
 
     async def offload(self, *, keep_weights: bool) -> None:
         """Nothing is held."""

@@ -8,20 +8,25 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
-from agentrl.core.errors import AgentRLError, ConfigError, EngineDeadError, WeightSyncError
-from agentrl.core.protocols import EngineStats, GroupRef, Memory, RolloutWorker, WeightUpdate
+from agentrl.core.errors import AgentRLError, ConfigError, EngineDeadError, TransferAbandonedError, WeightSyncError
+from agentrl.core.protocols import EngineStats, GroupRef, Membership, Memory, RolloutWorker, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
+from agentrl.rollout.publication import Exports, load_together
 from agentrl.rollout.worker_slots import LOAD_TIMEOUT_S, LeastLoaded, Supervision, WorkerSlot, WorkerState
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+MAX_TRIES = 3
+"""Transfers of one version that may fail without the loss of a member before all members count as lost."""
 
 
 class RolloutPool:
@@ -47,10 +52,31 @@ class RolloutPool:
         self._rerun = 0
         self._published: Callable[[], Awaitable[None]] | None = None
         self._starting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+        self._serving: Callable[[RolloutWorker], AbstractAsyncContextManager[None]] = lambda worker: nullcontext()
+        self._exports: Exports | None = None
+        self._group: tuple[int, list[tuple[str, RolloutWorker]]] = (0, [])  # epoch of the latest membership, and its members
 
-    def take_turns(self, published: Callable[[], Awaitable[None]], starting: Callable[[], AbstractAsyncContextManager[None]]) -> None:
-        """Share GPUs: `published` is called when a publication has ended, and a worker is started within `starting`."""
-        self._published, self._starting = published, starting
+    def take_turns(
+        self,
+        published: Callable[[], Awaitable[None]],
+        starting: Callable[[], AbstractAsyncContextManager[None]],
+        serving: Callable[[RolloutWorker], AbstractAsyncContextManager[None]],
+    ) -> None:
+        """Share GPUs: `published` is called when a publication has ended; a worker is started within `starting`, and loads in `serving`."""
+        self._published, self._starting, self._serving = published, starting, serving
+
+    def form_groups(self, exports: Exports) -> None:
+        """Have workers take weights together, from `exports`."""
+        self._exports = exports
+
+    def membership(self) -> Membership:
+        """Return the workers that the next publication is for; a change of them since the last call begins another epoch."""
+        epoch, before = self._group
+        present = [(slot.name, slot.worker) for slot in self._slots.values() if slot.takes_weights]
+        if [(name, id(worker)) for name, worker in present] != [(name, id(worker)) for name, worker in before]:
+            epoch += 1
+        self._group = (epoch, present)
+        return Membership(epoch, tuple(name for name, _ in present))
 
     @property
     def load(self) -> dict[str, int]:
@@ -83,18 +109,47 @@ class RolloutPool:
             EngineDeadError: If no worker is left.
             WeightSyncError: If a worker failed or reports another version, and there is no supervision.
         """
-        async with self._loading:
-            self._update = update
-            slots = [slot for slot in self._slots.values() if slot.ready]
-            answers = await asyncio.gather(*(self._load(slot.worker, update) for slot in slots), return_exceptions=True)
-        self._judge(update, slots, answers)
-        if self._published is not None:
-            await self._published()
-        await self._least_loaded()
+        try:
+            async with self._loading:
+                self._update = update
+                if update.members is not None and self._exports is not None:
+                    await self._publish_together(update, self._exports)
+                else:
+                    slots = [slot for slot in self._slots.values() if slot.ready]
+                    answers = await asyncio.gather(*(self._load(update, slot.worker) for slot in slots), return_exceptions=True)
+                    self._judge(update, slots, dict(zip((slot.name for slot in slots), answers, strict=True)))
+            if self._published is not None:
+                await self._published()
+            await self._least_loaded()
+        finally:
+            if self._exports is not None:  # not before a worker holds the weights: until then a new one may need them
+                self._exports.ended()
 
-    def _judge(self, update: WeightUpdate, slots: list[WorkerSlot], answers: list[int | BaseException]) -> None:
+    async def _publish_together(self, update: WeightUpdate, exports: Exports) -> None:
+        """Load weights in a group of all members; a group that loses one is formed anew of the others."""
+        tries = MAX_TRIES
+        while (members := self.membership()).engines and tries:
+            slots = [self._slots[name] for name in members.engines]
+            if update.members != members:
+                update = self._update = await exports.again(update.version, members)
+            workers = {slot.name: slot.worker for slot in slots}
+            answers = await load_together(workers, partial(self._load, update), exports.abandon_weights)
+            given_up = {name for name, answer in answers.items() if isinstance(answer, TransferAbandonedError)}
+            tries -= len(given_up) == len(slots)  # because of no member, as far as anybody knows
+            if tries:
+                answers = {name: answer for name, answer in answers.items() if name not in given_up}
+            self._judge(update, [slot for slot in slots if slot.name in answers], answers)
+            for slot in slots:
+                if answers.get(slot.name) == update.version and slot.state is WorkerState.WAITING:
+                    slot.fill(slot.worker)
+                    self._by_load.update(slot)
+            if not given_up:
+                return
+            self._group = (self._group[0], [])  # an epoch of its own, also with the same members
+
+    def _judge(self, update: WeightUpdate, slots: list[WorkerSlot], answers: Mapping[str, int | BaseException]) -> None:
         """Set aside the workers that did not take an update."""
-        wrong = {slot.name: answer for slot, answer in zip(slots, answers, strict=True) if answer != update.version}
+        wrong = {name: answer for name, answer in answers.items() if answer != update.version}
         if not wrong:
             return
         details = "; ".join(f"{name}: {_answer(answer)}" for name, answer in wrong.items())
@@ -122,7 +177,7 @@ class RolloutPool:
         await self._each(lambda worker: worker.wake(*parts), f"taking back memory ({', '.join(parts)})")
 
     async def _each(self, call: Callable[[RolloutWorker], Awaitable[None]], what: str) -> None:
-        slots = [slot for slot in self._slots.values() if slot.ready]
+        slots = [slot for slot in self._slots.values() if slot.takes_weights]
         answers = await asyncio.gather(*(self._in_time(call(slot.worker)) for slot in slots), return_exceptions=True)
         for slot, answer in zip(slots, answers, strict=True):
             if isinstance(answer, BaseException):
@@ -177,10 +232,12 @@ class RolloutPool:
         """
         supervision, supervisor = self._supervision, self._supervisor
         if supervision is None or supervisor is None:
-            problem = "the engines of this run cannot join or leave: it runs in one process, or weights go over NCCL or CUDA IPC"
+            problem = "the engines of this run cannot join or leave, because it runs in one process"
             if supervision is not None:
                 problem = "the run does not generate at the moment"
             raise ConfigError("--num-engines", number, problem, "See docs/cluster.md, machines that leave and join.")
+        if self._published is not None:
+            raise ConfigError("--num-engines", number, "each engine shares its GPUs with learner ranks (--colocate)", "Start another run.")
         present = [*(name for name, slot in self._slots.items() if slot.state is not WorkerState.GONE), *self._joining]
         joining = list(itertools.islice(self._names, max(0, number - len(present))))
         for name in joining:
@@ -231,7 +288,7 @@ class RolloutPool:
         """Give a worker no more work, and have it replaced; without supervision its loss is the caller's error."""
         if self._supervisor is None:
             raise error
-        if slot.ready:
+        if slot.takes_weights:
             _log.warning("%s is lost: %s", slot.name, reason)
             slot.lose(reason, WorkerState.LOST)
             self._notify()
@@ -240,7 +297,7 @@ class RolloutPool:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _load(self, worker: RolloutWorker, update: WeightUpdate) -> int:
+    async def _load(self, update: WeightUpdate, worker: RolloutWorker) -> int:
         return await self._in_time(worker.load_weights(update))
 
     async def _in_time(self, answer: Awaitable[T]) -> T:
@@ -253,7 +310,7 @@ class RolloutPool:
 
     async def _keep(self, slot: WorkerSlot, supervision: Supervision) -> None:
         while slot.state is not WorkerState.GONE:
-            if not slot.ready:
+            if slot.state is WorkerState.LOST:
                 await self._replace(slot, supervision)
                 continue
             changed = self._changed
@@ -295,9 +352,27 @@ class RolloutPool:
         self._notify()
 
     async def _bring_up(self, slot: WorkerSlot, worker: RolloutWorker) -> None:
-        """Put a new worker into its slot once it holds the current weights; `_loading` is held."""
-        if self._update is not None and (version := await self._load(worker, self._update)) != self._update.version:
-            raise WeightSyncError(f"the new worker reports version {version} instead of {self._update.version}")
+        """Put a new worker into its slot once it holds the current weights, or to wait for the next; `_loading` is held."""
+        update = self._update
+        if update is None:
+            slot.fill(worker)
+        elif update.members is None or self._exports is None:
+            self._fill(slot, worker, update.version, await self._load(update, worker))
+        else:
+            members = Membership(self._group[0] + 1, (slot.name,))
+            self._group = (members.epoch, [])
+            async with self._serving(worker), self._exports.alone(update.version, members) as own:
+                if own is None:
+                    slot.wait(worker)
+                else:
+                    answers = await load_together({slot.name: worker}, partial(self._load, own), self._exports.abandon_weights)
+                    self._fill(slot, worker, update.version, answers[slot.name])
+
+    def _fill(self, slot: WorkerSlot, worker: RolloutWorker, wanted: int, answer: int | BaseException) -> None:
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer != wanted:
+            raise WeightSyncError(f"the new worker reports version {answer} instead of {wanted}")
         slot.fill(worker)
 
     async def _replace(self, slot: WorkerSlot, supervision: Supervision) -> None:

@@ -55,6 +55,8 @@ class WorkerState(StrEnum):
 
     READY = "ready"
     """The worker holds the current weights."""
+    WAITING = "waits for weights"
+    """The worker has replaced a lost one, and takes part in the next publication."""
     LOST = "being replaced"
     """The worker is dead or set aside, and its place is to be filled."""
     GONE = "given up"
@@ -80,6 +82,15 @@ class WorkerSlot:
     def ready(self) -> bool:
         """True if the worker may get work."""
         return self.state is WorkerState.READY
+
+    @property
+    def takes_weights(self) -> bool:
+        """True if a publication is for the worker too."""
+        return self.state in (WorkerState.READY, WorkerState.WAITING)
+
+    def wait(self, worker: RolloutWorker) -> None:
+        """Put a new worker in its place that is given work once it has taken part in a publication."""
+        self.worker, self.state = worker, WorkerState.WAITING
 
     def lose(self, reason: str, state: WorkerState) -> None:
         """Give it no more work, and take back what it has."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentrl.core.errors import WeightSyncError
+from agentrl.weights.groups import Channel
 from agentrl.weights.sender import NamedTensors
 
 BUCKET_BYTES = 512 * 2**20
@@ -29,14 +30,6 @@ class TensorInfo:
     def nbytes(self) -> int:
         """Size of the tensor, bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-class Channel(Protocol):
-    """Sends buckets to all engines, in order."""
-
-    def begin(self, bucket: Tensor) -> Callable[[], object]:
-        """Start to send bytes; calling what is returned waits until they are sent, so that the buffer may be filled again."""
-        ...
 
 
 def describe(named_tensors: NamedTensors) -> list[TensorInfo]:
@@ -79,7 +72,7 @@ def send_in_buckets(
     """
     buckets = cut(infos, bucket_bytes)
     largest = max((sum(info.nbytes for info in bucket) for bucket in buckets), default=0)
-    buffers = [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(min(BUFFERS, len(buckets)))]
+    buffers = [channel.buffer(largest, device) for _ in range(min(BUFFERS, len(buckets)))]
     under_way: list[Callable[[], object]] = []
     tensors = iter(named_tensors)
     for index, bucket in enumerate(buckets):
@@ -92,6 +85,40 @@ def send_in_buckets(
         wait()
     if extra is not None:
         raise WeightSyncError(f"the model has a parameter {extra[0]!r} that engines were not told of")
+
+
+def receive_in_buckets(
+    infos: Iterable[TensorInfo],
+    channel: Channel,
+    device: torch.device,
+    bucket_bytes: int,
+    load: Callable[[Sequence[tuple[str, Tensor]]], object],
+) -> None:
+    """Receive what `send_in_buckets` sends, and load it bucket by bucket; one bucket is received while the one before is loaded.
+
+    Loaded tensors share memory with their bucket, and may be kept.
+    """
+    under_way: list[tuple[list[TensorInfo], Tensor, Callable[[], object]]] = []
+    for bucket in cut(infos, bucket_bytes):
+        buffer = torch.empty(sum(info.nbytes for info in bucket), dtype=torch.uint8, device=device)
+        under_way.append((bucket, buffer, channel.begin(buffer)))
+        if len(under_way) == BUFFERS:
+            _take(*under_way.pop(0), load)
+    for waiting in under_way:
+        _take(*waiting, load)
+
+
+def _take(
+    bucket: Sequence[TensorInfo], buffer: Tensor, wait: Callable[[], object], load: Callable[[Sequence[tuple[str, Tensor]]], object]
+) -> None:
+    wait()
+    found, used = [], 0
+    for info in bucket:
+        part = buffer[used : used + info.nbytes]
+        part = part.clone() if used % info.dtype.itemsize else part  # numbers begin at multiples of their size
+        found.append((info.name, part.view(info.dtype).view(info.shape)))
+        used += info.nbytes
+    load(found)
 
 
 def _fill(buffer: Tensor, bucket: Sequence[TensorInfo], tensors: Iterator[tuple[str, Tensor]]) -> int:

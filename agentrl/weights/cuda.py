@@ -1,64 +1,105 @@
-"""The learner's side of publication between GPUs: NCCL between machines or GPUs, CUDA IPC on one GPU.
+"""The learner's side of publication to engines with GPUs: buckets of weights, in groups that are formed anew when their members change.
 
-vLLM's own receivers take the weights. The sender of CUDA IPC is the trainer class that vLLM documents for reinforcement learning; it
-expects to steer the engines itself, and here `VllmEngine.load_weights` does, so it gets a client that only notes what it is told. The
-sender of NCCL is our own, because vLLM's keeps gathered parameters alive until a bucket is full.
-Neither class has been run on a GPU; what does not need one is tested.
+Over NCCL the first learner rank sends to every worker of every engine. Over CUDA IPC every rank sends to the worker on its own GPU.
+The engines' side is `agentrl.weights.vllm_groups`. Nothing of it has been run on a GPU; all but the channels is tested without one.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from agentrl.core.errors import WeightSyncError
-from agentrl.core.protocols import WeightUpdate
-from agentrl.weights.buckets import BUCKET_BYTES, BUFFERS, Channel, TensorInfo, as_vllm_reads, describe, send_in_buckets
+from agentrl.core.protocols import Membership, WeightUpdate
+from agentrl.weights.buckets import BUCKET_BYTES, TensorInfo, as_vllm_reads, describe, send_in_buckets
+from agentrl.weights.channels import CudaHandles, SharedBuffers, connect_nccl
+from agentrl.weights.groups import Channel, Connect, Group, host
 from agentrl.weights.sender import NamedTensors
 
-TRANSFER_TIMEOUT_S = 600.0
+TRANSFER_TIMEOUT_S = 300.0
+"""Deadline of a publication: for the members to meet, and again for the transfer."""
+LOOPBACK = "127.0.0.1"
 
 
-class NcclSender:
-    """Broadcasts from the first learner rank to every worker of every engine, in one NCCL group, without a copy of the model.
+def connect_shared(store: Any, rank: int, size: int, device: torch.device) -> SharedBuffers:
+    """Share buffers with the other process on the same GPU."""
+    return SharedBuffers(store, rank, device, CudaHandles())
+
+
+class GroupSender:
+    """Sends weights in buckets to the engines of a membership, without a copy of the model.
 
     Every learner rank calls `send`. A thread of each rank then goes over the parameters, which under ZeRO-3 gathers them one at a time,
-    and the first rank packs them into buckets and broadcasts these (`agentrl.weights.buckets`). `settle` waits for it, and comes
-    before anything that changes a weight or calls a collective operation. The first update tells engines where to meet and what they
-    get; later ones say the version alone. The group is formed while the engines handle the first update, at a port that the first rank
-    has listened on since before it told anybody. With several machines, `host` must be an address that the engines can reach.
+    and the ranks that have engines to send to pack them into buckets (`agentrl.weights.buckets`). `settle` waits for it, and comes
+    before anything that changes a weight or calls a collective operation. The first update for a membership tells engines where to meet
+    and what they get; later ones say the version alone. A group is formed while engines handle that update, at a port that this rank has
+    listened on since before it told anybody. When a transfer is given up the ranks still go over all parameters, as they do it together.
     """
 
     every_rank = True
 
-    def __init__(self, engine_ranks: int, host: str = "127.0.0.1", rank: int = 0, bucket_bytes: int = BUCKET_BYTES) -> None:
-        self._world_size, self._host, self._rank, self._bucket_bytes = engine_ranks + 1, host, rank, bucket_bytes
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentrl-nccl")
+    def __init__(
+        self,
+        kind: Literal["nccl", "ipc"],
+        *,
+        workers: int = 1,  # of an engine
+        host: str = LOOPBACK,  # an address of this rank's machine that engines reach
+        rank: int = 0,
+        bucket_bytes: int = BUCKET_BYTES,
+        timeout_s: float = TRANSFER_TIMEOUT_S,
+    ) -> None:
+        self._kind, self._workers, self._rank, self._bucket_bytes, self._timeout_s = kind, workers, rank, bucket_bytes, timeout_s
+        self._host = LOOPBACK if kind == "ipc" else host  # processes on one GPU are on one machine
+        self._connect: Connect = connect_shared if kind == "ipc" else connect_nccl
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentrl-weights")
         self._transfer: Future[None] | None = None
         self._infos: list[TensorInfo] = []
-        self._listener: socket.socket | None = None
-        self._channel: Channel | None = None
+        self._members: Membership | None = None  # of the group
+        self._group: Group | None = None
+        self._listener: socket.socket | None = None  # of a group that is not formed yet
+        self._given_up = ""
+        self._lock = threading.Lock()
 
-    def send(self, named_tensors: NamedTensors, version: int) -> WeightUpdate | None:
-        """Start to broadcast; `named_tensors` is gone over twice the first time, and on a thread of this sender.
+    def send(self, named_tensors: NamedTensors, version: int, members: Membership | None = None) -> WeightUpdate:
+        """Start to send to `members`; `named_tensors` is gone over twice the first time, and on a thread of this sender.
+
+        A transfer that is still under way is given up.
 
         Raises:
-            WeightSyncError: If the version before did not reach the engines.
+            WeightSyncError: If no members are named.
         """
-        self.settle()
-        payload: dict[str, Any] = {}
+        if members is None:
+            raise WeightSyncError(f"weights go over {self._kind} to engines that are named, and none are")
+        self.abandon("the weights are sent again")
         if not self._infos:
             self._infos = describe(named_tensors)
-            if self._rank == 0:
-                payload = {"connect": self._connect(), "update": as_vllm_reads(self._infos)}
-        self._transfer = self._thread.submit(self._run, named_tensors, self._moment())
-        return None if self._rank else WeightUpdate(version=version, transport="nccl", payload=payload)
+        others = self._others(members)
+        payload: dict[str, Any] = {}
+        if self._members != members or (others and self._group is None):
+            payload = self._meet(members, others)
+        self._transfer = self._thread.submit(self._run, named_tensors, self._moment(), others)
+        return WeightUpdate(version=version, transport=self._kind, payload=payload, members=members)
+
+    def abandon(self, reason: str) -> None:
+        """Give up a transfer that is under way, tell the engines that take part in it, and wait for the end of this rank's part."""
+        transfer, self._transfer = self._transfer, None
+        if transfer is None:
+            return
+        if not transfer.done():
+            with self._lock:
+                self._given_up, group = reason, self._group
+            if group is not None:
+                group.abandon(reason)
+        if transfer.exception(2 * self._timeout_s + 30.0) is not None:
+            self._leave()
+        self._given_up = ""
 
     def settle(self) -> None:
         """Wait until all engines have the version before.
@@ -70,26 +111,37 @@ class NcclSender:
         if transfer is None:
             return
         try:
-            transfer.result(TRANSFER_TIMEOUT_S)
+            transfer.result(2 * self._timeout_s + 30.0)  # both parts have deadlines of their own
         except FutureTimeoutError as error:
-            raise WeightSyncError(f"engines did not take the weights of the version before within {TRANSFER_TIMEOUT_S:.0f} s") from error
+            raise WeightSyncError(f"engines did not take the weights of the version before within {self._timeout_s:g} s") from error
         except Exception as error:
-            raise WeightSyncError(f"the broadcast of the version before failed: {error}") from error
+            raise WeightSyncError(f"the weights of the version before did not reach the engines: {error}") from error
 
     def close(self) -> None:
-        """Leave the group; a broadcast that an engine never joined is abandoned."""
+        """Leave the group, without waiting for a transfer that is under way. Safe to call twice."""
+        with self._lock:
+            self._given_up, group = "the learner ended", self._group
+        if group is not None and self._transfer is not None and not self._transfer.done():
+            group.abandon(self._given_up)
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._listener is not None:
-            self._listener.close()
-        if isinstance(self._channel, NcclChannel) and (self._transfer is None or self._transfer.done()):
-            self._channel.close()
-        self._channel = None
+        self._leave()
 
-    def _connect(self) -> dict[str, Any]:
-        """Listen, and return where and how engines join."""
-        self._listener = socket.create_server((self._host, 0))
-        meeting = {"master_address": self._host, "master_port": self._listener.getsockname()[1], "world_size": self._world_size}
-        return {**meeting, "packed": True, "packed_buffer_size_bytes": self._bucket_bytes, "packed_num_buffers": BUFFERS}
+    def _others(self, members: Membership) -> int:
+        """Return the number of workers that this rank sends to."""
+        if self._kind == "nccl":
+            return 0 if self._rank else self._workers * len(members.engines)
+        return int(f"engine-{self._rank // self._workers}" in members.engines)
+
+    def _meet(self, members: Membership, others: int) -> dict[str, Any]:
+        """Leave the group before, listen, and return where and how engines join, and what they get."""
+        self._leave()
+        self._members = members
+        places: dict[str, tuple[str, int]] = {}
+        if others:
+            self._listener = socket.create_server((self._host, 0))
+            places[str(self._rank)] = (self._host, self._listener.getsockname()[1])
+        connect = {"places": places, "bucket_bytes": self._bucket_bytes, "timeout_s": self._timeout_s}
+        return {"connect": connect, "update": as_vllm_reads(self._infos)}
 
     def _moment(self) -> tuple[torch.device, Any]:
         """Return the device, and an event after everything that this thread has asked of it."""
@@ -98,133 +150,44 @@ class NcclSender:
         return torch.device("cuda", torch.cuda.current_device()), torch.cuda.current_stream().record_event()
 
     @torch.no_grad()
-    def _run(self, named_tensors: NamedTensors, moment: tuple[torch.device, Any]) -> None:
+    def _run(self, named_tensors: NamedTensors, moment: tuple[torch.device, Any], others: int) -> None:
         device, asked = moment
         if asked is not None:  # a new thread is on device 0 and follows no other thread's stream
             torch.cuda.set_device(device)
             torch.cuda.current_stream().wait_event(asked)
-        if self._rank:
-            for _ in named_tensors:
+        tensors = iter(named_tensors)
+        try:
+            if others:
+                self._to_engines(tensors, device, others)
+        except BaseException:
+            self._leave()
+            raise
+        finally:
+            for _ in tensors:  # the other ranks gather them with this one
                 pass
-            return
-        if self._channel is None:
-            self._channel = self._join(device)
-        send_in_buckets(named_tensors, self._infos, self._channel, device, self._bucket_bytes)
 
-    def _join(self, device: torch.device) -> Channel:
-        """Form the group with all engines."""
-        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
-        from vllm.distributed.utils import StatelessProcessGroup
-        from vllm.utils.nccl import unpinned_nccl_env
+    def _to_engines(self, tensors: Iterator[tuple[str, Tensor]], device: torch.device, others: int) -> None:
+        group = self._group
+        if group is None:
+            listener, self._listener = self._listener, None
+            if listener is None:
+                raise WeightSyncError("the group with the engines was given up")
+            group = host(listener, others, self._connect, device, self._timeout_s, lambda: self._given_up)
+            with self._lock:
+                self._group = group
+        if self._given_up:
+            group.abandon(self._given_up)
+        with group.transfer(self._timeout_s) as channel:
+            send_in_buckets(tensors, self._infos, channel, device, self._bucket_bytes)
 
-        listener, self._listener = self._listener, None
-        if listener is None:
-            raise WeightSyncError("the group with the engines was given up")
-        port = listener.getsockname()[1]
-        group = StatelessProcessGroup.create(self._host, port, rank=0, world_size=self._world_size, listen_socket=listener)
-        with unpinned_nccl_env():
-            return NcclChannel(PyNcclCommunicator(group, device=device))
-
-
-class NcclChannel:
-    """Broadcasts buckets on a CUDA stream of its own, behind the copies that fill them."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def begin(self, bucket: Tensor) -> Callable[[], object]:
-        """As `Channel.begin`."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        self._group.broadcast(bucket, src=0, stream=self._stream)
-        sent: Callable[[], object] = self._stream.record_event().synchronize
-        return sent
-
-    def close(self) -> None:
-        """Leave the group."""
-        self._group.destroy()
-
-
-class IpcSender:
-    """Lends engines on the same GPU the learner's copy of the weights, by CUDA IPC handles.
-
-    Every learner rank calls `send`: each contributes the handles for the GPU it shares with an engine, and what the first
-    rank returns holds all of them. The copy is kept until the next version is sent.
-    """
-
-    every_rank = True
-
-    def __init__(self, rank: int = 0) -> None:
-        self._rank = rank
-        self._snapshot = _Snapshot()
-        self._client = NotingClient()
-        self._trainer: Any = None
-
-    def send(self, named_tensors: NamedTensors, version: int) -> WeightUpdate:
-        """Copy the weights and make their handles."""
-        self._snapshot.take(named_tensors)
-        if self._trainer is None:
-            from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
-
-            self._trainer = IPCTrainerWeightTransferEngine.trainer_init(
-                IPCTrainerInitInfo(rank=self._rank), client=self._client, source=_source(self._snapshot)
-            )
-        self._trainer.send_weights()
-        update = {name: value for name, value in self._client.update.items() if value is not None}
-        return WeightUpdate(version=version, transport="ipc", payload={"connect": {"packed": False}, "update": update})
-
-    def settle(self) -> None:
-        """Engines read the copy, so nothing has to be waited for."""
-
-    def close(self) -> None:
-        """Give up the copy."""
-        self._snapshot.tensors.clear()
-
-
-class NotingClient:
-    """Stands where vLLM's trainer expects to call engines; keeps the last update it was told."""
-
-    def __init__(self) -> None:
-        self.update: dict[str, Any] = {}
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Engines connect when they handle the update."""
-
-    def start_weight_update(self) -> None:
-        """Engines start on their own."""
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Note what engines have to be told."""
-        self.update = update_info
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Engines finish on their own."""
-
-
-class _Snapshot:
-    """A copy of the weights on their own device."""
-
-    def __init__(self) -> None:
-        self.tensors: list[tuple[str, Tensor]] = []
-
-    def take(self, named_tensors: NamedTensors) -> None:
-        """Replace the copy."""
-        self.tensors.clear()
-        self.tensors.extend((name, tensor.detach().clone().contiguous()) for name, tensor in named_tensors)
-
-
-def _source(snapshot: _Snapshot) -> Any:
-    """The snapshot in the form vLLM's trainers read."""
-    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
-
-    class SnapshotSource(WeightSource):  # type: ignore[misc]
-        def metadata(self) -> list[ParamMeta]:
-            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in snapshot.tensors]
-
-        def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-            return iter(snapshot.tensors)
-
-    return SnapshotSource()
+    def _leave(self) -> None:
+        with self._lock:
+            group, self._group, listener, self._listener = self._group, None, self._listener, None
+            self._members = None
+        if listener is not None:
+            listener.close()
+        if group is not None:
+            group.close()
 
 
 def free_port(host: str) -> int:
@@ -232,3 +195,6 @@ def free_port(host: str) -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+__all__ = ["Channel", "GroupSender", "free_port"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from agentrl.config.lora import CONFIG_FILE, WEIGHTS_FILE
 from agentrl.core.errors import WeightSyncError
 from agentrl.core.files import memory_root, owned_directory, remove_abandoned
-from agentrl.core.protocols import WeightUpdate
+from agentrl.core.protocols import Membership, WeightUpdate
 
 NamedTensors: TypeAlias = Iterable[tuple[str, Tensor]]
 """Checkpoint names and tensors; a tensor needs to be valid only until the next one is asked for. It may be gone over more than once."""
@@ -28,8 +28,8 @@ class WeightSender(Protocol):
 
     every_rank: bool  # whether every learner rank calls `send`, or the first alone
 
-    def send(self, named_tensors: NamedTensors, version: int) -> WeightUpdate | None:
-        """Offer the weights, and return how engines get them; ranks other than the first may return `None`.
+    def send(self, named_tensors: NamedTensors, version: int, members: Membership | None = None) -> WeightUpdate | None:
+        """Offer the weights, and return how engines get them from this rank, if they do; `members` are engines that take them together.
 
         Where bytes move only while engines receive, they do so on a thread of the sender, which may read the weights until `settle`.
 
@@ -37,6 +37,9 @@ class WeightSender(Protocol):
             WeightSyncError: If the weights cannot be offered, or the version before did not get through.
         """
         ...
+
+    def abandon(self, reason: str) -> None:
+        """Give up what is under way, if anything is, and wait for the end of it."""
 
     def settle(self) -> None:
         """Wait until the weights may be changed, and the ranks may talk to each other about something else.
@@ -65,7 +68,7 @@ class SharedMemorySender:
         self._directory: Path | None = None
         self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
 
-    def send(self, named_tensors: NamedTensors, version: int) -> WeightUpdate:
+    def send(self, named_tensors: NamedTensors, version: int, members: Membership | None = None) -> WeightUpdate:
         """Write the weights.
 
         Raises:
@@ -79,6 +82,9 @@ class SharedMemorySender:
         target = directory / f"{version:012d}.safetensors"
         _write(tensors, target)
         return WeightUpdate(version=version, transport="shm", payload={"update": {"path": str(target)}})
+
+    def abandon(self, reason: str) -> None:
+        """Nothing is ever under way."""
 
     def settle(self) -> None:
         """Engines read the file, so nothing has to be waited for."""
@@ -109,7 +115,7 @@ class AdapterSender(SharedMemorySender):
         self._rank, self._alpha, self._kept = rank, alpha, kept
         self._count = 0
 
-    def send(self, named_tensors: NamedTensors, version: int) -> WeightUpdate:
+    def send(self, named_tensors: NamedTensors, version: int, members: Membership | None = None) -> WeightUpdate:
         """Write the adapter, given under the names that peft has in its files.
 
         Raises:

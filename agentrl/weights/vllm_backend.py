@@ -19,6 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from agentrl.weights import vllm_groups as vllm_groups  # registers its backends
 from agentrl.weights.rows import RowInvariantLinear, fewest_rows
 
 RowPlans: TypeAlias = dict[tuple[int, int, torch.dtype], int]
@@ -152,6 +153,10 @@ class WorkerExtension:
     def make_row_invariant(self) -> None:
         """As `SharedMemoryTransfer.make_row_invariant`."""
         self.weight_transfer_engine.make_row_invariant()
+
+    def weights_outcome(self) -> str:
+        """As `agentrl.weights.vllm_groups.GroupTransfer.outcome`."""
+        return str(self.weight_transfer_engine.outcome())
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from tests.gloo_support import GlooChannel, GlooSender, Receiver
+from agentrl.core.protocols import Membership
+from tests.group_support import Engine, sender
 from tests.learner_support import CollectingSender, gradients, largest_difference, make_groups, make_settings, write_model
 
 GROUPS = make_groups(5, 3, seed=1)
@@ -67,38 +68,29 @@ def train(name: str, model: str, out: Path, *, rank: int = 0, world_size: int = 
         torch.save((metrics, sender.weights), out / f"{name}.pt")
 
 
-def broadcast(model: str, out: Path, *, rank: int = 0, world_size: int = 1, port: int = 0) -> None:
-    """Two steps under ZeRO-3, each published in buckets over gloo; what arrived after the second, and the saved model, go to `out`."""
+def broadcast(model: str, out: Path, *, rank: int = 0, world_size: int = 1, port: int = 0, paired: bool = False) -> None:
+    """Two steps under ZeRO-3, each published in buckets; what arrived after the second, and the saved model, go to `out`.
+
+    Rank 0 sends to an engine as over NCCL; with `paired` each rank sends to an engine of its own, as over CUDA IPC.
+    """
     from agentrl.learner.learner import LearnerRank
     from agentrl.weights.buckets import cut
 
-    sender, receiver, name = GlooSender(rank=rank, bucket_bytes=5000), Receiver(), f"broadcast-{world_size}"
-    learner = LearnerRank(make_settings(model, learner={"zero_stage": 3}), sender)
+    kind, engines = ("ipc", world_size) if paired else ("nccl", 1)
+    learner_sender, name = sender(kind, rank=rank, bucket_bytes=5000), f"broadcast-{world_size}{'-paired' if paired else ''}"
+    engine, members = Engine(f"engine-{rank}", kind), Membership(1, tuple(f"engine-{index}" for index in range(engines)))
+    learner = LearnerRank(make_settings(model, learner={"zero_stage": 3}), learner_sender)
     learner.start(rank, world_size, port)
-    connect: dict[str, Any] = {}
     for step in range(2):
         learner.train(step, *make_groups(5, 3, seed=step, version=step))  # waits for the publication before
-        update = learner.export_weights(step + 1)
-        if update is None:
-            continue
-        connect, infos = connect or update.payload["connect"], sender._infos
-        sizes = [sum(info.nbytes for info in bucket) for bucket in cut(infos, 5000)]
-        assert len(sizes) > 4
-
-        def read(channel: GlooChannel, sizes: list[int] = sizes) -> list[torch.Tensor]:
-            buckets = [torch.empty(size, dtype=torch.uint8) for size in sizes]
-            for bucket in buckets:
-                channel.broadcast(bucket, 0)
-            return buckets
-
-        arrived = receiver.receive(connect, read)
+        update = learner.export_weights(step + 1, members)
+        assert update is not None
+        assert len(cut(learner_sender._infos, 5000)) > 4
+        if engine.name in members.engines:
+            assert engine.take(update) == ""
     learner.save_model(str(out / name))  # waits too
     if rank == 0:
-        flat, used, weights = torch.cat(arrived.result(30)), 0, {}
-        for info in infos:
-            weights[info.name] = flat[used : used + info.nbytes].clone().view(info.dtype).view(info.shape)
-            used += info.nbytes
-        torch.save(weights, out / f"{name}.pt")
+        torch.save(engine.loaded, out / f"{name}.pt")
     learner.close()
 
 
@@ -113,6 +105,7 @@ def everything(rank: int, ports: list[int], model: str, out: Path) -> None:
     for name in RUNS:
         train(name, model, out, rank=rank, world_size=2, port=ports.pop())
     broadcast(model, out, rank=rank, world_size=2, port=ports.pop())
+    broadcast(model, out, rank=rank, world_size=2, port=ports.pop(), paired=True)
     for name in SHARDED:
         torch.save(gradients(sharded(model, name), GROUPS, rank=rank, world_size=2, port=ports.pop()), out / f"{name}-{rank}.pt")
     for wide in WIDE:
@@ -132,7 +125,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("two")
-    mp.spawn(everything, args=([free_port() for _ in range(len(STAGES) + len(RUNS) + len(SHARDED) + len(WIDE) + 1)], model, out), nprocs=2)
+    mp.spawn(everything, args=([free_port() for _ in range(len(STAGES) + len(RUNS) + len(SHARDED) + len(WIDE) + 2)], model, out), nprocs=2)
     return out
 
 
@@ -194,15 +187,16 @@ def test_two_ranks_train_report_and_save_what_one_does(model: str, two_ranks: Pa
         assert largest_difference(*averages) < 1e-3
 
 
+@pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_buckets_bring_every_byte_of_the_weights(model: str, two_ranks: Path, tmp_path: Path, ranks: int) -> None:
+def test_buckets_bring_every_byte_of_the_weights(model: str, two_ranks: Path, tmp_path: Path, ranks: int, paired: bool) -> None:
     from transformers import AutoModelForCausalLM
 
-    out = two_ranks if ranks == 2 else tmp_path
+    out, name = two_ranks if ranks == 2 else tmp_path, f"broadcast-{ranks}{'-paired' if paired else ''}"
     if ranks == 1:
-        broadcast(model, out)
-    weights = torch.load(out / f"broadcast-{ranks}.pt")
-    saved = dict(AutoModelForCausalLM.from_pretrained(out / f"broadcast-{ranks}").named_parameters())
+        broadcast(model, out, paired=paired)
+    weights = torch.load(out / f"{name}.pt")
+    saved = dict(AutoModelForCausalLM.from_pretrained(out / name).named_parameters())
     assert weights.keys() == saved.keys()
     assert all(torch.equal(weights[name], saved[name]) for name in saved)
 

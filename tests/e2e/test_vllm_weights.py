@@ -1,20 +1,29 @@
 """Publication to the real engine: what it samples from afterwards, and what happens when it fails."""
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from agentrl.core.errors import TransferAbandonedError
+from agentrl.core.protocols import Membership
 from agentrl.engine.vllm_engine import VllmEngine
-from agentrl.weights.cuda import _Snapshot, _source
+from agentrl.weights.buckets import describe
 from agentrl.weights.sender import SharedMemorySender
-from tests.e2e.vllm_support import expect_fence, random_llama, saved, settings
-from tests.gloo_support import GlooSender
+from agentrl.weights.vllm_backend import repack_lm_heads
+from agentrl.weights.vllm_groups import GroupTransfer
+from tests.e2e.vllm_support import expect_fence, prompt, random_llama, reference, request, saved, settings
+from tests.group_support import connect_sockets
+from tests.group_support import sender as sender_to_groups
 
 pytestmark = pytest.mark.anyio
 
@@ -87,19 +96,65 @@ if __name__ == "__main__":
     assert "published" in done.stdout, done.stderr
 
 
-def test_what_the_gpu_senders_say_is_what_vllm_reads() -> None:
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferInitInfo, NCCLWeightTransferUpdateInfo
+class CpuGroups(GroupTransfer):
+    """The engines' side of publication between GPUs, in vLLM on a CPU: only the channel is another."""
 
-    weights, sender = [("a", torch.zeros(2, 3)), ("b", torch.ones(4))], GlooSender(engine_ranks=2)
-    sender.failure = RuntimeError("no engine is here")
+    connect = staticmethod(connect_sockets)
+
+    def make_row_invariant(self) -> None:
+        return
+
+    def finish_weight_update(self) -> None:
+        super().finish_weight_update()
+        repack_lm_heads(self.model)
+
+
+async def test_an_engine_whose_transfer_is_given_up_takes_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the weights arrive; requests wait until all of them came in another group, and are sampled by those."""
+    from agentrl.engine import launch
+
+    WeightTransferEngineFactory._registry.pop("agentrl_test", None)
+    WeightTransferEngineFactory.register_engine("agentrl_test", CpuGroups)
+    monkeypatch.setitem(launch._BACKENDS, "shm", "agentrl_test")
+    engine, learner = VllmEngine(settings(saved(random_llama(seed=0), tmp_path / "model"))), sender_to_groups(bucket_bytes=2000)
+    await engine.start()
+    newer = dict(random_llama(seed=1).named_parameters())
+
+    class Half:
+        """Weights of which some come only when the transfer has been given up."""
+
+        def __init__(self) -> None:
+            self.given_up = threading.Event()
+
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            for index, (name, tensor) in enumerate(newer.items()):
+                if index == len(newer) // 2:
+                    assert self.given_up.wait(30)
+                yield name, tensor.detach()
+
+    half = Half()
+    half.given_up.set()  # while they are described
     try:
-        update = sender.send(weights, 1)
-        assert update is not None
-        NCCLWeightTransferInitInfo(**update.payload["connect"], rank_offset=1)
-        NCCLWeightTransferUpdateInfo(**update.payload["update"])
+        learner._infos = describe(half)
+        half.given_up.clear()
+        update = learner.send(half, 1, Membership(1, ("engine-0",)))
+        loading = asyncio.create_task(engine.load_weights(replace(update, transport="shm")))
+        while learner._group is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(engine.generate(request(prompt(2), max_tokens=8, temperature=1.0, seed=3)))
+        giving_up = asyncio.create_task(asyncio.to_thread(learner.abandon, "a member was lost"))
+        with pytest.raises(TransferAbandonedError, match="a member was lost"):
+            await loading
+        half.given_up.set()
+        await giving_up
+        assert not waiting.done()
+        assert engine.stats().fault == ""
+        again = learner.send(newer.items(), 1, Membership(2, ("engine-0",)))
+        assert await engine.load_weights(replace(again, transport="shm")) == 1
+        generation = await waiting
+        assert set(generation.versions.tolist()) == {1}
+        np.testing.assert_allclose(generation.logprobs, reference(random_llama(seed=1), prompt(2), generation, 1.0), atol=1e-4)
     finally:
-        sender.close()
-    snapshot = _Snapshot()
-    snapshot.take(weights)
-    source: Any = _source(snapshot)
-    assert [(meta.name, meta.dtype, meta.shape) for meta in source.metadata()] == [(name, t.dtype, tuple(t.shape)) for name, t in weights]
+        half.given_up.set()
+        learner.close()
+        await engine.close()

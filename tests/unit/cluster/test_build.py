@@ -9,7 +9,7 @@ import torch
 from agentrl.cluster import build
 from agentrl.config.schema import EngineConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
 from agentrl.engine.settings import weight_transport
-from agentrl.weights.cuda import IpcSender, NcclSender
+from agentrl.weights.cuda import GroupSender
 from agentrl.weights.sender import SharedMemorySender
 
 CONFIG = TrainConfig(
@@ -42,10 +42,14 @@ def test_weights_go_through_a_shared_folder_if_asked(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("gpus")
 def test_with_gpus_nccl_unless_colocated() -> None:
-    assert isinstance(build._sender(CONFIG, 0, build.device(), "127.0.0.1"), NcclSender)
+    apart = build._sender(CONFIG, 0, build.device(), "127.0.0.1")
+    assert isinstance(apart, GroupSender)
+    assert apart._kind == "nccl"
     shared = dataclasses.replace(CONFIG, engine=EngineConfig(colocate=True))
     assert weight_transport(shared.engine, build.device()) == "ipc"
-    assert isinstance(build._sender(shared, 1, build.device(), "127.0.0.1"), IpcSender)
+    paired = build._sender(shared, 1, build.device(), "10.0.0.1")
+    assert isinstance(paired, GroupSender)
+    assert (paired._kind, paired._host) == ("ipc", "127.0.0.1")  # processes on one GPU need nobody else's network
 
 
 def test_engine_settings_follow_the_configuration() -> None:

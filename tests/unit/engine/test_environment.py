@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agentrl.engine.settings import engine_environment, prepare_environment, without_gc
+from agentrl.engine.settings import Transport, engine_environment, prepare_environment, without_gc
 
 
 def test_values_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,10 +19,9 @@ def test_values_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delenv(name)  # what `prepare_environment` set is undone at the end, like the rest
 
 
-def test_pickled_handles_are_allowed_for_cuda_ipc_alone() -> None:
-    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" in engine_environment("cuda", "ipc")
-    for transport in ("shm", "nccl"):
-        assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in engine_environment("cuda", transport)
+@pytest.mark.parametrize("transport", ["shm", "nccl", "ipc"])
+def test_no_path_of_weights_lets_vllm_unpickle_what_it_is_sent(transport: Transport) -> None:
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in engine_environment("cuda", transport)
 
 
 def test_the_engine_package_loads_nothing_heavy() -> None:

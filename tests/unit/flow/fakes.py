@@ -15,7 +15,7 @@ from agentrl.config.sections import changed
 from agentrl.core.callbacks import Event, GroupJudged, StepEnd
 from agentrl.core.manifest import FileEntry
 from agentrl.core.process import on_thread
-from agentrl.core.protocols import EngineStats, Memory, TrainResult, WeightUpdate
+from agentrl.core.protocols import EngineStats, Membership, Memory, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status, Task, Ticket
 from agentrl.flow import FlowSettings, RunResult, flow_settings, train
@@ -125,9 +125,12 @@ class ScriptedLearner:
         self.steps.append(list(groups))
         return TrainResult(metrics=self.metrics, seconds=self.spans[-1][1] - begin)
 
-    async def export_weights(self, version: int) -> WeightUpdate:
+    async def export_weights(self, version: int, members: Membership | None = None) -> WeightUpdate:
         assert version == len(self.steps)
-        return WeightUpdate(version=version, transport="scripted")
+        return WeightUpdate(version=version, transport="scripted", members=members)
+
+    async def abandon_weights(self, reason: str) -> None:
+        return
 
     async def offload(self, *, keep_weights: bool) -> None:
         return

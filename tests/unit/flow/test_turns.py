@@ -13,10 +13,11 @@ import anyio
 import pytest
 
 from agentrl.core.errors import EngineDeadError, WeightSyncError
-from agentrl.core.protocols import Memory, TrainResult, WeightUpdate
+from agentrl.core.protocols import Membership, Memory, TrainResult, WeightUpdate
 from agentrl.core.types import Task, Ticket
 from agentrl.flow import RunResult, train
 from agentrl.flow.checkpoint import Progress
+from agentrl.flow.exports import JointLearner
 from agentrl.flow.state import SafePoint
 from agentrl.flow.turns import TurnTakingLearner
 from agentrl.profile.simulation import run_virtual
@@ -108,9 +109,9 @@ class Learner(ScriptedLearner):
         self.needs("train", "optimizer")
         return await super().train(step - self.first_version, groups)
 
-    async def export_weights(self, version: int) -> WeightUpdate:
+    async def export_weights(self, version: int, members: Membership | None = None) -> WeightUpdate:
         self.needs("export", "weights")
-        return WeightUpdate(version=version, transport="scripted")
+        return WeightUpdate(version=version, transport="scripted", members=members)
 
     async def save_checkpoint(self, path: str, step: int) -> None:
         self.needs("save checkpoint", "optimizer")
@@ -156,6 +157,7 @@ def play(
     supervised: Callable[[Gpu], Engine] | None = None,
     resumed_at: int = 0,
     after: Callable[[TurnTakingLearner], Any] | None = None,
+    joint: bool = False,
 ) -> SimpleNamespace:
     """Run the loops on engines and a learner that share a GPU; returns the run, its pool, and the calls in their order."""
     gpu = Gpu()
@@ -172,7 +174,8 @@ def play(
     async def main() -> RunResult:
         workers = {f"engine-{index}": engine for index, engine in enumerate(engines(gpu))}
         pool = found.pool = RolloutPool(workers, Supervision(respawn=respawn) if supervised else None)
-        learner = TurnTakingLearner(Learner(gpu=gpu, first_version=resumed_at), pool, sleep_level=level)
+        own: Any = Learner(gpu=gpu, first_version=resumed_at)
+        learner = TurnTakingLearner(JointLearner(own, pool, version=resumed_at) if joint else own, pool, sleep_level=level)
         await learner.start()
         if resumed_at:
             await learner.load_checkpoint("x")
@@ -292,3 +295,15 @@ def test_an_engine_that_is_not_there_in_time_is_lost() -> None:
 
     with pytest.raises(WeightSyncError, match="no answer within 300 s"):
         play(lambda gpu: [Slow(gpu=gpu)])
+
+
+def test_engines_that_take_weights_together_take_the_same_turns() -> None:
+    run = play(joint=True, save_every=2)
+    assert run.gpu.calls == ["offload", *STEP * 2, *around("save checkpoint")]
+
+
+def test_an_engine_that_is_replaced_is_served_by_the_learner_in_a_turn_of_its_own() -> None:
+    """It is put to sleep, so that there is room for the weights of the learner, which are in CPU memory when it has started."""
+    run = play(lambda gpu: [Engine(gpu=gpu, fails_load=1)], supervised=lambda gpu: Engine(gpu=gpu), joint=True)
+    served = ["sleep 1", "reload", "offload all but weights", "wake weights", "export", "load", "offload", "wake weights kv_cache"]
+    assert run.gpu.calls == ["offload", *STEP[:-1], "respawn", *served, *STEP]

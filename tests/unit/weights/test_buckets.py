@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentrl.core.errors import WeightSyncError
+from agentrl.core.protocols import Membership
 from agentrl.weights.buckets import TensorInfo, cut, describe, send_in_buckets
-from tests.gloo_support import GlooChannel, GlooSender, Receiver
+from tests.group_support import Engine, sender
 
 SHAPES = [(300,), (8, 11), (2,), (64, 5), (4,), (40, 40), (2, 3, 3)]  # even sizes: vLLM reads no tensor of 4-byte numbers between two words
 DTYPES = [torch.float32, torch.bfloat16, torch.int32]
@@ -27,52 +26,22 @@ def tensors(seed: int) -> list[tuple[str, Tensor]]:
     return [(f"layer.{index}", tensor.mT if tensor.dim() == 2 else tensor) for index, tensor in enumerate(made)]
 
 
-def vllm_reader(update: dict[str, Any], bucket_bytes: int, into: dict[str, Tensor]) -> Any:
-    """A reader that is vLLM's own receiver; what it does with CUDA streams is left out."""
-    from vllm.distributed.weight_transfer import packed_tensor
-
-    def read(channel: GlooChannel) -> None:
-        described = zip(update["names"], update["dtype_names"], update["shapes"], strict=True)
-        packed_tensor.packed_nccl_broadcast_consumer(
-            iterator=iter([(name, (shape, getattr(torch, dtype))) for name, dtype, shape in described]),
-            group=channel,
-            src=0,
-            post_unpack_func=lambda pairs: into.update({name: tensor.clone() for name, tensor in pairs}),
-            buffer_size_bytes=bucket_bytes,
-            num_buffers=2,
-            device="cpu",
-        )
-
-    return read
-
-
-@pytest.fixture
-def no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.distributed.weight_transfer import packed_tensor
-
-    stream = SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr(packed_tensor, "_get_streams", lambda device, number: (stream,) * number)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-
-
-@pytest.mark.usefixtures("no_streams")
+@pytest.mark.parametrize("kind", ["nccl", "ipc"])
 @pytest.mark.parametrize("bucket_bytes", [1, 1000, 10**6])
-def test_vllm_receives_each_version_byte_for_byte(bucket_bytes: int) -> None:
-    sender, receiver = GlooSender(bucket_bytes=bucket_bytes), Receiver()
+def test_every_version_arrives_byte_for_byte(kind: str, bucket_bytes: int) -> None:
+    learner, engine, members = sender(kind, bucket_bytes=bucket_bytes), Engine("engine-0", kind), Membership(1, ("engine-0",))
     try:
-        first = sender.send(tensors(0), 1)
-        assert first is not None
-        told, arrived = first.payload["update"], dict[str, Tensor]()
-        receiver.receive(first.payload["connect"], vllm_reader(told, bucket_bytes, arrived)).result(30)
-        assert all(torch.equal(arrived[name], tensor) and arrived[name].dtype == tensor.dtype for name, tensor in tensors(0))
-        second = sender.send(tensors(1), 2)
-        assert second is not None
-        assert second.payload == {}
-        receiver.receive({}, vllm_reader(told, bucket_bytes, arrived)).result(30)
-        assert all(torch.equal(arrived[name], tensor) for name, tensor in tensors(1))
+        for version in (1, 2):
+            update = learner.send(tensors(version), version, members)
+            assert update is not None
+            assert ("update" in update.payload) == (version == 1)
+            assert engine.take(update) == ""
+            learner.settle()
+            assert all(torch.equal(engine.loaded[name], tensor) for name, tensor in tensors(version))
+            assert all(engine.loaded[name].dtype == tensor.dtype for name, tensor in tensors(version))
     finally:
-        sender.close()
+        learner.close()
+        engine.member.leave()
 
 
 class Kept:
@@ -80,6 +49,15 @@ class Kept:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
+
+    def buffer(self, size: int, device: torch.device) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def end(self) -> None:
+        return
+
+    def abort(self) -> None:
+        return
 
     def begin(self, bucket: Tensor) -> Any:
         return lambda: self.sent.append(bucket.numpy().tobytes())
