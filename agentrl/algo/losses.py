@@ -25,6 +25,8 @@ class LossResult:
 
     per_token: Tensor  # [A]: to be minimised
     stats: MetricSums  # metrics of these tokens
+    ratio: Tensor | None = None  # [A]: the ratio that a loss of the policy uses
+    clipped: Tensor | None = None  # [A] bool: tokens whose gradient a loss of the policy removes or bounds; `None` stands for none
 
 
 def value_loss(new: Tensor, old: Tensor, returns: Tensor, value_clip: float | None) -> LossResult:
@@ -187,6 +189,11 @@ def aggregate(per_token: Tensor, *, episode_length: Tensor, mode: str, denominat
     Returns:
         A scalar; the sum over micro-batches and ranks is the loss. 0, with a gradient, for an empty micro-batch.
     """
+    return shares(per_token, episode_length=episode_length, mode=mode, denominators=denominators).sum()
+
+
+def shares(per_token: Tensor, *, episode_length: Tensor, mode: str, denominators: Denominators) -> Tensor:
+    """Return the share of each token in the loss of the whole optimizer step; see `aggregate`, which sums them. # [A]."""
     if mode not in AGGREGATIONS:
         raise ConfigError("--loss-aggregation", mode, "is not an aggregation", f"Choose one of {', '.join(AGGREGATIONS)}")
-    return (per_token * AGGREGATIONS[mode](episode_length.to(per_token.dtype), denominators)).sum()
+    return per_token * AGGREGATIONS[mode](episode_length.to(per_token.dtype), denominators)

@@ -240,7 +240,8 @@ def compute_policy_loss(loss: str | PolicyLoss, inputs: LossInputs, options: Los
             raise facts.unusable(facts.LOSS, function, f"returned a metric {name!r}, which every loss has", "Give it another name.")
         total = values.sum()
         record_means(stats, {f"policy/{name}": (total, total.new_tensor(values.numel()))})
-    return LossResult(per_token=losses.per_token, stats=stats)
+    ratio = inputs.ratio() if losses.ratio is None else losses.ratio
+    return LossResult(per_token=losses.per_token, stats=stats, ratio=ratio.detach(), clipped=losses.clipped)
 
 
 def _check_tokens(function: PolicyLoss, losses: TokenLosses, inputs: LossInputs) -> None:

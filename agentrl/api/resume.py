@@ -42,7 +42,17 @@ MAY_CHANGE = frozenset(
         *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization", "enforce_eager"),
         *("micro_batch_tokens", "gradient_checkpointing", "max_nonfinite_steps"),
         *("min_pass_rate", "max_attempts", "max_failure_rate"),
-        *("record", "record_requests", "tensorboard", "wandb_project", "trackio_project", "save_model", "callback", "callback_timeout_s"),
+        *(
+            "record",
+            "record_requests",
+            "annotate",
+            "tensorboard",
+            "wandb_project",
+            "trackio_project",
+            "save_model",
+            "callback",
+            "callback_timeout_s",
+        ),
         *("eval_every", "eval_at_start", "eval_samples", "eval_temperature", "eval_by", "eval_pass_score", "keep_best"),
     }
 )

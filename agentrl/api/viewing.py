@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from agentrl.api.background import run_until_signal
+from agentrl.inspect.directory import TRAJECTORIES
+from agentrl.inspect.foreign import import_file
+from agentrl.inspect.listing import is_run
 from agentrl.viewer.runs import Library
 
 
 @contextlib.contextmanager
 def open_library(path: Path) -> Iterator[Library]:
-    """Open a run, or a folder of runs.
+    """Open a run, a folder of runs, or a file of episodes that another system wrote, which becomes a run in a temporary folder.
 
     Raises:
         ConfigError: If there is nothing to show.
     """
-    yield Library(path)
+    if not path.is_file():
+        yield Library(path)
+    elif path.name == TRAJECTORIES and is_run(path.parent):
+        yield Library(path.parent)
+    else:
+        with tempfile.TemporaryDirectory(prefix="agentrl-view-") as folder:
+            run = Path(folder) / path.stem
+            run.mkdir()
+            import_file(path, run)
+            yield Library(run)
 
 
 def run_viewer(library: Library, port: int, ready: Callable[[str], Any]) -> None:

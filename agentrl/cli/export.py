@@ -1,4 +1,4 @@
-"""``agentrl export``: the model of a checkpoint as a Hugging Face directory, without Ray, vLLM or a GPU."""
+"""``agentrl export``: the model of a checkpoint as a Hugging Face directory, without Ray, vLLM or a GPU; or episodes for other viewers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportArgs:
-    """Write the model of a checkpoint as a Hugging Face directory."""
+    """Write the model of a checkpoint as a Hugging Face directory, or the recorded episodes for another viewer."""
 
     source: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Directory of a run, or of one of its checkpoints."""
     target: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="OUT")] = None
-    """Directory to write; it must not exist yet, or be empty. With ``--merge``, ``RUN/merged`` by default."""
+    """Directory to write; it must not exist yet, or be empty. With ``--merge``, ``RUN/merged`` by default. With ``--inspect``
+    or ``--otel``, the file to write."""
+    inspect: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Write the recorded episodes as a log of Inspect, a .json file."""
+    otel: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Write the recorded episodes as OpenTelemetry spans, a .jsonl file in OTLP's form."""
     step: int | None = None
     """Take the checkpoint of this step; by default the newest."""
     ema: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -47,6 +52,8 @@ class ExportArgs:
 def main(words: list[str]) -> int:
     """Run the command with the words after ``export``."""
     args = tyro.cli(ExportArgs, prog="agentrl export", args=words)
+    if args.inspect or args.otel:
+        return _export_episodes(args)
     if args.target is None and not args.merge:
         return _say_where(args.source.expanduser())
     target = (args.target or args.source / MERGED).expanduser().absolute()
@@ -67,6 +74,20 @@ def main(words: list[str]) -> int:
     number = export_checkpoint(checkpoint / LEARNER, settings, target, average=args.ema, dtype=args.dtype, merge=args.merge)
     what = "moving average" if args.ema else "weights"
     sys.stdout.write(f"{args.target or target}: {what} after step {progress.step}, {number:,} parameters in {args.dtype}\n")
+    return 0
+
+
+def _export_episodes(args: ExportArgs) -> int:
+    from agentrl.inspect.reader import RunReader
+    from agentrl.inspect.telemetry import export_inspect, export_spans
+
+    if args.inspect and args.otel:
+        raise ConfigError("--otel", True, "is another form than --inspect", "Give one of them.")
+    if args.target is None:
+        raise ConfigError("OUT", None, "is not given", f"Name the file: `agentrl export {args.source} episodes.json{'l' * args.otel}`.")
+    export = export_inspect if args.inspect else export_spans
+    count = export(RunReader(args.source.expanduser()), args.target.expanduser())
+    sys.stdout.write(f"{args.target}: {count} {'samples of Inspect' if args.inspect else 'traces'}\n")
     return 0
 
 

@@ -346,6 +346,9 @@ class TrackConfig:
 
     record: Record = "sample"
     """Trajectories written to ``trajectories.jsonl``: none, one per group, or every one."""
+    annotate: bool = True
+    """Write what the learner knows of every token of the recorded trajectories to ``annotations.jsonl``: log-probability, ratio, advantage,
+    entropy, share of the loss, and whether and why it was masked. See ``docs/viewer.md``."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
     wandb_project: str = ""

@@ -256,6 +256,11 @@ class Group:
         """The trajectories that may be trained on."""
         return tuple(t for t in self.trajectories if t.trainable)
 
+    def first_episodes(self, count: int) -> tuple[Trajectory, ...]:
+        """The trajectories of the first `count` episodes, which are those that are recorded."""
+        wanted = list(dict.fromkeys(t.episode_id for t in self.trajectories))[:count]
+        return tuple(t for t in self.trajectories if t.episode_id in wanted)
+
     @property
     def versions(self) -> tuple[int, int] | None:
         """Oldest and newest policy version among the trainable sampled tokens, `None` without any."""

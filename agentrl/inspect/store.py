@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.core.annotations import FILE as ANNOTATIONS
 from agentrl.inspect.tail import Line, Tail, read_line
 from agentrl.track.index import COLUMNS, index_values, parsed, read_index
 
-GROUPS, STEPS, ANNOTATIONS = "groups.jsonl", "steps.jsonl", "annotations.jsonl"
+GROUPS, STEPS = "groups.jsonl", "steps.jsonl"
 
 _NUMBERS = ("start", "bytes", "group", "attempt", "step", "turns", "tokens", "reward", "score", "ended_s", "seconds")
 _EPISODES = ", ".join(f'"{name}"' + ("" if name in _NUMBERS else " TEXT") for name in COLUMNS)

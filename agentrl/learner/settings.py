@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import num_recorded
+from agentrl.core.annotations import FILE
 
 CHUNK_ELEMENTS = 2**26
 """Logits held at once, unless `MIN_ROWS` rows have more; further chunks are recomputed in the backward pass."""
@@ -38,6 +41,8 @@ class LearnerSettings:
     seed: int = 0  # seed of new layers
     trust_remote_code: bool = False  # allow the model's own Python code to run
     device: Literal["cpu", "cuda"] = "cpu"  # kind of device to train on
+    annotations: Path | None = None  # file that gets the figures of the tokens of recorded episodes
+    num_recorded: int = 0  # episodes of each group that are recorded
 
     def __post_init__(self) -> None:
         """Replace ZeRO-0 by ZeRO-1 in bfloat16: without ZeRO, DeepSpeed sums the gradients of micro-batches in bfloat16."""
@@ -63,4 +68,12 @@ def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cu
         seed=config.run.seed,
         trust_remote_code=config.model.trust_remote_code,
         device=device,
+        annotations=_annotations(config),
+        num_recorded=num_recorded(config.track.record, config.rollout.n_samples_per_prompt),
     )
+
+
+def _annotations(config: TrainConfig) -> Path | None:
+    if not config.track.annotate or config.track.record == "none" or config.run.run_dir is None:
+        return None
+    return config.run.run_dir.absolute() / FILE

@@ -19,6 +19,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, derive_seed
 from agentrl.learner.algorithm import Algorithm
+from agentrl.learner.annotations import recorded_trajectories
 from agentrl.learner.attention import KERNELS, Kernel, choose_kernel, register, separate_rows
 from agentrl.learner.batch import collate
 from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, on_device, partition_frozen
@@ -57,7 +58,9 @@ class LearnerState:
         trained = [engine.module for engine in self._trained]
         with step_dropout(trained, self.settings.seed, step):
             coefficients = (self.kl.coefficient, self.entropy.in_force)
-            metrics = TrainingStep(batch, step, self.models, self.algorithm, self.settings, self.ranks, *coefficients).run().result()
+            recorded = recorded_trajectories(groups, self.settings.num_recorded if self.settings.annotations else 0)
+            taken = TrainingStep(batch, step, self.models, self.algorithm, self.settings, self.ranks, *coefficients, recorded)
+            metrics = taken.run().result()
         if "kl/reference" in metrics:
             self.kl = self.kl.update(metrics["kl/reference"], batch.num_episodes)
         if "entropy" in metrics:  # not while the policy is frozen

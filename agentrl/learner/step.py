@@ -18,13 +18,14 @@ from agentrl.algo.advantages import AdvantageInputs, Advantages
 from agentrl.algo.estimators import compute_advantages
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import approximate_kl
-from agentrl.algo.losses import Denominators, LossInputs, aggregate, value_loss
+from agentrl.algo.losses import Denominators, LossInputs, aggregate, shares, value_loss
 from agentrl.algo.off_policy import OffPolicyOptions, interpolate_old, off_policy_correction, off_policy_options
 from agentrl.algo.policy_losses import compute_policy_loss, select_tokens
 from agentrl.algo.selection import high_entropy
 from agentrl.algo.statistics import record_means
 from agentrl.core.metrics import MetricSums
 from agentrl.learner.algorithm import Algorithm, advantage_options, loss_options
+from agentrl.learner.annotations import Annotator, append
 from agentrl.learner.attention import KERNELS, Kernel
 from agentrl.learner.batch import Batch, describe_batch
 from agentrl.learner.engine import Clock, TrainEngine, learning_rate, on_device
@@ -63,6 +64,7 @@ class TrainingStep:
         ranks: Ranks,
         kl_coefficient: float,
         entropy_coefficient: float,
+        recorded: frozenset[str] = frozenset(),  # trajectories whose figures are appended to the run
     ) -> None:
         self.host, self.batch = batch, batch.to(ranks.device)
         self.step, self.models, self.algorithm, self.settings, self.ranks = step, models, algorithm, settings, ranks
@@ -74,6 +76,7 @@ class TrainingStep:
         self.warmup = settings.learner.critic_warmup_steps if models.critic is not None else 0
         self.frozen = step < self.warmup
         self.stats, self.clock = MetricSums(), Clock(ranks.device)
+        self.annotator = None if settings.annotations is None else Annotator(self.batch, recorded, ranks)
 
     def run(self) -> MetricSums:
         """Prepare what the losses need, then update critic and policy, epoch by epoch, mini-batch by mini-batch.
@@ -91,6 +94,7 @@ class TrainingStep:
                 if not self.frozen:
                     self._update_policy(update, signals, done)
         self._describe(signals)
+        self._annotate(signals)
         if self.algo.router_replay:
             self.stats.merge(describe_replay(self.batch, self.models.policy.module, first=self.ranks.first))
         self.clock.record(self.stats)
@@ -284,6 +288,8 @@ class TrainingStep:
                 self.models.policy.accumulate(loss, last=number == len(update.micros))
         with self.clock.phase("optimizer"):
             norm = self.models.policy.update(rate)
+        if norm is None and self.annotator is not None:
+            self.annotator.skip(update.micros)
         self._record_update("", rate, norm)
 
     def _losses(
@@ -302,7 +308,12 @@ class TrainingStep:
         if signals.trained is not None:
             per_token = per_token.where(signals.trained[at], 0.0)
             self._record_mean("policy/high_entropy", signals.trained[at].to(torch.float32))
-        parts = {"loss/policy": self._share(per_token, at, update.sizes)}
+        shared = shares(per_token, episode_length=self.episode_length[at], mode=algo.loss_aggregation, denominators=update.sizes)
+        if self.annotator is not None and result.ratio is not None:
+            figures = (weights, result.ratio, shared)
+            first = done < 1.0 / algo.ppo_epochs
+            self.annotator.take(micro, first=first, entropy=entropy, new=new, figures=figures, clipped=result.clipped)
+        parts = {"loss/policy": shared.sum()}
         if self.entropy_coefficient:
             parts["loss/entropy"] = -self.entropy_coefficient * self._share(entropy, at, update.sizes)
         if signals.reference is not None and algo.use_kl_loss:
@@ -358,6 +369,14 @@ class TrainingStep:
         self.stats.total(f"{prefix}skipped_updates", float(norm is None))
         if norm is not None:
             self.stats.mean(f"{prefix}grad_norm", norm, 1.0)
+
+    def _annotate(self, signals: UpdateTargets) -> None:
+        """Append the figures of recorded tokens to the run."""
+        if self.annotator is None or self.settings.annotations is None:
+            return
+        with self.clock.phase("annotate"):
+            lines = self.annotator.lines(self.step + 1, signals, behaviour_is_old=self.algo.reuse_behaviour_logprobs)
+            append(self.settings.annotations, lines)
 
     def _describe(self, signals: UpdateTargets) -> None:
         """Record the metrics of the whole batch; only rank 0 records them."""

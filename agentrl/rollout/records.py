@@ -29,8 +29,7 @@ class EngineLimits:
 
 def group_records(ticket: Ticket, group: Group, limits: EngineLimits | None = None) -> tuple[dict[str, Any], ...]:
     """Every trajectory of as many of the group's first episodes as the ticket asks for."""
-    wanted = list(dict.fromkeys(trajectory.episode_id for trajectory in group.trajectories))[: ticket.record]
-    return tuple(trajectory_record(ticket, trajectory, limits) for trajectory in group.trajectories if trajectory.episode_id in wanted)
+    return tuple(trajectory_record(ticket, trajectory, limits) for trajectory in group.first_episodes(ticket.record))
 
 
 def trajectory_record(ticket: Ticket, trajectory: Trajectory, limits: EngineLimits | None = None) -> dict[str, Any]:

@@ -163,10 +163,12 @@ class IndexWriter:
         self._lines.close()
 
     def _is_whole(self, records: Path) -> bool:
-        last = None
-        for last in read_index(records):  # noqa: B007
-            pass
-        return last is not None and last[0] + last[1] + 1 == self._end
+        """Return True if the index says of every record where it is, and has no line of a record that is no longer there."""
+        ends = [values[0] + values[1] + 1 for values in read_index(records)]
+        if not ends or ends[-1] != self._end:
+            return False
+        with index_path(records).open("rb") as file:
+            return sum(1 for _ in file) == len(ends) + 1  # the first line names the columns
 
 
 def _head(records: Path) -> str:
