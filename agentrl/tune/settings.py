@@ -189,6 +189,7 @@ class TuneTrackConfig(TrackConfig):
     """Metrics of the run."""
 
     record: tyro.conf.Suppress[Record] = "none"
+    annotate: tyro.conf.Suppress[bool] = TrackConfig.annotate
     callback: tyro.conf.Suppress[tuple[str, ...]] = TrackConfig.callback
     callback_timeout_s: tyro.conf.Suppress[float] = TrackConfig.callback_timeout_s
     save_model: tyro.conf.Suppress[bool] = TrackConfig.save_model
