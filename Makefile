@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 CLIENTS := .venv-clients
+SITE := .venv-site
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
@@ -24,7 +25,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-real test-faults test-clients test-browser mutants check bench bench-trl gpu study docs clean distclean
+.PHONY: help install demo test test-slow test-real test-faults test-clients test-browser mutants check bench bench-trl gpu study docs site clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,12 +84,22 @@ docs: $(STAMP)  ## write the generated pages under docs/
 	$(PY) -m tests.reference
 	$(PY) -m tests.check_reference
 
+site: $(SITE)/.installed  ## build the documentation site in site/, and check every link; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/python -m mkdocs build --strict
+	$(SITE)/bin/python -m tests.site.check site
+
 clean:  ## remove caches and build products; runs/ and .venv stay
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find agentrl tests envs examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean  ## also remove .venv and .venv-clients
-	rm -rf $(VENV) $(CLIENTS)
+distclean: clean  ## also remove .venv, .venv-clients and .venv-site
+	rm -rf $(VENV) $(CLIENTS) $(SITE)
+
+$(SITE)/.installed: requirements/site.txt
+	@echo "Building $(SITE): about 200 MB."
+	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/site.txt
+	@touch $@
 
 $(CLIENTS)/.installed: requirements/clients.txt requirements/verifiers.txt
 	@echo "Building $(CLIENTS): about 1 GB, a few minutes."

@@ -1,4 +1,4 @@
-"""Writes the configuration reference from the schema.
+"""Writes the generated pages of the documentation: settings from the schema, environments from envs/, metrics from their list.
 
 python -m tests.reference [--check]
 """
@@ -21,9 +21,7 @@ from agentrl.tune import settings as tune_settings
 from agentrl.tune.load import ALIASES
 from agentrl.tune.methods import METHODS
 from agentrl.tune.settings import TuneConfig, TuneDataConfig, TuneLoraConfig, TuneTrackConfig
-
-DEFAULT_PATH = Path("docs/configuration.md")
-TUNE_PAGE = Path("tune/settings.md")
+from tests import generated_pages
 
 INTRO = """\
 # Configuration
@@ -123,22 +121,30 @@ def _markdown(text: str) -> str:
     return " ".join(text.replace("``", "`").split())
 
 
+PAGES = {
+    "configuration.md": render,
+    "tune/settings.md": render_tune,
+    "gallery.md": generated_pages.gallery,
+    "metrics.md": generated_pages.metrics,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line: writes the page, or with ``--check`` only says whether it is up to date; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.reference", description="Write the configuration reference.")
-    parser.add_argument("--out", type=Path, default=DEFAULT_PATH, help="page to write (default: %(default)s)")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page differs")
+    """Command line: writes the pages, or with ``--check`` only says whether they are up to date; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.reference", description="Write the generated pages.")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder to write into (default: %(default)s)")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page differs")
     args = parser.parse_args(argv)
-    pages = {args.out: render(), args.out.parent / TUNE_PAGE: render_tune()}
-    if not args.check:
-        for path, page in pages.items():
+    outdated = 0
+    for name, make in PAGES.items():
+        path, page = args.docs / name, make()
+        if not args.check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(page, encoding="utf-8")
-        return 0
-    stale = [path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page]
-    for path in stale:
-        sys.stderr.write(f"{path} is not what the schema says; run `make docs`\n")
-    return int(bool(stale))
+        elif not path.exists() or path.read_text(encoding="utf-8") != page:
+            sys.stderr.write(f"{path} is not up to date; run `make docs`\n")
+            outdated = 1
+    return outdated
 
 
 if __name__ == "__main__":

@@ -12,22 +12,23 @@ from agentrl.config.load import field_homes, flag
 from agentrl.config.schema import TrainConfig
 from tests.reference import default_text, main, render, values
 
-PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
-def test_the_page_in_the_repository_is_up_to_date(capsys):
-    assert main(["--check", "--out", str(PAGE)]) == 0, capsys.readouterr().err
+def test_the_pages_in_the_repository_are_up_to_date(capsys):
+    assert main(["--check", "--docs", str(DOCS)]) == 0, capsys.readouterr().err
 
 
 def test_an_outdated_page_fails_the_check_and_is_left_alone(tmp_path, capsys):
-    page = tmp_path / "configuration.md"
-    assert main(["--check", "--out", str(page)]) == 1
+    assert main(["--check", "--docs", str(tmp_path)]) == 1
+    assert main(["--docs", str(tmp_path)]) == 0
+    assert main(["--check", "--docs", str(tmp_path)]) == 0
+    page = tmp_path / "metrics.md"
     page.write_text("old")
-    assert main(["--check", "--out", str(page)]) == 1
+    capsys.readouterr()
+    assert main(["--check", "--docs", str(tmp_path)]) == 1
     assert page.read_text() == "old"
-    assert "make docs" in capsys.readouterr().err
-    assert main(["--out", str(page)]) == 0
-    assert main(["--check", "--out", str(page)]) == 0
+    assert capsys.readouterr().err.strip() == f"{page} is not up to date; run `make docs`"
 
 
 def test_every_setting_has_one_row():

@@ -1,0 +1,1 @@
+"""The documentation site: pages made at the build, and the check of what was built."""
