@@ -11,7 +11,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import psutil
@@ -22,11 +21,11 @@ from agentrl.cluster.build import build_learner_rank, build_scorer, build_worker
 from agentrl.cluster.joining import Site
 from agentrl.config.evaluate import PlayConfig
 from agentrl.config.schema import TrainConfig
-from agentrl.core.errors import ClusterError, EngineDeadError, LearnerDeadError, RewardError
+from agentrl.core.errors import ClusterError, EngineDeadError, RewardError
 from agentrl.core.files import memory_root
-from agentrl.core.manifest import FileEntry, shares
+from agentrl.core.manifest import FileEntry
 from agentrl.core.process import describe_process
-from agentrl.core.protocols import EngineStats, GroupRef, Membership, Memory, TrainResult, WeightUpdate
+from agentrl.core.protocols import EngineStats, GroupRef, Memory, WeightUpdate
 from agentrl.core.scoring import ScoreAnswer, Scorer, ScoreRequest, ScorerFacts
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
@@ -283,108 +282,15 @@ def _stored(update: WeightUpdate) -> Any:
     return _last[0][1]
 
 
-class RayLearner:
-    """A `Learner` whose ranks are actors; a call goes to all of them, rank 0 answers."""
-
-    def __init__(self, actors: Sequence[Any], nodes: Sequence[str]) -> None:
-        self.actors, self._nodes = actors, nodes  # `nodes` has the address of each rank's machine; those of one follow one another
-
-    def diagnose(self) -> dict[str, Awaitable[str]]:
-        """Return the stacks of each rank, by its name."""
-        return {f"learner-{rank}": _learner(actor.diagnose.remote()) for rank, actor in enumerate(self.actors)}
-
-    async def start(self) -> None:
-        """As `Learner.start`."""
-        host, port = await _learner(self.actors[0].address.remote())
-        places = [(self._nodes[:rank].count(node), self._nodes.count(node)) for rank, node in enumerate(self._nodes)]
-        starts = [
-            actor.call.remote("start", rank, len(self.actors), port, host, place)
-            for rank, (actor, place) in enumerate(zip(self.actors, places, strict=True))
-        ]
-        await asyncio.gather(*(self._rank(rank, start) for rank, start in enumerate(starts)))
-
-    async def train(self, step: int, groups: Sequence[GroupRef]) -> TrainResult:
-        """As `Learner.train`; references are resolved by the ranks, not here."""
-        result: TrainResult = await self._all("train", step, *groups)
-        return result
-
-    async def export_weights(self, version: int, members: Membership | None = None) -> WeightUpdate:
-        """As `Learner.export_weights`."""
-        return merged(await self._every("export_weights", version, members))
-
-    async def abandon_weights(self, reason: str) -> None:
-        """As `Learner.abandon_weights`."""
-        await self._all("abandon_weights", reason)
-
-    async def offload(self, *, keep_weights: bool) -> None:
-        """As `Learner.offload`."""
-        await self._all("offload", keep_weights)
-
-    async def reload(self) -> None:
-        """As `Learner.reload`."""
-        await self._all("reload")
-
-    async def save_model(self, path: str) -> None:
-        """As `Learner.save_model`."""
-        await self._all("save_model", path)
-
-    async def save_checkpoint(self, path: str, step: int) -> None:
-        """As `Learner.save_checkpoint`."""
-        await self._all("save_checkpoint", path, step)
-
-    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
-        """As `Learner.seal_checkpoint`; an entry says which rank wrote the file."""
-        answers = await asyncio.gather(*(_learner(actor.seal_checkpoint.remote(path)) for actor in self.actors))
-        return {name: {**entry, "rank": rank} for rank, entries in enumerate(answers) for name, entry in entries.items()}
-
-    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
-        """As `Learner.share_out`: a rank is given what it wrote, or as many bytes as the others."""
-        parts = zip(self.actors, shares(files, len(self.actors)), strict=True)
-        return list(await asyncio.gather(*(_learner(actor.with_files.remote(work, part, *arguments)) for actor, part in parts if part)))
-
-    async def load_checkpoint(self, path: str) -> int:
-        """As `Learner.load_checkpoint`."""
-        return int(await self._all("load_checkpoint", path))
-
-    async def close(self) -> None:
-        """As `Learner.close`."""
-        await self._all("close")
-
-    async def _all(self, method: str, *arguments: Any) -> Any:
-        """Call a method of every rank; returns the answer of rank 0."""
-        answer, *_ = await self._every(method, *arguments)
-        return answer
-
-    async def _every(self, method: str, *arguments: Any) -> list[Any]:
-        calls = (self._rank(rank, actor.call.remote(method, *arguments)) for rank, actor in enumerate(self.actors))
-        return await asyncio.gather(*calls)
-
-    async def _rank(self, rank: int, ref: Awaitable[T]) -> T:
-        return await _unwrapped(ref, LearnerDeadError, f"learner-{rank} on {self._nodes[rank]}")
-
-
-def merged(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
-    """Return the update of rank 0 with the meeting points of all ranks."""
-    first = next(update for update in updates if update is not None)
-    if "connect" not in first.payload:
-        return first
-    places = {rank: place for update in updates if update is not None for rank, place in update.payload["connect"]["places"].items()}
-    return replace(first, payload={**first.payload, "connect": {**first.payload["connect"], "places": places}})
-
-
 async def _engine(ref: Awaitable[T]) -> T:
-    return await _unwrapped(ref, EngineDeadError, "a rollout worker")
+    return await unwrapped(ref, EngineDeadError, "a rollout worker")
 
 
 async def _scorer(ref: Awaitable[T]) -> T:
-    return await _unwrapped(ref, RewardError, "the process of a reward model")
+    return await unwrapped(ref, RewardError, "the process of a reward model")
 
 
-async def _learner(ref: Awaitable[T]) -> T:
-    return await _unwrapped(ref, LearnerDeadError, "a learner rank")
-
-
-async def _unwrapped(ref: Awaitable[T], lost: type[Exception], who: str) -> T:
+async def unwrapped(ref: Awaitable[T], lost: type[Exception], who: str) -> T:
     """Await an actor's answer; its own exception comes back as itself, a lost process as `lost`."""
     try:
         return await ref

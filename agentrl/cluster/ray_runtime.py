@@ -217,7 +217,8 @@ class RayRuntime:
     def _create_actors(self, placement: Placement, gpus: int) -> None:
         import ray
 
-        from agentrl.cluster.ray_actors import WITH_FILES, LearnerActor, RayLearner
+        from agentrl.cluster.ray_actors import WITH_FILES, LearnerActor
+        from agentrl.cluster.ray_learner import RayLearner
 
         config, site = self._config, Site(self._device)
         if not self._private:

@@ -142,7 +142,7 @@ def test_a_machine_with_learner_ranks_is_lost_for_good(tmp_path: Path, saw: Saw)
         output = ended(process, 300)
         seconds = time.monotonic() - begin
     assert process.returncode == 1, output
-    assert "agentrl: LearnerDeadError: learner-" in output
+    assert "agentrl: LearnerDeadError: learner-" in output, output
     assert " on 127.0.0.2 is gone" in output
     assert "--resume" in output
     assert "Traceback" not in output
