@@ -1,11 +1,11 @@
 """Checkpoints: gigabytes hashed per second, and the time of a step while a checkpoint is copied to a slow file system.
 
-    python -m tests.benchmarks.checkpoints [--gib N] [--pairs N] [--steps N] [--mb-per-s X]
+    python -m tests.benchmarks.checkpoints [--gib N] [--blocks N] [--pairs N] [--steps N] [--mb-per-s X]
 
 The hash is that of one file in shared memory: as one SHA-256 on one thread, and as the manifest has it, in parts on as many threads as
-there are cores, up to 8. Steps are those of two runs of the bundled model one after the other, in alternating order, both with a
-checkpoint after every fourth step; one copies them to a folder that takes so many megabytes per second, so that nearly always a copy is
-under way.
+there are cores, up to 8. Learner steps are those of one rank with the bundled model, policy, critic and reference, in blocks: in every
+second one a checkpoint is copied all the while to a folder that takes so many megabytes per second. Steps of runs are those of two
+runs one after the other, in alternating order, both with a checkpoint after every fourth step; one copies them to such a folder.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.e2e.runs import ENVS, ROOT
 RATE = "AGENTRL_BENCHMARK_MB_PER_S"
 BLOCK = 2**18
 SAVE_EVERY = 4
+STEPS_PER_BLOCK = 5
 WARM = 4
 """Steps at the beginning that are left out."""
 
@@ -65,17 +67,18 @@ def child(words: list[str]) -> int:
     return command(words)
 
 
-def timed(work: Callable[[], Any], size: float) -> float:
-    """Gigabytes per second, the best of three."""
-    best = 0.0
+def timed(work: Callable[[], Any], size: float) -> tuple[float, float]:
+    """Gigabytes per second, and per second of CPU time, the best of three; on a busy machine only the second says something."""
+    wall = cpu = 0.0
     for _ in range(3):
-        begin = time.perf_counter()
+        begin, begin_cpu = time.perf_counter(), time.process_time()
         work()
-        best = max(best, size / 1e9 / (time.perf_counter() - begin))
-    return best
+        wall = max(wall, size / 1e9 / (time.perf_counter() - begin))
+        cpu = max(cpu, size / 1e9 / (time.process_time() - begin_cpu))
+    return wall, cpu
 
 
-def hash_rates(gib: float) -> tuple[float, float]:
+def hash_rates(gib: float) -> tuple[tuple[float, float], tuple[float, float]]:
     """Rates of one thread and of the manifest's threads."""
     with tempfile.TemporaryDirectory(dir=memory_root()) as folder:
         file, block = Path(folder, "file"), os.urandom(2**24)
@@ -89,6 +92,44 @@ def hash_rates(gib: float) -> tuple[float, float]:
                 return hashlib.file_digest(content, "sha256").hexdigest()
 
         return timed(one, size), timed(lambda: seal_files(Path(folder), ["file"]), size)
+
+
+def learner_ratios(blocks: int, rate: float) -> list[float]:
+    """Median time of a step in each block with a copy under way, as a multiple of that in the block beside it."""
+    from agentrl.assets import tiny_model_path
+    from agentrl.core.manifest import shares
+    from agentrl.core.remote import put_files
+    from tests.checkpoint_support import save, started, train
+
+    os.environ[RATE] = str(rate)
+    fsspec.register_implementation("throttled", ThrottledFileSystem, clobber=True)
+    learner, step = started(str(tiny_model_path()), 2), 3
+    train(learner, 0, step)
+    ratios = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save(learner, folder / "saved", step)
+        (files,) = shares(learner.seal_checkpoint(str(folder / "saved")), 1)
+        for block in range(blocks):
+            times: dict[bool, float] = {}
+            for upload in (False, True) if block % 2 else (True, False):
+                copy = threading.Thread(target=put_files, args=(files, folder / "saved", f"throttled://{name}/{block}"))
+                if upload:
+                    copy.start()
+                taken = []
+                for _ in range(STEPS_PER_BLOCK):
+                    begin = time.perf_counter()
+                    train(learner, step, step + 1)
+                    taken.append(time.perf_counter() - begin)
+                    step += 1
+                if upload:
+                    if not copy.is_alive():
+                        raise RuntimeError("the copy was over before the block: lower --mb-per-s")
+                    copy.join()
+                times[upload] = statistics.median(taken)
+            ratios.append(times[True] / times[False])
+    learner.close()
+    return ratios
 
 
 def step_s(folder: Path, steps: int, rate: float, upload: bool) -> tuple[float, dict[str, float]]:
@@ -109,13 +150,19 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, default=2.0)
+    parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=44)
     parser.add_argument("--mb-per-s", type=float, default=4.0)
     flags = parser.parse_args()
     one, parts = hash_rates(flags.gib)
     threads = min(MAX_THREADS, os.cpu_count() or 1)
-    print(f"hash: {one:.2f} GB/s on one thread, {parts:.2f} GB/s in parts on {threads} ({parts / one:.2f} times)")
+    for name, (wall, cpu) in (("one thread", one), (f"in parts on {threads} threads", parts)):
+        print(f"hash, {name}: {wall:.2f} GB/s, {cpu:.2f} GB per CPU second")
+    if flags.blocks:
+        found_ratios = sorted(learner_ratios(flags.blocks, flags.mb_per_s))
+        middle = statistics.median(found_ratios)
+        print(f"learner step with a copy under way: {middle:.3f} times ({found_ratios[0]:.3f} to {found_ratios[-1]:.3f})")
     ratios: list[float] = []
     for pair in range(flags.pairs):
         found: dict[bool, float] = {}
