@@ -37,7 +37,7 @@ MAY_CHANGE = frozenset(
         *("runtime", "ray_address", "stall_timeout_s", "debug"),
         *("check_env", "check_memory"),
         *("stop_timeout_s", "max_learner_restarts", "max_engine_restarts", "engine_timeout_s", "publish_timeout_s"),
-        *("reset_timeout_s", "step_timeout_s", "episode_timeout_s", "env_threads", "max_concurrent_episodes"),
+        *("reset_timeout_s", "step_timeout_s", "episode_timeout_s", "env_threads", "max_concurrent_episodes", "rollout_workers_per_engine"),
         *("num_learners", "zero_stage", "num_engines", "colocate", "sleep_level", "learner_memory_gib"),
         *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization", "enforce_eager"),
         *("micro_batch_tokens", "gradient_checkpointing", "max_nonfinite_steps"),

@@ -113,14 +113,19 @@ def build_scorer(config: PlayConfig, index: int, on: Device | None = None) -> Sc
     return BatchedScorer(RewardModel(settings), batch_size=batch_size, name=name, as_messages=alone)
 
 
-def build_worker(config: PlayConfig, index: int, on: Device | None = None, scorers: Mapping[str, Scorer] | None = None) -> RolloutWorker:
-    """Return rollout worker number `index` with its engine; nothing is loaded before its `start`. `scorers` are reward models by name."""
+def build_worker(
+    config: PlayConfig, index: int, on: Device | None = None, scorers: Mapping[str, Scorer] | None = None, engine: Engine | None = None
+) -> RolloutWorker:
+    """Return a rollout worker with `engine`, or engine number `index` if it is not given; nothing is loaded before its `start`.
+
+    `scorers` are reward models by name.
+    """
     from agentrl.engine.parsers import answer_parser
     from agentrl.rollout.settings import episode_settings
     from agentrl.rollout.worker import EpisodeWorker
 
     settings = episode_settings(config, model_path(config))
-    return EpisodeWorker(build_engine(config, index, on), load_agent(config.run.agent), settings, answer_parser, scorers)
+    return EpisodeWorker(engine or build_engine(config, index, on), load_agent(config.run.agent), settings, answer_parser, scorers)
 
 
 def build_learner_rank(config: TrainConfig, rank: int = 0, on: Device | None = None, host: str = "127.0.0.1") -> Any:

@@ -213,8 +213,12 @@ def _with_files(config: C, renamed: Callable[[Path], str]) -> C:
     return changed(config, **new)
 
 
-async def check_paths(config: PlayConfig, device: Device, workers: Mapping[str, Any], ranks: Mapping[str, Any]) -> None:
+async def check_paths(
+    config: PlayConfig, device: Device, workers: Mapping[str, Any], ranks: Mapping[str, Any], front_ends: Mapping[str, Any]
+) -> None:
     """Let every actor look for the paths that it will need; the actors come by name, and `config` is the one that they were given.
+
+    `workers` have engines; `front_ends` have none, and read no weights.
 
     Raises:
         ConfigError: If one does not have a path; the message names flag, actor and machine.
@@ -222,7 +226,7 @@ async def check_paths(config: PlayConfig, device: Device, workers: Mapping[str, 
     model = config.model.model
     if Path(model).is_absolute():
         remedy = "Put the model at the same place on every machine, or name one of the hub."
-        await _all_have({**workers, **ranks}, "--model", model, model, remedy)
+        await _all_have({**workers, **front_ends, **ranks}, "--model", model, model, remedy)
     if not ranks or not isinstance(config, TrainConfig):
         return
     if (run_dir := config.run.run_dir) is not None:

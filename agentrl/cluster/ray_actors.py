@@ -25,7 +25,7 @@ from agentrl.core.errors import ClusterError, EngineDeadError, RewardError
 from agentrl.core.files import memory_root
 from agentrl.core.manifest import FileEntry
 from agentrl.core.process import describe_process
-from agentrl.core.protocols import EngineStats, GroupRef, Memory, WeightUpdate
+from agentrl.core.protocols import Engine, EngineStats, GroupRef, Memory, WeightUpdate
 from agentrl.core.scoring import ScoreAnswer, Scorer, ScoreRequest, ScorerFacts
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
@@ -46,24 +46,27 @@ def _group(name: str) -> Callable[[F], F]:
     return cast("Callable[[F], F]", ray.method(concurrency_group=name))
 
 
-_beside = _group("diagnosis")
+beside = _group("diagnosis")
+"""Runs a method of an actor on a thread of its own."""
 
 
 class RolloutActor:
     """Holds one rollout worker; its asynchronous methods run side by side on the actor's event loop."""
 
-    def __init__(self, config: PlayConfig, index: int, site: Site, agent: AgentSpec, scorers: Mapping[str, Scorer]) -> None:
+    def __init__(
+        self, config: PlayConfig, index: int, site: Site, agent: AgentSpec, scorers: Mapping[str, Scorer], engine: Engine | None = None
+    ) -> None:
         del agent  # its arrival makes an environment known here that was given as an object in Python
-        self._worker = build_worker(site.settled(config), index, site.device, scorers)
+        self._worker = build_worker(site.settled(config), index, site.device, scorers, engine)
         self._loops: list[asyncio.AbstractEventLoop] = []
         self._thread = 0
 
-    @_beside
+    @beside
     async def diagnose(self) -> str:
         """Return the stacks of threads and episodes."""
         return describe_process(self._loops)
 
-    @_beside
+    @beside
     async def blocked(self) -> str:
         """Return where user code keeps the episodes' event loop from going on; empty if nothing does."""
         return await blocked_at(self._loops[0], self._thread) if self._loops else ""
@@ -140,7 +143,7 @@ class LearnerActor:
             os.environ["GLOO_SOCKET_IFNAME"] = interface  # gloo would take that of the host's name, which often stands for loopback
         self._rank = build_learner_rank(site.settled(config), rank, site.device, host)
 
-    @_beside
+    @beside
     def diagnose(self) -> str:
         """Return the stacks of threads."""
         return describe_process()
@@ -225,65 +228,74 @@ class RayScorer:
 
 
 class RayWorker:
-    """A `RolloutWorker` that lives in an actor."""
+    """A `RolloutWorker` that lives in an actor; `lost` is the error of calls when its process is gone."""
 
-    def __init__(self, actor: Any, gpus: str = "") -> None:
-        self.actor, self.gpus = actor, gpus
+    def __init__(self, actor: Any, gpus: str = "", lost: type[Exception] = EngineDeadError) -> None:
+        self.actor, self.gpus, self._lost = actor, gpus, lost
+        self.episode_actors: dict[str, Any] = {}  # there are none beside it
 
     async def diagnose(self) -> str:
         """Return the stacks of the process."""
-        return await _engine(self.actor.diagnose.remote())
+        return await self._answer(self.actor.diagnose.remote())
 
     async def blocked(self) -> str:
         """Return where user code blocks the worker's episodes; empty if it does not."""
-        return await _engine(self.actor.blocked.remote())
+        return await self._answer(self.actor.blocked.remote())
 
     async def start(self) -> None:
         """As `RolloutWorker.start`."""
-        await _engine(self.actor.start.remote(self.gpus))
+        await self._answer(self.actor.start.remote(self.gpus))
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
         """As `RolloutWorker.run_group`; the second value is a reference into the object store. Cancelling it ends the episodes."""
         summary, group = self.actor.run_group.options(num_returns=2).remote(ticket)
         try:
-            return await _engine(summary), group
+            return await self._answer(summary), group
         except asyncio.CancelledError:
             ray.cancel(summary)
             raise
 
     async def load_weights(self, update: WeightUpdate) -> int:
         """As `RolloutWorker.load_weights`; a payload is written to the object store once, not for every engine."""
-        return await _engine(self.actor.load_weights.remote(_stored(update)))
+        return await self._answer(self.actor.load_weights.remote(stored(update)))
 
     async def sleep(self, level: int) -> None:
         """As `RolloutWorker.sleep`."""
-        await _engine(self.actor.sleep.remote(level))
+        await self._answer(self.actor.sleep.remote(level))
 
     async def wake(self, *parts: Memory) -> None:
         """As `RolloutWorker.wake`."""
-        await _engine(self.actor.wake.remote(*parts))
+        await self._answer(self.actor.wake.remote(*parts))
 
     async def stats(self) -> EngineStats:
         """As `RolloutWorker.stats`."""
-        return await _engine(self.actor.stats.remote())
+        return await self._answer(self.actor.stats.remote())
 
     async def close(self) -> None:
         """As `RolloutWorker.close`."""
-        await _engine(self.actor.close.remote())
+        await self._answer(self.actor.close.remote())
+
+    async def missing(self, paths: Sequence[str]) -> tuple[str, list[str]]:
+        """Return the address of its machine, and those of the paths that it does not have."""
+        return await self._answer(self.actor.missing.remote(paths))
+
+    def kill(self) -> None:
+        """End its process."""
+        ray.kill(self.actor)
+
+    async def _answer(self, ref: Awaitable[T]) -> T:
+        return await unwrapped(ref, self._lost, "a rollout worker")
 
 
 _last: list[tuple[WeightUpdate, Any]] = []
 """The last update, and the cluster's reference to it."""
 
 
-def _stored(update: WeightUpdate) -> Any:
+def stored(update: WeightUpdate) -> Any:
+    """Return the cluster's reference to an update, which is written once."""
     if not _last or _last[0][0] is not update:
         _last[:] = [(update, ray.put(update))]
     return _last[0][1]
-
-
-async def _engine(ref: Awaitable[T]) -> T:
-    return await unwrapped(ref, EngineDeadError, "a rollout worker")
 
 
 async def _scorer(ref: Awaitable[T]) -> T:

@@ -106,8 +106,9 @@ class RayRuntime:
         if not self._private:
             self._on_stage("looking whether every machine sees the same folders")
             workers = {f"engine-{index}": worker.actor for index, worker in self._workers.items()}
+            front_ends = {f"engine-{i} {name}": actor for i, each in self._workers.items() for name, actor in each.episode_actors.items()}
             ranks = {f"learner-{rank}": actor for rank, actor in enumerate(self._learner.actors)} if self._learner else {}
-            await check_paths(self._sent, self._device, workers, ranks)
+            await check_paths(self._sent, self._device, workers, ranks, front_ends)
         self._on_stage("loading engine and learner" if self._learner else "loading engine")
         if not (self._learner and self._config.engine.colocate):
             await asyncio.gather(*(part.start() for part in parts))
@@ -173,7 +174,9 @@ class RayRuntime:
             return
         self._folder = tempfile.mkdtemp(prefix="agentrl-")
         self._reaper = Reaper(self._folder)
-        actors = self._config.engine.num_engines + num_ranks(self._config) + num_scorers(self._config)
+        front_ends = self._config.rollout.rollout_workers_per_engine
+        per_engine = 1 + (front_ends if front_ends > 1 else 0)
+        actors = self._config.engine.num_engines * per_engine + num_ranks(self._config) + num_scorers(self._config)
         from ray._private import services
 
         # A session of their own: `timeout` and a closed terminal send signals to the whole group, and the run still needs its cluster.
@@ -257,10 +260,15 @@ class RayRuntime:
     def _create_worker(self, placement: Placement, index: int) -> Any:
         import ray
 
+        from agentrl.cluster.engine_actors import shared_engine
         from agentrl.cluster.ray_actors import DIAGNOSIS, RayWorker, RolloutActor
 
         bundle = placement.engine_bundles[index] if index < len(placement.engine_bundles) else _joined(index)
         options = self._options(bundle, placement.gpus_per_engine, max_concurrency=4096)
+        if self._config.rollout.rollout_workers_per_engine > 1:
+            anywhere = {name: value for name, value in options.items() if name not in ("scheduling_strategy", "num_gpus")}
+            agent = load_agent(self._config.run.agent)
+            return shared_engine(self._sent, index, self._site, agent, self._scorers, options, anywhere)
         actor = ray.remote(concurrency_groups=DIAGNOSIS)(RolloutActor).options(**options)
         made = actor.remote(self._sent, index, self._site, load_agent(self._config.run.agent), self._scorers)
         return RayWorker(made, self._shared_gpus.get(index, ""))
@@ -283,14 +291,12 @@ class RayRuntime:
 
     async def _respawn(self, name: str) -> RolloutWorker:
         """End what is left of a worker and start another in its bundle; one that joins gets a bundle first, as soon as there is room."""
-        import ray
-
         index, placement = int(name.rpartition("-")[2]), self._placement
         if placement is None:
             raise ClusterError(f"{name} cannot be started: the cluster was not")
         if index in self._workers:
             with contextlib.suppress(Exception):
-                ray.kill(self._workers[index].actor)
+                self._workers[index].kill()
         elif not self._private or placement.gpus_per_engine:
             await self._reserve([_joined(index)], [placement.bundles[placement.engine_bundles[0]]], RESPAWN_TIMEOUT_S)
         worker: Any = self._create_worker(placement, index)
@@ -308,14 +314,16 @@ class RayRuntime:
         worker = self._workers.pop(index, None)
         with contextlib.suppress(Exception):
             if worker is not None:
-                ray.kill(worker.actor)
+                worker.kill()
             if (place := self._places.pop(_joined(index), None)) is not None:
                 ray.util.remove_placement_group(place[0])
 
     def _stop(self, ray: Any) -> None:
-        actors = [worker.actor for worker in self._workers.values()] + (list(self._learner.actors) if self._learner else [])
-        actors += [actor for scorer in self._scorers.values() for actor in scorer.actors]
-        for actor in actors:
+        for worker in self._workers.values():
+            with contextlib.suppress(Exception):
+                worker.kill()
+        others = [actor for scorer in self._scorers.values() for actor in scorer.actors]
+        for actor in [*(self._learner.actors if self._learner else ()), *others]:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
         for group in {id(group): group for group, _ in self._places.values()}.values():

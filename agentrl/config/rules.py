@@ -216,9 +216,17 @@ def _local_runtime_is_single(config: PlayConfig) -> None:
     if config.run.runtime != "local":
         return
     ranks = config.learner.num_learners if isinstance(config, TrainConfig) else 0
-    for flag, value in (("--num-engines", config.engine.num_engines), ("--num-learners", ranks)):
+    workers = config.rollout.rollout_workers_per_engine
+    for flag, value in (("--num-engines", config.engine.num_engines), ("--num-learners", ranks), ("--rollout-workers-per-engine", workers)):
         if value > 1:
             raise ConfigError(flag, value, "--runtime local runs one of each in one process", "Use --runtime ray.")
+
+
+def _shared_engines_fit(config: PlayConfig) -> None:
+    workers = config.rollout.rollout_workers_per_engine
+    if workers > 1 and config.engine.colocate:
+        problem = "does not go with --colocate, where engine and learner take turns on one machine"
+        raise ConfigError("--rollout-workers-per-engine", workers, problem, "Leave out one of the two.")
 
 
 def _budgets_fit(config: PlayConfig) -> None:
@@ -319,6 +327,7 @@ PLAY_RULES: tuple[Callable[[PlayConfig], None], ...] = (
     *DATA_RULES,
     _model_exists,
     _local_runtime_is_single,
+    _shared_engines_fit,
     _budgets_fit,
     _engine_args_are_known,
     _gpu_flags_have_a_gpu,
@@ -352,7 +361,8 @@ def check_evaluation(config: EvaluateConfig) -> EvaluateConfig:
     """
     runtime = config.run.runtime
     if runtime == "auto":
-        runtime = "ray" if config.engine.num_engines > 1 or config.run.ray_address else "local"
+        several = config.engine.num_engines > 1 or config.rollout.rollout_workers_per_engine > 1
+        runtime = "ray" if several or config.run.ray_address else "local"
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, agent=_judged_agent(config), runtime=runtime))
     config = dataclasses.replace(config, reward=with_absolute_paths(config.reward))
     for rule in (*PLAY_RULES, _penalties_of_the_run_fit):

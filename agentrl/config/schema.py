@@ -160,6 +160,9 @@ class RolloutConfig:
     max_concurrent_episodes: CountOrZero = 0
     """Episodes under way at once beside one engine; whole groups are held back, the oldest first to begin. 0 follows the load of the
     engine: its KV cache and its queue."""
+    rollout_workers_per_engine: Count = 1
+    """Processes with episodes for each engine. 1: they run in the engine's process. More: where one process cannot feed an engine of many
+    GPUs; the engine then has a process of its own, and the others are placed on any machine with a free CPU."""
     env_threads: Count = 32
     """Threads per worker for environments written with plain ``def`` methods."""
 

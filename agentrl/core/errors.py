@@ -100,6 +100,10 @@ class EngineDeadError(EngineError, ConnectionError):
     """An inference engine's process is gone or unusable."""
 
 
+class RolloutWorkerDeadError(EngineDeadError):
+    """A process with episodes is gone, and the engine that it shares with others is not."""
+
+
 class ContextLengthError(EngineError, ValueError):
     """A prompt leaves no room for a single new token in the model's context."""
 

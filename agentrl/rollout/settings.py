@@ -117,9 +117,15 @@ class EpisodeSettings:
         return StragglerPolicy(quorum=self.flow.group_quorum, factor=self.flow.straggler_factor, least=least)
 
     @property
+    def max_concurrent(self) -> int:
+        """Episodes under way at once in one of the engine's rollout workers; 0: their number follows the engine's load."""
+        limit = self.rollout.max_concurrent_episodes
+        return max(1, limit // self.rollout.rollout_workers_per_engine) if limit else 0
+
+    @property
     def start_concurrent(self) -> int:
         """Episodes under way at once to begin with, if their number follows the engine's load."""
-        return EPISODES_PER_SEQUENCE * self.engine.max_num_seqs
+        return EPISODES_PER_SEQUENCE * self.engine.max_num_seqs // self.rollout.rollout_workers_per_engine
 
     def for_member(self, ticket: Ticket, index: int) -> EpisodeSettings:
         """These settings with what the ticket changes for the episode of that number; the one behind the members is greedy."""

@@ -176,7 +176,7 @@ class EpisodeWorker:
         self._server = EndpointServer()  # starts with the first episode that needs it
         self._live: set[asyncio.Task[Trajectories]] = set()
         self._closed = False
-        self._throttle = Throttle(settings.rollout.max_concurrent_episodes, settings.start_concurrent, engine.stats)
+        self._throttle = Throttle(settings.max_concurrent, settings.start_concurrent, engine.stats)
 
     async def start(self) -> None:
         """Load user code, tokenizer and engine.

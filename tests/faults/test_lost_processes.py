@@ -57,6 +57,32 @@ def test_a_killed_engine_is_replaced(tmp_path: Path, num_engines: int, saw: Saw)
     saw(f"largest difference of a log-probability from its labelled weights {mismatch:.1e}")
 
 
+@pytest.mark.row(1, "SIGKILL of {victim} where two rollout workers share an engine, on Ray")
+@pytest.mark.parametrize("victim", ["RolloutActor", "EngineActor"])
+def test_a_killed_part_of_a_shared_engine_is_replaced(tmp_path: Path, victim: str, saw: Saw) -> None:
+    run_dir, steps = tmp_path / "run", 16
+    words = ("--async", "--num-steps", str(steps), "--record", "all", "--engine", "transformers", *SMALL)
+    with disturbed(*CALCULATOR, "--run-dir", str(run_dir), "--rollout-workers-per-engine", "2", *words) as process:
+        wait_for_a_step(process, run_dir)
+        assert (len(workers_of(process.pid, "RolloutActor")), len(workers_of(process.pid, "EngineActor"))) == (2, 1)
+        workers_of(process.pid, victim)[0].kill()
+        output = ended(process, 300)
+    run = succeeded(Run(process.returncode, output, run_dir))
+    last = run.metrics[-1]
+    assert [row["step"] for row in run.metrics] == list(range(1, steps + 1))
+    assert last["engine/restarts"] == (0 if victim == "RolloutActor" else 1)  # the engine lives on without a rollout worker
+    assert ("rollout worker 0 of an engine is lost" in output) == (victim == "RolloutActor")
+    assert last["ledger/trained"] == steps * 4
+    assert run.summary["ledger"]["in_flight"] == 0
+    assert max(row["staleness/max"] for row in run.metrics) <= 1
+    records = [json.loads(line) for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]
+    names = [record["trajectory_id"] for record in records]
+    assert len(names) == len(set(names)) == 16 * len({record["group_id"] for record in records}) // 4
+    assert {record["status"] for record in records} <= {"finished", "truncated"}
+    assert max(row["mismatch/max"] or 0.0 for row in run.metrics) < 1e-3
+    saw(f"{len(names)} episodes, none lost, twice or in part; the engine was started again {last['engine/restarts']:.0f} times")
+
+
 @pytest.mark.row(2, "SIGKILL of all {num_engines} engine processes, none replaced")
 @pytest.mark.parametrize("num_engines", [2])
 def test_without_engines_the_run_ends(tmp_path: Path, num_engines: int, saw: Saw) -> None:

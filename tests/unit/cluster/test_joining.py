@@ -125,17 +125,20 @@ class Actor:
 
 
 @pytest.mark.parametrize(
-    ("worker", "rank", "told"),
+    ("worker", "rank", "front_end", "told"),
     [
-        (Actor(), Actor(), None),
-        (Actor("tiny"), Actor(), "--model = .*engine-0 on 10.0.0.7 does not see"),
-        (Actor(), Actor(".probe-"), "--run-dir = .*learner-0 on 10.0.0.7 does not see .*all machines share"),
-        (Actor("/dev/shm"), Actor(), "--ray-address = .*engine-0 .*shared memory"),
+        (Actor(), Actor(), Actor("/dev/shm", ".probe-"), None),  # one with episodes alone reads no weights
+        (Actor("tiny"), Actor(), Actor(), "--model = .*engine-0 on 10.0.0.7 does not see"),
+        (Actor(), Actor(), Actor("tiny"), "--model = .*engine-0 worker-0 on 10.0.0.7 does not see"),
+        (Actor(), Actor(".probe-"), Actor(), "--run-dir = .*learner-0 on 10.0.0.7 does not see .*all machines share"),
+        (Actor("/dev/shm"), Actor(), Actor(), "--ray-address = .*engine-0 .*shared memory"),
     ],
 )
-def test_a_machine_that_lacks_a_path_is_named_with_the_flag(tmp_path: Path, worker: Actor, rank: Actor, told: str | None) -> None:
+def test_a_machine_that_lacks_a_path_is_named_with_the_flag(
+    tmp_path: Path, worker: Actor, rank: Actor, front_end: Actor, told: str | None
+) -> None:
     config = changed(TrainConfig(), model="/models/tiny", run_dir=tmp_path)
-    check = check_paths(config, "cpu", {"engine-0": worker}, {"learner-0": rank})
+    check = check_paths(config, "cpu", {"engine-0": worker}, {"learner-0": rank}, {"engine-0 worker-0": front_end})
     if told is None:
         asyncio.run(check)
     else:

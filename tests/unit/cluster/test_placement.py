@@ -83,5 +83,5 @@ def test_an_update_is_stored_once_for_all_engines(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(ray_actors.ray, "put", put)
     first, second = WeightUpdate(version=1, transport="shm"), WeightUpdate(version=2, transport="shm")
-    assert [ray_actors._stored(update) for update in (first, first, second, second)] == ["reference 1"] * 2 + ["reference 2"] * 2
+    assert [ray_actors.stored(update) for update in (first, first, second, second)] == ["reference 1"] * 2 + ["reference 2"] * 2
     assert stored == [first, second]
