@@ -62,8 +62,7 @@ def run(method: Method, config: TuneConfig, stop: Stop | None = None) -> TuneRes
     with launch.joined(config):
         from agentrl.tune.training import train
 
-        train(method, config, prepared, directory, stop, started_s)
-    return TuneResult.read(directory.path)
+        return train(method, config, prepared, directory, stop, started_s)
 
 
 def _run_ranks(method: Method, config: TuneConfig) -> TuneResult:

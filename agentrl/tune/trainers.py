@@ -82,6 +82,14 @@ class SupervisedTrainer(Prepared, SFTTrainer):  # type: ignore[misc]
 class PairRewardTrainer(Prepared, RewardTrainer):  # type: ignore[misc]
     """Training of a reward model on pairs of token ids."""
 
+    def _prepare_dataset(self, dataset: Any, *rest: Any, **named: Any) -> Any:
+        """Put the prompt before each answer, since the model reads both."""
+
+        def joined(row: dict[str, Any]) -> dict[str, Any]:
+            return {name: row["prompt_ids"] + row[name] for name in ("chosen_ids", "rejected_ids")}
+
+        return dataset if "prompt_ids" not in dataset.column_names else dataset.map(joined, remove_columns="prompt_ids")
+
 
 class PreferenceTrainer(Prepared, Figures, DPOTrainer):  # type: ignore[misc]
     """DPO and its kin; `own_loss` names one that TRL does not have.

@@ -21,7 +21,7 @@ from agentrl.track.sinks import open_metric_sinks
 from agentrl.track.summary import write_summary
 from agentrl.tune.build import arguments, build_trainer
 from agentrl.tune.data import drawing_order, epoch_size
-from agentrl.tune.directory import RunDirectory
+from agentrl.tune.directory import RunDirectory, TuneResult
 from agentrl.tune.encode import columns
 from agentrl.tune.follow import Best, Follower, Rows, Stop, save_model
 from agentrl.tune.launch import is_first
@@ -33,8 +33,10 @@ from agentrl.tune.summary import TuneSummary, data_text, display_form, print_tun
 _log = logging.getLogger(__name__)
 
 
-def train(method: Method, config: TuneConfig, prepared: Prepared, directory: RunDirectory, stop: Stop | None, started_s: float) -> None:
-    """Train on prepared rows as one of the ranks; the first one writes ``summary.json`` and the model.
+def train(
+    method: Method, config: TuneConfig, prepared: Prepared, directory: RunDirectory, stop: Stop | None, started_s: float
+) -> TuneResult:
+    """Train on prepared rows as one of the ranks, of which the first writes ``summary.json``, and return the result.
 
     Raises:
         ConfigError: If the model cannot be trained so.
@@ -66,6 +68,8 @@ def train(method: Method, config: TuneConfig, prepared: Prepared, directory: Run
             sink.on_run_end(RunEnd(status=status, summary=found))
         if is_first() and status != "failed":
             print_tune_summary(found, summary.losses, console=console, next_commands=_next(method, directory, status))
+    model = directory.path / "model"
+    return TuneResult(status=status, run_dir=directory.path, model=model, steps=found["steps"], metrics=summary.latest, summary=found)
 
 
 def _train(

@@ -1,0 +1,43 @@
+"""Two gloo ranks with DeepSpeed ZeRO 2 and 3 give the losses of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.tune import tune
+from tests.e2e.runs import ROOT, command
+
+DATA = ROOT / "examples" / "tune"
+METHODS = [("sft", "chats"), ("dpo", "pairs"), ("reward-model", "helpful")]
+COMMON: dict[str, Any] = {"num_steps": 5, "batch_size": 8, "eval_size": 8, "tensorboard": False, "seed": 1}
+pytestmark = pytest.mark.slow
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("method", "data"), METHODS, ids=[method for method, _ in METHODS])
+def test_two_ranks_give_the_losses_of_one(method: str, data: str, tmp_path: Path):
+    path = str(DATA / f"{data}.jsonl")
+    alone = tune(method, data=path, run_dir=tmp_path / "alone", **COMMON)
+    expected = rows_of(alone.run_dir)
+    flags = [word for name, value in COMMON.items() if name != "tensorboard" for word in (f"--{name.replace('_', '-')}", str(value))]
+    for stage in ("2", "3"):
+        run = tmp_path / f"zero-{stage}"
+        words = [method, "--data", path, *flags, "--no-tensorboard", "--zero-stage", stage, "--num-ranks", "2", "--run-dir", str(run)]
+        done = subprocess.run(command(*words), cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=900)
+        assert done.returncode == 0, done.stderr.decode()[-3000:]
+        found = rows_of(run)
+        assert [row["step"] for row in found] == [row["step"] for row in expected]
+        for mine, theirs in zip(found, expected, strict=True):
+            for name in ("loss", "eval/loss"):
+                if name in theirs and theirs[name] is not None:
+                    assert mine[name] == pytest.approx(theirs[name], abs=1e-3), (stage, mine["step"], name)
+        assert (run / "model" / "model.safetensors").stat().st_size == (alone.model / "model.safetensors").stat().st_size
