@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.core.errors import ConfigError
+from agentrl.core.files import seal_directory
+from agentrl.tune.directory import CHECKPOINTS, RunDirectory, TuneResult, checkpoints_in, latest_checkpoint, open_directory
+from agentrl.tune.load import load_given
+from agentrl.tune.methods import METHODS
+
+DPO = METHODS["dpo"]
+
+
+def opened(run_dir: Path, **settings: Any) -> RunDirectory:
+    given = {"data": "examples/tune/pairs.jsonl", "run_dir": run_dir, "lr_schedule": "constant", **settings}
+    return open_directory(DPO, load_given(DPO, given))
+
+
+def checkpoint(run_dir: Path, step: int, *, sealed: bool = True) -> Path:
+    path = run_dir / CHECKPOINTS / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / "weights").write_text(str(step))
+    if sealed:
+        seal_directory(path)
+    return path
+
+
+def test_the_newest_complete_checkpoint_is_taken(tmp_path: Path):
+    paths = [checkpoint(tmp_path, 2), checkpoint(tmp_path, 10), checkpoint(tmp_path, 11, sealed=False)]
+    (paths[0].parent / "other").mkdir()
+    assert checkpoints_in(paths[0].parent) == paths
+    assert latest_checkpoint(paths[0].parent) == paths[1]
+    (paths[1] / "weights").write_text("other")
+    assert latest_checkpoint(paths[0].parent) == paths[0]
+
+
+def test_a_new_run_goes_on_from_nothing_and_an_old_one_is_not_overwritten(tmp_path: Path):
+    first = opened(tmp_path / "run")
+    assert (first.checkpoint, first.step, first.rows) == (None, 0, ())
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+    with pytest.raises(ConfigError, match="already holds a run"):
+        opened(tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds no complete checkpoint"):
+        opened(tmp_path / "run", resume=str(tmp_path / "run"))
+    assert opened(tmp_path / "run", resume="auto").checkpoint is None
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
+
+
+def test_a_resumed_run_takes_back_the_rows_after_its_checkpoint(tmp_path: Path):
+    opened(tmp_path)
+    checkpoint(tmp_path, 2)
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "loss": 0.5}}\n' for step in range(4)) + '{"step": 4')
+    found = opened(tmp_path, resume=str(tmp_path))
+    assert found.step == 2
+    assert [row["step"] for row in found.rows] == [0, 1, 2]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    assert json.loads((tmp_path / "config.json").read_text())["run"]["resume"] == ""
+    with pytest.raises(ConfigError, match=r"--beta \(was 0.1, now 0.4\)"):
+        opened(tmp_path, resume=str(tmp_path), beta=0.4)
+
+
+def test_other_rows_than_those_of_the_first_part_are_refused(tmp_path: Path):
+    opened(tmp_path).check_data("one")
+    checkpoint(tmp_path, 2)
+    again = opened(tmp_path, resume="auto")
+    again.check_data("one")
+    with pytest.raises(ConfigError, match="goes on with other rows"):
+        again.check_data("two")
+
+
+def test_the_result_of_a_run_is_read_from_its_directory(tmp_path: Path):
+    (tmp_path / "summary.json").write_text('{"status": "finished", "steps": 2}')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "loss": 0.1}\n')
+    result = TuneResult.read(tmp_path)
+    assert (result.status, result.steps, result.metrics, result.model) == ("finished", 2, {"step": 2, "loss": 0.1}, tmp_path / "model")

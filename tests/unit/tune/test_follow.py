@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrl.core.callbacks import Callback, MetricsRow
+from agentrl.tune.follow import Best, Follower, Rows, Stop
+from agentrl.tune.methods import METHODS
+
+
+class Sink(Callback):
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def on_metrics(self, event: MetricsRow) -> None:
+        self.rows.append((event.step, dict(event.metrics)))
+
+
+@pytest.fixture
+def sink() -> Sink:
+    return Sink()
+
+
+def rows(sink: Sink) -> Rows:
+    return Rows(METHODS["dpo"], [sink], epoch_rows=40, batch_size=8)
+
+
+def test_a_step_and_its_evaluation_are_one_row(sink: Sink):
+    found = rows(sink)
+    found.measured(0, {"eval_loss": 0.7, "eval_rewards/accuracies": 0.5, "eval_runtime": 2.0, "eval_samples_per_second": 9.0})
+    found.trained(1, {"loss": 0.6, "grad_norm": 2.0, "rewards/margins": 0.1, "num_tokens": 30, "unknown": 1.0}, 3.0)
+    found.trained(2, {"loss": 0.5}, 4.0)
+    assert found.measured(2, {"eval_loss": 0.4, "eval_rewards/margins": 0.3}) == {"loss": 0.4, "margin": 0.3}
+    found.note(**{"eval/best": 0.4})
+    found.flush()
+    found.flush()
+    assert [step for step, _ in sink.rows] == [0, 1, 2]
+    assert sink.rows[0][1] == {"step": 0, "eval/loss": 0.7, "eval/accuracy": 0.5, "eval/seconds": 2.0}
+    assert sink.rows[1][1] == {"step": 1, "epoch": 0.2, "loss": 0.6, "grad_norm": 2.0, "margin": 0.1, "tokens": 30.0, "time_s": 3.0}
+    assert sink.rows[2][1] == {"step": 2, "epoch": 0.4, "loss": 0.5, "time_s": 4.0, "eval/loss": 0.4, "eval/margin": 0.3, "eval/best": 0.4}
+
+
+def test_the_best_loss_is_the_lowest_and_the_best_accuracy_the_highest():
+    loss = Best("loss", Path("best"))
+    assert [loss.better({"loss": value}) for value in (0.5, 0.6, float("nan"), 0.4)] == [0.5, None, None, 0.4]
+    accuracy = Best("eval/accuracy", Path("best"), known=0.5)
+    assert [accuracy.better({"accuracy": value}) for value in (0.4, 0.5, 0.6)] == [None, None, 0.6]
+    assert Best("", Path("best")).better({"loss": 0.1}) is None
+    assert loss.better({"accuracy": 1.0}) is None
+
+
+def control() -> Any:
+    return SimpleNamespace(should_log=False, should_evaluate=False, should_save=False, should_training_stop=False)
+
+
+def follower(sink: Sink, stop: Stop | None = None, *, save_every: int = 0, eval_every: int = 0, evaluates: bool = True) -> Follower:
+    settings: dict[str, Any] = {"save_every": save_every, "eval_every": eval_every, "evaluates": evaluates}
+    return Follower(rows(sink), Best("", Path("best")), stop or Stop(), clock=lambda: 1.0, **settings)
+
+
+def decided(each: Follower, last: int) -> list[str]:
+    """What follows each step: log, evaluate, save, end."""
+    found = []
+    for step in range(1, last + 1):
+        after = each.on_step_end(None, SimpleNamespace(global_step=step, max_steps=last), control())
+        letters = {"l": after.should_log, "e": after.should_evaluate, "s": after.should_save, "x": after.should_training_stop}
+        found.append("".join(letter for letter, given in letters.items() if given))
+    return found
+
+
+def test_checkpoints_and_evaluations_come_as_often_as_asked_and_at_the_end(sink: Sink):
+    assert decided(follower(sink, save_every=2, eval_every=3), 5) == ["l", "ls", "le", "ls", "les"]
+    assert decided(follower(sink), 2) == ["l", "le"]
+    assert decided(follower(sink, evaluates=False), 2) == ["l", "l"]
+
+
+def test_a_request_to_stop_saves_and_ends_but_not_after_the_last_step(sink: Sink):
+    stop = Stop()
+    stop.asked = True
+    each = follower(sink, stop)
+    assert decided(each, 1) == ["le"]
+    assert not each.stopped
+    assert decided(each, 2)[0] == "lsx"
+    assert each.stopped
