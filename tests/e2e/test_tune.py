@@ -47,10 +47,10 @@ def figures(result: TuneResult, name: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("method", "data", "figure", "gain", "settings"), METHODS, ids=[method[0] for method in METHODS])
 def test_a_method_improves_its_figure_on_held_out_rows(
-    method: str, data: str, figure: str, gain: float, settings: dict[str, Any], tmp_path: Path, teacher: Path
+    method: str, data: str, figure: str, gain: float, settings: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
 ):
     if method == "distill":
-        settings = {**settings, "teacher": str(teacher)}
+        settings = {**settings, "teacher": str(request.getfixturevalue("teacher"))}
     result = tune(method, data=str(DATA / f"{data}.jsonl"), eval_size=32, run_dir=tmp_path / "run", keep_best="loss", **settings)
     first, last = figures(result, figure)
     assert last > first + gain
