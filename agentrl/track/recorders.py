@@ -106,7 +106,7 @@ def launch() -> dict[str, Any]:
     """Facts about this process in JSON's own types; `started_s` of a process and its number are no other process's on the machine."""
     process = psutil.Process()
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
         "folder": str(Path.cwd()),
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -121,3 +121,8 @@ def _version() -> str:
         return version("agentrl")
     except PackageNotFoundError:
         return ""
+
+
+def _program(path: Path) -> str:
+    """The name by which a person starts the program; ``python -m agentrl.cli.main`` is ``agentrl``."""
+    return "agentrl" if path.parts[-3:] == ("agentrl", "cli", "main.py") else path.name

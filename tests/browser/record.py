@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.runs import ENVS, succeeded, train
+from tests.e2e.runs import ENVS, ROOT, succeeded, train
 
 HERE = Path(__file__).parent
 SMALL = ("--runtime", "local", "--record", "all", "--no-save-model", "--seed", "1")
@@ -13,7 +13,7 @@ LIMIT_S = 600
 
 def _train(folder: Path, name: str, agent: Path, *words: str) -> Path:
     if not (folder / name / "summary.json").exists():
-        succeeded(train(folder / name, *SMALL, *words, agent=agent, timeout_s=LIMIT_S))
+        succeeded(train(folder / name, *SMALL, *words, agent=agent.relative_to(ROOT), timeout_s=LIMIT_S))
     return folder / name
 
 

@@ -99,3 +99,14 @@ def test_a_part_that_the_file_does_not_hold_says_where_to_see_it(watched: Watche
     path.write_text(single_page(answers(), start="#/run/a/step/3"), encoding="utf-8")
     watched.open(path.as_uri(), ".empty")
     assert "Open the run itself with `agentrl view`" in watched.page.locator(".empty").inner_text()
+
+
+def test_images_are_shown_if_they_are_data(watched: Watched, tmp_path: Path) -> None:
+    path = tmp_path / "episode.html"
+    pixel = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
+    for given, shown in ((pixel, 1), ("https://example.org/a.png", 0)):
+        path.write_text(single_page({**answers(), "api/run/a/image/1-0-0/0": given}, start="#/run/a/episode/1-0-0"), encoding="utf-8")
+        watched.open(path.as_uri(), ".turn")
+        assert watched.page.locator(".images img").count() == shown
+        assert watched.page.evaluate("[...document.images].every((image) => image.complete && image.naturalWidth === 1)")
+    assert not [address for address in watched.asked if address.startswith("http")]

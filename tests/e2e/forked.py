@@ -31,7 +31,7 @@ def _work(order: dict[str, Any]) -> int:
 
     os.environ.clear()
     os.environ.update(order["env"])
-    sys.argv[1:] = order["words"]
+    sys.argv[:] = ["agentrl", *order["words"]]
     return main(order["words"])
 
 

@@ -112,11 +112,11 @@ export function Chart({ title, note = "", curves, x = "steps", logX = false, log
   </figure>`;
 }
 
-// A line without axes, as wide as the table's cell.
-export function Sparkline({ values, width = 110, height = 22 }) {
+// A line without axes, from the lowest value to the highest, or over `range`.
+export function Sparkline({ values, range, width = 110, height = 22 }) {
   const shown = values.filter(known);
   if (shown.length < 2) return html`<span class="dim">${shown.length ? number(shown[0], 3) : "–"}</span>`;
-  const [low, high] = [Math.min(...shown), Math.max(...shown)];
+  const [low, high] = range || [Math.min(...shown), Math.max(...shown)];
   const y = (value) => (high === low ? height / 2 : height - 3 - ((value - low) / (high - low)) * (height - 6));
   const points = shown.map((value, index) => `${((index / (shown.length - 1)) * (width - 4) + 2).toFixed(1)},${y(value).toFixed(1)}`);
   const last = points.at(-1).split(",");

@@ -6,7 +6,7 @@ export function number(value, digits = 4) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e7) return String(value);
-  if (size >= 1e5 || size < 1e-4) return value.toExponential(2).replace("e+", "e");
+  if (size >= 1e5 || size < 1e-4) return value.toExponential(2).replace(/\.?0*e\+?/, "e");
   return String(Number(value.toPrecision(digits)));
 }
 

@@ -5,7 +5,7 @@ import { plural, seconds } from "./format.js";
 
 const ORDER = ["learner", "train loop", "publication", "evaluation", "groups", "engine", "environment"];
 const ROW = 11;
-const MOST = 24;
+const MOST = 12;
 const WIDTH = 1000;
 
 // Places for spans, so that none covers another: the first row that is free.
@@ -46,7 +46,7 @@ export function Lanes({ lanes, href, note }) {
   const end = lanes.end_s ?? Math.max(...lanes.spans.map((span) => span.end_s));
   const words = shown && [shown.lane, shown.name, shown.episode && `episode ${shown.episode}`, seconds(shown.end_s - shown.start_s), `from ${seconds(shown.start_s - begin)}`].filter(Boolean).join(" · ");
   return html`<div class="lanes">${names.map((name, index) => {
-    const spans = lanes.spans.filter((span) => span.lane === name);
+    const spans = lanes.spans.filter((span) => span.lane === name && span.end_s >= begin && span.start_s < end);
     return spans.length > 0 && html`<${Lane} key=${name} name=${name} spans=${spans} begin=${begin} end=${end} colour=${CATEGORIES[index % 7]} onShow=${setShown} href=${href} />`;
   })}</div><p class="dim">${words || `${seconds(end - begin)} from left to right. ${note}`}</p>`;
 }

@@ -23,7 +23,7 @@ export function Spike({ run, step, query, annotated }) {
   const head = html`<h2 id="spike">Tokens behind ${query.metric ? html`<span class="mono">${query.metric}</span>` : "a spike"}</h2>`;
   if (!annotated) return html`${head}<${Empty}>The learner's figures of single tokens were not recorded in this run. They are for recorded episodes of runs that were trained with annotations, which is the default.<//>`;
   return html`${head}<p class="tools"><label>most extreme by <select aria-label="order of tokens" value=${by} onChange=${(event) => setQuery({ by: event.target.value })}>${BY.map(([value, text]) => html`<option key=${value} value=${value}>${text}</option>`)}</select></label>
-    ${data && html`<span class="dim">${data.description} Looked at: ${plural(data.tokens, "token")} of ${plural(data.episodes, "recorded episode")}.</span>`}</p>
+    ${data && html`<span class="dim">${data.description}; of ${plural(data.tokens, "token")} in ${plural(data.episodes, "recorded episode")}</span>`}</p>
     ${error && !data && html`<${Empty}>${error}<//>`}
     ${data && (data.rows.length ? html`<div class="scroll"><table class="spike"><thead><tr><th class="num">value</th><th>token</th><th>episode</th><th class="num">engine</th><th class="num">learner</th><th class="num">ratio</th><th class="num">weight</th><th class="num">advantage</th><th class="num">entropy</th><th class="num">staleness</th><th>mask</th></tr></thead>
       <tbody>${data.rows.map((row, index) => html`<${TokenRow} key=${index} run=${run} row=${row} />`)}</tbody></table></div>` : html`<${Empty}>No recorded token of this step has this figure.<//>`)}`;

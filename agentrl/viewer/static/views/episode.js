@@ -10,10 +10,19 @@ import { Lanes } from "../lanes.js";
 import { Empty, Facts, StatusBadge } from "../legend.js";
 import { address, go, setQuery, toEpisode, toGroup, toStep } from "../router.js";
 import { useDark } from "../theme.js";
-import { FIGURES, TokenLegend, coloursOf, painter } from "../tokens.js";
+import { FIGURES, TokenLegend, at, coloursOf, isTrained, painter } from "../tokens.js";
 import { Turn } from "../turn.js";
 
 const pairs = (values) => Object.entries(values || {}).map(([name, value]) => `${name} ${number(value)}`).join("  ");
+
+// The step that trained a trajectory, and how many of its tokens, where the learner said so.
+function TrainedBadge({ one, turns }) {
+  const masks = turns.flatMap((turn) => (turn.tokens.ids || []).map((_, index) => isTrained(at(turn.tokens.mask, index))));
+  const count = masks.filter((mask) => mask === "yes").length;
+  const said = masks.length > 0 && !masks.includes("not recorded");
+  const words = !said || count === masks.length ? "" : count ? `, ${count} of ${masks.length} tokens` : ", but none of its tokens";
+  return html`<span class=${said && !count ? "badge bad" : "badge good"}>trained in step ${number(one.trained_step)}${words}</span>`;
+}
 
 function Head({ run, episode }) {
   const { task } = episode;
@@ -32,7 +41,7 @@ function Head({ run, episode }) {
   return html`<h1>Episode ${episode.episode} <${StatusBadge} status=${episode.status} /> ${episode.verdict && episode.verdict !== "kept" && html`<${StatusBadge} status=${episode.verdict} title=${episode.verdict_reason} />`}</h1>
     <${Facts} rows=${links} />
     ${episode.trajectories.map((one) => html`<p key=${one.id} class="reward">${one.agent && html`<b>${one.agent}</b> `}reward <b>${number(one.reward)}</b> <span class="dim">${pairs(one.reward_parts)}</span> score <b>${number(one.score)}</b>
-      ${one.mask === "trained" ? html`<span class="badge good">trained in step ${number(one.trained_step)}</span>` : html`<span class="badge warn" title=${one.mask_text}>not trained${one.mask ? `: ${one.mask.replaceAll("_", " ")}` : ""}</span>`}
+      ${one.mask === "trained" ? html`<${TrainedBadge} one=${one} turns=${episode.turns.filter((turn) => episode.trajectories[turn.trajectory] === one)} />` : html`<span class="badge warn" title=${one.mask_text}>not trained${one.mask ? `: ${one.mask.replaceAll("_", " ")}` : ""}</span>`}
       ${one.mask !== "trained" && html` <span class="dim">${one.mask_text}</span>`}</p>`)}
     ${episode.verdict_reason && html`<p class="note">Its group was ${episode.verdict}: ${episode.verdict_reason}</p>`}
     ${episode.clipped && html`<p class="note">The record was cut, because it was too long.</p>`}

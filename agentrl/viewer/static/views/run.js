@@ -44,6 +44,7 @@ export function RunView({ run, info, query }) {
       ["idle", info.summary && info.summary.idle && `generator ${percent(info.summary.idle.generator)}, learner ${percent(info.summary.idle.learner)}`],
       ["stopped because", info.stop_reason],
     ]} />
+    ${["killed", "failed", "interrupted"].includes(info.status) && html`<p class="dim">It ended as ${info.status}. <code>agentrl train --resume ${info.path}</code> continues it from its last checkpoint, if it wrote one (<code>--save-every</code>).</p>`}
     <${Signs} run=${run} info=${info} />
     ${info.steps > 0 ? html`<${Curves} runs=${[run]} answers=${answers} query=${query} onPick=${(_, metric, step) => go(toStep(run, step, { metric }))} />` : html`<${Nothing} run=${run} info=${info} />`}`;
 }

@@ -59,7 +59,7 @@ export function StepView({ run, info, name, query }) {
     <div class="split"><div><h2>Rewards <span class="dim">${plural(rewards.length, "trained episode")}; a bar chooses the groups below</span></h2>
       ${bins.length ? html`<${Histogram} bins=${bins} chosen=${chosen} label="histogram of rewards" choose=${(index) => setQuery({ bin: index === null ? "" : index })} />` : html`<${Empty}>No reward of this step is recorded.<//>`}
       <h2>Groups <span class="dim">${chosen === null ? plural(data.groups.length, "group") : `${groups.length} of ${data.groups.length}`} trained on</span></h2>
-      <${ScaleLegend} kind="sequential" label="reward" low=${number(low, 3)} high=${number(high, 3)} />
+      ${high > low && html`<${ScaleLegend} kind="sequential" label="reward" low=${number(low, 3)} high=${number(high, 3)} />`}
       ${groups.length ? html`<${GroupTable} run=${run} rows=${groups} low=${low} high=${high} />` : html`<${Empty}>${data.groups.length ? "No group has such a reward." : "No group of this step is recorded. Train with --record all to keep every episode."}<//>`}
       ${data.others.length > 0 && html`<h2>Left out <span class="dim">${plural(others.length, "group")}</span></h2><${Left} data=${data} /><${GroupTable} run=${run} rows=${others} low=${low} high=${high} />`}
       <h2>Time</h2>${data.lanes && data.lanes.spans.length ? html`<${Lanes} lanes=${data.lanes} href=${href} note="Pale spans wait. Spans of groups, engines and environments lead to what they worked on." />` : html`<${Empty}>This run did not record when its parts worked.<//>`}

@@ -1,5 +1,5 @@
 // The steps of a run as a table, newest first.
-import { html, useState } from "../html.js";
+import { html, useRef, useState } from "../html.js";
 import { question, runPath, useData } from "../api.js";
 import { number, percent, seconds } from "../format.js";
 import { useRowKeys } from "../keys.js";
@@ -13,6 +13,7 @@ export function StepsView({ run, info }) {
   const [page, setPage] = useState(0);
   const offset = Math.max(0, info.steps - LIMIT - page);
   const { data, error } = useData(question(runPath(run, "steps"), { offset, limit: Math.min(LIMIT, Math.max(1, info.steps - page)) }), run);
+  const begun = useRef(info.steps); // later steps are new
   useRowKeys("tr[data-step]");
   if (!info.steps) return html`<${Empty}>No step has ended yet.<//>`;
   if (error && !data) return html`<${Empty}>${error}<//>`;
@@ -21,7 +22,7 @@ export function StepsView({ run, info }) {
     <th class="num">without variance</th><th class="num">filtered</th><th class="num">dropped</th><th class="num">episodes</th><th class="num">staleness, max</th><th class="num">mismatch, max</th><th class="num">loss</th>
     <th class="num">gradient</th><th class="num">learner idle</th><th class="num">generator idle</th><th class="num">at</th></tr></thead><tbody>
     ${[...data.rows].reverse().map(
-      (row) => html`<tr key=${row.step} data-step=${row.step} class="fresh"><td><a href=${toStep(run, row.step)}>step ${row.step}</a></td><td class="num">${number(row.reward, 3)}</td><td class="num">${number(row.reward_std, 3)}</td>
+      (row) => html`<tr key=${row.step} data-step=${row.step} class=${row.step > begun.current ? "fresh" : ""}><td><a href=${toStep(run, row.step)}>step ${row.step}</a></td><td class="num">${number(row.reward, 3)}</td><td class="num">${number(row.reward_std, 3)}</td>
       <td class="num">${number(row.groups)}</td><td class="num">${percent(row.flat)}</td><td class="num">${number(row.filtered)}</td><td class="num">${number(row.dropped)}</td><td class="num">${number(row.episodes)}</td>
       <td class="num">${number(row.staleness_max)}</td><td class="num">${number(row.mismatch_max, 2)}</td><td class="num">${number(row.loss, 3)}</td><td class="num">${number(row.grad_norm, 3)}</td>
       <td class="num">${percent(row.idle_learner)}</td><td class="num">${percent(row.idle_generator)}</td><td class="num dim">${seconds(row.time_s)}</td></tr>`,

@@ -3,7 +3,7 @@ import { html } from "../html.js";
 import { question, runPath, useData } from "../api.js";
 import { Chart, Sparkline } from "../chart.js";
 import { lineColour } from "../colour.js";
-import { known, number, percent, plural, signed, valueText } from "../format.js";
+import { number, percent, plural, signed, valueText } from "../format.js";
 import { useRowKeys } from "../keys.js";
 import { Empty, Facts } from "../legend.js";
 import { address, go, setQuery, toStep } from "../router.js";
@@ -24,7 +24,7 @@ export function TasksView({ run, query }) {
     ${data.rows.length === 0 ? html`<${Empty}>${data.of ? "No task's name contains this text." : "No group has ended yet."}<//>` : html`<div class="scroll"><table><thead><tr><th>task</th><th>pass rate over training</th><th class="num">pass</th><th class="num">at first</th><th class="num">at last</th>
       <th class="num">reward</th><th class="num">change of reward</th><th class="num">groups</th><th class="num">episodes</th><th class="num">filtered</th><th class="num">failures</th></tr></thead><tbody>${data.rows.map(
         (row) => html`<tr key=${row.task} data-task=${row.task}><td class="cut mono"><a href=${address(["run", run, "task", row.task])}>${row.task}</a></td>
-          <td><${Sparkline} values=${row.curve.map((point) => (known(point[2]) ? point[2] : point[1]))} /></td><td class="num">${percent(row.pass)}</td><td class="num">${percent(row.pass_first)}</td><td class="num">${percent(row.pass_last)}</td>
+          <td><${Sparkline} values=${row.curve.map((point) => point[2])} range=${[0, 1]} /></td><td class="num">${percent(row.pass)}</td><td class="num">${percent(row.pass_first)}</td><td class="num">${percent(row.pass_last)}</td>
           <td class="num">${number(row.reward, 3)}</td><td class="num">${signed(row.change)}</td><td class="num">${row.groups}</td><td class="num">${row.episodes}</td><td class="num">${row.filtered}</td><td class="num">${row.failures}</td></tr>`,
       )}</tbody></table></div><${Pages} offset=${offset} limit=${LIMIT} of=${data.chosen} onMove=${(next) => setQuery({ offset: next || "" })} />`}`;
 }
