@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shlex
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
 from agentrl.inspect.episodes import SORTS, Choice, Pieces, make_table, show_episode, show_run, show_table
 from agentrl.inspect.export import export, plot_rewards
+from agentrl.inspect.pieces import TokenTexts
 from agentrl.track.index import row_of
 from agentrl.track.text import Screen, counted
 
@@ -95,8 +95,9 @@ def _export(run: RunDirectory, args: InspectArgs, path: Path, screen: Screen) ->
 
 def _one_episode(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
     name = args.episode
-    matching = (record for record in run.records(f'"{name}"') if record.get("trajectory_id") == name)
-    records = next(run.episodes(name), []) or list(itertools.islice(matching, 1))
+    episode = next((row.episode for row in run.rows() if name in (row.episode, row.name)), "")
+    records = next(run.episodes(episode), []) if episode else []
+    records = records if episode == name else [record for record in records if record.get("trajectory_id") == name]
     if not records:
         remedy = f"`agentrl inspect {run.path}` lists them; a run with --record sample records one episode of each group."
         raise ConfigError("EPISODE", name, "is not among the recorded episodes", remedy)
@@ -109,6 +110,12 @@ def _pieces(run: RunDirectory) -> Pieces | None:
 
     try:
         config = run.config()
+    except ConfigError:
+        return None
+    texts = TokenTexts(run, config)
+    if texts.tokenizer is not None:
+        return lambda ids: texts.pieces(ids) or []
+    try:
         tokenizer = load_tokenizer(run.tokenizer_path(config), trust_remote_code=config.model.trust_remote_code)
     except ConfigError:
         return None
@@ -123,8 +130,7 @@ def _overview(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
             run.records()
         screen.line((f"no episodes: {TRAJECTORIES} is missing. Train with --record all to record every one.", "yellow"))
         return
-    records = (record for records in run.episodes(args.episode) for record in records)
-    table = make_table(records, _choice(args), sort=args.sort, limit=args.limit)
+    table = make_table(run.rows(args.episode), _choice(args), sort=args.sort, limit=args.limit)
     show_table(screen, table, group=args.episode, sort=args.sort, by_status=bool(args.status))
     if table.rows:
         screen.line(f"`{shlex.join(['agentrl', 'inspect', args.run, table.rows[0].name])}` shows one turn by turn.")

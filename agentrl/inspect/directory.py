@@ -7,17 +7,26 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from agentrl.config.load import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.inspect.tail import read_line
+from agentrl.track.index import Row, parsed, read_index, row_of
 from agentrl.track.summary import SummaryBuilder
 
 Record: TypeAlias = Mapping[str, Any]
 
 CONFIG, METRICS, SUMMARY, TRAJECTORIES = "config.json", "metrics.jsonl", "summary.json", "trajectories.jsonl"
 REQUESTS = "requests.jsonl"
+
+
+class Place(NamedTuple):
+    """Where a line stands in its file."""
+
+    start: int
+    size: int
 
 
 class RunDirectory:
@@ -87,8 +96,13 @@ class RunDirectory:
         metrics = [{name: value for name, value in row.items() if value is not None} for row in self.metrics()]
         return [row for row in metrics if "reward/mean" in row]
 
-    def records(self, containing: str = "") -> Iterator[Record]:
-        """Yield the recorded trajectories in the order of writing, one line in memory at a time; only lines that contain a text.
+    def records(self, containing: bytes = b"", *, start: int = 0, number: int = 0) -> Iterator[Record]:
+        """Yield the recorded trajectories in the order of writing, one line in memory at a time.
+
+        Args:
+            containing: Only lines with this text; others are not parsed.
+            start: Byte to begin at.
+            number: Lines before it.
 
         Raises:
             ConfigError: If the run recorded no trajectories.
@@ -96,17 +110,44 @@ class RunDirectory:
         if not (self.path / TRAJECTORIES).is_file():
             remedy = "Train with --record all to record every episode, or --record sample for one of each group."
             raise ConfigError("RUN", str(self.path), f"has no {TRAJECTORIES}", remedy)
-        return self._lines(TRAJECTORIES, containing)
+        return self._lines(TRAJECTORIES, containing, start, number)
 
     def episodes(self, episode: str = "") -> Iterator[list[Record]]:
         """Yield the records of each episode, one per agent; of one episode by its name, of a group by its number, or of all."""
-        group = episode.isdecimal()
-        key = f'"group_id": {episode},' if group else f'"episode_id": "{episode}"' if episode else ""
-        grouped = itertools.groupby(self.records(key), lambda record: record.get("episode_id"))
-        for name, records in grouped:
-            found = list(records)
-            if not episode or (str(found[0].get("group_id")) == episode if group else name == episode):
-                yield found
+        records = self.records() if not episode else self._records_of(episode)
+        for _, found in itertools.groupby(records, lambda record: record.get("episode_id")):
+            yield list(found)
+
+    def rows(self, group: str = "") -> Iterator[Row]:
+        """Yield what a list shows of each recorded trajectory, or of those of a group, from the index as far as it goes.
+
+        Raises:
+            ConfigError: If the run recorded no trajectories.
+        """
+        found = (row for row, _ in self._indexed())
+        return (row for row in found if str(row.group) == group) if group else found
+
+    def _records_of(self, episode: str) -> Iterator[Record]:
+        """The records of an episode or of a group, of which only those are read."""
+        group, path = episode.isdecimal(), self.path / TRAJECTORIES
+        key = f'"group_id": {episode},' if group else f'"episode_id": "{episode}"'
+        for row, record in self._indexed(key.encode()):
+            if (str(row.group) if group else row.episode) == episode:
+                found = record if not isinstance(record, Place) else parsed(read_line(path, *record))
+                if found is not None:
+                    yield found
+
+    def _indexed(self, containing: bytes = b"") -> Iterator[tuple[Row, Record | Place]]:
+        """Rows with the places of their records, as far as the index goes, and with the records themselves behind that."""
+        lines = self.records  # refuses a run without records
+        start = number = 0
+        if (self.path / TRAJECTORIES).is_file():
+            for values in read_index(self.path / TRAJECTORIES):
+                place = Place(int(values[0]), int(values[1]))
+                start, number = place.start + place.size + 1, number + 1
+                yield Row(*values[2:]), place
+        for record in lines(containing, start=start, number=number):
+            yield row_of(record), record
 
     def request_logs(self) -> Callable[[str], Record | None]:
         """Return the finder of an episode's log of requests by its name; the file is read once for the places of its lines."""
@@ -142,16 +183,14 @@ class RunDirectory:
             return None
         return data if isinstance(data, dict) else None
 
-    def _lines(self, name: str, containing: str = "") -> Iterator[Record]:
-        with (self.path / name).open(encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, start=1):
+    def _lines(self, name: str, containing: bytes = b"", start: int = 0, before: int = 0) -> Iterator[Record]:
+        with (self.path / name).open("rb") as file:
+            file.seek(start)
+            for number, line in enumerate(file, start=before + 1):
                 if containing not in line or not line.strip():
                     continue
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError):
-                    row = None
-                if isinstance(row, dict):
+                row = parsed(line)
+                if row is not None:
                     yield row
-                elif line.endswith("\n"):
+                elif line.endswith(b"\n"):
                     self.unreadable.append(f"{name}, line {number}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from agentrl.core.annotations import Annotation, read_annotation
@@ -264,65 +263,3 @@ def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[s
             same = next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             return {"turn": turn, "token": same}
     return None
-
-
-BY: Mapping[str, tuple[str, Callable[[float], float], str]] = {
-    "mismatch": ("difference", abs, "largest difference between learner and engine in the log-probability"),
-    "ratio": ("ratio", lambda value: abs(value - 1.0), "ratio of the updated policy to the one before, farthest from 1"),
-    "weight": ("weight", lambda value: abs(value - 1.0), "weight by the off-policy correction, farthest from 1"),
-    "loss": ("loss", abs, "largest share of the loss"),
-    "entropy": ("entropy", lambda value: value, "highest entropy"),
-    "advantage": ("advantage", abs, "largest advantage"),
-    "logprob": ("logprob", lambda value: -value, "least likely when sampled"),
-}
-"""What tokens can be ordered by -> its field, how far a value stands out, and words."""
-
-
-def token_answer(run: RunReader, step: int, by: str = "mismatch", limit: int = 30) -> dict[str, Any]:
-    """Return the tokens of a step that stand out most in a figure.
-
-    Raises:
-        ConfigError: If there is no such figure.
-    """
-    if by not in BY:
-        raise ConfigError("by", by, "is not a figure of tokens", f"Choose {', '.join(BY)}.")
-    field, far, description = BY[by]
-    names = [row[0] for row in run.store.query("SELECT DISTINCT trajectory FROM annotations WHERE step = ?", (step,))]
-    rows: list[tuple[float, int, dict[str, Any]]] = []
-    looked, tie = 0, itertools.count()
-    for name in names:
-        for view, part in _trained_views(run, name):
-            values = every_value(view["tokens"][field], len(view["tokens"]["ids"]))
-            looked += len(values)
-            for place, value in enumerate(values):
-                if value is not None and (len(rows) < limit or far(value) > rows[0][0]):
-                    push = heapq.heappush if len(rows) < limit else heapq.heappushpop
-                    push(rows, (far(value), -next(tie), {"view": view, "part": part, "token": place, "value": value}))
-    found = [_token_row(**row) for _, _, row in sorted(rows, key=lambda entry: entry[:2], reverse=True)]
-    return {"by": by, "description": description, "episodes": len(names), "tokens": looked, "rows": found}
-
-
-def _trained_views(run: RunReader, trajectory: str) -> Iterator[tuple[dict[str, Any], Part]]:
-    places = run.store.query("SELECT start, bytes FROM episodes WHERE name = ? ORDER BY attempt DESC, id DESC LIMIT 1", (trajectory,))
-    for record in run.store.lines("episodes", places):
-        for part, views in _member_views(run, [record]):
-            yield from ((view, part) for view in views if part.annotation is not None)
-
-
-def _token_row(view: Mapping[str, Any], part: Part, token: int, value: float) -> dict[str, Any]:
-    tokens = view["tokens"]
-    count = len(tokens["ids"])
-    pieces = tokens["pieces"] or [f"[{number}]" for number in tokens["ids"]]
-    names = ("logprob", "learner", "difference", "advantage", "ratio", "entropy", "weight", "loss", "version", "staleness", "mask")
-    return {
-        "episode": part.record.get("episode_id"),
-        "trajectory": part.record.get("trajectory_id"),
-        "group": part.record.get("group_id"),
-        "turn": view["turn"],
-        "token": token,
-        "value": value,
-        "text": pieces[token],
-        "before": "".join(pieces[max(0, token - NEAR) : token]),
-        "after": "".join(pieces[token + 1 : token + 1 + NEAR]),
-        **{name: every_value(tokens[name], count)[token] for name in names},
-    }

@@ -14,7 +14,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.types import Status
 from agentrl.inspect.directory import METRICS, RunDirectory
 from agentrl.track.display import ledger_text
-from agentrl.track.index import Row, row_of
+from agentrl.track.index import Row
 from agentrl.track.summary import print_rows, summary_rows
 from agentrl.track.text import Screen, counted, number
 
@@ -181,13 +181,12 @@ class EpisodeTable:
     rows: list[Row] = field(default_factory=list)
 
 
-def make_table(records: Iterable[Record], choice: Choice, *, sort: str = "time", limit: int = 20) -> EpisodeTable:
-    """Read all records, in order of time, and return the table; `sort` is one of `SORTS`, with a minus descending; `limit` 0: all rows."""
+def make_table(rows: Iterable[Row], choice: Choice, *, sort: str = "time", limit: int = 20) -> EpisodeTable:
+    """Take in all rows, in order of time, and return the table; `sort` is one of `SORTS`, with a minus descending; `limit` 0: all rows."""
     table = EpisodeTable()
 
     def chosen() -> Iterator[tuple[Any, Row]]:
-        for index, record in enumerate(records):
-            row = row_of(record)
+        for index, row in enumerate(rows):
             table.seen += 1
             table.statuses[row.status] += 1
             if choice.holds(row):

@@ -56,7 +56,7 @@ class RunReader:
         self._asked_s, self._follower = 0.0, None
         self._lock = threading.Lock()
 
-    def open(self, seconds: float = 1.0) -> RunReader:
+    def open(self, seconds: float = 0.2) -> RunReader:
         """Read what the index and the smaller files say, and of the rest as much as `seconds` allow."""
         self.metrics.advance()
         self.store.open(seconds)

@@ -74,7 +74,7 @@ class Store:
 
         return Tail(path, take, forget)
 
-    def open(self, seconds: float = 1.0) -> None:
+    def open(self, seconds: float = 0.2) -> None:
         """Fill the tables from the index, and for at most `seconds` from the files."""
         with self.lock:
             end = 0
@@ -92,8 +92,9 @@ class Store:
         waiting = [self._tails[name] for name in ("steps", "groups", "annotations", "episodes")]
         while waiting:
             with self.lock:
-                if waiting[0].advance():
-                    waiting.pop(0)
+                tail = waiting.pop(0)
+                if not tail.advance():
+                    waiting.append(tail)
             if time.monotonic() > until:
                 break
         return not waiting

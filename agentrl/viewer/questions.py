@@ -8,11 +8,12 @@ from typing import Any, TypeAlias
 from urllib.parse import quote, urlencode
 
 from agentrl.core.errors import ConfigError
-from agentrl.inspect.episode import episode_answer, group_answer, record_answer, token_answer
+from agentrl.inspect.episode import episode_answer, group_answer, record_answer
 from agentrl.inspect.listing import episode_list, run_answer
 from agentrl.inspect.reader import settings_differ
 from agentrl.inspect.search import search
 from agentrl.inspect.series import series, step_rows
+from agentrl.inspect.spikes import token_answer
 from agentrl.inspect.steps import step_answer
 from agentrl.inspect.tasks import evaluation_answer, one_task, task_list
 from agentrl.track.index import TRAINING

@@ -14,11 +14,12 @@ from agentrl.core.callbacks import GroupJudged
 from agentrl.core.errors import ConfigError
 from agentrl.core.summaries import summarize
 from agentrl.core.types import Group, Status, Task, Ticket, Trajectory, floats, ints
-from agentrl.inspect.episode import BY, episode_answer, find_records, first_difference, group_answer, record_answer, token_answer
+from agentrl.inspect.episode import episode_answer, find_records, first_difference, group_answer, record_answer
 from agentrl.inspect.listing import changes_answer, episode_list, run_answer
 from agentrl.inspect.reader import RunReader, settings_differ
 from agentrl.inspect.search import search
 from agentrl.inspect.series import MetricTable, series, step_rows
+from agentrl.inspect.spikes import BY, token_answer
 from agentrl.inspect.steps import step_answer
 from agentrl.inspect.tasks import evaluation_answer, one_task, task_list
 from agentrl.rollout.records import group_records
