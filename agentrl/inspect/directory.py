@@ -23,7 +23,7 @@ REQUESTS = "requests.jsonl"
 
 
 class Place(NamedTuple):
-    """Where a line stands in its file."""
+    """Place of a line in its file, in bytes."""
 
     start: int
     size: int
