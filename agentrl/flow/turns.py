@@ -7,23 +7,20 @@ Without ``--colocate`` there are no turns, and `TurnTakingLearner` is not used.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
 
 import anyio
 
-from agentrl.core.manifest import FileEntry
 from agentrl.core.protocols import GroupRef, Learner, Membership, RolloutWorker, TrainResult, WeightUpdate
+from agentrl.flow.guarded import GuardedLearner
 from agentrl.rollout.pool import RolloutPool
-
-T = TypeVar("T")
 
 KEPT = 1
 """Sleep level with which engines keep their weights in CPU memory; used wherever no publication to all of them follows."""
 
 
-class TurnTakingLearner:
+class TurnTakingLearner(GuardedLearner):
     """A learner that puts the engines to sleep before it computes, and wakes them after it; see `agentrl.core.protocols.Learner`.
 
     It begins with the learner's state in CPU memory and the engines awake. A step takes the turn, which ends when the publication of
@@ -32,7 +29,8 @@ class TurnTakingLearner:
     """
 
     def __init__(self, learner: Learner, pool: RolloutPool, *, sleep_level: int) -> None:
-        self._learner, self._pool, self._sleep_level = learner, pool, sleep_level
+        super().__init__(learner)
+        self._pool, self._sleep_level = pool, sleep_level
         self._turn = anyio.Semaphore(1)  # held while the learner's state is on the GPUs, and while an engine is started
         self._held = False  # by the learner
         pool.take_turns(self.ended, self.starting, self.serving)
@@ -54,45 +52,6 @@ class TurnTakingLearner:
         await self._learner.offload(keep_weights=True)
         await self._pool.wake("weights")
         return await self._learner.export_weights(version, members)
-
-    async def abandon_weights(self, reason: str) -> None:
-        """As `Learner.abandon_weights`."""
-        await self._learner.abandon_weights(reason)
-
-    async def offload(self, *, keep_weights: bool) -> None:
-        """As `Learner.offload`."""
-        await self._learner.offload(keep_weights=keep_weights)
-
-    async def reload(self) -> None:
-        """As `Learner.reload`."""
-        await self._learner.reload()
-
-    async def save_model(self, path: str) -> None:
-        """Take a turn and save."""
-        async with self._own_turn():
-            await self._learner.save_model(path)
-
-    async def save_checkpoint(self, path: str, step: int) -> None:
-        """Take a turn and save."""
-        async with self._own_turn():
-            await self._learner.save_checkpoint(path, step)
-
-    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
-        """As `Learner.seal_checkpoint`, whoever's turn it is."""
-        return await self._learner.seal_checkpoint(path)
-
-    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
-        """As `Learner.share_out`, whoever's turn it is."""
-        return await self._learner.share_out(work, files, *arguments)
-
-    async def load_checkpoint(self, path: str) -> int:
-        """Take a turn and load."""
-        async with self._own_turn():
-            return await self._learner.load_checkpoint(path)
-
-    async def close(self) -> None:
-        """As `Learner.close`, whoever's turn it is."""
-        await self._learner.close()
 
     async def ended(self) -> None:
         """Give the GPUs to the engines, if the learner has them; called by the pool when a publication has ended."""
@@ -124,10 +83,13 @@ class TurnTakingLearner:
             await self._pool.wake("weights", "kv_cache")
 
     @asynccontextmanager
-    async def _own_turn(self) -> AsyncIterator[None]:
+    async def undisturbed(self) -> AsyncIterator[None]:
+        """Take a turn for one call alone, after which the engines go on with the weights that they have."""
         await self._begin(KEPT)
-        yield
-        await self.ended()
+        try:
+            yield
+        finally:
+            await self.ended()
 
     async def _begin(self, level: int) -> None:
         """Wait for the publication or the start of an engine under way, and take the GPUs."""
