@@ -133,7 +133,7 @@ def run_answer(run: RunReader, name: str) -> dict[str, Any]:
             "steps": bool(store.one("SELECT 1 FROM steps LIMIT 1")),
             "evaluations": (run.path / "evaluations.jsonl").is_file(),
             "requests": (run.path / "requests.jsonl").is_file(),
-            "tokenizer": run.texts.tokenizer is not None,
+            "tokenizer": run.texts.available,
         },
     }
 

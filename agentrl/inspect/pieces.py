@@ -28,6 +28,11 @@ class TokenTexts:
         self._directory, self._config = directory, config
         self._known: dict[int, str] = {}
 
+    @property
+    def available(self) -> bool:
+        """True if there is a file of a tokenizer, which is not loaded for that."""
+        return next(iter(self._files()), None) is not None
+
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer; `None` if the run's is not on this machine, or has no such file."""

@@ -63,7 +63,7 @@ class RunReader:
         return self
 
     def follow(self) -> None:
-        """Read what is new now and, in a thread of its own, what is left and what comes, until nobody asks for a while."""
+        """Read what is left and what comes in a thread of its own, until nobody has asked for a while."""
         self._asked_s = time.monotonic()
         with self._lock:
             if self._follower is None or not self._follower.is_alive():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ DESCRIPTIONS: Mapping[str, str] = {
 }
 TOKENS_BY_METRIC: Mapping[str, str] = {
     **dict.fromkeys(("mismatch/max", "mismatch/mean", "mismatch/kl"), "mismatch"),
+    **dict.fromkeys(("staleness/kl", "staleness/mean", "staleness/max"), "difference"),
     **dict.fromkeys(("rho/max", "rho/p99", "rho/mean", "ess/rho", "ess/weights", "off_policy/masked", "off_policy/bounded"), "weight"),
     **dict.fromkeys(("policy/ratio_max", "policy/ratio_min", "policy/ratio_mean", "policy/kl", "policy/clip_fraction"), "ratio"),
     **dict.fromkeys(("loss", "loss/policy", "grad_norm"), "loss"),
@@ -53,11 +55,13 @@ class MetricTable:
         self.rows = 0
         self._places: dict[int, int] = {}  # step -> row
         self._tail = Tail(folder / METRICS, self._take, self._clear)
+        self._lock = threading.Lock()
 
     def advance(self) -> None:
-        """Read what is new."""
-        while not self._tail.advance():
-            pass
+        """Read what is new; threads may do so at the same time."""
+        with self._lock:
+            while not self._tail.advance():
+                pass
 
     @property
     def steps(self) -> list[int]:

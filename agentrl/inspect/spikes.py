@@ -21,7 +21,8 @@ NEAR = 6
 """Tokens around one that are shown with it."""
 
 BY: Mapping[str, tuple[str, Callable[[Array], Array], str]] = {
-    "mismatch": ("difference", np.abs, "largest difference between learner and engine in the log-probability"),
+    "mismatch": ("difference", np.abs, "largest difference between learner and engine, of tokens that the trained weights sampled"),
+    "difference": ("difference", np.abs, "largest difference between learner and engine, of tokens of any age"),
     "ratio": ("ratio", lambda values: np.abs(values - 1.0), "ratio of the updated policy to the one before, farthest from 1"),
     "weight": ("weight", lambda values: np.abs(values - 1.0), "weight by the off-policy correction, farthest from 1"),
     "loss": ("loss", np.abs, "largest share of the loss"),
@@ -52,29 +53,40 @@ def token_answer(run: RunReader, step: int, by: str = "mismatch", limit: int = 3
     field, far, description = BY[by]
     best: list[_Found] = []
     episodes = looked = 0
-    for annotation, behaviour in _annotated(run, step, with_behaviour=field in ("difference", "logprob")):
-        values = _values(annotation, behaviour, field)
+    for annotation, sampled in _annotated(run, step, with_sampled=field in ("difference", "logprob")):
+        values = _values(annotation, sampled, field)
         if values is None:
             continue
         episodes, looked = episodes + 1, looked + len(values)
         distances = np.nan_to_num(far(values.astype(np.float64)), nan=-np.inf)
+        if by == "mismatch" and sampled is not None:
+            distances[sampled.versions != step - 1] = -np.inf
         places = np.argsort(-distances, kind="stable")[:limit]
-        best += [_Found(float(distances[place]), annotation.trajectory_id, int(place)) for place in places]
+        best += [_Found(float(distances[place]), annotation.trajectory_id, int(place)) for place in places if np.isfinite(distances[place])]
         best = sorted(best, key=lambda found: -found.far)[:limit]
     return {"by": by, "description": description, "episodes": episodes, "tokens": looked, "rows": _rows(run, best, field)}
 
 
-def _annotated(run: RunReader, step: int, *, with_behaviour: bool) -> Iterator[tuple[Annotation, Array | None]]:
-    """The annotations of a step, each with the engine's log-probabilities if they are asked for."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sampled:
+    """Log-probability and version of each trained token, as the engine gave them. # [A] each."""
+
+    logprobs: Array
+    versions: Array
+
+
+def _annotated(run: RunReader, step: int, *, with_sampled: bool) -> Iterator[tuple[Annotation, _Sampled | None]]:
+    """The annotations of a step, each with what the engine said if that is asked for."""
     places = run.store.query("SELECT start, bytes FROM annotations WHERE step = ?", (step,))
     found = {item.trajectory_id: item for line in run.store.lines("annotations", places) if (item := read_annotation(line)) is not None}
     for name, annotation in found.items():
-        behaviour = None
-        if with_behaviour:
+        sampled = None
+        if with_sampled:
             (record,) = _record(run, name) or ({},)
             turns = [turn for turn in record.get("turns", ()) if not turn.get("masked")]
-            behaviour = np.array([value for turn in turns for value in turn["logprobs"]], np.float64)
-        yield annotation, behaviour
+            lists = [[value for turn in turns for value in turn[part]] for part in ("logprobs", "versions")]
+            sampled = _Sampled(np.array(lists[0], np.float64), np.array(lists[1], np.int64))
+        yield annotation, sampled
 
 
 def _record(run: RunReader, trajectory: str) -> list[dict[str, Any]]:
@@ -82,15 +94,15 @@ def _record(run: RunReader, trajectory: str) -> list[dict[str, Any]]:
     return run.store.lines("episodes", places)
 
 
-def _values(annotation: Annotation, behaviour: Array | None, field: str) -> Array | None:
-    if behaviour is None:
+def _values(annotation: Annotation, sampled: _Sampled | None, field: str) -> Array | None:
+    if sampled is None:
         return annotation.figures.get(field)
-    if len(behaviour) != len(annotation.masks):
+    if len(sampled.logprobs) != len(annotation.masks):
         return None
     if field == "logprob":
-        return behaviour
+        return sampled.logprobs
     learner = annotation.figures.get("logprob")
-    return None if learner is None else learner - behaviour
+    return None if learner is None else learner - sampled.logprobs
 
 
 def _rows(run: RunReader, best: list[_Found], field: str) -> list[dict[str, Any]]:

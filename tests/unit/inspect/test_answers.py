@@ -221,6 +221,9 @@ def test_the_tokens_behind_a_figure_are_the_farthest_of_the_step(run):
     assert (row["turn"], row["token"], row["mask"]) == (1, 7, "off_policy")
     assert row["before"] + row["text"]
     assert all(token_answer(run, 2, by)["rows"] for by in BY)
+    of_the_weights = token_answer(run, 2, "mismatch", 100)["rows"]
+    assert {row["staleness"] for row in of_the_weights} == {0}
+    assert {row["staleness"] for row in token_answer(run, 2, "difference", 100)["rows"]} == {0, 1}
 
 
 def test_members_side_by_side_begin_at_the_first_token_that_differs(tmp_path):

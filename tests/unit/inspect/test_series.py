@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -27,6 +28,18 @@ def test_long_curves_are_thinned_without_losing_what_stands_out(tmp_path):
     assert answer["from"][place] <= 333 <= answer["axes"]["step"][place]
     assert (answer["columns"]["a"][place], answer["low"]["a"][place]) == (pytest.approx(0.1), 0.0)
     assert series(table, points=1000)["high"] is None
+
+
+def test_threads_that_read_at_once_take_every_row_once(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": step, "a": step}) + "\n" for step in range(1, 20_001)))
+    table = MetricTable(tmp_path)
+    threads = [threading.Thread(target=table.advance) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert table.steps == list(range(1, 20_001))
+    assert table.column("a") == table.steps
 
 
 def test_rows_of_steps_count_what_was_filtered_in_each(tmp_path):
