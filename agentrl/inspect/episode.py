@@ -128,7 +128,7 @@ def episode_answer(run: RunReader, episode: str, attempt: int | None = None) -> 
         "fields": [name for name in (*FIELDS, "version", "staleness") if name in found],
         "ranges": found,
         "masks": masks(views),
-        "commands": _commands(run, name),
+        "commands": _commands(run, name, str((first.get("task") or {}).get("id", ""))),
         "has_tokenizer": run.texts.tokenizer is not None,
         "record_url": f"record/{name}",
     }
@@ -174,10 +174,17 @@ def _neighbours(run: RunReader, episode: str) -> tuple[str | None, str | None]:
     return before, run.store.one("SELECT episode FROM episodes WHERE id > ? AND episode != ? ORDER BY id LIMIT 1", (last, episode))
 
 
-def _commands(run: RunReader, episode: str) -> dict[str, str]:
+def _commands(run: RunReader, episode: str, task: str) -> dict[str, str]:
+    """Command lines about an episode; none for a file of another system."""
     path, agent = str(run.path), str((run.settings.get("run") or {}).get("agent", ""))
-    commands = {"inspect": shlex.join(["agentrl", "inspect", path, episode]), "replay": shlex.join(["agentrl", "replay", path, episode])}
-    return {**commands, "play": shlex.join(["agentrl", "play", "--agent", agent])} if agent and ":" not in agent[:2] else commands
+    if not agent:
+        return {}
+    play = {"play": shlex.join(["agentrl", "play", agent, "--task", task])} if ":" not in agent[:2] else {}
+    return {
+        "inspect": shlex.join(["agentrl", "inspect", path, episode]),
+        "replay": shlex.join(["agentrl", "replay", path, episode]),
+        **play,
+    }
 
 
 def record_answer(run: RunReader, episode: str, attempt: int | None = None) -> dict[str, Any]:

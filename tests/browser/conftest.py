@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WAIT_MS = 15_000
+SERVER_ENDED = "net::ERR_CONNECTION_REFUSED"  # a page that outlives its server goes on to ask it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -77,4 +78,4 @@ def watched(browser: Browser) -> Iterator[Watched]:
     page.on("dialog", lambda dialog: (found.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
     yield found
     context.close()
-    assert found.complaints == []
+    assert [text for text in found.complaints if SERVER_ENDED not in text] == []

@@ -153,7 +153,9 @@ def test_an_episode_shows_every_figure_of_a_token(page: Page, runs: Path) -> Non
     page.goto(link)
     page.wait_for_selector(".token.chosen")
     assert page.locator(".token.chosen").get_attribute("data-token") == "1"
-    assert any(text.startswith("agentrl replay ") for text in page.locator(".command-line code").all_inner_texts())
+    commands = page.locator(".command-line code").all_inner_texts()
+    assert any(text.startswith("agentrl replay ") and text.endswith(row["episode_id"]) for text in commands)
+    assert any(text.endswith(f"envs/calculator.py --task {row['task']['id']}") for text in commands)
 
 
 def test_figures_that_are_coloured_differ_in_colour(page: Page, runs: Path) -> None:

@@ -26,6 +26,6 @@ export function StatusBadge({ status, title }) {
 export const Empty = ({ children }) => html`<div class="empty">${children}</div>`;
 
 export function Facts({ rows }) {
-  const shown = rows.filter(([, value]) => value !== null && value !== undefined && value !== "" && value !== false);
+  const shown = rows.filter(([, value]) => value !== null && value !== undefined && value !== "" && value !== "–" && value !== false);
   return html`<dl class="facts">${shown.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 }

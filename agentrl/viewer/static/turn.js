@@ -26,8 +26,14 @@ export function LongText({ text, find }) {
     ${cut && html`<button type="button" onClick=${() => setAll(true)}>all ${text.length} letters</button>`}`;
 }
 
-// Sampled tokens, coloured. `cells` shows each token apart, with its white space visible.
-export function Tokens({ turn, paint, cells, chosen, find, mask, from = 0 }) {
+// Sampled tokens, coloured, or the text where they are not known. `cells` shows each token apart, with its white space visible.
+export function Tokens(props) {
+  const { turn, cells, find } = props;
+  const readable = turn.tokens.pieces || (cells && (turn.tokens.ids || []).length > 0);
+  return readable ? html`<${Pieces} ...${props} />` : html`<${LongText} text=${turn.text || ""} find=${find} />`;
+}
+
+function Pieces({ turn, paint, cells, chosen, find, mask, from = 0 }) {
   const [all, setAll] = useState(false);
   const pieces = piecesOf(turn.tokens);
   const marked = useMemo(() => foundTokens(pieces, find), [turn, find]);

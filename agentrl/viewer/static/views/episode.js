@@ -31,7 +31,7 @@ function Head({ run, episode }) {
     ["group", html`<a href=${toGroup(run, episode.group, episode.attempt ? { attempt: episode.attempt } : {})}>${episode.group}</a>`],
     ["step", episode.step && html`<a href=${toStep(run, episode.step)}>${episode.step}</a>`],
     ["task", html`<a class="mono" href=${address(["run", run, "task", task.id])}>${task.id}</a>`],
-    ["label", html`<span class="mono">${label}</span>`],
+    ["label", label !== "–" && html`<span class="mono">${label}</span>`],
     ["weights at its beginning", `version ${number(episode.version)}`],
     ["attempt", episode.attempts && episode.attempts.length > 1 && html`${episode.attempts.map((attempt) => html`<a key=${attempt} class=${attempt === episode.attempt ? "badge good" : "badge"} href=${toEpisode(run, episode.episode, { attempt })}>${attempt + 1}</a> `)}`],
     ["source", episode.source !== "train" && episode.source], ["metrics", pairs(episode.metrics)],
@@ -41,7 +41,7 @@ function Head({ run, episode }) {
   return html`<h1>Episode ${episode.episode} <${StatusBadge} status=${episode.status} /> ${episode.verdict && episode.verdict !== "kept" && html`<${StatusBadge} status=${episode.verdict} title=${episode.verdict_reason} />`}</h1>
     <${Facts} rows=${links} />
     ${episode.trajectories.map((one) => html`<p key=${one.id} class="reward">${one.agent && html`<b>${one.agent}</b> `}reward <b>${number(one.reward)}</b> <span class="dim">${pairs(one.reward_parts)}</span> score <b>${number(one.score)}</b>
-      ${one.mask === "trained" ? html`<${TrainedBadge} one=${one} turns=${episode.turns.filter((turn) => episode.trajectories[turn.trajectory] === one)} />` : html`<span class="badge warn" title=${one.mask_text}>not trained${one.mask ? `: ${one.mask.replaceAll("_", " ")}` : ""}</span>`}
+      ${one.mask === "trained" ? html`<${TrainedBadge} one=${one} turns=${episode.turns.filter((turn) => episode.trajectories[turn.trajectory] === one)} />` : one.mask && one.mask !== "unknown" && html`<span class="badge warn" title=${one.mask_text}>not trained: ${one.mask.replaceAll("_", " ")}</span>`}
       ${one.mask !== "trained" && html` <span class="dim">${one.mask_text}</span>`}</p>`)}
     ${episode.verdict_reason && html`<p class="note">Its group was ${episode.verdict}: ${episode.verdict_reason}</p>`}
     ${episode.clipped && html`<p class="note">The record was cut, because it was too long.</p>`}
@@ -141,7 +141,7 @@ function useTurnKeys(run, episode, form, colour) {
 export function EpisodeView({ run, name, query }) {
   const { data: episode, error } = useData(question(runPath(run, "episode", name), { attempt: query.attempt }), run);
   const dark = useDark();
-  const [form, colour, find] = [query.form || "messages", query.colour || "logprob", query.find || ""];
+  const [form, colour, find] = [query.form || "messages", query.colour || (episode && episode.fields.includes("logprob") ? "logprob" : "none"), query.find || ""];
   const paint = useMemo(() => (episode ? painter(episode, colour, dark) : () => ({})), [episode, colour, dark]);
   const { chosen, shown, events } = usePlace(episode, query);
   const scrolled = useRef(null);

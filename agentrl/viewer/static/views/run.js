@@ -5,6 +5,8 @@ import { moment, number, percent, plural, seconds } from "../format.js";
 import { Empty, Facts } from "../legend.js";
 import { address, go, toStep } from "../router.js";
 
+const ENDED = { killed: "It was killed.", failed: "It failed.", interrupted: "It was interrupted." };
+
 function ledgerText(ledger) {
   if (!ledger || ledger.submitted === undefined || ledger.submitted === null) return "";
   return `${ledger.submitted} submitted = ${ledger.trained} trained + ${ledger.filtered} filtered + ${ledger.dropped} dropped + ${ledger.in_flight} in flight`;
@@ -33,18 +35,18 @@ export function RunView({ run, info, query }) {
   return html`<h1>${info.name} ${(info.tags || []).map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}</h1>
     ${info.command && html`<pre class="command">${info.command}</pre>`}
     <${Facts} rows=${[
-      ["steps", info.step !== null && info.step !== undefined && `${info.step}${info.num_steps ? ` of ${info.num_steps}` : ""}`],
+      ["steps", (info.num_steps || info.step > 0) && `${info.step}${info.num_steps ? ` of ${info.num_steps}` : ""}`],
       ["reward", reward && reward.last !== undefined && reward.last !== null && `${number(reward.first, 3)} to ${number(reward.last, 3)}, best ${number(reward.best, 3)}`],
       ["environment", info.agent], ["model", info.model], ["algorithm", info.algorithm],
       ["staleness", info.staleness === null || info.staleness === undefined ? "" : info.staleness ? `up to ${info.staleness}` : "synchronous"],
-      ["seed", number(info.seed)], ["time", seconds(info.wall_s)], ["started", moment(info.started_s)],
+      ["seed", info.num_steps && number(info.seed)], ["time", seconds(info.wall_s)], ["started", moment(info.started_s)],
       ["starts", (info.launches || []).length > 1 && `${info.launches.length}, the last on ${launch.host}`],
       ["groups", ledgerText(info.ledger)], ["filtered", reasons(info.filtered)], ["dropped", reasons(info.dropped)],
-      ["recorded", info.episodes ? `${plural(info.episodes, "episode")} (--record ${info.recorded}), ${info.annotations || 0} with figures of the learner` : ""],
+      ["recorded", info.episodes ? `${plural(info.episodes, "episode")}${info.recorded ? ` (--record ${info.recorded}), ${info.annotations || 0} with figures of the learner` : ""}` : ""],
       ["idle", info.summary && info.summary.idle && `generator ${percent(info.summary.idle.generator)}, learner ${percent(info.summary.idle.learner)}`],
       ["stopped because", info.stop_reason],
     ]} />
-    ${["killed", "failed", "interrupted"].includes(info.status) && html`<p class="dim">It ended as ${info.status}. <code>agentrl train --resume ${info.path}</code> continues it from its last checkpoint, if it wrote one (<code>--save-every</code>).</p>`}
+    ${ENDED[info.status] && html`<p class="dim">${ENDED[info.status]} <code>agentrl train --resume ${info.path}</code> continues it from its last checkpoint, if it wrote one (<code>--save-every</code>).</p>`}
     <${Signs} run=${run} info=${info} />
     ${info.steps > 0 ? html`<${Curves} runs=${[run]} answers=${answers} query=${query} onPick=${(_, metric, step) => go(toStep(run, step, { metric }))} />` : html`<${Nothing} run=${run} info=${info} />`}`;
 }
