@@ -10,20 +10,21 @@ import { setQuery } from "./router.js";
 const AXES = { steps: "step", time: "time_s", tokens: "tokens", episodes: "episodes" };
 const MAIN = 6;
 const MORE = 24;
+const FIRST = "reward/mean";
 
-// The metrics of some runs, one question each; asked again when `version` changes.
-export function useMetrics(runs, version) {
+// Metrics of some runs by their names, `""` for all, one question each; asked again when `version` changes, and not at all for `null`.
+function useMetrics(runs, version, names) {
   const [answers, setAnswers] = useState({});
   const key = runs.join(",");
   useEffect(() => {
     let stale = false;
-    for (const run of runs) {
-      ask(question(runPath(run, "metrics")))
+    for (const run of names === null ? [] : runs) {
+      ask(question(runPath(run, "metrics"), { names }))
         .then((data) => stale || setAnswers((before) => ({ ...before, [run]: data })))
         .catch((error) => stale || setAnswers((before) => ({ ...before, [run]: { error: error.message } })));
     }
     return () => (stale = true);
-  }, [key, version]);
+  }, [key, version, names]);
   return answers;
 }
 
@@ -46,24 +47,28 @@ function Controls({ query, found }) {
 }
 
 // `onPick(run, metric, step)` is called when a point is clicked.
-export function Curves({ runs, answers, query, onPick }) {
+export function Curves({ runs, version, query, onPick }) {
+  const answers = useMetrics(runs, version, FIRST); // small, and says which metrics there are
   useKeys({ f: ["find a metric", () => document.querySelector('[aria-label="Find a metric"]')?.focus()] });
   const ready = runs.filter((run) => answers[run] && !answers[run].error);
   const problems = runs.filter((run) => answers[run] && answers[run].error);
   const said = problems.map((run) => html`<${Empty} key=${run}>${run}: ${answers[run].error}<//>`);
-  if (!ready.length) return html`${said}`;
   const names = [...new Set(ready.flatMap((run) => answers[run].names))].sort();
-  if (!names.length) return html`${said}<${Empty}>No step has ended yet. The first curve appears with the first step.<//>`;
   const main = [...new Set(ready.flatMap((run) => answers[run].main))].slice(0, MAIN);
   const words = (query.find || "").toLowerCase().split(/\s+/).filter(Boolean);
   const all = query.all === "1";
   const others = names.filter((name) => !main.includes(name));
   const chosen = words.length ? names.filter((name) => words.every((word) => name.toLowerCase().includes(word))) : all ? [...main, ...others] : main;
   const limit = all ? chosen.length : Math.max(MORE, MAIN);
+  const columns = useMetrics(runs, version, chosen.length ? (all ? "" : chosen.slice(0, limit).join(",")) : null);
+  if (!ready.length) return html`${said}`;
+  if (!names.length) return html`${said}<${Empty}>No step has ended yet. The first curve appears with the first step.<//>`;
   const axis = query.x || "steps";
   const chart = (name) => {
-    const curves = ready.map((run, index) => ({ name: run, colour: lineColour(index), points: points(answers[run], name, axis) }));
+    const loaded = ready.filter((run) => columns[run] && !columns[run].error && (name in columns[run].columns || !answers[run].names.includes(name)));
+    const curves = loaded.map((run) => ({ name: run, colour: lineColour(ready.indexOf(run)), points: points(columns[run], name, axis) }));
     const note = ready.map((run) => (answers[run].descriptions || {})[name]).find(Boolean) || "";
+    if (!loaded.length) return html`<figure key=${name} class="chart"><figcaption><b>${name}</b></figcaption></figure>`;
     return html`<${Chart} key=${name} title=${name} note=${note} curves=${curves} x=${axis} logX=${query.logx === "1"} logY=${query.logy === "1"}
       share=${Number(query.smooth || 0)} sync=${`curves-${axis}`} onPick=${(curve, point) => onPick(curve.name, name, point.step)} />`;
   };

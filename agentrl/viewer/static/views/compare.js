@@ -1,7 +1,7 @@
 // Two or more runs: their curves over one axis, and the settings in which they differ.
 import { html } from "../html.js";
 import { question, useData } from "../api.js";
-import { Curves, useMetrics } from "../curves.js";
+import { Curves } from "../curves.js";
 import { lineColour } from "../colour.js";
 import { number, seconds, valueText } from "../format.js";
 import { Empty, StatusBadge } from "../legend.js";
@@ -24,11 +24,10 @@ function Differences({ settings, runs }) {
 export function CompareView({ query }) {
   const ids = (query.runs || "").split(",").filter(Boolean);
   const { data, error } = useData(ids.length ? question("api/compare", { runs: ids.join(",") }) : null, "runs");
-  const answers = useMetrics(ids, data ? data.runs.map((row) => row.step).join(",") : "");
   if (!ids.length) return html`<${Empty}>No run is chosen. <a href="#/">Choose two or more in the list of runs.</a><//>`;
   if (error && !data) return html`<${Empty}>${error}<//>`;
   if (!data) return null;
   return html`<h1>Comparison of ${ids.length} runs</h1><${Heads} runs=${data.runs} />
     <h2>Differences of configuration</h2><${Differences} settings=${data.settings.filter((setting) => setting.differs !== false)} runs=${data.runs} />
-    <h2>Curves</h2><${Curves} runs=${ids} answers=${answers} query=${query} onPick=${(run, metric, step) => go(toStep(run, step, { metric }))} />`;
+    <h2>Curves</h2><${Curves} runs=${ids} version=${data.runs.map((row) => row.step).join(",")} query=${query} onPick=${(run, metric, step) => go(toStep(run, step, { metric }))} />`;
 }

@@ -1,6 +1,6 @@
 // A run: what it is, signs that it does not learn, its curves.
 import { html } from "../html.js";
-import { Curves, useMetrics } from "../curves.js";
+import { Curves } from "../curves.js";
 import { moment, number, percent, plural, seconds } from "../format.js";
 import { Empty, Facts } from "../legend.js";
 import { address, go, toStep } from "../router.js";
@@ -29,7 +29,6 @@ function Nothing({ run, info }) {
 }
 
 export function RunView({ run, info, query }) {
-  const answers = useMetrics([run], `${info.steps}`);
   const { reward = {} } = info;
   const launch = (info.launches || []).at(-1);
   return html`<h1>${info.name} ${(info.tags || []).map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}</h1>
@@ -48,5 +47,5 @@ export function RunView({ run, info, query }) {
     ]} />
     ${ENDED[info.status] && html`<p class="dim">${ENDED[info.status]} <code>agentrl train --resume ${info.path}</code> continues it from its last checkpoint, if it wrote one (<code>--save-every</code>).</p>`}
     <${Signs} run=${run} info=${info} />
-    ${info.steps > 0 ? html`<${Curves} runs=${[run]} answers=${answers} query=${query} onPick=${(_, metric, step) => go(toStep(run, step, { metric }))} />` : html`<${Nothing} run=${run} info=${info} />`}`;
+    ${info.steps > 0 ? html`<${Curves} runs=${[run]} version=${`${info.steps}`} query=${query} onPick=${(_, metric, step) => go(toStep(run, step, { metric }))} />` : html`<${Nothing} run=${run} info=${info} />`}`;
 }
