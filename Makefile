@@ -25,7 +25,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-real test-faults test-clients test-browser mutants check bench bench-trl gpu study docs site clean distclean
+.PHONY: help install demo test test-slow test-real test-faults test-clients test-browser mutants check bench bench-trl gpu study docs site wheel clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,10 @@ docs: $(STAMP)  ## write the generated pages under docs/
 site: $(SITE)/.installed  ## build the documentation site in site/, and check every link; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/python -m mkdocs build --strict
 	$(SITE)/bin/python -m tests.site.check site
+
+wheel: $(STAMP)  ## build dist/agentrl-*.whl, install it in an environment without the repository, and train there
+	$(PY) -m build --no-isolation --outdir dist
+	AGENTRL_WHEEL="$$(ls -t dist/*.whl | head -n 1)" $(PY) -m pytest -m slow --timeout=1200 tests/e2e/test_wheel.py
 
 clean:  ## remove caches and build products; runs/ and .venv stay
 	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

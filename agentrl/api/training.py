@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 from agentrl.algo.estimators import estimator_facts
 from agentrl.api.checking import rehearse
+from agentrl.api.hub import check_hub, push_model
 from agentrl.api.memory import gpu_bytes, memory_sign, with_shares
 from agentrl.api.resume import ResumePoint, make_run_dir, resume_point, rewind_records
 from agentrl.api.scaling import answer_requests
@@ -69,10 +71,11 @@ async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks:
         AgentRLError: If the run failed; what was measured until then is in the run directory.
     """
     collect_rarely()
+    await on_thread(check_hub, config)
     left, lost = config.run.max_learner_restarts, ""
     while True:
         try:
-            return await _train_once(config, stop, callbacks, last=not left)
+            return await _uploaded(config, await _train_once(config, stop, callbacks, last=not left))
         except DamagedCheckpointError as error:
             _log.warning("%s; going on from the newest other one", error)
         except LearnerDeadError as error:
@@ -85,6 +88,13 @@ async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks:
             if not lost:
                 raise
             raise LearnerDeadError(f"{lost}, and the learner cannot be placed again: {error} {_what_is_left(config)}") from error
+
+
+async def _uploaded(config: TrainConfig, result: RunResult) -> RunResult:
+    if config.track.push_to_hub and config.run.run_dir is not None and not result.stopped:
+        address = await on_thread(push_model, config.run.run_dir / "model", config.track.push_to_hub)
+        sys.stdout.write(f"model        {address}\n")
+    return result
 
 
 def _what_is_left(config: TrainConfig) -> str:

@@ -23,6 +23,7 @@ COMMANDS = {
     "kto": ("agentrl.cli.tune:kto", "train a model on answers that are desirable or not"),
     "orpo": ("agentrl.cli.tune:orpo", "train a model on pairs of answers, without a reference model"),
     "distill": ("agentrl.cli.tune:distill", "train a model to predict as a teacher does, on given data"),
+    "new": ("agentrl.cli.new:main", "copy a ready-made environment, to be changed"),
     "check": ("agentrl.cli.train:check", "play an environment without a model, and report its errors"),
     "eval": ("agentrl.cli.train:evaluate", "measure a model in an environment, or compare two"),
     "sample": ("agentrl.cli.sample:main", "sample and score answers or episodes, and write a data set"),

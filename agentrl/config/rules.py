@@ -320,6 +320,12 @@ def _requests_have_episodes(config: TrainConfig) -> None:
         raise ConfigError("--record-requests", "on", problem, "Give --record sample or all, or leave it out.")
 
 
+def _model_can_be_uploaded(config: TrainConfig) -> None:
+    if config.track.push_to_hub and (config.track.push_to_hub.count("/") != 1 or not config.track.save_model):
+        problem = "is not ORGANISATION/NAME" if config.track.save_model else "needs the model, which --no-save-model leaves out"
+        raise ConfigError("--push-to-hub", config.track.push_to_hub, problem, "Write for example --push-to-hub me/my-model.")
+
+
 PLAY_RULES: tuple[Callable[[PlayConfig], None], ...] = (
     _agent_is_named,
     _reward_servers_can_be_asked,
@@ -345,6 +351,7 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     check_lora,
     check_learner,
     _requests_have_episodes,
+    _model_can_be_uploaded,
     *EVAL_RULES,
     _copies_have_checkpoints,
 )

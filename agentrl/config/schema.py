@@ -364,6 +364,9 @@ class TrackConfig:
     """Deadline of one call of a callback's method; then the run ends with an error."""
     save_model: bool = True
     """Write the final policy as a Hugging Face directory."""
+    push_to_hub: str = ""
+    """Repository ``ORGANISATION/NAME`` that the final policy is uploaded to, on the Hugging Face hub or the one at ``HF_ENDPOINT``; it is
+    made, private, if there is none. Needs a token (``HF_TOKEN``)."""
 
 
 @dataclass(frozen=True, kw_only=True)

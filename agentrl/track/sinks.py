@@ -1,20 +1,20 @@
-"""Built-in callbacks that write to disk or to a service: metrics as JSON lines, TensorBoard, Weights & Biases, trackio; trajectories."""
+"""Built-in callbacks that write metrics and trajectories as JSON lines, and the choice of all sinks of a run."""
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.schema import TrackConfig
-from agentrl.core.callbacks import Callback, GroupJudged, MetricsRow, RunBegin, RunEnd
-from agentrl.core.errors import ConfigError
+from agentrl.core.callbacks import Callback, GroupJudged, MetricsRow, RunEnd
 from agentrl.core.summaries import GroupSummary
+from agentrl.track.card import ModelCard
 from agentrl.track.index import IndexWriter
 from agentrl.track.jsonl import JsonLines, encode
 from agentrl.track.recorders import GroupRecorder, LaunchRecorder, StepRecorder
+from agentrl.track.services import ExperimentTracker, TensorBoard
 
 PROMISED = (
     *("step", "time_s", "reward/mean", "score/mean", "staleness/mean", "staleness/max", "mismatch/max"),
@@ -40,58 +40,6 @@ class JsonlMetrics(Callback):
     def on_run_end(self, event: RunEnd) -> None:
         """Close the file."""
         self._lines.close()
-
-
-class TensorBoard(Callback):
-    """Writes TensorBoard event files, without torch or TensorFlow."""
-
-    def __init__(self, directory: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(directory), flush_secs=5)
-
-    def on_metrics(self, event: MetricsRow) -> None:
-        """Write every metric as a scalar; the step itself is the axis."""
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in event.metrics.items() if name != "step"]
-        self._writer.add_event(self._event(step=event.step, wall_time=time.time(), summary=self._summary(value=values)))
-
-    def on_run_end(self, event: RunEnd) -> None:
-        """Flush and close the files."""
-        self._writer.close()
-
-
-class ExperimentTracker(Callback):
-    """Sends metrics and settings to a project of Weights & Biases, or of trackio, which has the same interface.
-
-    Raises:
-        ConfigError: If the package is not installed.
-    """
-
-    def __init__(self, package: str, project: str) -> None:
-        try:
-            self._module = importlib.import_module(package)
-        except ImportError as error:
-            remedy = f"Run `pip install {package}`, or leave the flag out."
-            raise ConfigError(f"--{package}-project", project, f"needs the {package} package", remedy) from error
-        self._package, self._project, self._run = package, project, None
-
-    def on_run_begin(self, event: RunBegin) -> None:
-        """Open a run with the resolved settings."""
-        folder = {"dir": str(event.run_dir)} if self._package == "wandb" else {}
-        self._run = self._module.init(project=self._project, name=event.run_dir.name, config=dict(event.config), **folder)
-
-    def on_metrics(self, event: MetricsRow) -> None:
-        """Send the metrics of the step."""
-        if self._run is not None:
-            self._run.log(dict(event.metrics), step=event.step)
-
-    def on_run_end(self, event: RunEnd) -> None:
-        """Finish the run."""
-        if self._run is not None:
-            self._run.finish()
 
 
 class TrajectoryRecorder(Callback):
@@ -184,4 +132,4 @@ def open_sinks(run_dir: Path, track: TrackConfig) -> list[Callback]:
     if track.record != "none":
         others.append(TrajectoryRecorder(run_dir / "trajectories.jsonl", requests=run_dir / "requests.jsonl"))
     groups, steps = GroupRecorder(run_dir / "groups.jsonl"), StepRecorder(run_dir / "steps.jsonl")
-    return [LaunchRecorder(run_dir / "launches.jsonl"), metrics, groups, steps, *others]
+    return [LaunchRecorder(run_dir / "launches.jsonl"), ModelCard(run_dir / "model"), metrics, groups, steps, *others]

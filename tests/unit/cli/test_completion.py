@@ -13,10 +13,11 @@ from agentrl.cli.main import COMMANDS, main
 
 TRY = """
 complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _agentrl; echo "${COMPREPLY[*]}"; }
-complete_words agentrl pro
+complete_words agentrl prof
 complete_words agentrl trian --x
 complete_words agentrl inspect --st
 complete_words agentrl inspect runs/x --min
+complete_words agentrl get-model --de
 """
 
 
@@ -30,5 +31,5 @@ def test_bash_completes_commands_and_their_flags(tmp_path: Path, capsys: pytest.
     program.chmod(0o755)
     path = {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": ":".join(filter(None, sys.path))}
     done = subprocess.run(["bash", "-c", script + TRY], capture_output=True, text=True, timeout=100, env=path, check=True)
-    assert done.stdout.splitlines() == ["profile", "", "--status --step", "--min-reward"]
+    assert done.stdout.splitlines() == ["profile", "", "--status --step", "--min-reward", "--debug"]
     assert not done.stderr

@@ -32,6 +32,7 @@ FOREIGN = {
     "--shm-size",
     "--stop-timeout",
     "--help",
+    "--logdir",
     "--version",
     "--dry-run",
     "--config",

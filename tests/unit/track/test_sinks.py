@@ -3,14 +3,13 @@
 import json
 import subprocess
 import sys
-import types
 
 import pytest
 
 from agentrl.config.schema import TrackConfig
-from agentrl.core.callbacks import RunBegin
 from agentrl.core.errors import ConfigError
-from agentrl.track.sinks import PROMISED, JsonlMetrics, TensorBoard, open_sinks
+from agentrl.track.services import TensorBoard
+from agentrl.track.sinks import PROMISED, JsonlMetrics, open_sinks
 from tests.unit.track.events import END, row
 
 
@@ -38,20 +37,6 @@ def test_tensorboard_files_hold_the_scalars(tmp_path):
 
 
 @pytest.mark.parametrize("package", ["wandb", "trackio"])
-def test_a_service_is_given_project_name_settings_and_every_step(tmp_path, monkeypatch, package):
-    logged, finished, asked = [], [], {}
-    run = types.SimpleNamespace(log=lambda metrics, step: logged.append((step, metrics)), finish=lambda: finished.append(True))
-    monkeypatch.setitem(sys.modules, package, types.SimpleNamespace(init=lambda **kw: asked.update(kw) or run))
-    *_, sink = open_sinks(tmp_path, TrackConfig(tensorboard=False, record="none", **{f"{package}_project": "mine"}))
-    sink.on_run_begin(RunBegin(config={"algo": {"gamma": 1.0}}, run_dir=tmp_path / "first", resumed=False, step=0))
-    sink.on_metrics(row({"step": 3.0, "reward/mean": 1.0}))
-    sink.on_run_end(END)
-    folder = {"dir": str(tmp_path / "first")} if package == "wandb" else {}
-    assert asked == {"project": "mine", "name": "first", "config": {"algo": {"gamma": 1.0}}, **folder}
-    assert (logged, finished) == ([(3, {"step": 3.0, "reward/mean": 1.0})], [True])
-
-
-@pytest.mark.parametrize("package", ["wandb", "trackio"])
 def test_a_service_that_is_not_installed_is_a_config_error(tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=rf"--{package}-project = 'mine'.*pip install {package}"):
@@ -72,7 +57,7 @@ def test_open_sinks_makes_what_is_asked_for(tmp_path, tensorboard):
 def test_writing_metrics_loads_no_heavy_library(tmp_path):
     code = (
         "import sys, pathlib; from agentrl.core.callbacks import MetricsRow\n"
-        "from agentrl.track.sinks import TensorBoard; import agentrl.track.tracker\n"
+        "from agentrl.track.services import TensorBoard; import agentrl.track.tracker\n"
         f"s = TensorBoard(pathlib.Path({str(tmp_path)!r})); s.on_metrics(MetricsRow(step=1, metrics={{'a': 1.0}}))\n"
         "print([m for m in ('torch', 'ray', 'vllm', 'deepspeed', 'tensorflow', 'matplotlib') if m in sys.modules])"
     )
