@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import COMMANDS
-from agentrl.config.load import field_homes, flag
+from agentrl.config.load import aliases, field_homes, flag
 from agentrl.evaluation.config import SAME_HERE
 from agentrl.tune.load import ALIASES
 
@@ -75,7 +75,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 @pytest.fixture(scope="module")
 def flags() -> set[str]:
     """Every flag of every command: the fields of the settings, and of the arguments of the modules behind the commands."""
-    known = set(ALIASES) | {flag(name) for name in field_homes()} | set(SAME_HERE) | FOREIGN | {"--completion"}
+    known = set(ALIASES) | {flag(name) for name in field_homes()} | set(SAME_HERE) | FOREIGN | {"--completion"} | set(aliases())
     for module in {name.partition(":")[0] for name, _ in COMMANDS.values()} | {
         "agentrl.evaluation.config",
         "agentrl.check.context",
