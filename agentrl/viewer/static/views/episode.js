@@ -171,7 +171,7 @@ export function EpisodeView({ run, name, query }) {
       ${!turns.length && html`<${Empty}>No turn is recorded: the model was not asked before the episode ended.<//>`}
       <div class=${lanes ? "agents" : ""} style=${lanes ? { gridTemplateColumns: `repeat(${agents.length}, minmax(0, 1fr))` } : {}} ...${events}>${turns.map(box)}</div>
       <${Times} run=${run} episode=${episode} /></div>
-    <aside class="side"><p class="tools">${episode.previous && html`<a href=${toEpisode(run, episode.previous)}>← ${episode.previous}</a>`}${episode.next && html`<a href=${toEpisode(run, episode.next)}>${episode.next} →</a>`}</p>
+    <aside class="side token-side"><p class="tools">${episode.previous && html`<a href=${toEpisode(run, episode.previous)}>← ${episode.previous}</a>`}${episode.next && html`<a href=${toEpisode(run, episode.next)}>${episode.next} →</a>`}</p>
       <h2>Token</h2><${TokenFigures} episode=${episode} place=${shown} /><p class="dim">${plural(episode.turns.length, "turn")}, ${plural(episode.turns.reduce((sum, turn) => sum + (turn.tokens.ids || []).length, 0), "sampled token")}</p>
       <${Commands} run=${run} episode=${episode} /></aside></div>`;
 }
