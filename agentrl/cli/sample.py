@@ -18,6 +18,7 @@ def main(words: list[str]) -> int:
 
     config = load_sample([word for word in words if word != "--dry-run"])
     from agentrl.api.sampling import preview, sample
+    from agentrl.evaluation.samples import FAILED
 
     if "--dry-run" in words:
         sys.stderr.write(f"agentrl: {preview(config)}\n")
@@ -26,7 +27,7 @@ def main(words: list[str]) -> int:
     output = config.run.output
     saved = f"go on with the same command and --resume; what is done is in {output}" if output else "name --output to be able to go on"
     sampled = run_until_signal(sample(config), saved=lambda: saved)
-    failed = sampled.left_out.get("every episode failed", 0)
+    failed = sampled.left_out.get(FAILED, 0)
     if not failed:
         return 0
     sys.stderr.write(f"agentrl: all episodes of {counted(failed, 'task')} failed; these tasks have no row\n")

@@ -20,7 +20,8 @@ class SampleRunConfig(MeasureConfig):
     select: Literal["best", "pairs", "all"] = "best"
     """Rows of the data set: the ``best`` episodes of each task (rejection sampling), ``pairs`` of its best and its worst, or ``all``."""
     keep: Count = 1
-    """With ``--select best``: episodes of a task to keep, those with the highest rewards."""
+    """With ``--select best``: episodes of a task to keep, those with the highest rewards. With ``pairs``: pairs of a task at most, the best
+    episode with the worst, the second best with the second worst, and so on."""
     min_reward: float | None = None
     """With ``--select best`` or ``all``: reward that an episode needs at least. Unset: any."""
     min_margin: NonNegative = 0.0

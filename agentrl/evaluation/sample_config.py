@@ -22,7 +22,9 @@ DESCRIPTION = (
     "Sample answers to prompts or episodes of tasks with the engines of training, score them, and write a data set for agentrl sft, dpo "
     "and their kin. --config FILE takes the settings of a training run from a file; --dry-run prints the settings and stops."
 )
-FREE_TO_CHANGE = frozenset({"resume", "debug", "runtime", "ray_address", "stall_timeout_s", "output"})
+FREE_TO_CHANGE = frozenset(
+    {"resume", "debug", "runtime", "ray_address", "stall_timeout_s", "output", "select", "keep", "min_reward", "min_margin"}
+)
 """Settings that may differ where ``--resume`` goes on."""
 
 
@@ -72,7 +74,7 @@ def make_sample(settings: SampleConfig) -> SampleConfig:
     if run.run is not None and not settings.model.model:
         raise ConfigError("--run", str(run.run), "has no model in it", "Let the run finish, or name one with --model.")
     for name, value, default, wanted in (
-        ("--keep", run.keep, 1, ("best",)),
+        ("--keep", run.keep, 1, ("best", "pairs")),
         ("--min-reward", run.min_reward, None, ("best", "all")),
         ("--min-margin", run.min_margin, 0.0, ("pairs",)),
     ):

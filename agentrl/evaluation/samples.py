@@ -16,6 +16,9 @@ from agentrl.track.jsonl import JsonLines, encode, read_lines
 
 Row = dict[str, Any]
 
+FAILED = "every episode failed"
+"""Reason for which a task has no row."""
+
 
 def task_entry(task: Task, records: Sequence[Mapping[str, Any]]) -> Row:
     """Return the entry of a task in the journal: its episodes with their rewards, and the errors of those that failed."""
@@ -69,13 +72,14 @@ def select(entries: Iterable[Mapping[str, Any]], run: SampleRunConfig) -> Select
     as_messages = all(episode["messages"] for entry in entries for episode in entry["episodes"])
     selection = Selection()
     for entry in entries:
-        ranked = sorted(entry["episodes"], key=lambda episode: -episode["reward"])  # a stable sort
+        answered = [episode for episode in entry["episodes"] if _last_text(episode).strip()]
+        ranked = sorted(answered, key=lambda episode: -episode["reward"])  # a stable sort
         if not ranked:
-            selection.leave_out("every episode failed")
+            selection.leave_out("every answer is empty" if entry["episodes"] else FAILED)
         elif run.select == "pairs":
-            _add_pair(selection, entry, ranked[0], ranked[-1], run.min_margin)
+            _add_pairs(selection, entry, ranked, run)
         else:
-            chosen = ranked[: run.keep] if run.select == "best" else entry["episodes"]
+            chosen = ranked[: run.keep] if run.select == "best" else answered
             chosen = [episode for episode in chosen if run.min_reward is None or episode["reward"] >= run.min_reward]
             selection.rows += [_answer(entry, episode, as_messages) for episode in chosen]
             if not chosen:
@@ -89,20 +93,28 @@ def _answer(entry: Mapping[str, Any], episode: Mapping[str, Any], as_messages: b
     return {**given, "task_id": entry["task_id"], **_scores(episode)}
 
 
-def _add_pair(selection: Selection, entry: Mapping[str, Any], best: Mapping[str, Any], worst: Mapping[str, Any], min_margin: float) -> None:
-    margin = best["reward"] - worst["reward"]
-    if not margin > min_margin:
-        selection.leave_out("rewards do not differ enough")
-        return
-    sides = [_prompt_and_answer(episode) for episode in (best, worst)]
-    if None in sides or sides[0][0] != sides[1][0]:  # type: ignore[index]
-        selection.leave_out("episodes of several turns make no pairs")
-        return
-    (prompt, chosen), (_, rejected) = sides  # type: ignore[misc]
-    scores = {f"{side}_{name}": value for side, own in (("chosen", best), ("rejected", worst)) for name, value in _scores(own).items()}
-    selection.rows.append(
-        {"prompt": prompt, "chosen": chosen, "rejected": rejected, "task_id": entry["task_id"], "reward_margin": margin, **scores}
-    )
+def _add_pairs(selection: Selection, entry: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]], run: SampleRunConfig) -> None:
+    """Add the pair of best and worst, then of second best and second worst, as long as they differ; no two texts twice."""
+    seen: set[tuple[Any, Any]] = set()
+    reason = "rewards do not differ enough"
+    for best, worst in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
+        sides = _prompt_and_answer(best), _prompt_and_answer(worst)
+        if len(seen) == run.keep or not best["reward"] - worst["reward"] > run.min_margin:
+            break
+        if sides[0] is None or sides[1] is None or sides[0][0] != sides[1][0]:
+            reason = "episodes of several turns make no pairs"
+            continue
+        (prompt, chosen), (_, rejected) = sides
+        if (chosen, rejected) not in seen:
+            seen.add((chosen, rejected))
+            margin = {"reward_margin": best["reward"] - worst["reward"]}
+            scores = {
+                f"{side}_{key}": value for side, own in (("chosen", best), ("rejected", worst)) for key, value in _scores(own).items()
+            }
+            row = {"prompt": prompt, "chosen": chosen, "rejected": rejected, "task_id": entry["task_id"], **margin, **scores}
+            selection.rows.append(row)
+    if not seen:
+        selection.leave_out(reason)
 
 
 def _prompt_and_answer(episode: Mapping[str, Any]) -> tuple[Any, str] | None:
@@ -113,6 +125,10 @@ def _prompt_and_answer(episode: Mapping[str, Any]) -> tuple[Any, str] | None:
         return episode["messages"][:-1], episode["messages"][-1]["content"]
     prompt, text = episode["rendered"]
     return prompt, text
+
+
+def _last_text(episode: Mapping[str, Any]) -> str:
+    return str(episode["messages"][-1]["content"] if episode["messages"] else episode["rendered"][1])
 
 
 def _scores(episode: Mapping[str, Any]) -> Row:

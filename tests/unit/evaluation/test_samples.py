@@ -13,6 +13,7 @@ from agentrl.evaluation.sample_config import changed_settings, fixed_settings, l
 from agentrl.evaluation.samples import Journal, check_tasks, select, task_entry
 
 AGENT = "envs/arithmetic.py"
+PAIRS = SampleRunConfig(select="pairs", keep=3)
 
 
 def record(reward: float | None, answer: str = "4", *, status: str = "finished", turns: int = 1, raw: bool = False) -> dict[str, Any]:
@@ -61,6 +62,10 @@ def test_a_pair_is_the_best_and_the_worst_with_its_margin() -> None:
     assert row["prompt"] == [{"role": "user", "content": "2+2?"}]
     assert (row["chosen"], row["rejected"], row["reward_margin"]) == ("b", "c", 0.75)
     assert (row["chosen_reward"], row["rejected_score"]) == (1.0, 0.25)
+    several = select([entry(*(record(value, name) for value, name in ((0.0, "d"), (0.9, "b"), (1.0, "a"), (0.1, "c"))))], PAIRS)
+    assert [(row["chosen"], row["rejected"]) for row in several.rows] == [("a", "d"), ("b", "c")]
+    same = select([entry(record(1.0, "a"), record(1.0, "a"), record(0.0, "d"), record(0.0, "d"))], PAIRS)
+    assert len(same.rows) == 1
     equal = select([entry(record(0.5, "a"), record(0.5, "b"))], SampleRunConfig(select="pairs"))
     assert (equal.rows, equal.left_out) == ([], {"rewards do not differ enough": 1})
     near = SampleRunConfig(select="pairs", min_margin=0.75)
@@ -80,6 +85,12 @@ def test_raw_text_makes_rendered_rows() -> None:
     both = [entry(record(1.0, "a", raw=True), record(0.0, "b", raw=True))]
     (pair,) = select(both, SampleRunConfig(select="pairs")).rows
     assert (pair["prompt"], pair["chosen"], pair["rejected"]) == ("<u>2+2?<a>", "a<e>", "b<e>")
+
+
+def test_empty_answers_make_no_rows() -> None:
+    found = select([entry(record(1.0, " "), record(0.5, "a"), record(0.0, "b"))], SampleRunConfig())
+    assert [row["messages"][-1]["content"] for row in found.rows] == ["a"]
+    assert select([entry(record(1.0, ""))], SampleRunConfig()).left_out == {"every answer is empty": 1}
 
 
 def test_what_failed_is_counted_and_never_a_row() -> None:
@@ -128,7 +139,7 @@ def test_settings_are_checked_and_compared() -> None:
     assert changed_settings(saved, other) == ["run.seed (was 0, now 3)"]
     for words, problem in (
         (["--min-margin", "0.5"], r"--min-margin = 0.5: has no effect with --select best"),
-        (["--select", "pairs", "--keep", "2"], r"--keep = 2: has no effect with --select pairs"),
+        (["--select", "all", "--keep", "2"], r"--keep = 2: has no effect with --select all"),
         (["--select", "pairs", "--n-samples-per-prompt", "1"], r"gives no pairs"),
         (["--resume"], r"needs to know which data set"),
     ):
