@@ -1,4 +1,4 @@
-"""The commands as functions of Python: ``agentrl.train``, ``evaluate``, ``sample``, ``check``, ``load_run``, and asynchronous twins.
+"""The commands as functions of Python: `train`, `evaluate`, `sample`, `iterate`, `check`, `load_run`, and asynchronous twins.
 
 Nothing heavy is imported before one of them is called.
 """
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agentrl.api.background import Background
     from agentrl.api.checking import CheckResult
     from agentrl.api.evaluation import Evaluation
+    from agentrl.api.iterating import Iterated
     from agentrl.api.run import Run
     from agentrl.api.sampling import Sampled
 
@@ -91,6 +92,28 @@ def sample(env: object = "", **settings: Any) -> Sampled:
 async def sample_async(env: object = "", **settings: Any) -> Sampled:
     """Sample as `sample` does, while the caller's event loop goes on; cancelling it keeps the tasks that are done, for ``resume=True``."""
     return await _sampling(env, settings).wait_async()
+
+
+def iterate(method: str, env: str | os.PathLike[str] = "", **settings: Any) -> Iterated:
+    """Sample, score, train, evaluate, and again, as ``agentrl iterate`` does; each phase is a process of its own.
+
+    Args:
+        method: ``dpo`` (pairs of the best and the worst answers) or ``sft`` (the best answers).
+        env: File of an environment or a reward, or what else ``--agent`` takes as text.
+        **settings: ``model=``, ``rounds=3``, ``run_dir=``, ``resume=True``, ``seed=``, and what the phases are told: ``sample={...}``,
+            ``train={...}``, ``eval={...}``, with the flags of ``agentrl sample``, ``dpo`` or ``sft``, and ``eval``.
+
+    Returns:
+        The rounds with their figures, and the last model.
+
+    Raises:
+        ConfigError: If a setting is wrong; then nothing has been started.
+        AgentRLError: If a phase failed.
+    """
+    from agentrl.api.iterating import iterate as run_rounds
+    from agentrl.config.iterate import given_iterate
+
+    return run_rounds(given_iterate(method, os.fspath(env), settings))
 
 
 def check(env: object, **settings: Any) -> CheckResult:

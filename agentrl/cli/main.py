@@ -27,6 +27,7 @@ COMMANDS = {
     "check": ("agentrl.cli.train:check", "play an environment without a model, and report its errors"),
     "eval": ("agentrl.cli.train:evaluate", "measure a model in an environment, or compare two"),
     "sample": ("agentrl.cli.sample:main", "sample and score answers or episodes, and write a data set"),
+    "iterate": ("agentrl.cli.iterate:main", "sample, score, train, evaluate, and again: iterative DPO, RAFT"),
     "play": ("agentrl.cli.play:main", "be the policy in the terminal, or watch a model"),
     "serve": ("agentrl.cli.serve:main", "offer a model to an agent over HTTP, as in training, to try the agent"),
     "serve-reward-model": ("agentrl.cli.serve_reward_model:main", "offer a reward model over HTTP"),

@@ -98,13 +98,13 @@ def _add_pairs(selection: Selection, entry: Mapping[str, Any], ranked: Sequence[
     seen: set[tuple[Any, Any]] = set()
     reason = "rewards do not differ enough"
     for best, worst in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
-        sides = _prompt_and_answer(best), _prompt_and_answer(worst)
+        better, other = _prompt_and_answer(best), _prompt_and_answer(worst)
         if len(seen) == run.keep or not best["reward"] - worst["reward"] > run.min_margin:
             break
-        if sides[0] is None or sides[1] is None or sides[0][0] != sides[1][0]:
+        if better is None or other is None or better[0] != other[0]:
             reason = "episodes of several turns make no pairs"
             continue
-        (prompt, chosen), (_, rejected) = sides
+        (prompt, chosen), (_, rejected) = better, other
         if (chosen, rejected) not in seen:
             seen.add((chosen, rejected))
             margin = {"reward_margin": best["reward"] - worst["reward"]}

@@ -66,6 +66,7 @@ NAMES = [
     "evaluate",
     "evaluate_async",
     "group_filter",
+    "iterate",
     "judge",
     "load_run",
     "policy_loss",

@@ -1,0 +1,283 @@
+"""Rounds of sampling, training and evaluation: iterative DPO, and rejection sampling with fine-tuning (RAFT)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from agentrl.config.iterate import IterateConfig
+from agentrl.config.lora import holds_adapter
+from agentrl.core.errors import AgentRLError, ConfigError
+from agentrl.core.files import complete_file
+from agentrl.core.types import derive_seed
+from agentrl.track.jsonl import encode
+from agentrl.track.text import number
+
+SETTINGS, ROUNDS, SUMMARY = "iterate.json", "rounds.jsonl", "summary.json"
+SELECT = {"dpo": "pairs", "sft": "best"}
+INCOMPLETE, INTERRUPTED = 3, 130
+"""Exit codes of a phase that left some tasks out, and of one that a signal ended."""
+
+
+class PhaseError(AgentRLError, RuntimeError):
+    """A phase of a round failed; its own message stands before this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round; round 0 is the evaluation of the model to begin with.
+
+    Attributes:
+        round: Its number.
+        model: The model after the round.
+        metrics: Figures of its evaluation: ``reward``, ``score``, ``pass@1``, and so on.
+        sampled: Figures of its data set: ``reward``, ``best_reward``, ``num_rows``; empty for round 0.
+        seconds: Time that the round took, without interruptions.
+    """
+
+    round: int
+    model: str
+    metrics: Mapping[str, float]
+    sampled: Mapping[str, Any]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iterated:
+    """A run of several rounds.
+
+    Attributes:
+        path: Its directory.
+        rounds: The rounds, with round 0 first.
+    """
+
+    path: Path
+    rounds: Sequence[Round]
+
+    @property
+    def model(self) -> str:
+        """Directory of the model after the last round."""
+        return self.rounds[-1].model
+
+
+def iterate(config: IterateConfig, console: Console | None = None) -> Iterated:
+    """Run the rounds that are not done yet, each phase in a process of its own, which frees all memory for the next one.
+
+    Consumes the phases' directories where an earlier command left them. Waits for one phase at a time; unblocked by its end. A signal goes
+    to the phase, which saves what it has.
+
+    Raises:
+        ConfigError: If a setting of a phase is wrong, or the directory holds another run; nothing has been started by then.
+        PhaseError: If a phase failed.
+        KeyboardInterrupt: If a signal ended a phase.
+    """
+    check_phases(config)
+    path = (config.run_dir or Path("runs") / f"iterate-{_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
+    _open_directory(path, config)
+    rounds, console = read_rounds(path), console or Console()
+    for index in range(len(rounds), config.rounds + 1):
+        before = rounds[-1].model if rounds else config.model
+        rounds.append(_Round(config, path, index, before, console).run())
+        with complete_file(path / ROUNDS) as partial:
+            partial.write_text("".join(encode(asdict(done)) + "\n" for done in rounds), encoding="ascii")
+    result = Iterated(path=path, rounds=rounds)
+    summary = {"status": "finished", "model": result.model, "rounds": [asdict(done) for done in rounds]}
+    with complete_file(path / SUMMARY) as partial:
+        partial.write_text(json.dumps(json.loads(encode(summary)), indent=2) + "\n", encoding="ascii")
+    _show(console, result)
+    return result
+
+
+def check_phases(config: IterateConfig) -> None:
+    """Read the settings of every phase as the phase itself will, so that a mistake is told before the first round.
+
+    Raises:
+        ConfigError: If one is wrong; the message says of which phase.
+    """
+    from agentrl.evaluation.config import load_request
+    from agentrl.evaluation.sample_config import load_sample
+    from agentrl.tune.load import load as load_method
+    from agentrl.tune.methods import METHODS
+
+    plan = _Round(config, Path("runs") / "iterate", 1, config.model, Console(quiet=True))
+    checks: dict[str, Callable[[], object]] = {
+        "sample": lambda: load_sample(plan.sample_words()),
+        "train": lambda: load_method(METHODS[config.method], _without_data(plan.train_words(), config)),
+        "eval": lambda: load_request(plan.eval_words()),
+    }
+    for phase, check in checks.items():
+        try:
+            check()
+        except ConfigError as error:
+            name = error.field if error.field.startswith("--") else f"--{error.field}"
+            raise ConfigError(f"--{phase}.{name[2:]}", error.value, error.problem, error.remedy) from error
+
+
+def _without_data(words: Sequence[str], config: IterateConfig) -> list[str]:
+    """The words of training with a file that exists in the place of the data set that is not sampled yet."""
+    found = list(words)
+    found[found.index("--data") + 1] = str(Path(__file__))
+    return found
+
+
+def read_rounds(path: Path) -> list[Round]:
+    """Return the rounds that are done."""
+    file = path / ROUNDS
+    lines = file.read_text(encoding="ascii").splitlines() if file.exists() else []
+    return [Round(**json.loads(line)) for line in lines]
+
+
+@dataclass(slots=True)
+class _Round:
+    """One round: its words, its directories, and its phases in order."""
+
+    config: IterateConfig
+    path: Path
+    index: int
+    model: str  # model before the round, "" for the bundled one
+    console: Console
+
+    @property
+    def folder(self) -> Path:
+        return self.path / f"round-{self.index:02d}"
+
+    @property
+    def seed(self) -> str:
+        return str(derive_seed(self.config.seed, "round", self.index) % 2**31)
+
+    def run(self) -> Round:
+        """Do the phases that are not done yet."""
+        start = time.monotonic()
+        title = f"round {self.index} of {self.config.rounds}" if self.index else "the model to begin with"
+        self.console.print(Text(f"\n{title}", style="bold"))
+        sampled: dict[str, Any] = {}
+        if self.index:
+            self._phase("sample", self.sample_words(), self.folder / "data" / "summary.json")
+            sampled = _json(self.folder / "data" / "summary.json")
+            if not sampled["num_rows"]:
+                left = "; ".join(f"{count} tasks: {reason}" for reason, count in sampled["left_out"].items())
+                raise PhaseError(f"round {self.index} has no data to train on ({left}); --rounds ends where nothing is left to learn")
+            self._phase("train", self.train_words(), self.folder / "train" / "model", method=self.config.method)
+            self.model = self._whole_model()
+        self._phase("eval", self.eval_words(), self.folder / "eval" / "eval.json")
+        overall = _json(self.folder / "eval" / "eval.json")["model"]["overall"]
+        metrics = {name: float(estimate["value"]) for name, estimate in overall.items()}
+        kept: dict[str, Any] = {
+            str(name): sampled[name] for name in ("num_rows", "num_episodes", "reward", "best_reward") if name in sampled
+        }
+        return Round(round=self.index, model=self.model, metrics=metrics, sampled=kept, seconds=time.monotonic() - start)
+
+    def sample_words(self) -> list[str]:
+        named = ["--agent", self.config.agent] if self.config.agent else []
+        own = ["--output", str(self.folder / "data"), "--resume", "--select", SELECT[self.config.method], "--seed", self.seed]
+        return [*named, *self._model_words(), *own, *self.config.sample]
+
+    def train_words(self) -> list[str]:
+        own = ["--data", str(self.folder / "data" / "data.jsonl"), "--run-dir", str(self.folder / "train"), "--seed", self.seed]
+        return [*self._model_words(), *own, "--resume", "auto", *self.config.train]
+
+    def eval_words(self) -> list[str]:
+        named = ["--agent", self.config.agent] if self.config.agent else []
+        return [*named, *self._model_words(), "--output", str(self.folder / "eval"), *self.config.eval]
+
+    def _model_words(self) -> list[str]:
+        return ["--model", self.model] if self.model else []
+
+    def _whole_model(self) -> str:
+        """The model of the round; an adapter is merged into the model that it was trained on."""
+        trained, merged = self.folder / "train" / "model", self.folder / "merged"
+        if not holds_adapter(trained):
+            return str(trained)
+        base = ["--base", self.model] if self.model else []
+        self._phase("merge", [str(trained), *base, "--output", str(merged)], merged / "config.json")
+        return str(merged)
+
+    def _phase(self, phase: str, words: Sequence[str], done: Path, *, method: str = "") -> None:
+        """Run a command unless the file that it ends with is there."""
+        if done.exists():
+            return
+        if phase == "eval":
+            shutil.rmtree(self.folder / "eval", ignore_errors=True)  # an evaluation begins anew
+        command = method or phase
+        self.console.print(Text(f"\n{phase}: agentrl {command}", style="bold cyan"), soft_wrap=True)
+        code = _run([sys.executable, "-m", "agentrl.cli.main", command, *words])
+        if code == INTERRUPTED or code == -signal.SIGINT:
+            raise KeyboardInterrupt
+        if code not in (0, INCOMPLETE) or not done.exists():
+            raise PhaseError(f"round {self.index}: agentrl {command} ended with code {code}; go on with --resume once the cause is gone")
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run a command and return its exit code; signals that this process gets are passed on."""
+    process = subprocess.Popen(words)
+    with _passing_signals(process):
+        return process.wait()
+
+
+@contextlib.contextmanager
+def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    def on_signal(given: int, frame: object) -> None:
+        if given == signal.SIGTERM:  # Ctrl-C reaches the whole group of processes by itself
+            process.send_signal(given)
+
+    try:
+        before = {given: signal.signal(given, on_signal) for given in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread
+        before = {}
+    try:
+        yield
+    finally:
+        for given, handler in before.items():
+            signal.signal(given, handler)
+        if process.poll() is None:
+            process.kill()
+
+
+def _open_directory(path: Path, config: IterateConfig) -> None:
+    """Make the directory of a new run, or make sure that the one in it is the same."""
+    settings = {name: value for name, value in asdict(config).items() if name not in ("run_dir", "resume", "debug", "rounds")}
+    saved, now = path / SETTINGS, json.loads(encode(settings))
+    if saved.exists():
+        if not config.resume:
+            raise ConfigError("--run-dir", str(path), "holds a run already", "Add --resume to go on with it, or name another directory.")
+        was = _json(saved)
+        if changed := [f"{name} (was {was.get(name)!r}, now {value!r})" for name, value in now.items() if was.get(name) != value]:
+            problem = "cannot go on, because it would be another run with " + ", ".join(changed)
+            raise ConfigError("--resume", True, problem, "Leave these as they were, or name another --run-dir.")
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    with complete_file(saved) as partial:
+        partial.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+
+
+def _name(config: IterateConfig) -> str:
+    return Path(config.agent.partition(":")[0]).stem or "run"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _show(console: Console, result: Iterated) -> None:
+    """The curve: a line per round."""
+    names = [name for name in ("reward", "score", "pass@1") if name in result.rounds[0].metrics]
+    console.print(Text("\nround  " + "".join(f"{name:>8}" for name in names) + "    rows  model", style="bold"))
+    for done in result.rounds:
+        figures = "".join(f"{number(done.metrics.get(name, float('nan'))):>8}" for name in names)
+        rows = str(done.sampled.get("num_rows", ""))
+        console.print(Text(f"{done.round:>5}  {figures}{rows:>8}  {done.model or 'the bundled tiny model'}"), soft_wrap=True)
+    console.print(Text(f"\nsaved      {result.path / ROUNDS}"), soft_wrap=True)
