@@ -81,6 +81,7 @@ def flags() -> set[str]:
         "agentrl.check.context",
         "agentrl.tune.settings",
         "agentrl.config.sample",
+        "agentrl.config.iterate",
     }:
         for value in vars(importlib.import_module(module)).values():
             if dataclasses.is_dataclass(value):
