@@ -1,4 +1,4 @@
-"""The commands of docs/pipeline.md on the bundled model: pairs, a reward model, training with it in the loop and over HTTP, rounds of DPO."""
+"""The commands of docs/pipeline.md on the bundled model: pairs, a reward model, and training with it."""
 
 from __future__ import annotations
 
