@@ -195,7 +195,7 @@ def _files_beside(file: Path) -> dict[str, bytes]:
 
 
 def _with_files(config: C, renamed: Callable[[Path], str]) -> C:
-    """Return the settings with other names of the files that every process imports, and the absolute path of a local model."""
+    """Return the settings with other names of the files that every process imports, and absolute paths of a local model and the run."""
 
     def named(spec: str) -> str:
         file, name = split_file(spec)
@@ -207,6 +207,8 @@ def _with_files(config: C, renamed: Callable[[Path], str]) -> C:
     if config.model.model and (model := Path(config.model.model).expanduser()).is_dir():
         new["model"] = str(model.absolute())
     if isinstance(config, TrainConfig):
+        if config.run.run_dir is not None:
+            new["run_dir"] = config.run.run_dir.absolute()  # the ranks write there, from folders of their own
         for section, field in PLUGIN_FIELDS:
             value = getattr(getattr(config, section), field)
             new[field] = tuple(map(named, value)) if isinstance(value, tuple) else named(value)

@@ -70,7 +70,7 @@ def config_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     (folder / "loss.py").write_text("import agentrl\n\n@agentrl.policy_loss\ndef loss(inputs, options):\n    return -inputs.logprobs\n")
     (folder / "large.bin").write_bytes(b"x" * (joining.MAX_FILE + 1))
     monkeypatch.chdir(folder)
-    return load_config(["--agent", "agent.py", "--policy-loss", "loss.py:loss"])
+    return load_config(["--agent", "agent.py", "--policy-loss", "loss.py:loss", "--run-dir", "run"])
 
 
 def test_relative_files_work_where_the_folder_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +79,7 @@ def test_relative_files_work_where_the_folder_is_not(tmp_path: Path, monkeypatch
     elsewhere.mkdir()
     sent, site = pack(config_of(home, monkeypatch), "cpu")
     assert sent.run.agent == str(home / "agent.py")
+    assert sent.run.run_dir == home / "run"  # where the ranks write
     assert set(site.folders[str(home)]) == {"agent.py", "words.py", "loss.py"}
     sent, site = pickle.loads(pickle.dumps((sent, site)))
     assert site.settled(sent) == sent  # the same files are there
