@@ -84,6 +84,6 @@ def num_steps(config: TuneConfig, sizes: Sequence[int]) -> int:
     rows = epoch_size(sizes, config)
     steps = int(rows * config.run.num_epochs // config.optim.batch_size)
     if not steps:
-        problem = f"is more than the {rows} rows of {config.run.num_epochs:g} epochs"
+        problem = f"is more than the {rows} rows of --num-epochs {config.run.num_epochs:g}"
         raise ConfigError("--batch-size", config.optim.batch_size, problem, "Lower it, or give --num-epochs or --num-steps.")
     return steps

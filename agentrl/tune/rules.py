@@ -21,7 +21,6 @@ from agentrl.tune.settings import (
     DpoMethodConfig,
     KtoMethodConfig,
     SftDataConfig,
-    SftMethodConfig,
     TuneConfig,
 )
 
@@ -147,8 +146,6 @@ def _method(method: Method, config: TuneConfig) -> None:
         raise ConfigError(
             "--reference", own.reference, "is the model without its adapter where there is --lora-rank", "Leave one of the two out."
         )
-    if isinstance(own, SftMethodConfig) and own.packing and config.data.overlong == "split":
-        raise ConfigError("--overlong", "split", "cannot be packed further", "Leave out --packing.")
 
 
 def _check_dpo(own: DpoMethodConfig) -> None:

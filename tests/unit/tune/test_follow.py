@@ -43,6 +43,14 @@ def test_a_step_and_its_evaluation_are_one_row(sink: Sink):
     assert sink.rows[2][1] == {"step": 2, "epoch": 0.4, "loss": 0.5, "time_s": 4.0, "eval/loss": 0.4, "eval/margin": 0.3, "eval/best": 0.4}
 
 
+def test_an_evaluation_of_another_step_is_a_row_of_its_own(sink: Sink):
+    found = rows(sink)
+    found.trained(1, {"loss": 0.6}, 3.0)
+    found.measured(2, {"eval_loss": 0.4})
+    found.flush()
+    assert [(step, "loss" in row, "eval/loss" in row) for step, row in sink.rows] == [(1, True, False), (2, False, True)]
+
+
 def test_the_best_loss_is_the_lowest_and_the_best_accuracy_the_highest():
     loss = Best("loss", Path("best"))
     assert [loss.better({"loss": value}) for value in (0.5, 0.6, float("nan"), 0.4)] == [0.5, None, None, 0.4]
