@@ -65,6 +65,25 @@ async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
     return await answer
 
 
+_SET_DEATH_SIGNAL = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the system kill the calling process when its parent ends, however that comes; on Linux only.
+
+    Args:
+        parent: Process id that the parent had when it started this process; if it has ended by now, so does this process.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+    import signal
+
+    ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 MAX_FRAMES = 40
 MAX_NAMES = 8
 

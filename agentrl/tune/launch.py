@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from agentrl.core.process import cuda_device_count
+from agentrl.core.process import cuda_device_count, end_with_parent
 from agentrl.tune.settings import TuneConfig
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ ENDING_S = 20.0
 """Seconds that the other ranks have to end when one has failed."""
 TIMEOUT_S = 1800.0
 """Seconds that a rank waits for the others in one collective operation."""
+LAUNCHER = "AGENTRL_LAUNCHER"
+"""Environment variable with the process id of `run_ranks`, with which its ranks end."""
 SLURM = {"SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_LOCALID": "LOCAL_RANK"}
 
 
@@ -36,6 +38,12 @@ def world_size() -> int:
 def is_rank() -> bool:
     """Return True for a process that is one rank of several."""
     return world_size() > 1
+
+
+def follow_launcher() -> None:
+    """Let this process end with the one that started it as a rank, if `run_ranks` did."""
+    if parent := os.environ.get(LAUNCHER):
+        end_with_parent(int(parent))
 
 
 def is_first() -> bool:
@@ -90,7 +98,7 @@ def run_ranks(words: Sequence[str], size: int) -> int:
     processes = []
     for rank in range(size):
         places: dict[str, object] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        places |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port}
+        places |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, LAUNCHER: os.getpid()}
         own = {name: str(value) for name, value in places.items()}
         output = None if rank == 0 else subprocess.DEVNULL
         env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **own}

@@ -111,6 +111,12 @@ def micro_batch(config: TuneConfig) -> int:
     return config.optim.micro_batch_size or max(size for size in range(1, min(rows, MAX_MICRO) + 1) if rows % size == 0)
 
 
+def _ranks(method: Method, config: TuneConfig) -> None:
+    if is_rank() and config.run.run_dir is None and not config.run.resume:
+        problem = "is required where torchrun or srun starts the ranks, which must agree on it"
+        raise ConfigError("--run-dir", None, problem, "Name a directory that all of them see.")
+
+
 def _lora(method: Method, config: TuneConfig) -> None:
     lora = config.lora
     if not lora.lora_rank:
@@ -174,4 +180,17 @@ def _resume(method: Method, config: TuneConfig) -> None:
         raise ConfigError("--resume", "auto", "needs to know which run", "Give --run-dir, the same each time.")
 
 
-RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (_packages, _data, _batches, _lora, _models, _method, _evaluation, _resume)
+RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
+    *(_packages, _data, _batches, _ranks, _lora),
+    *(_models, _method, _evaluation, _resume),
+)
+    _packages,
+    _data,
+    _batches,
+    _ranks,
+    _lora,
+    _models,
+    _method,
+    _evaluation,
+    _resume,
+)

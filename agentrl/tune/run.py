@@ -50,6 +50,7 @@ def run(method: Method, config: TuneConfig, stop: Stop | None = None) -> TuneRes
         ConfigError: If a row or a model is wrong.
         AgentRLError: If the run failed.
     """
+    launch.follow_launcher()
     config = with_directory(method, config)
     if config.run.num_ranks > 1 and not launch.is_rank():
         return _run_ranks(method, config)

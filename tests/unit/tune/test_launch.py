@@ -7,11 +7,15 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from agentrl.core.errors import ConfigError
 from agentrl.tune import launch
+from agentrl.tune.load import load_given
+from agentrl.tune.methods import METHODS
 
-RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", launch.LAUNCHER)
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +75,34 @@ time.sleep(600)
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 130
+
+
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path):
+    inner = f"""
+import os, time
+from agentrl.tune.launch import follow_launcher
+follow_launcher()
+with open(r'{tmp_path}/' + os.environ['RANK'] + '.partial', 'w') as file:
+    file.write(str(os.getpid()))
+os.rename(file.name, file.name.removesuffix('.partial'))
+time.sleep(600)
+"""
+    outer = f"import sys; from agentrl.tune.launch import run_ranks; sys.exit(run_ranks([sys.executable, '-c', {inner!r}], 2))"
+    process = subprocess.Popen(python(outer))
+    while not {"0", "1"} <= {path.name for path in tmp_path.iterdir()}:
+        assert process.poll() is None
+        time.sleep(0.02)
+    ranks = [psutil.Process(int((tmp_path / name).read_text())) for name in "01"]
+    process.kill()
+    process.wait(60)
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    assert not alive
+
+
+def test_ranks_that_others_started_must_agree_on_a_directory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    given = {"data": "examples/tune/pairs.jsonl"}
+    with pytest.raises(ConfigError, match="--run-dir = None: is required where torchrun or srun starts the ranks"):
+        load_given(METHODS["dpo"], given)
+    load_given(METHODS["dpo"], {**given, "run_dir": "runs/x"})
