@@ -184,13 +184,3 @@ RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
     *(_packages, _data, _batches, _ranks, _lora),
     *(_models, _method, _evaluation, _resume),
 )
-    _packages,
-    _data,
-    _batches,
-    _ranks,
-    _lora,
-    _models,
-    _method,
-    _evaluation,
-    _resume,
-)
