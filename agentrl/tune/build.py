@@ -11,6 +11,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from trl import DPOConfig, KTOConfig, RewardConfig, SFTConfig
 from trl.trainer.dpo_trainer import DataCollatorForPreference
+from trl.trainer.utils import disable_dropout_in_model
 
 from agentrl.config.lora import ALL_LINEAR
 from agentrl.core.errors import ConfigError
@@ -198,6 +199,7 @@ def _plain(
     model = kind.from_pretrained(model_path(config), dtype=torch.float32, trust_remote_code=config.model.trust_remote_code, **options)
     model.config.get_text_config().pad_token_id = rest["processing_class"].pad_token_id
     model.config.use_cache = False
+    disable_dropout_in_model(model)  # as TRL does for its own; classifiers of tokens have some
     peft_config = rest.pop("peft_config")
     if peft_config is not None:
         from peft import get_peft_model

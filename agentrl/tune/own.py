@@ -20,7 +20,6 @@ class PlainTrainer(Prepared, Figures, Trainer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self._start_figures()
         self.can_return_loss = True
         self.label_names: list[str] = []
 
@@ -29,10 +28,6 @@ class PlainTrainer(Prepared, Figures, Trainer):  # type: ignore[misc]
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs), None, None
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the figures of the step, or of the evaluation, too."""
-        super().log(self._logged(logs), start_time)
 
 
 class OddsRatioTrainer(PlainTrainer):
@@ -91,6 +86,8 @@ class ProcessRewardTrainer(PlainTrainer):
         logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False).logits[judged]
         truth = labels[judged].float()
         losses = step_cross_entropy(logits, truth)
+        if not self.model.training:
+            self._add("loss", losses)
         self._add("accuracy", ((logits[:, 1] > logits[:, 0]) == (truth > 0.5)).float())
         self._add("good", truth)
         if num_items_in_batch is None:

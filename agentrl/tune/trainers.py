@@ -54,25 +54,26 @@ class Prepared:
 
 
 class Figures:
-    """Mixed into a trainer: means of figures over the rows of a step or an evaluation, on all ranks."""
-
-    def _start_figures(self) -> None:
-        self._metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
+    """Mixed into a trainer: means of figures over all rows of a step or an evaluation, whatever micro-batches and ranks they are in."""
 
     def _add(self, name: str, values: Tensor) -> None:
-        """Add the values of the rows of a micro-batch, which are gathered from all ranks."""
-        mode = "train" if self.model.training else "eval"  # type: ignore[attr-defined]
-        local = torch.stack([values.detach().float().sum(), torch.tensor(float(values.numel()), device=values.device)])
-        total, count = self.accelerator.gather(local[None]).sum(0).tolist()  # type: ignore[attr-defined]
-        self._metrics[mode][name].append(total / max(count, 1.0))
+        """Add the values of the rows of a micro-batch, which are gathered from all ranks; ``loss`` takes the place of the trainer's own."""
+        self._add_sum(name, values.detach().float().sum(), values.numel())
 
-    def _logged(self, logs: dict[str, float]) -> dict[str, float]:
-        """Return the logs of a trainer with the figures since the last ones."""
-        mode = "train" if self.model.training else "eval"  # type: ignore[attr-defined]
-        prefix = "eval_" if mode == "eval" else ""
-        found = {f"{prefix}{name}": sum(values) / len(values) for name, values in self._metrics[mode].items()}
-        self._metrics[mode].clear()
-        return {**logs, **found}
+    def _add_sum(self, name: str, total: Tensor, count: int | Tensor) -> None:
+        """Add a sum over so many rows or tokens."""
+        pair = torch.stack([total.detach().float(), torch.as_tensor(count, device=total.device).float()])
+        both = self.accelerator.gather(pair[None]).sum(0).tolist()  # type: ignore[attr-defined]
+        sums = self.__dict__.setdefault("_sums", {}).setdefault(self.model.training, defaultdict(lambda: [0.0, 0.0]))  # type: ignore[attr-defined]
+        sums[name] = [before + more for before, more in zip(sums[name], both, strict=True)]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log the figures of the step, or of the evaluation, too."""
+        training = self.model.training  # type: ignore[attr-defined]
+        sums = self.__dict__.setdefault("_sums", {}).pop(training, {})
+        prefix = "" if training else "eval_"
+        found = {f"{prefix}{name}": total / count for name, (total, count) in sums.items() if count}
+        super().log({**logs, **found}, start_time)  # type: ignore[misc]
 
 
 class SupervisedTrainer(Prepared, SFTTrainer):  # type: ignore[misc]
@@ -156,6 +157,8 @@ class DistillTrainer(Prepared, Figures, SFTTrainer):  # type: ignore[misc]
         with torch.no_grad():
             theirs = self.teacher(**fed).logits[:, :-1][trained]
         divergence = generalized_jsd(mine, theirs, beta=self.beta, temperature=self.temperature)
+        if not self.model.training:
+            self._add("loss", divergence)
         self._add("kl", generalized_jsd(mine.detach(), theirs, beta=0.0))
         self._add("agreement", (mine.argmax(-1) == theirs.argmax(-1)).float())
         if num_items_in_batch is None:
