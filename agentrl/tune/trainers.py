@@ -76,8 +76,16 @@ class Figures:
         super().log({**logs, **found}, start_time)  # type: ignore[misc]
 
 
-class SupervisedTrainer(Prepared, SFTTrainer):  # type: ignore[misc]
-    """Supervised fine-tuning on rows of token ids and labels."""
+class SupervisedTrainer(Prepared, Figures, SFTTrainer):  # type: ignore[misc]
+    """Supervised fine-tuning on rows of token ids and labels; the loss of an evaluation is the mean over all of its tokens."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        """Return TRL's loss of a micro-batch."""
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if not self.model.training and not return_outputs:
+            tokens = (inputs["labels"][:, 1:] != -100).sum()
+            self._add_sum("loss", loss * tokens, tokens)
+        return loss
 
 
 class PairRewardTrainer(Prepared, RewardTrainer):  # type: ignore[misc]
