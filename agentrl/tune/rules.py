@@ -62,6 +62,15 @@ def _packages(method: Method, config: TuneConfig) -> None:
             raise ConfigError(f"agentrl {method.command}", name, "is a package that is not installed", "pip install 'agentrl[tune]'")
 
 
+def _hidden(method: Method, config: TuneConfig) -> None:
+    """Settings that sections of training have, and these commands do not, are left as they are."""
+    for section in (config.lora, config.track):
+        for item in fields(section):
+            if item.name in type(section).__annotations__ and getattr(section, item.name) != item.default:
+                problem = f"is no setting of agentrl {method.command}"
+                raise ConfigError(flag(item.name), getattr(section, item.name), problem, "Leave it out.")
+
+
 def _data(method: Method, config: TuneConfig) -> None:
     data = config.data
     if not data.data:
@@ -181,6 +190,6 @@ def _resume(method: Method, config: TuneConfig) -> None:
 
 
 RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
-    *(_packages, _data, _batches, _ranks, _lora),
+    *(_packages, _hidden, _data, _batches, _ranks, _lora),
     *(_models, _method, _evaluation, _resume),
 )

@@ -193,6 +193,7 @@ class TuneTrackConfig(TrackConfig):
     callback: tyro.conf.Suppress[tuple[str, ...]] = TrackConfig.callback
     callback_timeout_s: tyro.conf.Suppress[float] = TrackConfig.callback_timeout_s
     save_model: tyro.conf.Suppress[bool] = TrackConfig.save_model
+    push_to_hub: tyro.conf.Suppress[str] = TrackConfig.push_to_hub
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,6 +93,8 @@ def test_an_adapter_is_no_model(tmp_path: Path):
 def test_settings_given_in_python():
     config: Any = load_given(DPO, {"data": DATA, "run_dir": Path("runs/x"), "beta": 0.5})
     assert (config.run.run_dir, config.method.beta) == (Path("runs/x"), 0.5)
+    with pytest.raises(ConfigError, match="is no setting of agentrl dpo"):
+        load_given(DPO, {"data": DATA, "push_to_hub": "me/model"})
     with pytest.raises(ConfigError, match="Did you mean `beta`"):
         load_given(DPO, {"data": DATA, "betas": 0.5})
 
