@@ -36,15 +36,19 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fresh") / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "-qq", "--no-deps", str(wheel)]
-    subprocess.run(pip, check=True)
+    subprocess.run(pip, check=True, env=alone())
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "pinned.pth").write_text(sysconfig.get_path("purelib"))  # as a path only: links inside it are not followed
     return folder / "bin" / "agentrl"
 
 
+def alone() -> dict[str, str]:
+    """The environment variables without the path that may lead to the repository."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def run(command: Path, *words: str, cwd: Path) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([str(command), *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([str(command), *words], cwd=cwd, env=alone(), capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -65,11 +69,8 @@ def test_the_wheel_holds_what_is_read_at_run_time(wheel: Path) -> None:
 
 
 def test_a_copied_environment_is_checked_and_trained_outside_the_repository(installed: Path, tmp_path: Path) -> None:
-    python = installed.with_name("python")
-    where = subprocess.run(
-        [str(python), "-c", "import agentrl; print(agentrl.__file__)"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert not where.stdout.startswith(str(ROOT / "agentrl"))
+    where = run(installed.with_name("python"), "-c", "import agentrl; print(agentrl.__file__)", cwd=tmp_path)
+    assert where.startswith(str(installed.parents[1]))
     assert "a copy of calculator" in run(installed, "new", "mine.py", cwd=tmp_path)
     assert "0 errors" in run(installed, "check", "mine.py", cwd=tmp_path)
     run(installed, "train", "--agent", "mine.py", "--async", *SHORT, "--run-dir", "out", cwd=tmp_path)

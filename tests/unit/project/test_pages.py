@@ -33,6 +33,7 @@ FOREIGN = {
     "--stop-timeout",
     "--help",
     "--logdir",
+    "--no-deps",
     "--version",
     "--dry-run",
     "--config",
