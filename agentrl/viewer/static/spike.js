@@ -8,7 +8,7 @@ import { setQuery, toEpisode } from "./router.js";
 const BY = [["mismatch", "difference of engine and learner"], ["ratio", "ratio of the loss"], ["weight", "off-policy weight"], ["loss", "share of the loss"], ["entropy", "entropy"], ["advantage", "advantage"], ["logprob", "log-probability"]];
 const GUESS = [[/mismatch/, "mismatch"], [/^rho|off_policy|ess/, "weight"], [/ratio|clip|kl/, "ratio"], [/entropy/, "entropy"], [/advantage|return/, "advantage"], [/loss|grad/, "loss"]];
 
-const guessed = (metric) => (GUESS.find(([pattern]) => pattern.test(metric || "")) || [null, "mismatch"])[1];
+const guessed = (metric) => (GUESS.find(([pattern]) => pattern.test(metric || "")) || [null, "logprob"])[1];
 
 function TokenRow({ run, row }) {
   return html`<tr data-token><td class="num"><b>${number(row.value, 4)}</b></td>
