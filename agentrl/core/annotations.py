@@ -1,7 +1,7 @@
 """Figures of the learner for every trained token of a recorded trajectory, as a line of ``annotations.jsonl``.
 
-Each list of figures is one number if all tokens have it, and otherwise the base64 form of its little-endian 32-bit floats: exact, half as
-long as decimal digits and written a hundred times as fast.
+Each list of figures is one number if all tokens have it, and otherwise the base64 form of its little-endian 32-bit floats. It is exact, and
+takes 5.3 bytes a number; nine digits, which are as exact, take 13 and 30 times as long to write.
 """
 
 from __future__ import annotations

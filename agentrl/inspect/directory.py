@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from agentrl.assets import tiny_model_path
 from agentrl.config.load import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
@@ -81,9 +82,7 @@ class RunDirectory:
 
     def tokenizer_path(self, config: TrainConfig) -> str:
         """Return the directory or hub name of the run's tokenizer: its initial model, else its saved model."""
-        from agentrl.cluster.build import model_path
-
-        path, saved = model_path(config), self.path / "model"
+        path, saved = config.model.model or str(tiny_model_path()), self.path / "model"
         local = path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
         return str(saved) if local and not Path(path).expanduser().is_dir() and saved.is_dir() else path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def static_folder() -> Path:
     return Path(str(files("agentrl.viewer") / "static"))
 
 
+@cache
 def page_files() -> dict[str, Path]:
     """Return the files of the page by their addresses; no other file can be asked for."""
     folder = static_folder()
