@@ -53,3 +53,13 @@ def test_training_with_it_raises_the_true_reward(judge: dict[str, Any], tmp_path
     run("train", ENV, *learned, *RL, "--run-dir", str(tmp_path / "rl"))
     after, before = rewards(tmp_path / "rl" / "model", tmp_path / "eval")
     assert after >= before + 0.05
+
+
+def test_each_of_three_rounds_of_dpo_improves(tmp_path: Path) -> None:
+    words = ("--sample.n-samples-per-prompt", "8", "--train.num-steps", "10", "--train.batch-size", "16", "--train.learning-rate", "5e-5")
+    words += ("--sample.max-new-tokens", "32", "--eval.max-new-tokens", "32", "--eval.eval-samples", "16")
+    run("iterate", "dpo", ENV, "--rounds", "3", "--run-dir", str(tmp_path / "rounds"), *words)
+    rows = [json.loads(line) for line in (tmp_path / "rounds" / "rounds.jsonl").read_text().splitlines()]
+    curve = [row["metrics"]["reward"] for row in rows]
+    assert len(curve) == 4
+    assert all(later > earlier for earlier, later in zip(curve, curve[1:], strict=False)), curve
