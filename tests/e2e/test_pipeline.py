@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,4 +63,4 @@ def test_each_of_three_rounds_of_dpo_improves(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "rounds" / "rounds.jsonl").read_text().splitlines()]
     curve = [row["metrics"]["reward"] for row in rows]
     assert len(curve) == 4
-    assert all(later > earlier for earlier, later in zip(curve, curve[1:], strict=False)), curve
+    assert all(later > earlier for earlier, later in pairwise(curve)), curve
