@@ -162,7 +162,7 @@ class CollectingSender:
     def __init__(self) -> None:
         self.weights: dict[str, Any] = {}
 
-    def send(self, named_tensors: Any, version: int) -> Any:
+    def send(self, named_tensors: Any, version: int, members: Any = None) -> Any:
         from agentrl.core.protocols import WeightUpdate
 
         self.weights = {name: tensor.detach().clone() for name, tensor in named_tensors}

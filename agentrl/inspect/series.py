@@ -6,35 +6,18 @@ import math
 import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from agentrl.inspect.directory import METRICS
 from agentrl.inspect.tail import Line, Tail
+from agentrl.track.glossary import glossary
 from agentrl.track.index import parsed
 
-MAIN = ("reward/mean", "score/mean", "entropy", "kl/reference", "mismatch/max", "tokens_per_s", "staleness/mean", "grad_norm", "policy/kl")
-"""Metrics to show first: the first six of these that the run has."""
+NEXT = ("score/mean", "kl/reference", "staleness/mean", "tokens_per_s", "loss", "eval/loss")
+"""Metrics to show first where a run lacks one of those to watch."""
 NUM_MAIN = 6
-DESCRIPTIONS: Mapping[str, str] = {
-    "reward/mean": "mean reward of the trained episodes",
-    "reward/unfiltered_mean": "mean reward of all episodes, also of groups that were filtered",
-    "score/mean": "mean success of the trained episodes, 0 to 1",
-    "entropy": "mean entropy of the policy over the trained tokens, in nats",
-    "kl/reference": "mean divergence from the reference policy",
-    "policy/kl": "mean divergence of the updated policy from the one before the step",
-    "policy/clip_fraction": "share of the trained tokens whose gradient the loss removed",
-    "mismatch/max": "largest difference between engine and learner in the log-probability of a token of the same weights",
-    "rho/max": "largest importance ratio of learner to engine",
-    "ess/weights": "effective sample size of the off-policy weights, as a share of the tokens",
-    "tokens_per_s": "tokens sampled per second, over all engines",
-    "staleness/mean": "mean age of the oldest token of a group, in steps",
-    "grad_norm": "norm of the gradient before clipping",
-    "idle/generator": "share of the time in which engines had nothing to do",
-    "idle/learner": "share of the time in which the learner had nothing to do",
-    "group/zero_variance": "share of the groups whose members all have the same reward",
-    "group/pass_rate": "share of the judged groups that the filter kept",
-}
 TOKENS_BY_METRIC: Mapping[str, str] = {
     **dict.fromkeys(("mismatch/max", "mismatch/mean", "mismatch/kl"), "mismatch"),
     **dict.fromkeys(("staleness/kl", "staleness/mean", "staleness/max"), "difference"),
@@ -104,6 +87,12 @@ class MetricTable:
         self.rows = 0
 
 
+@cache
+def _description(name: str) -> str:
+    found = glossary().find(name)
+    return found.text if found else ""
+
+
 def series(table: MetricTable, names: Sequence[str] = (), points: int = 1000) -> dict[str, Any]:
     """Return columns over steps, time, tokens and episodes, at most `points` long; longer ones as means of buckets with their range.
 
@@ -118,8 +107,8 @@ def series(table: MetricTable, names: Sequence[str] = (), points: int = 1000) ->
     cut = size > 1
     return {
         "names": known,
-        "main": [name for name in MAIN if name in table.columns][:NUM_MAIN],
-        "descriptions": {name: text for name, text in DESCRIPTIONS.items() if name in table.columns},
+        "main": [name for name in (*glossary().watch, *NEXT) if name in table.columns][:NUM_MAIN],
+        "descriptions": {name: text for name in table.columns if (text := _description(name))},
         "tokens_by": {name: by for name, by in TOKENS_BY_METRIC.items() if name in table.columns},
         "axes": {name: [axis[bucket][-1] for bucket in buckets] for name, axis in axes.items()},
         "from": [axes["step"][bucket][0] for bucket in buckets],
