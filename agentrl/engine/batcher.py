@@ -143,12 +143,13 @@ class Batcher:
         except BaseException as error:
             with self._lock:
                 self.dead = self.dead or f"{type(error).__name__}: {error}"
-        for sequence in [*self._active, *self._waiting]:
+        failed = [*self._active, *self._waiting]
+        self._active, self._waiting = [], deque()  # before commands that abort one of them
+        for sequence in failed:
             sequence.answer.set_exception(EngineDeadError(f"the engine is gone: {self.dead}"))
         while not self._commands.empty():  # requests that came too late
             if (command := self._commands.get()) is not None:
                 command()
-        self._active = []
         self._model.drop()
         self.ended.set()
 
