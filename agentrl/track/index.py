@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -89,13 +90,15 @@ def index_values(record: Record, start: int, size: int) -> list[Any]:
 def read_index(records: Path, most: int | None = None) -> Iterator[list[Any]]:
     """Yield the values of each line of the index, as far as it fits its file; nothing if there is none, or it is of another format.
 
-    `most` bounds the lines. A line that was cut off by a crash, and whatever follows it, is left out.
+    `most` bounds the lines. A line that was cut off by a crash, or of a record that does not end where it says, is left out, and so is
+    whatever follows it.
     """
-    try:
-        size, file = records.stat().st_size, index_path(records).open("rb")
-    except OSError:
-        return
-    with file, contextlib.suppress(ValueError):
+    with contextlib.ExitStack() as opened:
+        try:
+            file, described = (opened.enter_context(path.open("rb")) for path in (index_path(records), records))
+        except OSError:
+            return
+        opened.enter_context(contextlib.suppress(ValueError, TypeError, OSError))
         head, end = json.loads(file.readline()), 0
         if not isinstance(head, dict) or head.get("format") != FORMAT or tuple(head.get("columns", ())) != COLUMNS:
             return
@@ -103,7 +106,7 @@ def read_index(records: Path, most: int | None = None) -> Iterator[list[Any]]:
             values = json.loads(line) if line.endswith(b"\n") else None
             if number == most or not isinstance(values, list) or len(values) != len(COLUMNS):
                 return
-            if values[0] < end or values[0] + values[1] + 1 > size:
+            if values[0] < end or os.pread(described.fileno(), 1, values[0] + values[1]) != b"\n":
                 return
             end = values[0] + values[1] + 1
             yield values

@@ -66,6 +66,13 @@ def test_a_damaged_index_is_read_as_far_as_it_fits(records, damage):
     assert len(found) in (0, len(whole) - 1)
 
 
+def test_an_index_ends_where_its_file_was_edited(records):
+    first, second, *_ = records.read_text().splitlines(keepends=True)
+    whole = list(read_index(records))
+    records.write_text(first + "garbage\n" + second)
+    assert list(read_index(records)) == whole[:1]
+
+
 def test_an_index_of_a_file_that_was_cut_back_ends_with_it(records):
     whole = list(read_index(records))
     with records.open("r+b") as file:
