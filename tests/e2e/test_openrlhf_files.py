@@ -28,6 +28,7 @@ def trained(run: Run, groups: int) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_a_file_with_feedback_trains_unchanged(tmp_path: Path) -> None:
     run = trained(train(tmp_path / "run", "--num-steps", "2", *TINY, *PROMPTS, agent=FILES / "feedback.py"), 4)
     assert max(row["episode/turns_mean"] for row in run.metrics) > 1

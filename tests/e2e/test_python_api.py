@@ -82,6 +82,7 @@ def test_an_interrupt_saves_and_the_run_goes_on(tmp_path: Path) -> None:
     assert "continue with resume=" in output
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
