@@ -41,4 +41,4 @@ def test_an_asynchronous_run_labels_every_token_with_its_version(tmp_path: Path)
     assert max(row["staleness/max"] for row in run.metrics) <= 1
     assert run.metrics[-1]["engine/live"] == 2
     assert run.summary["ledger"]["in_flight"] == 0
-    assert run.metrics[-1]["engine/concurrency"] > 0
+    assert any(row.get("engine/concurrency", 0.0) > 0 for row in run.metrics)  # a step in which nothing was sampled has none
