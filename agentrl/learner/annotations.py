@@ -39,10 +39,11 @@ class Annotator:
         batch: The batch, on the device of the ranks.
         names: Trajectories to annotate.
         ranks: The ranks.
+        path: File that gets the lines.
     """
 
-    def __init__(self, batch: Batch, names: frozenset[str], ranks: Ranks) -> None:
-        self._batch, self._ranks = batch, ranks
+    def __init__(self, batch: Batch, names: frozenset[str], ranks: Ranks, path: Path) -> None:
+        self._batch, self._ranks, self._path = batch, ranks, path
         self._rows = [row for row, item in enumerate(batch.rows) if item.trajectory_id in names]
         self._own = torch.zeros(len(OWN) + 2, batch.num_actions, device=batch.row.device)
         self._seen = False
@@ -72,6 +73,14 @@ class Annotator:
         """Note that the update with these micro-batches was skipped."""
         for micro in micros if self._ranks.leads else ():
             self._own[-1, micro.actions.to(self._own.device)] = 1.0
+
+    def write(self, step: int, signals: UpdateTargets, *, behaviour_is_old: bool) -> None:
+        """Append the annotations to the file, on the first rank; collective. See `lines` for the arguments.
+
+        Raises:
+            StorageError: If they cannot be written.
+        """
+        append(self._path, self.lines(step, signals, behaviour_is_old=behaviour_is_old))
 
     def lines(self, step: int, signals: UpdateTargets, *, behaviour_is_old: bool) -> Iterator[Annotation]:
         """Yield the annotations, on the first rank; collective.

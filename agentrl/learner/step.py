@@ -25,7 +25,7 @@ from agentrl.algo.selection import high_entropy
 from agentrl.algo.statistics import record_means
 from agentrl.core.metrics import MetricSums
 from agentrl.learner.algorithm import Algorithm, advantage_options, loss_options
-from agentrl.learner.annotations import Annotator, append
+from agentrl.learner.annotations import Annotator
 from agentrl.learner.attention import KERNELS, Kernel
 from agentrl.learner.batch import Batch, describe_batch
 from agentrl.learner.engine import Clock, TrainEngine, learning_rate, on_device
@@ -76,7 +76,7 @@ class TrainingStep:
         self.warmup = settings.learner.critic_warmup_steps if models.critic is not None else 0
         self.frozen = step < self.warmup
         self.stats, self.clock = MetricSums(), Clock(ranks.device)
-        self.annotator = None if settings.annotations is None else Annotator(self.batch, recorded, ranks)
+        self.annotator = None if settings.annotations is None else Annotator(self.batch, recorded, ranks, settings.annotations)
 
     def run(self) -> MetricSums:
         """Prepare what the losses need, then update critic and policy, epoch by epoch, mini-batch by mini-batch.
@@ -372,11 +372,9 @@ class TrainingStep:
 
     def _annotate(self, signals: UpdateTargets) -> None:
         """Append the figures of recorded tokens to the run."""
-        if self.annotator is None or self.settings.annotations is None:
-            return
-        with self.clock.phase("annotate"):
-            lines = self.annotator.lines(self.step + 1, signals, behaviour_is_old=self.algo.reuse_behaviour_logprobs)
-            append(self.settings.annotations, lines)
+        if self.annotator is not None:
+            with self.clock.phase("annotate"):
+                self.annotator.write(self.step + 1, signals, behaviour_is_old=self.algo.reuse_behaviour_logprobs)
 
     def _describe(self, signals: UpdateTargets) -> None:
         """Record the metrics of the whole batch; only rank 0 records them."""

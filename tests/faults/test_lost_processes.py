@@ -22,6 +22,24 @@ CALCULATOR = ("--agent", str(ENVS / "calculator.py"))
 PATIENCE_S = 15.0
 
 
+def largest_mismatch(run: Run) -> float:
+    return max(row["mismatch/max"] or 0.0 for row in run.metrics)
+
+
+def whole(run: Run, steps: int) -> list[str]:
+    """Names of the episodes of a run, of which none was lost, none counted twice, and none trained on in part."""
+    assert [row["step"] for row in run.metrics] == list(range(1, steps + 1))
+    assert run.metrics[-1]["ledger/trained"] == steps * 4
+    assert run.summary["ledger"]["in_flight"] == 0
+    assert max(row["staleness/max"] for row in run.metrics) <= 1
+    assert largest_mismatch(run) < 1e-3  # the weights of a new engine are those of its label
+    records = [json.loads(line) for line in (run.directory / "trajectories.jsonl").read_text().splitlines()]
+    names = [record["trajectory_id"] for record in records]
+    assert len(names) == len(set(names)) == 16 * len({record["group_id"] for record in records}) // 4
+    assert {record["status"] for record in records} <= {"finished", "truncated"}
+    return names
+
+
 @pytest.mark.row(1, "SIGKILL of one of {num_engines} engine processes while it generates, on Ray")
 @pytest.mark.parametrize("num_engines", [1, 2])
 def test_a_killed_engine_is_replaced(tmp_path: Path, num_engines: int, saw: Saw) -> None:
@@ -39,22 +57,13 @@ def test_a_killed_engine_is_replaced(tmp_path: Path, num_engines: int, saw: Saw)
         output = ended(process, 200)
     run = succeeded(Run(process.returncode, output, run_dir))
     last = run.metrics[-1]
-    assert [row["step"] for row in run.metrics] == list(range(1, steps + 1))
     assert last["engine/groups_run_again"] > 0
     assert last["engine/restarts"] == 1
     assert again_s < PATIENCE_S + (start_s if num_engines == 1 else 0)
-    assert last["ledger/trained"] == steps * 4
-    assert run.summary["ledger"]["in_flight"] == 0
-    assert max(row["staleness/max"] for row in run.metrics) <= 1
-    records = [json.loads(line) for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]
-    names = [record["trajectory_id"] for record in records]
-    assert len(names) == len(set(names)) == 16 * len({record["group_id"] for record in records}) // 4
-    assert {record["status"] for record in records} <= {"finished", "truncated"}
-    mismatch = max(row["mismatch/max"] or 0.0 for row in run.metrics)
-    assert mismatch < 1e-3  # the weights of the new engine are those of its label
+    names = whole(run, steps)
     saw(f"progress again after {again_s:.1f} s (start-up of everything: {start_s:.1f} s)")
     saw(f"{last['engine/groups_run_again']:.0f} groups run again, {len(names)} episodes, none lost, twice or in part")
-    saw(f"largest difference of a log-probability from its labelled weights {mismatch:.1e}")
+    saw(f"largest difference of a log-probability from its labelled weights {largest_mismatch(run):.1e}")
 
 
 @pytest.mark.row(1, "SIGKILL of {victim} where two rollout workers share an engine, on Ray")
@@ -69,17 +78,9 @@ def test_a_killed_part_of_a_shared_engine_is_replaced(tmp_path: Path, victim: st
         output = ended(process, 300)
     run = succeeded(Run(process.returncode, output, run_dir))
     last = run.metrics[-1]
-    assert [row["step"] for row in run.metrics] == list(range(1, steps + 1))
     assert last["engine/restarts"] == (0 if victim == "RolloutActor" else 1)  # the engine lives on without a rollout worker
     assert ("rollout worker 0 of an engine is lost" in output) == (victim == "RolloutActor")
-    assert last["ledger/trained"] == steps * 4
-    assert run.summary["ledger"]["in_flight"] == 0
-    assert max(row["staleness/max"] for row in run.metrics) <= 1
-    records = [json.loads(line) for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]
-    names = [record["trajectory_id"] for record in records]
-    assert len(names) == len(set(names)) == 16 * len({record["group_id"] for record in records}) // 4
-    assert {record["status"] for record in records} <= {"finished", "truncated"}
-    assert max(row["mismatch/max"] or 0.0 for row in run.metrics) < 1e-3
+    names = whole(run, steps)
     saw(f"{len(names)} episodes, none lost, twice or in part; the engine was started again {last['engine/restarts']:.0f} times")
 
 

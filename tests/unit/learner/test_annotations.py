@@ -184,14 +184,14 @@ def test_the_first_rank_writes_what_each_rank_trained(tmp_path: Path) -> None:
     shared: list[torch.Tensor] = []
     written = {}
     for rank in (1, 0):
-        annotator = Annotator(batch, names, TwoRanks(rank, shared))  # type: ignore[arg-type]
+        annotator = Annotator(batch, names, TwoRanks(rank, shared), tmp_path / f"{rank}.jsonl")  # type: ignore[arg-type]
         at = places[batch.row % 2 == rank]  # rows are spread over ranks
         micro: Any = type("Micro", (), {"actions": at})
         ones = torch.ones(len(at))
         figures = (ones, ones * 2, at * 1.0)
         annotator.take(micro, first=True, entropy=at * 0.5, new=-at * 1.0, figures=figures, clipped=at % 3 == 0)
         signals = UpdateTargets(advantages=places * 0.1)
-        append(tmp_path / f"{rank}.jsonl", annotator.lines(7, signals, behaviour_is_old=False))
+        annotator.write(7, signals, behaviour_is_old=False)
         written[rank] = annotations(tmp_path / f"{rank}.jsonl", 7) if (tmp_path / f"{rank}.jsonl").exists() else {}
     assert written[1] == {}
     assert sorted(written[0]) == sorted(names)
