@@ -19,7 +19,7 @@ from agentrl.algo.estimators import compute_advantages
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import approximate_kl
 from agentrl.algo.losses import Denominators, LossInputs, aggregate, shares, value_loss
-from agentrl.algo.off_policy import OffPolicyOptions, interpolate_old, off_policy_correction, off_policy_options
+from agentrl.algo.off_policy import interpolate_old, off_policy_correction
 from agentrl.algo.policy_losses import compute_policy_loss, select_tokens
 from agentrl.algo.selection import high_entropy
 from agentrl.algo.statistics import record_means
@@ -35,7 +35,7 @@ from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import describe_replay
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.sharding import plan_updates
-from agentrl.learner.targets import Anchor, CriticTargets, Update, UpdateTargets
+from agentrl.learner.targets import Anchor, CriticTargets, Update, UpdateTargets, correction_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,16 +389,3 @@ class TrainingStep:
             self.stats.mean("kl/coefficient", self.kl_coefficient, 1.0)
         if self.algo.entropy_target is not None:
             self.stats.mean("entropy/coefficient", self.entropy_coefficient, 1.0)
-
-
-def correction_options(settings: LearnerSettings) -> OffPolicyOptions:
-    """The off-policy preset with what was set explicitly in its place."""
-    algo = settings.algo
-    return off_policy_options(
-        algo.off_policy,
-        level=algo.off_policy_level,
-        mode=algo.off_policy_mode,
-        bounds=algo.off_policy_range,
-        opsm_delta=algo.opsm_delta,
-        m2po_tau=algo.m2po_tau,
-    )

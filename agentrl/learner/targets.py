@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from agentrl.algo.losses import Denominators
+from agentrl.algo.off_policy import OffPolicyOptions, off_policy_options
 from agentrl.learner.layout import MicroBatch
+from agentrl.learner.settings import LearnerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,3 +50,16 @@ class Anchor:
     old: Tensor | None = None  # as in `UpdateTargets`
     chosen: Tensor | None = None  # as in `UpdateTargets`
     entropies: Tensor | None = None  # [A]: entropies of the policy
+
+
+def correction_options(settings: LearnerSettings) -> OffPolicyOptions:
+    """The off-policy preset with what was set explicitly in its place."""
+    algo = settings.algo
+    return off_policy_options(
+        algo.off_policy,
+        level=algo.off_policy_level,
+        mode=algo.off_policy_mode,
+        bounds=algo.off_policy_range,
+        opsm_delta=algo.opsm_delta,
+        m2po_tau=algo.m2po_tau,
+    )
