@@ -54,6 +54,7 @@ from agentrl.env.rewards import verifiers
 from agentrl.env.rewards.function import combine_rewards
 from agentrl.env.rewards.judge import judge
 from agentrl.env.rewards.server import remote_reward
+from agentrl.env.timing import timed
 from agentrl.env.tools.environment import ToolEnv
 from agentrl.env.tools.python import run_python
 
@@ -124,6 +125,7 @@ __all__ = [
     "run_python",
     "sample",
     "sample_async",
+    "timed",
     "train",
     "train_async",
     "verifiers",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,15 @@ class MadeRun:
         attempt: int = 0,
         status: Status = Status.FINISHED,
         text: str = "",
+        tool: str = "",
+        images: tuple[tuple[int, str], ...] = (),
     ) -> int:
         """Write a group that was started when `step` was next, and return its number."""
         number = self.groups
         self.groups += 1
         named = Task("How much?", label=3, id=task or f"task-{number % 5}", position=number)
-        played = tuple(self._episode(number, index, step, turns, tokens, status, text) for index in range(members))
+        played = tuple(self._episode(number, index, step, turns, tokens, status, text, tool) for index in range(members))
+        played = tuple(replace(trajectory, images=images) for trajectory in played)
         group = Group(group_id=number, task=named, trajectories=played)
         ticket = Ticket(group_id=number, task=named, n_samples_per_prompt=members, version=step - 1, attempt=attempt, record=members)
         summary = summarize(group, seconds=0.5, records=group_records(ticket, group))
@@ -77,14 +81,16 @@ class MadeRun:
         self._recorders["groups"].on_group_judged(event)
         self._recorders["trajectories"].on_group_judged(event)
 
-    def _episode(self, group: int, index: int, step: int, turns: int, tokens: int, status: Status, text: str) -> Trajectory:
+    def _episode(self, group: int, index: int, step: int, turns: int, tokens: int, status: Status, text: str, tool: str = "") -> Trajectory:
         draw, name = self._random, f"{group}-0-{index}"
         made = tuple(self._turn(number, step, tokens, text) for number in range(turns))
         failed = not status.trainable
         reward = None if failed else float(draw.random() < 0.1 * step)
         spans = [Span("reset", None, 0.0, 0.01)]
         for number in range(turns):
-            spans += [Span("generate", number, 0.02 + 0.2 * number, 0.1), Span("step", number, 0.12 + 0.2 * number, 0.05)]
+            spans.append(Span("generate", number, 0.02 + 0.2 * number, 0.1))
+            spans += [Span(f"tool:{tool}", number, 0.13 + 0.2 * number, 0.03)] if tool else []
+            spans.append(Span("step", number, 0.12 + 0.2 * number, 0.05))
         return Trajectory(
             trajectory_id=name,
             episode_id=name,

@@ -185,9 +185,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time in which an episode waited for its environment or for the engine."""
+    """A time in which an episode waited for its environment, for a tool of it, or for the engine."""
 
-    name: str  # reset, step or generate
+    name: str  # reset, step, generate, or a tool within these: `tool:` and its name
     turn: int | None  # number of the turn that it belongs to, as `Turn.number`; `None` for a reset
     start_s: float  # since the episode began
     seconds: float
@@ -216,6 +216,7 @@ class Trajectory:
     # raw scores by reward model: one for the whole, or of a process reward model one per trained turn
     model_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()  # what the whole episode waited for, in the order in which it ended; empty if that is not known
+    images: tuple[tuple[int, Any], ...] = ()  # of observations: number of the turn that reads it, and image
 
     def __post_init__(self) -> None:
         if self.status.trainable and (self.reward is None or not math.isfinite(self.reward)):

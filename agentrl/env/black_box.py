@@ -136,6 +136,7 @@ class BlackBoxSession(EnvSession):
 
     async def run(self, task: Task, llm: ModelEndpoint, timeout_s: float) -> StepResult:
         """Make the user's object and run it; raises as `EnvSession.reset` does."""
+        self._stopwatch.begin()
         self._object = await self._call("__init__", self._class, self._limits.reset_timeout_s, True)
         if self._process is not None and hasattr(self._class, "process_limits"):
             self._object.process_limits = self._process

@@ -26,11 +26,12 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, RemoteError, RewardError
 from agentrl.core.process import inner_last
-from agentrl.core.types import Task
+from agentrl.core.types import Span, Task
 from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, StepResult, StepState, make_reset_state
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.multi_agent import named_agents
 from agentrl.env.results import MAX_MESSAGE, check_reset, check_step, said
+from agentrl.env.timing import Stopwatch, use_stopwatch
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,9 @@ class Session(Protocol):
 
     async def step(self, state: StepState) -> StepResult:
         """Give the environment one turn of the model."""
+
+    def take_spans(self) -> tuple[Span, ...]:
+        """Return the times of tools within the last call, in seconds since it began, and forget them."""
 
     async def close(self) -> None:
         """End it, whatever happened; errors are logged, not raised."""
@@ -158,10 +162,12 @@ class EnvSession:
         self._object: Any = None
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._server: asyncio.Task[None] | None = None
+        self._stopwatch = Stopwatch()
 
     async def reset(self, task: Task, seed: int) -> ResetResult:
         """Make the user's object and begin the episode; `EnvError`, `EnvTimeoutError`, `EnvResultError` if user code fails."""
         limit = self._limits.reset_timeout_s
+        self._stopwatch.begin()
         is_async = any(map(inspect.iscoroutinefunction, (getattr(self._class, "reset", None), getattr(self._class, "step", None))))
         cls = self._class
         inherited = all(getattr(cls, name) is getattr(object, name) for name in ("__init__", "__new__"))
@@ -177,8 +183,13 @@ class EnvSession:
     async def step(self, state: StepState) -> StepResult:
         """Give the environment one turn of the model; raises as `reset` does."""
         given = {key: list(item) if isinstance(item, list) else item for key, item in state.get("sampling_params", {}).items()}
+        self._stopwatch.begin()
         value = await self._method("step", self._limits.step_timeout_s, state)
         return self._checked("step", check_step, value, named_agents(self._class), given)
+
+    def take_spans(self) -> tuple[Span, ...]:
+        """Return the times of tools within the last call, in seconds since it began, and forget them."""
+        return self._stopwatch.take()
 
     async def close(self) -> None:
         """Call the user's `close` if there is one and end the session's task; errors are logged, not raised."""
@@ -252,6 +263,7 @@ class EnvSession:
     async def _serve(self) -> None:
         """Consume calls and answer them, one after another, until cancelled between two of them."""
         jobs = self._jobs
+        use_stopwatch(self._stopwatch)
         while True:
             call, is_async, answer = await jobs.get()
             try:

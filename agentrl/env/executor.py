@@ -146,6 +146,7 @@ class ExecutorSession(EnvSession):
 
     async def execute(self, task: Task, llm: Policy, timeout_s: float) -> StepResult:
         """Make the user's object and play; raises as `EnvSession.reset` does."""
+        self._stopwatch.begin()
         self._object = await self._call("__init__", self._class, self._limits.reset_timeout_s, True)
         value = await self._method("execute", timeout_s, task, llm)
         return self._checked("execute", check_outcome, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from agentrl.core.annotations import Annotation, read_annotation
@@ -38,6 +39,30 @@ def find_records(run: RunReader, episode: str, attempt: int | None = None) -> li
         remedy = "A run with --record sample records one episode of each group, and with --record all every one."
         raise ConfigError("EPISODE", episode, "is not among the recorded episodes", remedy)
     return list(by_name.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An image of an episode: a path or a data URL, the place of the trajectory whose agent reads it, and the number of its turn.
+
+    The latter are `None` for images of the task.
+    """
+
+    source: Any
+    trajectory: int | None = None
+    number: int | None = None
+
+
+def images_of(records: Sequence[Record]) -> list[Shown]:
+    """Return the images of an episode: those of its task, then those of the observations of each agent."""
+    task = records[0].get("task")
+    images = task.get("images") if isinstance(task, Mapping) else None
+    found = [Shown(image) for image in (images if isinstance(images, list) else ())]
+    for place, record in enumerate(records):
+        rows = record.get("images")
+        pairs = [row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, list) and len(row) == 2]
+        found += [Shown(image, place, number) for number, image in pairs]
+    return found
 
 
 def annotation_of(run: RunReader, trajectory: str) -> Annotation | None:
@@ -98,6 +123,11 @@ def episode_answer(run: RunReader, episode: str, attempt: int | None = None) -> 
     records = find_records(run, episode, attempt)
     first, parts = records[0], parts_of(run, records)
     views, branches = turn_views(parts, run.texts)
+    images = images_of(records)
+    for view in views:
+        place = (view["trajectory"], view["number"])
+        view["images"] = [index for index, image in enumerate(images) if (image.trajectory, image.number) == place]
+    shown = {index for view in views for index in view["images"]}
     name, group = str(first.get("episode_id", episode)), find_group(run, int(first.get("group_id", -1)), source=source_of(first))
     found = ranges(views)
     before, after = _neighbours(run, name)
@@ -121,6 +151,8 @@ def episode_answer(run: RunReader, episode: str, attempt: int | None = None) -> 
         "timings": first.get("timings") or {},
         "started_s": _started(first),
         "ended_s": first.get("ended_s"),
+        "images": len(images),
+        "unread_images": [index for index, image in enumerate(images) if image.number is not None and index not in shown],
         "trajectories": [_trajectory(part) for part in parts],
         "branches": branches,
         "turns": views,

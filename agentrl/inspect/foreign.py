@@ -25,6 +25,8 @@ PROMPTS = ("prompt", "input", "question", "query", "instruction")
 ANSWERS = ("completion", "output", "response", "generated", "answer_text", "prediction")
 REWARDS = ("reward", "rewards", "score")
 LABELS = ("label", "answer", "target", "ground_truth", "reference")
+ATTACHMENT = "attachment://"
+"""Begins the names of long values that a log of Inspect keeps apart."""
 ZSTD = 93
 """Number of the compression in an archive."""
 NAME_LENGTH = 26
@@ -167,6 +169,7 @@ def _sample_record(sample: Row, number: int) -> dict[str, Any]:
         timings={"total_s": float(sample["total_time"])} if sample.get("total_time") is not None else {},
         metadata=sample.get("metadata") or {},
         parts=values if len(values) > 1 else {},
+        attachments=sample.get("attachments"),
     )
 
 
@@ -188,6 +191,7 @@ def _record(
     timings: Row,
     metadata: Any,
     parts: Row | None = None,
+    attachments: Row | None = None,
 ) -> dict[str, Any]:
     failed = status != "finished"
     return {
@@ -207,6 +211,7 @@ def _record(
         "error": error,
         "timings": dict(timings),
         "turns": list(_turns(messages, reward or 0.0)),
+        **({"images": images} if (images := list(_images(messages, attachments or {}))) else {}),
     }
 
 
@@ -229,6 +234,21 @@ def _turns(messages: Sequence[Any], reward: float) -> Iterator[dict[str, Any]]:
             "temperature": None,
             "info": {},
         }
+
+
+def _images(messages: Sequence[Any], attachments: Row) -> Iterator[list[Any]]:
+    """Data URLs of images in messages, each with the number of the turn that reads it; other images are left where they are."""
+    number = 0
+    for message in messages:
+        parts = message.get("content") if isinstance(message, Mapping) else None
+        for part in parts if isinstance(parts, list) else ():
+            source = (part.get("image_url") or part.get("image")) if isinstance(part, Mapping) else None
+            source = source.get("url") if isinstance(source, Mapping) else source
+            if isinstance(source, str) and source.startswith(ATTACHMENT):
+                source = attachments.get(source.removeprefix(ATTACHMENT))
+            if isinstance(source, str) and source.startswith("data:image/"):
+                yield [number, source]
+        number += isinstance(message, Mapping) and message.get("role") == "assistant"
 
 
 def _text(message: Row) -> str:

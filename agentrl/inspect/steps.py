@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.core.errors import ConfigError
+from agentrl.env.timing import TOOL
 from agentrl.inspect.groups import GroupFacts, find_groups
 from agentrl.inspect.reader import RunReader
 from agentrl.inspect.series import TOKENS_BY_METRIC
 
-LANES = ("learner", "train loop", "publication", "evaluation", "groups", "engine", "environment")
+LANES = ("learner", "train loop", "publication", "evaluation", "groups", "engine", "environment", "tools")
 MAX_SPANS = 5000
 WHOLE = ("time/step_s", "time/train_s", "time/learner_s")
 """Times that are no part of the learner's work, but the whole of something."""
@@ -126,7 +127,7 @@ def _episode_spans(run: RunReader, groups: Sequence[GroupFacts]) -> Iterator[dic
                 continue
             origin = record["ended_s"] - record["group_s"]
             for name, turn, start_s, seconds in record.get("spans") or ():
-                lane = "engine" if name == "generate" else "environment"
+                lane = "engine" if name == "generate" else "tools" if name.startswith(TOOL) else "environment"
                 count += 1
                 about = {"group": group.group, "episode": record.get("episode_id"), "turn": turn}
                 yield _span(lane, name, origin + start_s, origin + start_s + seconds) | about

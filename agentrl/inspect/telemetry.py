@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import complete_file
 from agentrl.core.types import FinishReason, Status
+from agentrl.env.timing import TOOL
 from agentrl.inspect.pieces import split_messages
 from agentrl.inspect.reader import RunReader
 from agentrl.track.jsonl import encode
@@ -182,20 +183,31 @@ def _traces(run: RunReader, record: Record) -> dict[str, Any]:
     failed = record.get("status") not in (Status.FINISHED, Status.TRUNCATED)
     spans = [_span(trace, root, None, f"episode {record.get('trajectory_id')}", origin, total_s, about, failed=failed)]
     turns = {turn.get("number", place): turn for place, turn in enumerate(record.get("turns") or ())}
-    for place, (name, number, start_s, seconds) in enumerate(record["spans"]):
-        facts: dict[str, Any] = {f"{PRODUCER}.turn": number}
-        turn = turns.get(number)
-        if name == "generate" and turn is not None:
-            facts |= {
-                "gen_ai.operation.name": "chat",
-                "gen_ai.request.temperature": turn.get("temperature"),
-                "gen_ai.usage.input_tokens": len(turn.get("prompt_ids", ())),
-                "gen_ai.usage.output_tokens": len(turn.get("token_ids", ())),
-                "gen_ai.response.finish_reason": turn.get("finish_reason"),
-            }
-        spans.append(_span(trace, _digest(8, trace, place), root, name, origin + start_s, seconds, facts))
+    waits = [(_digest(8, trace, place), *wait) for place, wait in enumerate(record["spans"])]
+    calls = {number: key for key, name, number, *_ in waits if name in ("reset", "step")}  # turn -> the call that its tools are part of
+    for key, name, number, start_s, seconds in waits:
+        is_tool = name.startswith(TOOL)
+        parent = calls.get(number, root) if is_tool else root
+        facts = _facts(name, number, turns.get(number))
+        spans.append(_span(trace, key, parent, name.removeprefix(TOOL), origin + start_s, seconds, facts))
     resource = {"attributes": _attributes({"service.name": PRODUCER, f"{PRODUCER}.run": run.path.name})}
     return {"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": {"name": PRODUCER}, "spans": spans}]}]}
+
+
+def _facts(name: str, number: int | None, turn: Record | None) -> dict[str, Any]:
+    """Attributes of a wait: those of its kind that OpenTelemetry's conventions for generative AI name, and its turn."""
+    facts: dict[str, Any] = {f"{PRODUCER}.turn": number}
+    if name.startswith(TOOL):
+        facts |= {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name.removeprefix(TOOL)}
+    elif name == "generate" and turn is not None:
+        facts |= {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.temperature": turn.get("temperature"),
+            "gen_ai.usage.input_tokens": len(turn.get("prompt_ids", ())),
+            "gen_ai.usage.output_tokens": len(turn.get("token_ids", ())),
+            "gen_ai.response.finish_reasons": [turn.get("finish_reason")],
+        }
+    return facts
 
 
 def _span(
@@ -230,6 +242,8 @@ def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
             found.append({"key": key, "value": {"boolValue": value} if isinstance(value, bool) else {"intValue": str(value)}})
         elif isinstance(value, float):
             found.append({"key": key, "value": {"doubleValue": value}})
+        elif isinstance(value, list):
+            found.append({"key": key, "value": {"arrayValue": {"values": [{"stringValue": str(item)} for item in value]}}})
         elif value not in (None, ""):
             found.append({"key": key, "value": {"stringValue": str(value)}})
     return found

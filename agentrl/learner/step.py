@@ -308,12 +308,12 @@ class TrainingStep:
         if signals.trained is not None:
             per_token = per_token.where(signals.trained[at], 0.0)
             self._record_mean("policy/high_entropy", signals.trained[at].to(torch.float32))
+        each = shares(per_token, episode_length=self.episode_length[at], mode=algo.loss_aggregation, denominators=update.sizes)
         if self.annotator is not None and result.ratio is not None:
-            each = shares(per_token.detach(), episode_length=self.episode_length[at], mode=algo.loss_aggregation, denominators=update.sizes)
-            figures = (weights, result.ratio, each)
+            figures = (weights, result.ratio, each.detach())
             first = done < 1.0 / algo.ppo_epochs
             self.annotator.take(micro, first=first, entropy=entropy, new=new, figures=figures, clipped=result.clipped)
-        parts = {"loss/policy": self._share(per_token, at, update.sizes)}
+        parts = {"loss/policy": each.sum()}
         if self.entropy_coefficient:
             parts["loss/entropy"] = -self.entropy_coefficient * self._share(entropy, at, update.sizes)
         if signals.reference is not None and algo.use_kl_loss:

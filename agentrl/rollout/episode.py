@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from agentrl.core.errors import EngineError, EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.metrics import average
@@ -65,6 +66,7 @@ class Episode:
         self._logs: list[Mapping[str, float]] = []
         self._start_s, self._spans = time.perf_counter(), list[Span]()
         self._overflowed = False
+        self._shown: list[tuple[str, int, Any]] = []  # images of observations: agent, number of the turn, image
 
     async def run(self) -> tuple[Trajectory, ...]:
         """Run to the end.
@@ -112,7 +114,7 @@ class Episode:
     def trajectories(self, status: Status, error: str | None = None, total_s: float = 0.0) -> tuple[Trajectory, ...]:
         """The trajectories of all agents, one each, as far as the episode was played; it ended with this status after `total_s` seconds."""
         generate_s = math.fsum(conversation.recorder.generate_s for conversation in self._agents.values())
-        env_s = math.fsum(span.seconds for span in self._spans if span.name != "generate")
+        env_s = math.fsum(span.seconds for span in self._spans if span.name in ("reset", "step"))
         timings = {"generate_s": generate_s, "env_s": env_s, "total_s": total_s}
         return tuple(self._trajectory(agent, status, error, timings) for agent in self._agents_spec.agents)
 
@@ -132,7 +134,8 @@ class Episode:
             where = f"{self._agents_spec.env}.reset"
             for conversation in self._agents.values():
                 conversation.sampling = self._settings.changed_sampling(conversation.sampling, result.sampling, where)
-        self._agents[agent].images += [*task.images, *result.images]
+        self._agents[agent].images += task.images
+        self._show(result.images, 0)
         self._begin(agent, result.observation)
 
     def _begin(self, agent: str, observation: Prompt | None) -> None:
@@ -161,7 +164,7 @@ class Episode:
         if result.sampling:
             where = f"{self._agents_spec.env}.step (turn {self.number})"
             conversation.sampling = self._settings.changed_sampling(conversation.sampling, result.sampling, where)
-        conversation.images += result.images
+        self._show(result.images, self.number + 1)
         if not conversation.turns:
             self._begin(after, result.observation)
         elif result.observation is None:
@@ -169,6 +172,11 @@ class Episode:
         else:
             with self._naming("step"):
                 conversation.read(result.observation)
+
+    def _show(self, images: Sequence[Any], number: int) -> None:
+        """Show images to the acting agent, from the turn with this number on."""
+        self._agents[self.agent].images += images
+        self._shown += [(self.agent, number, image) for image in images]
 
     async def _step(self, turn: Turn) -> StepResult:
         """Let the environment judge a turn, and record it."""
@@ -195,8 +203,10 @@ class Episode:
         try:
             yield
         finally:
-            turn = None if name == "reset" else self.number
-            self._spans.append(Span(name, turn, start - self._start_s, time.perf_counter() - start))
+            turn, begin_s = None if name == "reset" else self.number, start - self._start_s
+            tools = () if name == "generate" else self._env.take_spans()
+            self._spans += [replace(tool, turn=turn, start_s=begin_s + tool.start_s) for tool in tools]
+            self._spans.append(Span(name, turn, begin_s, time.perf_counter() - start))
 
     def _trajectory(self, agent: str, status: Status, error: str | None, timings: Mapping[str, float]) -> Trajectory:
         conversation, ended = self._agents[agent], status.trainable
@@ -222,18 +232,29 @@ class Episode:
             messages=tuple(conversation.messages or ()),
             overflowed=self._overflowed and agent == self.agent,
             spans=tuple(self._spans),
+            images=tuple((number, image) for whose, number, image in self._shown if whose == agent),
         )
 
 
 class ProgramEpisode(ABC):
     """Runs member number `index` of a ticket's group, once; the counterpart of `Episode` for user code that calls the model itself."""
 
-    def __init__(self, ticket: Ticket, index: int, *, engine: Engine, codec: ChatCodec, settings: EpisodeSettings) -> None:
-        self._ticket, self._settings = ticket, settings
+    def __init__(
+        self,
+        ticket: Ticket,
+        index: int,
+        *,
+        engine: Engine,
+        codec: ChatCodec,
+        settings: EpisodeSettings,
+        tools: Callable[[], tuple[Span, ...]],
+    ) -> None:
+        self._ticket, self._settings, self._take_tools = ticket, settings, tools
         self._id = episode_id(ticket, index)
         self._recorder = Recorder(self._id, engine=engine, codec=codec, settings=settings, seed_of=turn_seed(ticket, index, settings.seed))
         self._result = StepResult()  # what user code returned
-        self._start_s = time.perf_counter()
+        self._start_s = self._called_s = time.perf_counter()
+        self._spans: tuple[Span, ...] = ()
 
     async def run(self) -> tuple[Trajectory, ...]:
         """Run to the end.
@@ -245,7 +266,19 @@ class ProgramEpisode(ABC):
         status, error = await guarded(self._play, self._close, self._settings.rollout.episode_timeout_s)
         total_s, generate_s = time.perf_counter() - self._start_s, self._recorder.generate_s
         timings = {"generate_s": generate_s, "env_s": max(0.0, total_s - generate_s), "total_s": total_s}
+        self._spans = self._ordered_spans()
         return self._trajectories(status, error, timings)
+
+    def _ordered_spans(self) -> tuple[Span, ...]:
+        """Requests to the engine and tools of the agent by their end; a tool belongs to the last request answered before it."""
+        waits, offset = self._recorder.waits, self._called_s - self._start_s
+        spans = [Span("generate", number, start - self._start_s, end - start) for number, start, end in waits]
+        for tool in self._take_tools():
+            begin_s = offset + tool.start_s
+            answered = [span for span in spans[: len(waits)] if span.start_s + span.seconds <= begin_s]
+            turn = max(answered, key=lambda span: span.start_s + span.seconds).turn if answered else None
+            spans.append(replace(tool, start_s=begin_s, turn=turn))
+        return tuple(sorted(spans, key=lambda span: span.start_s + span.seconds))
 
     @abstractmethod
     async def _play(self) -> Status:
@@ -283,7 +316,7 @@ class ProgramEpisode(ABC):
             metrics={**result.info, **self._metrics()},
             error=error,
             timings=timings,
-            spans=tuple(Span("generate", number, start - self._start_s, end - start) for number, start, end in self._recorder.waits),
+            spans=self._spans,
         )
 
     def _paid(self, turns: list[Turn], budgets: Sequence[int], earned: float) -> list[Turn]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -146,11 +147,12 @@ class ExecutorEpisode(ProgramEpisode):
     def __init__(
         self, ticket: Ticket, index: int, *, engine: Engine, codec: ChatCodec, env: ExecutorSession, settings: EpisodeSettings
     ) -> None:
-        super().__init__(ticket, index, engine=engine, codec=codec, settings=settings)
+        super().__init__(ticket, index, engine=engine, codec=codec, settings=settings, tools=env.take_spans)
         self._env = env
         self._llm = RecordedPolicy(ticket, index, recorder=self._recorder, codec=codec, settings=settings)
 
     async def _play(self) -> Status:
+        self._called_s = time.perf_counter()
         try:
             self._result = await self._env.execute(self._ticket.task, self._llm, self._settings.rollout.episode_timeout_s)
         except Exception as error:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from agentrl.core.errors import StructureError
 from agentrl.core.protocols import Engine, EngineStats, GenerationRequest, WeightUpdate
-from agentrl.core.types import FinishReason, Generation, Task, floats, ints
+from agentrl.core.types import FinishReason, Generation, Span, Task, floats, ints
 from agentrl.env.agent import ResetResult, StepResult, StepState
 from agentrl.env.boundary import Session
 
@@ -61,6 +61,10 @@ class WatchedSession:
         result = await self._session.step(state)
         self._watcher(StepEvent(state, result))
         return result
+
+    def take_spans(self) -> tuple[Span, ...]:
+        """As `Session.take_spans`."""
+        return self._session.take_spans()
 
     async def close(self) -> None:
         """As `Session.close`."""

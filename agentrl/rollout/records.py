@@ -17,6 +17,8 @@ import numpy as np
 from agentrl.core.types import EvalSampling, FinishReason, Group, Task, Ticket, Trajectory, Turn, floats, ints
 
 PLAIN = (str, bool, int, float, type(None))
+MAX_IMAGES = 500_000
+"""Characters of images of observations that are recorded of a trajectory; a record of more than 1 MB is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,8 @@ def trajectory_record(ticket: Ticket, trajectory: Trajectory, limits: EngineLimi
         "spans": [[span.name, span.turn, round(span.start_s, 6), round(span.seconds, 6)] for span in trajectory.spans],
         "turns": [_turn(turn) for turn in trajectory.turns],
     }
+    if trajectory.images:
+        record["images"] = _images(trajectory.images)
     if trajectory.model_scores:
         record["model_scores"] = {name: list(scores) for name, scores in trajectory.model_scores.items()}
     if ticket.with_messages:
@@ -156,6 +160,19 @@ def _task(task: Task) -> dict[str, Any]:
         **({"literals": literals} if literals else {}),
         **({"inexact": inexact} if inexact else {}),
     }
+
+
+def _images(images: Sequence[tuple[int, Any]]) -> list[list[Any]]:
+    """Images as paths and data URLs with the numbers of their turns; in place of others, and of those that are too large, what they are."""
+    found: list[list[Any]] = []
+    left = MAX_IMAGES
+    for number, image in images:
+        text = image if isinstance(image, str) else type(image).__name__
+        if len(text) > left:
+            text = f"an image of {len(text)} characters, not recorded"
+        left -= len(text)
+        found.append([number, text])
+    return found
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

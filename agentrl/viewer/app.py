@@ -74,8 +74,9 @@ def _answer(library: Library, question: Question) -> Callable[[Request], Awaitab
 
 def _image(library: Library) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        place = request.path_params
-        found = await run_in_threadpool(episode_image, library.run(place["run"]), place["episode"], place["number"])
+        place, words = request.path_params, Words(dict(request.query_params))
+        run, attempt = library.run(place["run"]), words.optional("attempt")
+        found = await run_in_threadpool(episode_image, run, place["episode"], place["number"], attempt)
         if found is None:
             raise HTTPException(404, "there is no such image, or it is no PNG, JPEG, GIF or WebP file")
         data, kind = found

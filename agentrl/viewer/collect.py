@@ -91,7 +91,7 @@ class _Answers:
     def _episode(self, episode: str) -> None:
         answer = self._take("api/run/{run}/episode/{episode}", episode=episode)
         self._take("api/run/{run}/record/{episode}", episode=episode)
-        for number in range(answer["task"]["images"]):
+        for number in range(answer["images"]):
             if (image := episode_image(self._reader, episode, number)) is not None:
                 place = address("run", self._run, "image", episode, str(number))
                 self.found[place] = f"data:{image[1]};base64,{base64.b64encode(image[0]).decode()}"

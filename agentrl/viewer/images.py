@@ -7,7 +7,7 @@ import binascii
 from pathlib import Path
 from typing import Any
 
-from agentrl.inspect.episode import find_records
+from agentrl.inspect.episode import find_records, images_of
 from agentrl.inspect.reader import RunReader
 
 MAX_BYTES = 20 * 2**20
@@ -26,13 +26,15 @@ def image_kind(data: bytes) -> str | None:
     return next((kind for start, kind in SIGNATURES.items() if data.startswith(start)), None)
 
 
-def episode_image(run: RunReader, episode: str, number: int) -> tuple[bytes, str] | None:
-    """Return image `number` of an episode's task with its media type; `None` if there is none, or it is something else than an image."""
-    task = find_records(run, episode)[0].get("task") or {}
-    images = task.get("images") or []
+def episode_image(run: RunReader, episode: str, number: int, attempt: int | None = None) -> tuple[bytes, str] | None:
+    """Return image `number` of an episode with its media type; `None` if there is none, or it is something else than an image.
+
+    The images are those of the task and then those of observations, as `agentrl.inspect.episode.images_of` counts them.
+    """
+    images = images_of(find_records(run, episode, attempt))
     if not 0 <= number < len(images):
         return None
-    data = _bytes(images[number], run)
+    data = _bytes(images[number].source, run)
     kind = image_kind(data)
     return (data, kind) if kind is not None else None
 
@@ -45,6 +47,8 @@ def _bytes(image: Any, run: RunReader) -> bytes:
             return base64.b64decode(image.partition(",")[2], validate=True)
         except (binascii.Error, ValueError):
             return b""
+    if not run.settings:  # a file of another system, which may name any file of this machine
+        return b""
     launches = run.launches
     path = Path(launches[-1].get("folder", ".") if launches else ".") / image
     try:

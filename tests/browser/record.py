@@ -38,6 +38,11 @@ def branching(folder: Path) -> Path:
     return _train(folder, "branching", HERE / "branching.py", *_sizes(2, 4, 16), "--train-branches", "final")
 
 
+def tools(folder: Path) -> Path:
+    """Tools that are functions, with their times."""
+    return _train(folder, "tools", HERE / "tools.py", *_sizes(2, 8, 32), "--max-turns", "3")
+
+
 def unreachable(folder: Path, *, steps: int = 6) -> Path:
     """A run that does not learn, because no answer ever gets a reward."""
     return _train(folder, "sums", HERE / "sums.py", *_sizes(steps, 8, 16))

@@ -74,6 +74,7 @@ NAMES = [
     "run_python",
     "sample",
     "sample_async",
+    "timed",
     "train",
     "train_async",
     "verifiers",

@@ -24,6 +24,7 @@ from agentrl.env.adapters.specs import split_spec
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 from agentrl.env.remote.wire import check_url, encode_json, excerpt
 from agentrl.env.results import number
+from agentrl.env.timing import timed
 from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, parse_tool_calls
 from agentrl.env.tools.environment import with_system, with_tools
 
@@ -191,10 +192,12 @@ class NemoGymEnv(AgentInstance):
         if arguments is None:
             return _error(f"{call.name} takes fewer arguments")
         if self._mcp is not None and call.name in self._mcp.names and call.name not in tools_of(self._params):
-            text, good = await self._mcp.call(call.name, arguments)
+            with timed(call.name):
+                text, good = await self._mcp.call(call.name, arguments)
             return (self._cut(text), True) if good else _error(self._cut(text))
         told = TOLD if self.on_tool_failure == "raise" else TOLD | {500}
-        reply = await self._call(f"/{call.name}", arguments, told)
+        with timed(call.name):
+            reply = await self._call(f"/{call.name}", arguments, told)
         text = self._cut(reply.text)
         return (text, True) if reply.status not in told else _error(f"{reply.status}: {text}")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from agentrl.core.errors import EnvError, EnvTimeoutError
-from agentrl.core.types import Task
+from agentrl.core.types import Span, Task
 from agentrl.env.agent import ResetResult, StepResult, StepState
 from agentrl.env.boundary import CANCEL_GRACE_S, EnvLimits
 from agentrl.env.isolation import wire
@@ -165,6 +165,7 @@ class ProcessSession:
         self._env = f"{Path(agent.source).name}: {agent.name}"
         self._handle: EpisodeHandle | None = None
         self._interrupted = False
+        self._spans: tuple[Span, ...] = ()
 
     async def reset(self, task: Task, seed: int) -> ResetResult:
         """As `EnvSession.reset`."""
@@ -172,12 +173,24 @@ class ProcessSession:
         body = wire.pack_reset(task, seed, where)
         self._handle = await self._processes.acquire()
         answer = await self._call(where, body, self._limits.reset_timeout_s)
-        return wire.decode_reset(answer, where, task.prompt, self._agents)
+        return wire.decode_reset(self._decoded(answer, where), where, task.prompt, self._agents)
 
     async def step(self, state: StepState) -> StepResult:
         """As `EnvSession.step`."""
         where = f"{self._env}.step"
-        return wire.decode_step(await self._call(where, wire.pack_step(state), self._limits.step_timeout_s), where, self._agents)
+        answer = await self._call(where, wire.pack_step(state), self._limits.step_timeout_s)
+        return wire.decode_step(self._decoded(answer, where), where, self._agents)
+
+    def take_spans(self) -> tuple[Span, ...]:
+        """As `EnvSession.take_spans`."""
+        found, self._spans = self._spans, ()
+        return found
+
+    def _decoded(self, body: bytes, where: str) -> dict[str, Any]:
+        """Return an answer, and keep the times in it."""
+        answer = wire.decode(body, where)
+        self._spans = wire.spans_of(answer)
+        return answer
 
     async def close(self) -> None:
         """As `EnvSession.close`; then the process ends, is killed if it does not, or waits for another episode."""
@@ -189,7 +202,7 @@ class ProcessSession:
             grace = GRACE_S + CANCEL_GRACE_S * (2 if self._interrupted else 1)
             answer = await handle.call(pickle.dumps(("close",)), self._limits.close_timeout_s + grace)
             if answer is not None:
-                data = wire.decode(answer, f"{self._env}.close")
+                data = wire.without_error(wire.decode(answer, f"{self._env}.close"))
                 clean, reusable = data.get("clean") is True, data.get("reusable") is True
                 for line in data.get("log", ())[:10]:
                     _log.warning("%s", line)

@@ -87,10 +87,11 @@ class EpisodeProcess:
         where = f"{self._where}.{operation}"
         try:
             result = await (self._reset(*arguments) if operation == "reset" else self._step(*arguments))
-            return wire.encode_result(result, where)
+            return wire.encode_result(result, where, self._session.take_spans())
         except EnvError as error:
             self._is_clean = False
-            return wire.encode_error(error, system.named_limit(str(error).partition("\n")[0], self._process))
+            hint = system.named_limit(str(error).partition("\n")[0], self._process)
+            return wire.encode_error(error, hint, self._session.take_spans())
         except asyncio.CancelledError:
             self._is_clean = False
             raise

@@ -16,6 +16,7 @@ from agentrl.core.types import Message, as_messages
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepReturn, StepState
 from agentrl.env.boundary import Threads
 from agentrl.env.results import said
+from agentrl.env.timing import timed
 from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, parse_tool_calls
 
 Verdict: TypeAlias = StepReturn | float
@@ -141,7 +142,8 @@ class Toolbox:
         except ToolCallError as error:
             return _bad(str(error))
         try:
-            value = await self._limited(tool, arguments)
+            with timed(tool.name):
+                value = await self._limited(tool, arguments)
         except Exception as error:
             if self._on_failure == "raise":
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -40,7 +41,7 @@ class BlackBoxEpisode(ProgramEpisode):
         settings: EpisodeSettings,
         server: EndpointServer | None = None,
     ) -> None:
-        super().__init__(ticket, index, engine=engine, codec=codec, settings=settings)
+        super().__init__(ticket, index, engine=engine, codec=codec, settings=settings, tools=env.take_spans)
         self._env = env
         self._server, self._own_server = server or EndpointServer(), server is None
         self._limits = EngineLimits(max_model_len=engine.max_model_len, end_token_ids=engine.end_token_ids)
@@ -58,6 +59,7 @@ class BlackBoxEpisode(ProgramEpisode):
 
     async def _play(self) -> Status:
         llm = await self._server.open(self.session)
+        self._called_s = time.perf_counter()
         try:
             self._result = await self._env.run(self._ticket.task, llm, self._settings.rollout.episode_timeout_s)
         except EnvError as error:

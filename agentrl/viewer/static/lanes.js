@@ -3,7 +3,7 @@ import { html, useState } from "./html.js";
 import { CATEGORIES } from "./colour.js";
 import { plural, seconds } from "./format.js";
 
-const ORDER = ["learner", "train loop", "publication", "evaluation", "groups", "engine", "environment"];
+const ORDER = ["learner", "train loop", "publication", "evaluation", "groups", "engine", "environment", "tools"];
 const ROW = 11;
 const MOST = 12;
 const WIDTH = 1000;
@@ -20,6 +20,10 @@ export function placed(spans) {
   return { spans: found, rows: Math.max(1, ends.length) };
 }
 
+const TOOL = "tool:";
+export const spanName = (name) => (name.startsWith(TOOL) ? name.slice(TOOL.length) : name);
+export const laneOf = (name) => (name.startsWith(TOOL) ? "tools" : name === "generate" ? "engine" : "environment");
+
 const waits = (span) => /wait|idle|pause/.test(span.name);
 
 function Lane({ name, spans, begin, end, colour, onShow, href }) {
@@ -33,7 +37,7 @@ function Lane({ name, spans, begin, end, colour, onShow, href }) {
       .map((span, index) => {
         const [left, right] = [x(span.start_s), x(span.end_s)];
         const box = html`<rect x=${left} y=${span.row * ROW + 2} width=${Math.max(1.2, right - left)} height=${ROW - 2} fill=${colour} fill-opacity=${waits(span) ? 0.25 : 0.85}
-          onMouseEnter=${() => onShow(span)}><title>${`${span.name}, ${seconds(span.end_s - span.start_s)}`}</title></rect>`;
+          onMouseEnter=${() => onShow(span)}><title>${`${spanName(span.name)}, ${seconds(span.end_s - span.start_s)}`}</title></rect>`;
         const link = href(span);
         return link ? html`<a key=${index} href=${link}>${box}</a>` : html`<g key=${index}>${box}</g>`;
       })}</svg></div>`;
@@ -44,7 +48,7 @@ export function Lanes({ lanes, href, note }) {
   const names = [...ORDER, ...new Set(lanes.spans.map((span) => span.lane).filter((lane) => !ORDER.includes(lane)))];
   const begin = lanes.begin_s ?? Math.min(...lanes.spans.map((span) => span.start_s));
   const end = lanes.end_s ?? Math.max(...lanes.spans.map((span) => span.end_s));
-  const words = shown && [shown.lane, shown.name, shown.episode && `episode ${shown.episode}`, seconds(shown.end_s - shown.start_s), `from ${seconds(shown.start_s - begin)}`].filter(Boolean).join(" · ");
+  const words = shown && [shown.lane, spanName(shown.name), shown.episode && `episode ${shown.episode}`, seconds(shown.end_s - shown.start_s), `from ${seconds(shown.start_s - begin)}`].filter(Boolean).join(" · ");
   return html`<div class="lanes">${names.map((name, index) => {
     const spans = lanes.spans.filter((span) => span.lane === name && span.end_s >= begin && span.start_s < end);
     return spans.length > 0 && html`<${Lane} key=${name} name=${name} spans=${spans} begin=${begin} end=${end} colour=${CATEGORIES[index % 7]} onShow=${setShown} href=${href} />`;

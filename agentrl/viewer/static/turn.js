@@ -1,6 +1,7 @@
 // A turn: what the model was given, what it sampled, what the environment paid and how long it took.
 import { html, useMemo, useState } from "./html.js";
 import { number, plural, seconds, spelled } from "./format.js";
+import { laneOf, spanName } from "./lanes.js";
 import { at, foundTokens, isTrained, piecesOf } from "./tokens.js";
 
 const LONG = 1500; // tokens of a turn, or a hundredth of the letters of a text, shown before the reader asks for all
@@ -65,11 +66,14 @@ export function Given({ turn, cells, find }) {
 
 const pairs = (values) => Object.entries(values || {}).map(([name, value]) => `${name} ${number(value)}`).join("  ");
 
+// In order of their beginnings, so that tools stand behind the step that called them.
+const inOrder = (spans) => [...spans].sort((one, other) => one.start_s - other.start_s || other.seconds - one.seconds);
+
 function Paid({ turn, spans }) {
   const parts = pairs(turn.reward_parts);
   const info = pairs(turn.info);
   return html`<footer><span>reward <b>${number(turn.reward)}</b>${parts && html` <span class="dim">of ${parts}</span>`}</span>${info && html`<span>${info}</span>`}
-    ${spans.map((span, index) => html`<span key=${index} class="span"><b>${span.name}</b> ${seconds(span.seconds)}</span>`)}</footer>`;
+    ${inOrder(spans).map((span, index) => html`<span key=${index} class=${laneOf(span.name) === "tools" ? "span tool" : "span"}><b>${spanName(span.name)}</b> ${seconds(span.seconds)}</span>`)}</footer>`;
 }
 
 function head(turn, several) {
@@ -82,14 +86,14 @@ function head(turn, several) {
   ].filter(Boolean).join(" · ");
 }
 
-export function Turn({ turn, spans, paint, form, colour, chosen, find, branch, several, style }) {
+export function Turn({ turn, spans, images, paint, form, colour, chosen, find, branch, several, style }) {
   const cells = form === "tokens";
   return html`<section class="turn" id=${`turn-${turn.turn}`} data-turn-box=${turn.turn} style=${style}>
     <header><b>turn ${turn.turn + 1}</b><span class="dim">${head(turn, several)}</span>${branch && html`<span class="badge">${branch}</span>`}
       ${turn.unanswered && html`<span class="badge bad">the environment did not answer</span>`}
       ${turn.fresh && turn.turn > 0 && html`<span class="badge">context begun anew${turn.branch_reason ? `: ${turn.branch_reason}` : ""}</span>`}
       ${turn.masked && html`<span class="badge warn">not trained: ${turn.masked}</span>`}</header>
-    <${Given} turn=${turn} cells=${cells} find=${find} />
+    <${Given} turn=${turn} cells=${cells} find=${find} />${images}
     <div class="message"><div class="role">${turn.agent || "model"}${turn.tokens.pieces && turn.tokens.exact === false ? " (the texts of its tokens, each read alone, do not make up its text)" : ""}</div><${Tokens} turn=${turn} paint=${paint} cells=${cells} chosen=${chosen} find=${find} mask=${colour === "mask"} /></div>
     <${Paid} turn=${turn} spans=${spans} /></section>`;
 }

@@ -17,7 +17,7 @@ from agentrl.inspect.foreign import import_file
 from agentrl.inspect.listing import episode_list
 from agentrl.inspect.reader import RunReader
 from agentrl.inspect.telemetry import export_inspect, export_spans
-from tests.run_files import read, small_run
+from tests.run_files import MadeRun, read, small_run
 
 OPENRLHF = [
     {"input": "2+2=?", "output": "4", "reward": 1.0, "label": "4"},
@@ -180,7 +180,22 @@ def test_spans_are_what_the_protocol_defines(tmp_path):
     origin = record["ended_s"] - record["group_s"]
     assert others[1].start_time_unix_nano / 1e9 == pytest.approx(origin + record["spans"][1][2], abs=1e-3)
     chat = {item.key: item.value for item in others[1].attributes}
+    assert [value.string_value for value in chat["gen_ai.response.finish_reasons"].array_value.values] == ["stop"]
     assert (chat["gen_ai.usage.output_tokens"].int_value, chat["gen_ai.usage.input_tokens"].int_value) == (8, 6)
+
+
+def test_the_spans_of_tools_are_parts_of_their_steps(tmp_path):
+    run = MadeRun(tmp_path / "run")
+    run.step(1, [run.group(1, members=1, tool="search")])
+    assert export_spans(RunReader(run.close()), tmp_path / "spans.jsonl") == 1
+    spans = next(read(tmp_path / "spans.jsonl"))["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    steps, tools = ([span for span in spans if span["name"] == name] for name in ("step", "search"))
+    assert [tool["parentSpanId"] for tool in tools] == [step["spanId"] for step in steps]
+    for step, tool in zip(steps, tools, strict=True):
+        assert int(step["startTimeUnixNano"]) < int(tool["startTimeUnixNano"]) < int(tool["endTimeUnixNano"]) < int(step["endTimeUnixNano"])
+        about = {item["key"]: item["value"] for item in tool["attributes"]}
+        assert about["gen_ai.operation.name"] == {"stringValue": "execute_tool"}
+        assert about["gen_ai.tool.name"] == {"stringValue": "search"}
 
 
 def test_a_log_for_inspect_holds_every_episode(tmp_path):

@@ -1,12 +1,13 @@
 // An episode: its turns as messages or as tokens, coloured by a figure; its rewards, branches, agents and times.
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
-import { ask, question, runPath, saved, savedImage, useData } from "../api.js";
+import { ask, question, runPath, useData } from "../api.js";
 import { lineage, BranchTree } from "../branches.js";
 import { CopyButton } from "../copy.js";
 import { TokenFigures } from "../figures.js";
 import { number, plural, seconds, valueText } from "../format.js";
+import { Images } from "../images.js";
 import { useKeys } from "../keys.js";
-import { Lanes } from "../lanes.js";
+import { Lanes, laneOf } from "../lanes.js";
 import { Empty, Facts, StatusBadge } from "../legend.js";
 import { address, go, setQuery, toEpisode, toGroup, toStep } from "../router.js";
 import { useDark } from "../theme.js";
@@ -48,15 +49,6 @@ function Head({ run, episode }) {
     ${episode.error && html`<pre class="note">${episode.error}</pre>`}`;
 }
 
-function Images({ run, episode }) {
-  if (!episode.task.images) return null;
-  return html`<div class="images">${Array.from({ length: episode.task.images }, (_, index) => {
-    const where = runPath(run, "image", episode.episode, index);
-    const source = saved ? savedImage(where) : where;
-    return source ? html`<img key=${index} src=${source} alt=${`image ${index + 1} of the task`} />` : html`<span key=${index} class="empty">image ${index + 1} is not in this file</span>`;
-  })}</div>`;
-}
-
 function Controls({ episode, form, colour, find, lanes, several }) {
   const next = (event) => {
     event.preventDefault();
@@ -87,9 +79,13 @@ function Commands({ run, episode }) {
 function Times({ run, episode }) {
   const spans = episode.spans || [];
   if (!spans.length) return null;
-  const placed = spans.map((span) => ({ lane: span.name === "generate" ? "engine" : "environment", name: span.name, start_s: span.start_s, end_s: span.start_s + span.seconds, turn: span.turn }));
-  return html`<h2>Time</h2><${Lanes} lanes=${{ spans: placed, begin_s: 0 }} href=${(span) => (span.turn === null || span.turn === undefined ? "" : toEpisode(run, episode.episode, { turn: span.turn }))} note="A span leads to its turn." />`;
+  const turnOf = (number) => episode.turns.find((turn) => turn.number === number);
+  const placed = spans.map((span) => ({ lane: laneOf(span.name), name: span.name, start_s: span.start_s, end_s: span.start_s + span.seconds, turn: turnOf(span.turn) }));
+  return html`<h2>Time</h2><${Lanes} lanes=${{ spans: placed, begin_s: 0 }} href=${(span) => (span.turn ? toEpisode(run, episode.episode, { turn: span.turn.turn }) : "")} note="A span leads to its turn." />`;
 }
+
+// Times of a turn; that of the reset is the first turn's.
+const spansOf = (episode, turn) => (episode.spans || []).filter((span) => span.turn === turn.number || (turn.turn === 0 && (span.turn === null || span.turn === undefined)));
 
 // Chosen token, its keys, and the token under the pointer.
 function usePlace(episode, query) {
@@ -162,13 +158,14 @@ export function EpisodeView({ run, name, query }) {
   const branches = episode.branches || [];
   const path = query.branch === undefined ? null : lineage(branches, Number(query.branch));
   const turns = episode.turns.filter((turn) => !path || path.has(turn.branch));
-  const box = (turn, row) => html`<${Turn} key=${turn.turn} turn=${turn} spans=${(episode.spans || []).filter((span) => span.turn === turn.turn)} paint=${paint} form=${form} colour=${colour}
+  const box = (turn, row) => html`<${Turn} key=${turn.turn} turn=${turn} images=${html`<${Images} run=${run} episode=${episode} numbers=${turn.images || []} what=${`shown before turn ${turn.turn + 1}`} />`} spans=${spansOf(episode, turn)} paint=${paint} form=${form} colour=${colour}
     chosen=${chosen && chosen.turn === turn.turn ? chosen.token : -1} find=${find} several=${several} branch=${branches.length > agents.length ? `branch ${turn.branch + 1}` : ""}
     style=${lanes ? { gridColumn: String(agents.indexOf(turn.agent) + 1), gridRow: String(row + 1) } : {}} />`;
-  return html`<div class="split"><div><${Head} run=${run} episode=${episode} /><${Images} run=${run} episode=${episode} />
+  return html`<div class="split"><div><${Head} run=${run} episode=${episode} /><${Images} run=${run} episode=${episode} numbers=${Array.from({ length: episode.task.images || 0 }, (_, index) => index)} what="of the task" />
       ${branches.length > 1 && branches.length > agents.length && html`<${BranchTree} branches=${branches} chosen=${query.branch === undefined ? null : Number(query.branch)} several=${several} />`}
       <${Controls} episode=${episode} form=${form} colour=${colour} find=${find} lanes=${lanes} several=${several} />
       ${!turns.length && html`<${Empty}>No turn is recorded: the model was not asked before the episode ended.<//>`}
+      ${(episode.unread_images || []).length > 0 && html`<p class="dim">The environment showed these images, and no turn was sampled after them:</p><${Images} run=${run} episode=${episode} numbers=${episode.unread_images} what="shown at the end" />`}
       <div class=${lanes ? "agents" : ""} style=${lanes ? { gridTemplateColumns: `repeat(${agents.length}, minmax(0, 1fr))` } : {}} ...${events}>${turns.map(box)}</div>
       <${Times} run=${run} episode=${episode} /></div>
     <aside class="side token-side"><p class="tools">${episode.previous && html`<a href=${toEpisode(run, episode.previous)}>← ${episode.previous}</a>`}${episode.next && html`<a href=${toEpisode(run, episode.next)}>${episode.next} →</a>`}</p>

@@ -7,7 +7,9 @@ import pytest
 
 from agentrl import Task
 from agentrl.core.errors import EnvError, EnvLoadError
+from agentrl.core.types import Span
 from agentrl.env.boundary import EnvLimits
+from agentrl.env.isolation import wire
 from agentrl.env.isolation.pool import LocalSessions, Sessions, open_sessions
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.load import AgentSpec, load_agent
@@ -76,6 +78,20 @@ def reward(completion, label):
     return float(completion == "4") + len(label)
 """
 
+TIMED = """
+import asyncio
+from agentrl import timed
+
+class Timed(Tools):
+    async def reset(self, state):
+        with timed("look up"):
+            await asyncio.sleep(0.02)
+
+    def judge(self, state):
+        with timed("judge"):
+            raise RuntimeError("it broke")
+"""
+
 ENVS = [*sorted(str(path) for path in (ROOT / "envs").glob("*.py")), "gym:FrozenLake-v1?is_slippery=True", "gym:Blackjack-v1"]
 OPENRLHF = [str(ROOT / "tests/openrlhf_files" / name) for name in ("feedback.py", "extra_logs.py", "reward_func.py", "sampling.py")]
 
@@ -90,6 +106,44 @@ async def test_every_form_passes_unchanged(name: str, tmp_path: Path) -> None:
     path = tmp_path / "forms.py"
     path.write_text(FORMS)
     await compare(load_agent(f"{path}:{name}"))
+
+
+async def test_times_of_tools_leave_the_process_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "forms.py"
+    path.write_text(FORMS + TIMED)
+    agent = load_agent(f"{path}:Timed")
+    for sessions in (LocalSessions(agent, EnvLimits()), open_sessions(agent, EnvLimits(process=ProcessLimits()))):
+        await sessions.start()
+        session = sessions.session()
+        try:
+            await session.reset(Task("prompt"), 3)
+            [look] = session.take_spans()
+            await session.step(state(ANSWERS[2]))
+            [call] = session.take_spans()
+            with pytest.raises(EnvError, match="it broke"):
+                await session.step(state("an answer"))
+            [failed] = session.take_spans()
+            assert session.take_spans() == ()
+        finally:
+            await session.close()
+            await sessions.close()
+        assert (look.name, call.name, failed.name) == ("tool:look up", "tool:add", "tool:judge")
+        assert all(span.turn is None and span.start_s >= 0.0 for span in (look, call, failed))
+        assert look.seconds >= 0.02
+
+
+@pytest.mark.parametrize(
+    ("spans", "kept"),
+    [
+        ([["tool:a", 0.5, 1]], [Span("tool:a", None, 0.5, 1.0)]),
+        ([["generate", 0.5, 1.0], ["tool:" + "x" * 81, 0.0, 0.0], ["tool:a", -1.0, 0.0], ["tool:a", 0.0, 1e7], ["tool:a", 0.0], 3], []),
+        ([["tool:a", "0", 1.0], ["tool:a", float("nan"), 1.0], [["tool:a"], 0.0, 1.0]], []),
+        ("tool:a", []),
+        ([["tool:a", 0.0, 0.0]] * 1000, [Span("tool:a", None, 0.0, 0.0)] * 200),
+    ],
+)
+def test_times_from_a_process_are_not_trusted(spans: object, kept: list[Span]) -> None:
+    assert list(wire.spans_of({"spans": spans})) == kept
 
 
 async def test_what_json_cannot_say_is_an_error_that_says_so(tmp_path: Path) -> None:
