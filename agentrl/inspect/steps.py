@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from agentrl.core.errors import ConfigError
@@ -13,6 +13,10 @@ from agentrl.inspect.series import TOKENS_BY_METRIC
 
 LANES = ("learner", "train loop", "publication", "evaluation", "groups", "engine", "environment", "tools")
 MAX_SPANS = 5000
+MAX_BESIDE = 500
+"""Groups of other steps that are shown beside those of a step."""
+BEFORE = 2.0
+"""Lengths of a step, from its beginning on, that its lanes go back to show how its groups were made."""
 WHOLE = ("time/step_s", "time/train_s", "time/learner_s")
 """Times that are no part of the learner's work, but the whole of something."""
 
@@ -69,20 +73,35 @@ def _recorded(run: RunReader, step: int) -> tuple[list[GroupFacts], list[GroupFa
 
 
 def _lanes(run: RunReader, line: Mapping[str, Any] | None, groups: Sequence[GroupFacts], step: int) -> dict[str, Any]:
-    """Times since 1970: from the end of the step before to the moment at which the weights were live everywhere."""
+    """Times since 1970: from the beginning of the step's groups to the moment at which the weights were live everywhere.
+
+    In an asynchronous run the groups were begun before the step; groups of other steps that were played in this time are shown too.
+    """
     spans = [*_loop_spans(line, step)] if line is not None else []
     rows = [group.row() for group in groups]
-    begin = line.get("begin_s") if line else min((row["started_s"] for row in rows if row["started_s"] is not None), default=None)
+    starts = [row["started_s"] for row in rows if row["started_s"] is not None]
+    begin = since = line.get("begin_s") if line else min(starts, default=None)
     end = line.get("live_s") if line else max((row["ended_s"] for row in rows if row["ended_s"] is not None), default=None)
-    for row in rows:
-        if row["started_s"] is not None:
-            about = {"group": row["group"], "worker": row["worker"], "verdict": row["verdict"]}
-            spans.append(_span("groups", f"group {row['group']}", row["started_s"], row["ended_s"]) | about)
     if begin is not None and end is not None:
+        begin = max(begin - BEFORE * (end - begin), min([begin, *starts]))
         spans += _neighbour_spans(run, begin, end, step)
+        groups = [*groups, *_beside(run, begin, end, {group.group for group in groups})]
+    for row in (group.row() for group in groups):
+        if row["started_s"] is not None:
+            about = {"group": row["group"], "worker": row["worker"], "verdict": row["verdict"], "step": row["step"]}
+            spans.append(_span("groups", f"group {row['group']}", row["started_s"], row["ended_s"]) | about)
     spans += _episode_spans(run, groups)
     spans.sort(key=lambda span: (LANES.index(span["lane"]), span["start_s"]))
-    return {"begin_s": begin, "end_s": end, "order": LANES, "spans": spans[:MAX_SPANS], "cut": len(spans) > MAX_SPANS}
+    cut = len(spans) > MAX_SPANS
+    return {"begin_s": begin, "step_begin_s": since, "end_s": end, "order": LANES, "spans": spans[:MAX_SPANS], "cut": cut}
+
+
+def _beside(run: RunReader, begin: float, end: float, known: Set[int]) -> list[GroupFacts]:
+    """The other groups that were under way in a time, at most `MAX_BESIDE`."""
+    sql = 'SELECT "group", attempt FROM groups WHERE ended_s > ? AND ended_s - seconds < ? ORDER BY id LIMIT ?'
+    found = run.store.query(sql, (begin, end, MAX_BESIDE + len(known)))
+    attempts = {group: attempt for group, attempt in found if group not in known}
+    return find_groups(run, list(attempts), attempts) if attempts else []
 
 
 def _loop_spans(line: Mapping[str, Any], step: int) -> Iterator[dict[str, Any]]:
@@ -129,7 +148,7 @@ def _episode_spans(run: RunReader, groups: Sequence[GroupFacts]) -> Iterator[dic
             for name, turn, start_s, seconds in record.get("spans") or ():
                 lane = "engine" if name == "generate" else "tools" if name.startswith(TOOL) else "environment"
                 count += 1
-                about = {"group": group.group, "episode": record.get("episode_id"), "turn": turn}
+                about = {"group": group.group, "episode": record.get("episode_id"), "turn": turn, "step": group.step}
                 yield _span(lane, name, origin + start_s, origin + start_s + seconds) | about
 
 

@@ -26,7 +26,10 @@ export const laneOf = (name) => (name.startsWith(TOOL) ? "tools" : name === "gen
 
 const waits = (span) => /wait|idle|pause/.test(span.name);
 
-function Lane({ name, spans, begin, end, colour, onShow, href }) {
+// How strongly a span is drawn: waits are pale, and so is work on groups of other steps than `step`.
+const strength = (span, step) => (waits(span) ? 0.25 : step && (span.group ?? null) !== null && span.step !== step ? 0.4 : 0.85);
+
+function Lane({ name, spans, begin, end, mark, step, colour, onShow, href }) {
   const [all, setAll] = useState(false);
   const { spans: found, rows } = placed(spans);
   const shown = all ? rows : Math.min(rows, MOST);
@@ -36,21 +39,21 @@ function Lane({ name, spans, begin, end, colour, onShow, href }) {
       .filter((span) => span.row < shown)
       .map((span, index) => {
         const [left, right] = [x(span.start_s), x(span.end_s)];
-        const box = html`<rect x=${left} y=${span.row * ROW + 2} width=${Math.max(1.2, right - left)} height=${ROW - 2} fill=${colour} fill-opacity=${waits(span) ? 0.25 : 0.85}
+        const box = html`<rect x=${left} y=${span.row * ROW + 2} width=${Math.max(1.2, right - left)} height=${ROW - 2} fill=${colour} fill-opacity=${strength(span, step)}
           onMouseEnter=${() => onShow(span)}><title>${`${spanName(span.name)}, ${seconds(span.end_s - span.start_s)}`}</title></rect>`;
         const link = href(span);
         return link ? html`<a key=${index} href=${link}>${box}</a>` : html`<g key=${index}>${box}</g>`;
-      })}</svg></div>`;
+      })}${mark > begin && mark < end && html`<line class="mark" x1=${x(mark)} x2=${x(mark)} y1="0" y2=${shown * ROW + 4}></line>`}</svg></div>`;
 }
 
-export function Lanes({ lanes, href, note }) {
+export function Lanes({ lanes, href, note, step = 0 }) {
   const [shown, setShown] = useState(null);
   const names = [...ORDER, ...new Set(lanes.spans.map((span) => span.lane).filter((lane) => !ORDER.includes(lane)))];
   const begin = lanes.begin_s ?? Math.min(...lanes.spans.map((span) => span.start_s));
   const end = lanes.end_s ?? Math.max(...lanes.spans.map((span) => span.end_s));
-  const words = shown && [shown.lane, spanName(shown.name), shown.episode && `episode ${shown.episode}`, seconds(shown.end_s - shown.start_s), `from ${seconds(shown.start_s - begin)}`].filter(Boolean).join(" · ");
+  const words = shown && [shown.lane, spanName(shown.name), shown.episode && `episode ${shown.episode}`, step && (shown.group ?? null) !== null && shown.step !== step && (shown.step ? `of step ${shown.step}` : shown.verdict && shown.verdict !== "kept" ? shown.verdict : "of another step"), seconds(shown.end_s - shown.start_s), `from ${seconds(shown.start_s - begin)}`].filter(Boolean).join(" · ");
   return html`<div class="lanes">${names.map((name, index) => {
     const spans = lanes.spans.filter((span) => span.lane === name && span.end_s >= begin && span.start_s < end);
-    return spans.length > 0 && html`<${Lane} key=${name} name=${name} spans=${spans} begin=${begin} end=${end} colour=${CATEGORIES[index % 7]} onShow=${setShown} href=${href} />`;
+    return spans.length > 0 && html`<${Lane} key=${name} name=${name} spans=${spans} begin=${begin} end=${end} mark=${lanes.step_begin_s} step=${step} colour=${CATEGORIES[index % 7]} onShow=${setShown} href=${href} />`;
   })}</div><p class="dim">${words || `${seconds(end - begin)} from left to right. ${note}`}</p>`;
 }

@@ -35,7 +35,7 @@ export function RunView({ run, info, query }) {
     ${info.command && html`<pre class="command">${info.command}</pre>`}
     <${Facts} rows=${[
       ["steps", (info.num_steps || info.step > 0) && `${info.step}${info.num_steps ? ` of ${info.num_steps}` : ""}`],
-      ["reward", reward && reward.last !== undefined && reward.last !== null && `${number(reward.first, 3)} to ${number(reward.last, 3)}, best ${number(reward.best, 3)}`],
+      ["reward", reward && reward.last !== undefined && reward.last !== null && `${number(reward.first, 3)} in the first steps, ${number(reward.last, 3)} in the last, ${number(reward.best, 3)} in the best`],
       ["environment", info.agent], ["model", info.model], ["algorithm", info.algorithm],
       ["staleness", info.staleness === null || info.staleness === undefined ? "" : info.staleness ? `up to ${info.staleness}` : "synchronous"],
       ["seed", info.num_steps && number(info.seed)], ["time", seconds(info.wall_s)], ["started", moment(info.started_s)],
