@@ -1,8 +1,7 @@
-"""Continuous batching of a model of transformers: prompts are computed one at a time, then all sequences are decoded together."""
+"""Continuous batching of a model of transformers: new prompts are computed, then all sequences are decoded together."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import threading
@@ -10,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,52 +19,19 @@ from transformers import AutoTokenizer
 
 from agentrl.core.errors import EngineDeadError
 from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory
-from agentrl.core.types import ExpertArray, FinishReason, Generation, experts_of, floats, ints
+from agentrl.core.types import FinishReason, Generation, experts_of, floats, ints
+from agentrl.engine.prefill import Prefill
 from agentrl.engine.sampling import sample
+from agentrl.engine.sequences import Sequence, SlotTable
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.slot_model import SlotModel
-from agentrl.engine.slots import KEYS, SlotCache, Step
+from agentrl.engine.slots import SlotCache, Step, padded
 
 GATHER_S = 0.001
 """Time that further requests are awaited before a step, as long as they keep coming; they tend to come in bursts."""
 GATHER_ROUNDS = 4
 FIRST_CAPACITY = 64
 """Tokens of a slot at first; it doubles when a sequence needs more."""
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A request under way."""
-
-    request: GenerationRequest
-    answer: Future[Generation]
-    ids: list[int]  # prompt and what was sampled
-    budget: int  # tokens to sample at most
-    ends: frozenset[int]  # tokens that end it
-    uniform: np.random.Generator  # decides what is sampled
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    experts: list[ExpertArray] = field(default_factory=list)  # [layers, top_k] of each token when it was first computed, if recorded
-    slot: int = -1
-    cached: int = 0  # prompt tokens that were not computed again
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_ids)
-
-
-@dataclass(slots=True)
-class Slot:
-    """Tokens whose keys and values a slot holds; they stay after the sequence has ended, until the slot is needed."""
-
-    ids: list[int] = field(default_factory=list)
-    experts: list[ExpertArray] = field(default_factory=list)  # [layers, top_k] of each token, if recorded
-    session: str = ""
-    prompt: bytes = b""  # of the sequence, if `logits` are known
-    logits: Tensor | None = None  # after the prompt # [V]
-    used: int = 0  # when it was last taken
-    owner: Sequence | None = None
 
 
 class Batcher:
@@ -87,16 +53,16 @@ class Batcher:
         self.load_now, self.ended = EngineLoad(), threading.Event()
         self._seed, self._keep_kv = settings.seed, settings.engine.kv_on_publish == "keep"
         self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._lock, self._order = threading.Lock(), itertools.count()
+        self._lock = threading.Lock()
         self._waiting: deque[Sequence] = deque()
-        self._active: list[Sequence] = []
-        self._slots: list[Slot] = []
+        self._active: dict[Sequence, None] = {}  # a set with an order
+        self._table = SlotTable(0)
         self._asleep: set[Memory] = set()
         self._max_slots, self._tokens = (
             settings.engine.max_num_seqs,
             int(settings.engine.kv_cache_gib * 2**30 / self._model.cache.bytes_per_token),
         )
-        self._resize(min(FIRST_CAPACITY, _padded(self.context)))
+        self._resize(min(FIRST_CAPACITY, padded(self.context)))
 
     # Called by other threads.
 
@@ -144,7 +110,7 @@ class Batcher:
             with self._lock:
                 self.dead = self.dead or f"{type(error).__name__}: {error}"
         failed = [*self._active, *self._waiting]
-        self._active, self._waiting = [], deque()  # before commands that abort one of them
+        self._active, self._waiting = {}, deque()  # before commands that abort one of them
         for sequence in failed:
             sequence.answer.set_exception(EngineDeadError(f"the engine is gone: {self.dead}"))
         while not self._commands.empty():  # requests that came too late
@@ -206,10 +172,10 @@ class Batcher:
         """Copy a set of weights into the model, and forget keys and values; those of sequences under way stay if they are to be kept."""
         self._model.load(path)
         if self._keep_kv:  # without a session and a prompt, no later sequence finds them
-            self._slots = [Slot(slot.ids, slot.experts, owner=slot.owner, used=slot.used) if slot.owner else Slot() for slot in self._slots]
+            self._table.forget_free()
         else:
             self._forget()
-            self._slots = [Slot() for _ in self._slots]
+            self._table = SlotTable(len(self._table))
         self.version = version
         return version
 
@@ -217,7 +183,7 @@ class Batcher:
         """Move the weights to CPU memory and drop the cache; sequences under way wait, with what was sampled."""
         if not self._asleep:
             self._forget()
-            self._slots = []
+            self._table = SlotTable(0)
             self._model.cache.drop()
             self._model.move(torch.device("cpu"))
             self._asleep = {"weights", "kv_cache"}
@@ -227,7 +193,7 @@ class Batcher:
         if "weights" in parts and "weights" in self._asleep:
             self._model.move(self._model.device)
         if "kv_cache" in parts and "kv_cache" in self._asleep:
-            self._resize(min(FIRST_CAPACITY, _padded(self.context)))
+            self._resize(min(FIRST_CAPACITY, padded(self.context)))
         self._asleep -= set(parts)
 
     def _forget(self) -> None:
@@ -235,73 +201,33 @@ class Batcher:
         for sequence in reversed(self._active):
             sequence.slot = -1
             self._waiting.appendleft(sequence)
-        self._active = []
+        self._active = {}
 
     def _admit(self) -> None:
-        """Compute the prompts of waiting sequences, as many as there are free slots, and sample their first tokens."""
-        ready: list[tuple[Sequence, Tensor]] = []
-        while self._waiting and len(self._active) < len(self._slots):
-            sequence = self._waiting[0]
-            if len(sequence.ids) + 1 > self._model.cache.capacity:
-                self._resize(self._model.cache.capacity * 2, need=len(sequence.ids) + 1)
-                continue
-            self._waiting.popleft()
-            self._active.append(sequence)
-            ready.append((sequence, self._prefill(sequence)))
-        if ready:
-            self._sample([sequence for sequence, _ in ready], torch.stack([logits for _, logits in ready]))
-
-    def _prefill(self, sequence: Sequence) -> Tensor:
-        """Give a sequence a slot with the keys and values of all of its tokens; returns the logits after them # [V]."""
-        ids, fresh = sequence.ids, len(sequence.ids) == sequence.prompt_length
-        key = sequence.request.prompt_ids.tobytes() if fresh else b""
-        same = next((index for index, slot in enumerate(self._slots) if fresh and slot.logits is not None and slot.prompt == key), None)
-        before = same if same is not None else self._of_session(sequence)
-        known = len(ids) if same is not None else _common(self._slots[before].ids, ids) if before is not None else 0
-        experts = self._slots[before].experts[:known] if before is not None else []
-        index = self._take_slot(prefer=before if same is None else None, keep=same)
-        if before is not None and before != index:
-            self._model.cache.copy(before, index, known)
-        logits = self._slots[same].logits if same is not None else None
-        if logits is None:
-            known = min(known, len(ids) - 1)
-            rows, starts = torch.tensor([index]), torch.tensor([known])
-            step = Step(rows, starts, len(ids) - known, self._keys(len(ids)))
-            (logits,), (new,) = self._model(torch.tensor([ids[known:]]), step)
-            experts = [*experts[:known], *new]
-        if fresh:
-            sequence.cached = known
-        session = sequence.request.session
-        self._slots[index] = Slot(list(ids), experts, session, key, logits if fresh else None, next(self._order), sequence)
-        sequence.slot = index
-        sequence.experts += experts[len(sequence.experts) :]
-        return logits
-
-    def _of_session(self, sequence: Sequence) -> int | None:
-        """Return the slot with the longest beginning of the sequence, among those of its session."""
-        session = sequence.request.session
-        found = [(_common(slot.ids, sequence.ids), index) for index, slot in enumerate(self._slots) if session and slot.session == session]
-        return max(found)[1] if found and max(found)[0] else None
-
-    def _take_slot(self, prefer: int | None, keep: int | None) -> int:
-        """Return a free slot: the preferred one, or that which was not used for longest; `keep` only if there is no other."""
-        free = [index for index, slot in enumerate(self._slots) if slot.owner is None]
-        return prefer if prefer in free else min(free, key=lambda index: (index == keep, self._slots[index].used))
+        """Compute waiting sequences, as many as there are free slots, and sample their next tokens."""
+        if (chosen := min(len(self._waiting), self._table.free)) == 0:
+            return
+        need = max(len(sequence.ids) for sequence in islice(self._waiting, chosen)) + 1
+        if need > self._model.cache.capacity:
+            self._resize(self._model.cache.capacity * 2, need=need)
+        batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._table.free))]
+        self._active.update(dict.fromkeys(batch))
+        self._sample(batch, Prefill(self._model, self._table).run(batch))
 
     def _decode(self) -> None:
         """Compute the next token of every sequence."""
         longest = max(len(sequence.ids) for sequence in self._active)
         if longest > self._model.cache.capacity:
             self._resize(self._model.cache.capacity * 2, need=longest)
-        batch = self._active
-        if not batch:
+        if not (batch := list(self._active)):
             return
         rows = torch.tensor([sequence.slot for sequence in batch])
         starts = torch.tensor([len(sequence.ids) - 1 for sequence in batch])
         last = torch.tensor([[sequence.ids[-1]] for sequence in batch])
-        logits, experts = self._model(last, Step(rows, starts, 1, self._keys(longest)))
+        keys = min(padded(longest), self._model.cache.capacity)
+        logits, experts = self._model(last, Step(rows, starts, torch.ones_like(rows), 1, keys))
         for sequence, new in zip(batch, experts, strict=True):
-            slot = self._slots[sequence.slot]
+            slot = self._table[sequence.slot]
             slot.ids.append(sequence.ids[-1])
             slot.experts.extend(new)
             sequence.experts.extend(new)
@@ -329,8 +255,8 @@ class Batcher:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence in self._active:
-            self._active = [other for other in self._active if other is not sequence]
-            self._slots[sequence.slot].owner = None
+            del self._active[sequence]
+            self._table.release(sequence.slot)
         else:
             self._waiting.remove(sequence)
         sequence.answer.set_result(
@@ -346,38 +272,22 @@ class Batcher:
 
     # Memory.
 
-    def _keys(self, tokens: int) -> int:
-        return min(_padded(tokens), self._model.cache.capacity)
-
     def _resize(self, capacity: int, need: int = 0) -> None:
         """Make slots longer and, if the memory wants it, fewer; sequences without a slot wait until there is one again."""
         while capacity < need:
             capacity *= 2
-        capacity = min(capacity, _padded(self.context))
+        capacity = min(capacity, padded(self.context))
         number = max(1, min(self._max_slots, self._tokens // capacity))
-        old, self._slots = self._slots, [Slot() for _ in range(number)]
-        keep = sorted(range(len(old)), key=lambda index: (old[index].owner is None, -old[index].used))[:number]
-        keep = [index for index in keep if old[index].ids]
-        moves = {source: target for target, source in enumerate(keep)}
-        self._model.cache = self._model.cache.resized(number, capacity, moves) if old else SlotCache(number, capacity)
-        for source, target in moves.items():
-            self._slots[target] = old[source]
-            if (owner := old[source].owner) is not None:
-                owner.slot = target
-        left = [slot.owner for index, slot in enumerate(old) if slot.owner is not None and index not in moves]
-        self._active = [sequence for sequence in self._active if sequence not in left]
-        self._waiting.extendleft(sequence for sequence in left if sequence is not None)
+        if len(self._table) == 0:
+            self._table, self._model.cache = SlotTable(number), SlotCache(number, capacity)
+            return
+        self._table, moves = self._table.resized(number)
+        self._model.cache = self._model.cache.resized(number, capacity, moves)
+        for sequence in [each for each in self._active if each.slot < 0]:
+            del self._active[sequence]
+            self._waiting.appendleft(sequence)
 
     def _note_load(self) -> None:
         held = sum(len(sequence.ids) for sequence in self._active)
-        capacity = max(1, len(self._slots)) * self._model.cache.capacity
+        capacity = max(1, len(self._table)) * self._model.cache.capacity
         self.load_now = EngineLoad(running=len(self._active), waiting=len(self._waiting), kv_usage=min(1.0, held / capacity))
-
-
-def _padded(tokens: int) -> int:
-    return -(-tokens // KEYS) * KEYS
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    """Return the length of the common beginning."""
-    return next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -40,10 +40,10 @@ class SlotModel:
         self._routers = Routers(self._model) if settings.routed_experts else None
 
     def __call__(self, ids: Tensor, step: Step) -> tuple[Tensor, Sequence[Sequence[ExpertArray]]]:
-        """Run the model over new tokens # [B, n].
+        """Run the model over new tokens # [B, n], with anything behind the last one of a row that has fewer.
 
         Returns:
-            The logits after the last token of each row # [B, V], and the experts of each token # B times n of [layers, top_k], or
+            The logits after the last new token of each row # [B, V], and the experts of each token # B times n of [layers, top_k], or
             none if they are not asked for # B times 0.
         """
         if self._routers is None:
@@ -52,20 +52,22 @@ class SlotModel:
         return logits, [list(row) for row in self._routers.compact(chosen).reshape(*ids.shape, *chosen.shape[1:])]
 
     def _logits(self, ids: Tensor, step: Step) -> Tensor:
-        device = self.device
-        step = Step(step.rows.to(device), step.starts.to(device), step.count, step.keys)
-        self.cache.step = step
-        positions = step.starts[:, None] + torch.arange(step.count, device=device)
+        self.cache.step = step = step.to(self.device)
         out = self._model(
-            input_ids=ids.to(device),
-            position_ids=positions,
+            input_ids=ids.to(self.device),
+            position_ids=step.places(),
             past_key_values=self.cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=1 if len(ids) == 1 else 0,  # 0: all, of which `_last` leaves one each
             slot_step=step,
         )
-        logits: Tensor = out.logits[:, -1].float()
-        return logits
+        logits: Tensor = out.logits
+        return (self._last(logits) if logits.shape[1] > 1 else logits)[:, 0].float()
+
+    def _last(self, states: Tensor) -> Tensor:
+        """Leave the last new token of each row # [B, count, ...] -> [B, 1, ...]."""
+        step = self.cache.step
+        return states[torch.arange(len(states), device=states.device), step.counts - 1][:, None]
 
     def load(self, path: str) -> None:
         """Copy a set of weights into the model; the cache stays as it is.
@@ -115,8 +117,10 @@ class SlotModel:
         self._model.set_attn_implementation(NAME)
         if self.device.type == "cpu":
             make_rows_independent(self._model)
+        if (head := self._model.get_output_embeddings()) is not None:  # logits of other tokens are not needed
+            head.register_forward_pre_hook(lambda _, inputs: (self._last(inputs[0]),) if len(inputs[0]) > 1 else None)
         self.cache = cache = SlotCache(1, KEYS)
-        step = Step(torch.tensor([0]), torch.tensor([0]), ids.shape[1], KEYS)
+        step = Step(torch.tensor([0]), torch.tensor([0]), torch.tensor([ids.shape[1]]), ids.shape[1], KEYS)
         found = self._logits(ids, step)[0]
         bound = 1e-3 if expected.abs().max() < 1e3 and self._model.dtype == torch.float32 else 0.1 * float(expected.abs().max())
         if not torch.allclose(found, expected, atol=bound, rtol=0.01) or not cache.bytes_per_token:

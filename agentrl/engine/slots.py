@@ -23,12 +23,22 @@ QUERIES = 256
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Tokens of one forward pass: the next `count` of each row."""
+    """Tokens of one forward pass: the next ones of each row, filled up at its end to as many as the row with most has."""
 
     rows: Tensor  # [B] slots
     starts: Tensor  # [B] place of the first new token in its sequence
-    count: int  # new tokens of each row
+    counts: Tensor  # [B] new tokens
+    count: int  # the largest of them
     keys: int  # keys to attend to, at least all of the longest row
+
+    def to(self, device: torch.device) -> Step:
+        """Return the same on a device."""
+        return Step(self.rows.to(device), self.starts.to(device), self.counts.to(device), self.count, self.keys)
+
+    def places(self) -> Tensor:
+        """Places of the tokens in their sequences # [B, count]; what a row is filled up with has that of its last token."""
+        tokens = torch.arange(self.count, device=self.starts.device)
+        return self.starts[:, None] + torch.minimum(tokens, self.counts[:, None] - 1)
 
 
 class SlotCache(Cache):  # type: ignore[misc]
@@ -52,14 +62,18 @@ class SlotCache(Cache):  # type: ignore[misc]
             row, start = int(step.rows[0]), int(step.starts[0])
             stored[row, :, start : start + step.count] = states[0]
             return stored[row : row + 1, :, : step.keys]
-        stored[step.rows, :, step.starts] = states[:, :, 0]
+        if step.count == 1:
+            stored[step.rows, :, step.starts] = states[:, :, 0]
+        else:
+            rows, tokens = (torch.arange(step.count, device=states.device) < step.counts[:, None]).nonzero(as_tuple=True)
+            stored[step.rows[rows], :, step.starts[rows] + tokens] = states[rows, :, tokens]
         return stored.index_select(0, step.rows)[:, :, : step.keys]  # whole slots: a plain copy is faster than a gather of parts
 
-    def copy(self, source: int, target: int, tokens: int) -> None:
-        """Give `target` the first tokens of `source`."""
+    def copy(self, source: int, targets: list[int], tokens: int) -> None:
+        """Give `targets` the first tokens of `source`."""
         for pair in self._layers.values():
             for stored in pair:
-                stored[target, :, :tokens] = stored[source, :, :tokens]
+                stored[targets, :, :tokens] = stored[source, :, :tokens]
 
     def resized(self, slots: int, capacity: int, moves: dict[int, int]) -> SlotCache:
         """Return a cache of another size with some slots moved there, from -> to."""
@@ -107,15 +121,16 @@ def attend(
     del attention_mask  # transformers makes none for attention that it does not know
     rows, heads, count, size = query.shape
     groups = heads // key.shape[1]
-    places = torch.arange(key.shape[2], device=query.device)
+    keys = torch.arange(key.shape[2], device=query.device)
+    places = slot_step.places()  # [B, count]
     parts = []
     for first in range(0, count, QUERIES):
         part = query[:, :, first : first + QUERIES]
         number = part.shape[2]
-        at = slot_step.starts[:, None] + torch.arange(first, first + number, device=query.device)  # [B, n]
-        seen = places <= at[..., None]
+        at = places[:, first : first + number, None]
+        seen = keys <= at
         if sliding_window is not None:
-            seen &= places > at[..., None] - sliding_window
+            seen &= keys > at - sliding_window
         flat = part.reshape(rows, key.shape[1], groups * number, size)
         scores = _product(flat, key.transpose(-1, -2)).float() * (size**-0.5 if scaling is None else scaling)
         if softcap is not None:
@@ -137,6 +152,11 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 BLOCK = 8
 """Fewest rows of a product of attention; with fewer the matrix library sums in another order."""
+
+
+def padded(tokens: int) -> int:
+    """Return the number of keys for as many tokens."""
+    return -(-tokens // KEYS) * KEYS
 
 
 def register() -> None:

@@ -19,7 +19,7 @@ from agentrl.engine.usage import UsageMeter
 class TransformersEngine:
     """Generates with a model of transformers; see `agentrl.core.protocols.Engine`.
 
-    A thread owns the model: it computes prompts one at a time and decodes all sequences together. A publication comes between two steps;
+    A thread owns the model: it computes new prompts and then decodes all sequences together. A publication comes between two steps;
     keys and values of old weights are thrown away, so the tokens of a request so far are processed again by the new weights.
     If weights fail to load, every present and later request gets `EngineDeadError`.
     """

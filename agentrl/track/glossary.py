@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
@@ -38,10 +38,14 @@ class Glossary:
     titles: dict[str, str]  # section -> heading, in the order of the page
     metrics: tuple[Metric, ...]
     watch: tuple[str, ...]  # the six to look at first
+    _found: dict[str, Metric | None] = field(default_factory=dict, repr=False, compare=False)  # by name: every step asks for the same
 
     def find(self, name: str) -> Metric | None:
         """Return the metric called `name`, else the closest family that it belongs to, else None."""
-        return max((metric for metric in self.metrics if metric.matches(name)), key=lambda metric: metric.certainty, default=None)
+        if name not in self._found:
+            matching = (metric for metric in self.metrics if metric.matches(name))
+            self._found[name] = max(matching, key=lambda metric: metric.certainty, default=None)
+        return self._found[name]
 
     def grouped(self, name: str) -> str:
         """Return the name under which services group the metric: as it is if it has a group, else with its section before it."""

@@ -65,9 +65,9 @@ SYSTEMS = {
     "sync-tf": System("agentrl, synchronous, `--engine transformers`, 1 thread a process", ("--engine", "transformers"), 1),
     "async-tf": System("agentrl, `--async`, `--engine transformers`, 1 thread a process", ("--async", "--engine", "transformers"), 1),
     "local-tf": System(
-        f"agentrl, synchronous, `--engine transformers --runtime local`, {CORES} threads",
+        "agentrl, synchronous, `--engine transformers --runtime local`, 1 thread each",
         ("--engine", "transformers", "--runtime", "local"),
-        CORES,
+        1,
     ),
 }
 

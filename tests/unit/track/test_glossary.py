@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.track.glossary import glossary
+from agentrl.track.glossary import Metric, glossary
 from agentrl.track.sinks import PROMISED
 
 ROOT = Path(__file__).parents[3] / "agentrl"
@@ -36,6 +36,13 @@ def test_a_metric_is_found_by_its_name_or_its_family(name: str, found: str) -> N
     metric = KNOWN.find(name)
     assert metric is not None
     assert metric.name == found
+
+
+def test_the_list_is_searched_once_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services ask for the same hundred names in every step, on the loop's own thread."""
+    first = KNOWN.find("own/figure_s"), KNOWN.find("reward/mean")
+    monkeypatch.setattr(Metric, "matches", lambda *_: pytest.fail("searched again"))
+    assert (KNOWN.find("own/figure_s"), KNOWN.find("reward/mean")) == first
 
 
 @pytest.mark.parametrize("name", ["mine", "staleness/other", "entropyx", "xreward/mean"])
