@@ -210,7 +210,8 @@ class Batcher:
         need = max(len(sequence.ids) for sequence in islice(self._waiting, chosen)) + 1
         if need > self._model.cache.capacity:
             self._resize(self._model.cache.capacity * 2, need=need)
-        batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._table.free))]
+        if not (batch := [self._waiting.popleft() for _ in range(min(len(self._waiting), self._table.free))]):
+            return  # fewer, longer slots, all of them in use
         self._active.update(dict.fromkeys(batch))
         self._sample(batch, Prefill(self._model, self._table).run(batch))
 
