@@ -256,7 +256,7 @@ def _text(message: Row) -> str:
     content = message.get("content")
     if isinstance(content, list):
         content = "\n".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in content if isinstance(part, Mapping))
-    calls = [json.dumps(call, default=str) for call in message.get("tool_calls") or ()]
+    calls = [call if isinstance(call, str) else json.dumps(call, default=str) for call in message.get("tool_calls") or ()]
     return "\n".join([*([str(content)] if content else []), *calls])
 
 

@@ -59,12 +59,16 @@ def run_card(run: RunReader, name: str) -> dict[str, Any]:
     staleness = (flow.get("max_staleness") or 0) if flow.get("asynchronous") or flow.get("max_staleness") else 0
     if flow.get("asynchronous") and not staleness:
         staleness = 1
+    kind = "run" if (run.path / METRICS).is_file() or not (run.path / "eval.json").is_file() else "evaluation"
+    if kind == "evaluation":
+        first, last = None, _measured_reward(run)
     wall_s = summary.get("wall_s") or next(reversed(run.metrics.column("time_s")), None)
+    tags = ("async" if staleness else "sync" if settings else None, algo.get("advantage_estimator"))
     return {
         "id": name,
         "name": run.path.name,
         "path": str(run.path),
-        "kind": "run" if (run.path / METRICS).is_file() or not (run.path / "eval.json").is_file() else "evaluation",
+        "kind": kind,
         "command": launches[-1].get("command") if launches else None,
         "agent": own.get("agent"),
         "model": Path(str((settings.get("model") or {}).get("model") or "the bundled tiny model")).name if settings else None,
@@ -74,16 +78,21 @@ def run_card(run: RunReader, name: str) -> dict[str, Any]:
         "status": run.status(launches),
         "stop_reason": summary.get("stop_reason"),
         "step": run.metrics.steps[-1] if run.metrics.rows else 0,
-        "num_steps": own.get("num_steps"),
+        "num_steps": own.get("num_steps") if kind == "run" else None,
         "started_s": launches[0].get("started_s") if launches else None,
         "updated_s": _updated(run.path),
         "wall_s": wall_s if wall_s == wall_s else None,
         "reward": {"first": first, "last": last, "best": max(rewards, default=None)},
         "sparkline": _thinned(rewards),
-        "tags": [tag for tag in ("async" if staleness else "sync" if settings else None, algo.get("advantage_estimator")) if tag],
+        "tags": [tag for tag in tags if tag] if kind == "run" else [],
         "bytes": sum(size for _, size in _sizes(run.path)),
         "problem": None,
     }
+
+
+def _measured_reward(run: RunReader) -> float | None:
+    found = (run.measured.get("model") or {}).get("overall") or {}
+    return (found.get("reward") or {}).get("value")
 
 
 def _updated(path: Path) -> float:

@@ -24,7 +24,7 @@ from agentrl.inspect.store import Store
 from agentrl.track.index import COLUMNS
 from agentrl.track.jsonl import read_lines
 
-LAUNCHES, EVALUATIONS = "launches.jsonl", "evaluations.jsonl"
+LAUNCHES, EVALUATIONS, EVAL = "launches.jsonl", "evaluations.jsonl", "eval.json"
 FOLLOW_S = 0.5
 """Seconds between two looks at the files of a run that is shown."""
 IDLE_S = 120.0
@@ -112,6 +112,15 @@ class RunReader:
         except ValueError:
             return []
 
+    @property
+    def measured(self) -> dict[str, Any]:
+        """Figures of `agentrl eval` in this directory, as ``eval.json`` has them; empty if it is none of an evaluation."""
+        try:
+            found = json.loads((self.path / EVAL).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def changed(self) -> list[str]:
         """Names of the settings, with their sections, that differ from the defaults."""
         defaults = json.loads(to_json(TrainConfig()))
@@ -134,6 +143,8 @@ class RunReader:
         launches = self.launches if launches is None else launches
         alive = any(launch["alive"] for launch in launches)
         summary = self.directory.summary()
+        if not launches and (measured := self.measured):  # written at the end of an evaluation
+            return "interrupted" if measured.get("partial") else "finished"
         started = max((float(launch.get("started_s", 0.0)) for launch in launches), default=0.0)
         if summary.get("status") and not (alive and started > self._written("summary.json")):
             return str(summary["status"])

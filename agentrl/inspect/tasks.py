@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.episode import task_answer
-from agentrl.inspect.groups import find_groups
+from agentrl.inspect.groups import find_group, find_groups
 from agentrl.inspect.reader import RunReader
+from agentrl.track.index import TRAINING
 
 SORTS = ("hardest", "easiest", "improved", "worsened", "task", "episodes")
 MAX_POINTS = 50
@@ -55,13 +57,18 @@ def _points(run: RunReader) -> tuple[dict[str, list[tuple[Any, ...]]], bool]:
     if not rows:
         sql = (
             "SELECT task, step, avg(reward), avg(score >= 1.0 - 1e-9), count(*), sum(reward IS NULL), NULL FROM episodes "
-            "WHERE source = 'train' GROUP BY task, \"group\" ORDER BY min(id)"
+            'WHERE source = ? GROUP BY task, "group" ORDER BY min(id)'
         )
-        rows = run.store.query(sql)
+        rows = run.store.query(sql, (_source(run),))
     points: dict[str, list[tuple[Any, ...]]] = {}
     for task, *values in rows:
         points.setdefault(task, []).append(tuple(values))
     return points, bool(run.store.one("SELECT 1 FROM groups LIMIT 1"))
+
+
+def _source(run: RunReader) -> str:
+    """The source of the recorded episodes that count: the training, or in the directory of an evaluation that."""
+    return str(run.store.one("SELECT source FROM episodes ORDER BY source != ? LIMIT 1", (TRAINING,)) or TRAINING)
 
 
 def _row(task: str, points: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
@@ -107,18 +114,29 @@ def one_task(run: RunReader, task: str) -> dict[str, Any]:
         raise ConfigError("TASK", task, "was not played", "The list of tasks names those that were.")
     sql = 'SELECT DISTINCT "group" FROM {} WHERE task = ?{} ORDER BY 1 DESC LIMIT ?'
     groups = [row[0] for row in run.store.query(sql.format("groups", ""), (task, MAX_GROUPS))]
-    groups = groups or [row[0] for row in run.store.query(sql.format("episodes", " AND source = 'train'"), (task, MAX_GROUPS))]
+    source = TRAINING if groups else _source(run)
+    groups = groups or [row[0] for row in run.store.query(sql.format("episodes", " AND source = ?"), (task, source, MAX_GROUPS))]
     place = run.store.query("SELECT start, bytes FROM episodes WHERE task = ? ORDER BY id DESC LIMIT 1", (task,))
     records = run.store.lines("episodes", place)
     info = task_answer(records[0]) if records else {}
-    return {**_row(task, points[task]), "info": info, "groups": [facts.row() for facts in find_groups(run, groups[::-1])]}
+    found = find_groups(run, groups[::-1]) if source == TRAINING else [find_group(run, group, source=source) for group in groups[::-1]]
+    return {**_row(task, points[task]), "info": info, "source": source, "groups": [facts.row() for facts in found]}
 
 
 def evaluation_answer(run: RunReader) -> dict[str, Any]:
-    """Return the evaluations, and what became of each task from one to the next."""
-    lines = run.evaluations
+    """Return the evaluations, and what became of each task from one to the next.
+
+    Those of a training are told apart by their steps. In the directory of `agentrl eval` the baseline, if there is one, is number 0, and
+    the model number 1; ``differences`` are those between them, by figure.
+    """
+    lines, measured = run.evaluations, run.measured
+    if not lines and measured:
+        models = {0: measured.get("baseline"), 1: measured.get("model")}
+        lines = [{**_named(values, number), "step": number} for number, values in models.items() if values]
     rows = [
         {
+            "label": line.get("label") or f"step {line.get('step')}",
+            "source": line.get("source", f"eval-{line.get('step')}"),
             **{
                 name: line.get(name) for name in ("step", "seconds", "tasks", "episodes", "failed_episodes", "tokens", "turns", "truncated")
             },
@@ -140,7 +158,21 @@ def evaluation_answer(run: RunReader) -> dict[str, Any]:
     ]
     tasks.sort(key=lambda row: -_or(row["change"], -float("inf")))
     recorded = run.store.query("SELECT source, count(*) FROM episodes WHERE source != 'train' GROUP BY source")
-    return {"rows": rows, "by_task": tasks, "episodes": dict(recorded)}
+    differences = ((measured.get("comparison") or {}).get("overall") or {}) if measured else {}
+    return {
+        "rows": rows,
+        "by_task": tasks,
+        "episodes": dict(recorded),
+        "measured": bool(measured),
+        "differences": {name: values.get("difference") for name, values in differences.items()},
+    }
+
+
+def _named(values: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Figures of a model of `agentrl eval` in the form of an evaluation during training."""
+    name = Path(str(values.get("path") or "the bundled tiny model")).name
+    tasks = {task: {"failures": found.get("failed", 0), "episodes": None, **found} for task, found in (values.get("by_task") or {}).items()}
+    return {**values, "label": f"{('baseline', 'model')[number]}: {name}", "source": "eval" if number else None, "by_task": tasks}
 
 
 VALUES = ("reward", "score", "episodes", "failures")

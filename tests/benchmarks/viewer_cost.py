@@ -1,10 +1,12 @@
 """Cost of looking: what the learner's figures of recorded tokens take of a training step, and what an open page takes of a core.
 
-    python -m tests.benchmarks.viewer_cost [annotations] [page] [--steps N]
+    python -m tests.benchmarks.viewer_cost [annotations] [page] [training] [--steps N] [--pairs N] [--record sample|all]
 
 ``annotations``: one learner trains the bundled model, whose steps are as short as any, with and without annotations in turns, on the same
 groups; CPU time is compared, because other programs on the machine do not count in it. ``page``: a run of which a step is written every
 second is shown by ``agentrl view`` and asked for as an open page does; what the server takes of a core bounds what training can lose.
+``training``: pairs of equal training runs, one without annotations and page, one with both, in alternating order; the time of a step by the
+clock is compared, so that the machine should be idle. A pair of runs of 40 steps takes about 40 s on two cores.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ import psutil
 from agentrl.assets import tiny_model_path
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.learner import LearnerRank
+from tests.benchmarks._viewer_training import training_cost
+from tests.forks import end_all
 from tests.learner_support import CollectingSender, make_settings
 from tests.run_files import MadeRun
 
@@ -109,8 +113,10 @@ def page_cost(folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["annotations", "page"], choices=["annotations", "page"])
+    parser.add_argument("parts", nargs="*", default=["annotations", "page"], choices=["annotations", "page", "training"])
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--record", choices=["sample", "all"], default="sample", help="of the training runs")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for recorded, name in ((1, "--record sample"), (MEMBERS, "--record all")) if "annotations" in args.parts else ():
@@ -119,7 +125,14 @@ def main() -> None:
         if "page" in args.parts:
             share, late = page_cost(Path(folder))
             print(f"an open page on a run with a step each second: {100 * share:.1f}% of a core; new steps seen within {late:.2f} s")
+        if "training" in args.parts:
+            ratios = sorted(training_cost(args.pairs, args.steps, args.record, Path(folder) / "training"))
+            found = f"{statistics.median(ratios):.4f} ({ratios[0]:.4f} to {ratios[-1]:.4f} in {len(ratios)} pairs)"
+            print(f"time of a training step with --record {args.record}, annotations and a live page, to that without: {found}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        end_all()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -112,27 +110,3 @@ def test_markup_in_a_recorded_run_stays_text(watched: Watched, finished: Path, t
         watched.page.press("#search", "Enter")
         watched.page.wait_for_selector("tr[data-match]")
         assert watched.page.locator("main img, main script").count() == 0
-
-
-def test_a_killed_run_says_how_to_go_on(watched: Watched, finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished, tmp_path / "runs" / "killed", ignore=shutil.ignore_patterns("summary.json"))
-    whole = (tmp_path / "runs" / "killed" / "trajectories.jsonl").read_bytes()
-    (tmp_path / "runs" / "killed" / "trajectories.jsonl").write_bytes(whole[: len(whole) // 2])
-    with serve(tmp_path / "runs") as served:
-        watched.open(f"{served.address}#/run/killed", ".chart canvas")
-        assert watched.page.locator(".top .badge").inner_text() == "killed"
-        assert "agentrl train --resume" in watched.page.locator("main").inner_text()
-        watched.open(f"{served.address}#/run/killed/episodes", "tr[data-episode]")
-
-
-def test_episodes_of_another_system_are_read(watched: Watched, tmp_path: Path) -> None:
-    path = tmp_path / "samples.jsonl"
-    path.write_text(json.dumps({"input": "What is 2+2?", "output": "<script>4</script>", "reward": 1.0}) + "\n")
-    with serve(path) as served:
-        watched.open(served.address, "main a")
-        watched.page.locator("main a").first.click()
-        watched.page.locator("tr[data-episode] a").first.click()
-        watched.page.wait_for_selector(".turn")
-        text = watched.page.locator(".turn").inner_text()
-    assert "What is 2+2?" in text
-    assert "<script>4</script>" in text

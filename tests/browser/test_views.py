@@ -30,6 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record.calculator(folder, steps=STEPS)
     record.negotiation(folder)
     record.branching(folder)
+    record.tools(folder)
     return folder
 
 
@@ -62,7 +63,7 @@ def an_episode(runs: Path, name: str = "calculator", *, turns: int = 2) -> dict:
 
 def test_the_list_shows_each_run_and_leads_to_a_comparison(page: Page) -> None:
     rows = page.locator("tr[data-run]")
-    assert rows.count() == 3
+    assert rows.count() == 4
     first = page.locator("tr[data-run=calculator]")
     assert "finished" in first.inner_text()
     assert "envs/calculator.py" in first.inner_text()
@@ -156,6 +157,22 @@ def test_an_episode_shows_every_figure_of_a_token(page: Page, runs: Path) -> Non
     commands = page.locator(".command-line code").all_inner_texts()
     assert any(text.startswith("agentrl replay ") and text.endswith(row["episode_id"]) for text in commands)
     assert any(text.endswith(f"envs/calculator.py --task {row['task']['id']}") for text in commands)
+
+
+def test_tools_and_the_reset_are_beside_their_turn(page: Page, runs: Path) -> None:
+    lines = (runs / "tools" / "trajectories.jsonl").read_text().splitlines()
+    row = next(row for row in map(json.loads, lines) if any("tool:" in span[0] for span in row["spans"]))
+    go(page, f"#/run/tools/episode/{row['episode_id']}", ".turn .span.tool")
+    name, turn, _, seconds = next(span for span in row["spans"] if span[0].startswith("tool:"))
+    assert turn == 0
+    words = page.locator(".turn").first.locator(".span").all_inner_texts()
+    kinds = [text.split()[0] for text in words]
+    assert kinds[:4] == ["reset", "generate", "step", name.removeprefix("tool:")]
+    assert words[3].endswith(f"{1000 * seconds:.2g} ms")
+    assert "reset" not in page.locator(".turn").nth(1).locator("footer").inner_text()
+    assert "tools" in page.locator(".lanes").inner_text()
+    go(page, "#/run/tools/step/1", ".lane")
+    assert "tools" in page.locator(".lanes").inner_text()
 
 
 def test_figures_that_are_coloured_differ_in_colour(page: Page, runs: Path) -> None:

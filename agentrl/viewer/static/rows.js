@@ -27,11 +27,11 @@ export const rangeOf = (values) => {
 
 const verdict = (row) => (row.verdict === "kept" ? (row.step ? "trained" : "kept") : row.verdict || "not recorded");
 
-export function GroupTable({ run, rows, low, high }) {
+export function GroupTable({ run, rows, low, high, source = "train" }) {
   return html`<div class="scroll"><table class="groups"><thead><tr><th>group</th><th>task</th><th>rewards of the members</th><th class="num">mean</th><th class="num">spread</th>
     <th>verdict</th><th>reason</th><th class="num">staleness</th><th class="num">versions</th><th class="num">tokens</th><th class="num">time</th></tr></thead>
     <tbody>${rows.map(
-      (row) => html`<tr key=${`${row.group}-${row.attempt}`} data-group=${row.group}><td><a href=${toGroup(run, row.group, row.attempt ? { attempt: row.attempt } : {})}>${row.group}</a>${row.attempt > 0 && html`<span class="dim"> attempt ${row.attempt + 1}</span>`}</td>
+      (row) => html`<tr key=${`${row.group}-${row.attempt}`} data-group=${row.group}><td><a href=${toGroup(run, row.group, { attempt: row.attempt || "", source: source === "train" ? "" : source })}>${row.group}</a>${row.attempt > 0 && html`<span class="dim"> attempt ${row.attempt + 1}</span>`}</td>
         <td class="cut"><a class="mono" href=${address(["run", run, "task", row.task || "?"])}>${row.task}</a></td><td><${RewardStrip} run=${run} row=${row} low=${low} high=${high} /></td>
         <td class="num">${number(row.reward_mean, 3)}</td><td class="num">${row.flat ? html`<span class="badge warn" title="every member earned the same: nothing to compare">flat</span>` : number(row.reward_std, 3)}</td>
         <td><${StatusBadge} status=${verdict(row)} /></td><td class="wrap">${row.reason}</td><td class="num">${number(row.staleness)}</td>

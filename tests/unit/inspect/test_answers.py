@@ -20,7 +20,7 @@ from agentrl.inspect.reader import RunReader, settings_differ
 from agentrl.inspect.search import search
 from agentrl.inspect.spikes import BY, token_answer
 from agentrl.inspect.steps import step_answer
-from agentrl.inspect.tasks import evaluation_answer, one_task, task_list
+from agentrl.inspect.tasks import one_task, task_list
 from agentrl.rollout.records import group_records
 from tests.run_files import MadeRun, read, small_run
 
@@ -176,25 +176,6 @@ def test_a_step_has_its_groups_and_who_waited_for_whom(run):
         step_answer(run, 9)
 
 
-def test_the_lanes_of_a_step_go_back_to_where_its_groups_were_made(tmp_path):
-    made = MadeRun(tmp_path / "run")
-    begin = made._seconds
-    early = made.group(1)  # half a second, which ends now
-    made._seconds = begin + 2.0
-    late, other = made.group(1), made.group(2, verdict="kept")
-    made._seconds = begin + 3.0
-    made.step(1, [early, late])  # begins 0.8 s before, and lasts 0.7 s
-    made._seconds = begin + 9.0
-    far = made.group(2)
-    made.step(2, [other, far])
-    lanes = step_answer(RunReader(made.close()).open(), 1)["lanes"]
-    length = lanes["end_s"] - lanes["step_begin_s"]
-    assert lanes["begin_s"] == pytest.approx(lanes["step_begin_s"] - 2.0 * length)  # and not farther, though the first group was earlier
-    spans = {span["group"]: span["step"] for span in lanes["spans"] if span["lane"] == "groups"}
-    assert spans == {early: 1, late: 1, other: 2}  # the last was played when the step was over
-    assert {span["step"] for span in lanes["spans"] if span["lane"] == "engine" and span["group"] == other} == {2}
-
-
 def test_groups_that_ended_beside_a_step_are_those_it_did_not_train(tmp_path):
     made = MadeRun(tmp_path / "run")
     now = made._seconds
@@ -333,17 +314,6 @@ def test_tasks_are_ordered_by_how_they_went(run):
     assert task_list(run, text="task-2")["chosen"] == 1
     task = one_task(run, "task-3")
     assert ([group["group"] for group in task["groups"]], task["info"]["prompt"]) == ([3, 8], "How much?")
-
-
-def test_evaluations_say_what_became_of_each_task(tmp_path):
-    path = small_run(tmp_path / "run")
-    with (path / "evaluations.jsonl").open("w") as file:
-        for step, reward in ((0, 0.25), (3, 0.75)):
-            by_task = {"a": {"kind": "k", "reward": reward, "score": None, "episodes": 2, "failures": 0}}
-            file.write(json.dumps({"step": step, "overall": {"reward": {"value": reward}}, "by_task": by_task}) + "\n")
-    answer = evaluation_answer(RunReader(path).open())
-    assert [row["figures"]["reward"]["value"] for row in answer["rows"]] == [0.25, 0.75]
-    assert [(row["task"], row["kind"], row["change"], len(row["values"])) for row in answer["by_task"]] == [("a", "k", 0.5, 2)]
 
 
 def test_settings_that_differ_are_named_with_their_flags(tmp_path):

@@ -29,7 +29,7 @@ function Head({ run, episode }) {
   const { task } = episode;
   const label = valueText(task.label);
   const links = [
-    ["group", html`<a href=${toGroup(run, episode.group, episode.attempt ? { attempt: episode.attempt } : {})}>${episode.group}</a>`],
+    ["group", html`<a href=${toGroup(run, episode.group, { attempt: episode.attempt || "", source: episode.source === "train" ? "" : episode.source })}>${episode.group}</a>`],
     ["step", episode.step && html`<a href=${toStep(run, episode.step)}>${episode.step}</a>`],
     ["task", html`<a class="mono" href=${address(["run", run, "task", task.id])}>${task.id}</a>`],
     ["label", label !== "–" && html`<span class="mono">${label}</span>`],

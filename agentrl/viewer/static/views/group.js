@@ -47,7 +47,7 @@ export function GroupView({ run, name, query }) {
   const colour = query.colour || "none";
   const paint = useMemo(() => painter(like, colour, dark), [like, colour, dark]);
   useKeys({
-    n: ["next group", () => go(toGroup(run, Number(name) + 1))], p: ["group before", () => Number(name) > 0 && go(toGroup(run, Number(name) - 1))],
+    n: ["next group", () => go(toGroup(run, Number(name) + 1, { source: query.source }))], p: ["group before", () => Number(name) > 0 && go(toGroup(run, Number(name) - 1, { source: query.source }))],
   });
   if (error && !data) return html`<${Empty}>${error}<//>`;
   if (!data) return null;

@@ -1,6 +1,7 @@
 // A run: what it is, signs that it does not learn, its curves.
 import { html } from "../html.js";
 import { Curves } from "../curves.js";
+import { EvaluationsView } from "./evaluations.js";
 import { moment, number, percent, plural, seconds } from "../format.js";
 import { Empty, Facts } from "../legend.js";
 import { address, go, toStep } from "../router.js";
@@ -30,22 +31,23 @@ function Nothing({ run, info }) {
 
 export function RunView({ run, info, query }) {
   const { reward = {} } = info;
+  const measured = info.kind === "evaluation";
   const launch = (info.launches || []).at(-1);
   return html`<h1>${info.name} ${(info.tags || []).map((tag) => html`<span class="tag" key=${tag}>${tag}</span>`)}</h1>
     ${info.command && html`<pre class="command">${info.command}</pre>`}
     <${Facts} rows=${[
       ["steps", (info.num_steps || info.step > 0) && `${info.step}${info.num_steps ? ` of ${info.num_steps}` : ""}`],
-      ["reward", reward && reward.last !== undefined && reward.last !== null && `${number(reward.first, 3)} in the first steps, ${number(reward.last, 3)} in the last, ${number(reward.best, 3)} in the best`],
-      ["environment", info.agent], ["model", info.model], ["algorithm", info.algorithm],
-      ["staleness", info.staleness === null || info.staleness === undefined ? "" : info.staleness ? `up to ${info.staleness}` : "synchronous"],
+      ["reward", !measured && reward && reward.last !== undefined && reward.last !== null && `${number(reward.first, 3)} in the first steps, ${number(reward.last, 3)} in the last, ${number(reward.best, 3)} in the best`],
+      ["environment", info.agent], ["model", info.model], ["algorithm", !measured && info.algorithm],
+      ["staleness", measured || info.staleness === null || info.staleness === undefined ? "" : info.staleness ? `up to ${info.staleness}` : "synchronous"],
       ["seed", info.num_steps && number(info.seed)], ["time", seconds(info.wall_s)], ["started", moment(info.started_s)],
       ["starts", (info.launches || []).length > 1 && `${info.launches.length}, the last on ${launch.host}`],
       ["groups", ledgerText(info.ledger)], ["filtered", reasons(info.filtered)], ["dropped", reasons(info.dropped)],
-      ["recorded", info.episodes ? `${plural(info.episodes, "episode")}${info.recorded ? ` (--record ${info.recorded}), ${info.annotations || 0} with figures of the learner` : ""}` : ""],
+      ["recorded", info.episodes ? `${plural(info.episodes, "episode")}${info.recorded ? ` (--record ${info.recorded})${measured ? "" : `, ${info.annotations || 0} with figures of the learner`}` : ""}` : ""],
       ["idle", info.summary && info.summary.idle && `generator ${percent(info.summary.idle.generator)}, learner ${percent(info.summary.idle.learner)}`],
       ["stopped because", info.stop_reason],
     ]} />
-    ${ENDED[info.status] && html`<p class="dim">${ENDED[info.status]} <code>agentrl train --resume ${info.path}</code> continues it from its last checkpoint, if it wrote one (<code>--save-every</code>).</p>`}
+    ${!measured && ENDED[info.status] && html`<p class="dim">${ENDED[info.status]} <code>agentrl train --resume ${info.path}</code> continues it from its last checkpoint, if it wrote one (<code>--save-every</code>).</p>`}
     <${Signs} run=${run} info=${info} />
-    ${info.steps > 0 ? html`<${Curves} runs=${[run]} version=${`${info.steps}`} query=${query} onPick=${(_, metric, step) => go(toStep(run, step, { metric }))} />` : html`<${Nothing} run=${run} info=${info} />`}`;
+    ${measured ? html`<${EvaluationsView} run=${run} query=${query} />` : info.steps > 0 ? html`<${Curves} runs=${[run]} version=${`${info.steps}`} query=${query} onPick=${(_, metric, step) => go(toStep(run, step, { metric }))} />` : html`<${Nothing} run=${run} info=${info} />`}`;
 }

@@ -44,5 +44,5 @@ export function TaskView({ run, name }) {
   ]} />
     ${info.prompt && html`<div class="message given"><div class="role">prompt</div><pre class="text">${typeof info.prompt === "string" ? info.prompt : JSON.stringify(info.prompt, null, 1)}</pre></div>`}
     <div class="charts"><${Chart} title="reward" curves=${[curve(1, "reward", 0)]} onPick=${pick} /><${Chart} title="pass rate" curves=${[curve(2, "pass rate", 1)]} onPick=${pick} /></div>
-    <h2>Groups</h2><${GroupTable} run=${run} rows=${data.groups} low=${low} high=${high} />`;
+    <h2>Groups</h2><${GroupTable} run=${run} rows=${data.groups} low=${low} high=${high} source=${data.source} />`;
 }
