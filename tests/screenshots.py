@@ -70,6 +70,13 @@ def mixed(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return min(several, key=lambda row: min(row["turns"][0]["logprobs"]))
 
 
+def most_improved(folder: Path, name: str) -> str:
+    """The task that gained most from the first evaluation to the last."""
+    lines = [json.loads(line) for line in (folder / name / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()]
+    before, after = ({task: row["reward"] for task, row in lines[place]["by_task"].items()} for place in (0, -1))
+    return max(before, key=lambda task: after[task] - before[task])
+
+
 def pictures(folder: Path) -> list[Picture]:
     """What to take, with places found in the runs."""
     row = mixed(episodes(folder, "calculator")[: 8 * 4 * LONG // 2])
@@ -106,6 +113,12 @@ def pictures(folder: Path) -> list[Picture]:
         Picture(name="group", place=f"#/run/calculator/group/{group}?colour=logprob", wait_for=".member", size=(1280, 480)),
         Picture(name="tasks", place="#/run/calculator/tasks?sort=improved", wait_for="tr[data-task]", size=(1280, 420)),
         Picture(name="evaluations", place="#/run/calculator/evaluations", wait_for=".before-after tr", size=(1280, 720)),
+        Picture(
+            name="before-after",
+            place=f"#/run/calculator/evaluated/{most_improved(folder, 'calculator')}",
+            wait_for=".pair .member .token",
+            size=(1280, 480),
+        ),
         Picture(name="question-1", place="#/run/sums", wait_for=".sign", size=(1280, 560)),
         Picture(name="question-2", place="#/run/sums/step/12", wait_for="tr[data-group]", size=(1280, 560)),
         Picture(name="question-3", place=f"#/run/sums/group/{sums['group_id']}", wait_for=".member", size=(1280, 400)),

@@ -28,6 +28,7 @@ from agentrl.flow.checkpoint import CONFIG, FOLDER, LEARNER, Progress, check_lea
 from agentrl.flow.uploads import CheckpointCopy, fetch_copy, find_copy, read_copy, step_of
 from agentrl.track.index import index_path, parsed
 from agentrl.track.jsonl import read_lines
+from agentrl.track.sinks import EVAL_TRAJECTORIES
 
 AUTO = "auto"
 
@@ -264,6 +265,8 @@ def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
     def stays(row: dict[str, Any]) -> bool:  # without a checkpoint, what was measured before the first step is measured again too
         return bool(progress.step) and row["step"] <= progress.step
 
+    _filter_lines(run_dir / EVAL_TRAJECTORIES, lambda row: stays({"step": row.get("version", 0)}))
+    index_path(run_dir / EVAL_TRAJECTORIES).unlink(missing_ok=True)
     for name in ("evaluations.jsonl", "steps.jsonl", "annotations.jsonl", "metrics.jsonl"):
         _filter_lines(run_dir / name, stays)
     return read_lines(run_dir / "metrics.jsonl") if (run_dir / "metrics.jsonl").exists() else []

@@ -348,7 +348,8 @@ class TrackConfig:
     """Records and metrics of a run."""
 
     record: Record = "sample"
-    """Trajectories written to ``trajectories.jsonl``: none, one per group, or every one."""
+    """Trajectories written to ``trajectories.jsonl``: none, one per group, or every one; as many of each task of an evaluation go to
+    ``eval_trajectories.jsonl``."""
     annotate: bool = True
     """Write what the learner knows of every token of the recorded trajectories to ``annotations.jsonl``: log-probability, ratio, advantage,
     entropy, share of the loss, and whether and why it was masked. See ``docs/viewer.md``."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +15,7 @@ import anyio.lowlevel
 
 from agentrl.config.evaluate import MeasureConfig, PlayConfig
 from agentrl.config.schema import EngineConfig, EvalConfig, RunConfig, TrainConfig
+from agentrl.config.sections import num_recorded
 from agentrl.core.callbacks import EvaluationEnd
 from agentrl.core.errors import ConfigError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import Learner
@@ -28,6 +30,7 @@ from agentrl.flow.stall import StallReport, WaitTracker, watch_for_stall
 from agentrl.flow.state import Observer, SafePoint
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.tasks import eval_tasks
+from agentrl.track.sinks import EVAL_TRAJECTORIES, TrajectoryRecorder
 from agentrl.track.text import counted
 
 KIND_KEYS = ("kind", "source")
@@ -198,7 +201,7 @@ class Evaluations:
         observer: Observer,  # follows the evaluations and the saving of the best model
         best: BestModel | None = None,
         max_failure_rate: float = 0.5,  # share of the episodes that may fail
-        run_dir: Path | None = None,  # directory that gets ``evaluations.jsonl``; `None` writes nothing
+        run_dir: Path | None = None,  # directory that gets ``evaluations.jsonl`` and recorded episodes; `None` writes nothing
         report: StallReport | None = None,  # writes down what every process does when nothing progresses
     ) -> None:
         self._pool, self._tasks, self._settings, self._best = pool, tasks, settings, best
@@ -229,9 +232,10 @@ class Evaluations:
         self._observer.on_stage(f"evaluating step {step} on {counted(len(self._tasks), 'task')}")
         clock = asyncio.get_running_loop().time
         begin = clock()
-        outcomes = await evaluate(
-            self._pool, self._tasks, self._settings, version=step, name=f"eval-{step}", on_group=on_group, report=self._report
-        )
+        with self._recorded(on_group) as following:
+            outcomes = await evaluate(
+                self._pool, self._tasks, self._settings, version=step, name=f"eval-{step}", on_group=following, report=self._report
+            )
         seconds = clock() - begin
         check_failures(outcomes, self._max_failure_rate)
         assessment = await asyncio.to_thread(assess, outcomes, solved_at=self._settings.eval.eval_pass_score, seed=self._settings.run.seed)
@@ -242,6 +246,24 @@ class Evaluations:
         # Last, because a callback may ask for the end of the run, which cancels what an evaluation still has to do.
         await self._observer.notify(EvaluationEnd(step=step, metrics=metrics, seconds=seconds, text=evaluation_line(assessment)))
         return metrics
+
+    @contextlib.contextmanager
+    def _recorded(self, on_group: OnGroup | None) -> Iterator[OnGroup | None]:
+        """A follower that also writes the records of the groups, if there are to be some."""
+        if self._run_dir is None or not self._settings.num_recorded:
+            yield on_group
+            return
+        recorder = TrajectoryRecorder(self._run_dir / EVAL_TRAJECTORIES)
+
+        def follow(summary: GroupSummary, done: int, total: int) -> None:
+            recorder.write(summary)
+            if on_group is not None:
+                on_group(summary, done, total)
+
+        try:
+            yield follow
+        finally:
+            recorder.close()
 
     async def _keep(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Save the model if it is the best so far; returns which one is."""
@@ -308,7 +330,7 @@ def open_evaluations(
     return Evaluations(
         pool,
         tasks,
-        eval_settings(config),
+        eval_settings(config, num_recorded(config.track.record, measured.eval_samples)),
         every=measured.eval_every if tasks else 0,
         num_steps=config.run.num_steps,
         best=BestModel(run_dir, learner, measured.keep_best, resumed=resumed) if measured.keep_best and run_dir is not None else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -15,12 +16,15 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.tail import read_line
 from agentrl.track.index import Row, parsed, read_index, row_of
+from agentrl.track.sinks import EVAL_TRAJECTORIES
 from agentrl.track.summary import SummaryBuilder
 
 Record: TypeAlias = Mapping[str, Any]
 
 CONFIG, METRICS, SUMMARY, TRAJECTORIES = "config.json", "metrics.jsonl", "summary.json", "trajectories.jsonl"
 REQUESTS = "requests.jsonl"
+_OF_EVALUATION = re.compile(r"eval-\d+-")
+"""Begins the names of episodes of a training run's evaluations."""
 
 
 class Place(NamedTuple):
@@ -129,23 +133,27 @@ class RunDirectory:
     def _records_of(self, episode: str) -> Iterator[Record]:
         """The records of an episode or of a group, of which only those are read."""
         group, path = episode.isdecimal(), self.path / TRAJECTORIES
+        if _OF_EVALUATION.match(episode) and (self.path / EVAL_TRAJECTORIES).is_file():
+            path = self.path / EVAL_TRAJECTORIES
         key = f'"group_id": {episode},' if group else f'"episode_id": "{episode}"'
-        for row, record in self._indexed(key.encode()):
+        for row, record in self._indexed(key.encode(), path):
             if (str(row.group) if group else row.episode) == episode:
                 found = record if not isinstance(record, Place) else parsed(read_line(path, *record))
                 if found is not None:
                     yield found
 
-    def _indexed(self, containing: bytes = b"") -> Iterator[tuple[Row, Record | Place]]:
+    def _indexed(self, containing: bytes = b"", path: Path | None = None) -> Iterator[tuple[Row, Record | Place]]:
         """Rows with the places of their records, as far as the index goes, and with the records themselves behind that."""
-        lines = self.records  # refuses a run without records
+        path = path or self.path / TRAJECTORIES
         start = number = 0
-        if (self.path / TRAJECTORIES).is_file():
-            for values in read_index(self.path / TRAJECTORIES):
+        if path.is_file():
+            for values in read_index(path):
                 place = Place(int(values[0]), int(values[1]))
                 start, number = place.start + place.size + 1, number + 1
                 yield Row(*values[2:]), place
-        for record in lines(containing, start=start, number=number):
+        evaluated = path.name == EVAL_TRAJECTORIES
+        records = self._lines(path.name, containing, start, number) if evaluated else self.records(containing, start=start, number=number)
+        for record in records:
             yield row_of(record), record
 
     def request_logs(self) -> Callable[[str], Record | None]:

@@ -18,7 +18,7 @@ from agentrl.track.tracker import diagnosis_of
 
 SPARKS = 60
 FILES = (CONFIG, METRICS, "summary.json", TRAJECTORIES, "groups.jsonl", "steps.jsonl", "annotations.jsonl", "evaluations.jsonl")
-MORE_FILES = ("launches.jsonl", "requests.jsonl", "eval.json")
+MORE_FILES = ("launches.jsonl", "requests.jsonl", "eval_trajectories.jsonl", "eval.json")
 MAX_DEPTH = 3
 MAX_RUNS = 500
 SORTS = ("time", "reward", "score", "turns", "tokens", "task", "status", "step")

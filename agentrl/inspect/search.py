@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.inspect.reader import RunReader
-from agentrl.inspect.tail import read_line
 from agentrl.track.index import parsed
 
 AROUND = 60
@@ -35,7 +34,7 @@ def search(run: RunReader, text: str, *, case: bool = False, after: int = 0, lim
     while text and last is not None and len(matches) < limit and time.monotonic() < until:
         rows = run.store.query('SELECT id, start, bytes, "group", step FROM episodes WHERE id > ? ORDER BY id LIMIT ?', (last, BATCH))
         for number, start, size, group, step in rows:
-            line = read_line(run.store.records, start, size)
+            line = run.store.episode_line(start, size)
             searched, last = searched + 1, number
             if raw in (line if case else line.lower()) and (record := parsed(line)) is not None:
                 matches += [{**match, "group": group, "step": step} for match in _matches(record, needle, case=case)]

@@ -13,14 +13,18 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentrl.core.annotations import FILE as ANNOTATIONS
 from agentrl.inspect.tail import Line, Tail, read_line
 from agentrl.track.index import COLUMNS, index_values, parsed, read_index
+from agentrl.track.sinks import EVAL_TRAJECTORIES
 
 GROUPS, STEPS = "groups.jsonl", "steps.jsonl"
+PART = 2**48
+"""Added to the places of the episodes of evaluations, which are in a file of their own, so that one number says file and byte."""
 
 _NUMBERS = ("start", "bytes", "group", "attempt", "step", "turns", "tokens", "reward", "score", "ended_s", "seconds")
 _EPISODES = ", ".join(f'"{name}"' + ("" if name in _NUMBERS else " TEXT") for name in COLUMNS)
@@ -56,40 +60,43 @@ class Store:
 
     def __init__(self, folder: Path, records: Path, *, pass_score: float = 1.0) -> None:
         self.folder, self.records, self._pass_score = folder, records, pass_score
+        self._files = (records, folder / EVAL_TRAJECTORIES)
         self._db = sqlite3.connect(":memory:", check_same_thread=False)
         self._db.executescript(SCHEMA)
         self.lock = threading.RLock()
         self.unreadable: list[str] = []
         self._tails = {
-            "episodes": self._tail(records, "episodes", self._take_records),
+            "episodes": self._tail(records, "episodes", partial(self._take_records, 0), condition=f"start < {PART}"),
+            "evaluated": self._tail(self._files[1], "episodes", partial(self._take_records, 1), condition=f"start >= {PART}"),
             "groups": self._tail(folder / GROUPS, "groups", self._take_groups),
             "steps": self._tail(folder / STEPS, "steps", self._take_steps, "members"),
             "annotations": self._tail(folder / ANNOTATIONS, "annotations", self._take_annotations),
         }
 
-    def _tail(self, path: Path, table: str, take: Callable[[Iterable[Line]], None], *more: str) -> Tail:
+    def _tail(self, path: Path, table: str, take: Callable[[Iterable[Line]], None], *more: str, condition: str = "1") -> Tail:
         def forget() -> None:
             for name in (table, *more):
-                self._db.execute(f"DELETE FROM {name}")
+                self._db.execute(f"DELETE FROM {name} WHERE {condition}")
 
         return Tail(path, take, forget)
 
     def open(self, seconds: float = 0.2) -> None:
         """Fill the tables from the index, and for at most `seconds` from the files."""
-        with self.lock:
-            end = 0
-            values: Iterator[list[Any]] = read_index(self.records)
-            while batch := [row for _, row in zip(range(5000), values, strict=False)]:
-                self._add_episodes(batch)
-                end = int(batch[-1][0]) + int(batch[-1][1]) + 1
-            tail = self._tails["episodes"]
-            tail.read = tail.size = end
+        for number, name in enumerate(("episodes", "evaluated")):
+            with self.lock:
+                end = 0
+                values: Iterator[list[Any]] = read_index(self._files[number])
+                while batch := [row for _, row in zip(range(5000), values, strict=False)]:
+                    end = int(batch[-1][0]) + int(batch[-1][1]) + 1
+                    self._add_episodes([(row[0] + number * PART, *row[1:]) for row in batch])
+                tail = self._tails[name]
+                tail.read = tail.size = end
         self.advance(seconds)
 
     def advance(self, seconds: float = 0.2) -> bool:
         """Read on for at most `seconds`; returns True if everything is read."""
         until = time.monotonic() + seconds
-        waiting = [self._tails[name] for name in ("steps", "groups", "annotations", "episodes")]
+        waiting = [self._tails[name] for name in ("steps", "groups", "annotations", "evaluated", "episodes")]
         while waiting:
             with self.lock:
                 tail = waiting.pop(0)
@@ -117,18 +124,24 @@ class Store:
 
     def lines(self, name: str, places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return the JSON objects that stand at places of a file; what cannot be read is left out."""
-        path = self.records if name == "episodes" else self._tails[name].path
-        found = (parsed(read_line(path, start, size)) for start, size in places)
+        path = None if name == "episodes" else self._tails[name].path
+        read = (self.episode_line(*place) if path is None else read_line(path, *place) for place in places)
+        found = (parsed(line) for line in read)
         return [row for row in found if row is not None]
 
-    def _take_records(self, lines: Iterable[Line]) -> None:
+    def episode_line(self, start: int, size: int) -> bytes:
+        """Return the line of a recorded trajectory by its place in the table."""
+        number, offset = divmod(start, PART)
+        return read_line(self._files[number], offset, size)
+
+    def _take_records(self, number: int, lines: Iterable[Line]) -> None:
         rows = []
         for start, line in lines:
             record = parsed(line)
             if record is None:
-                self.unreadable.append(f"{self.records.name}, byte {start}")
+                self.unreadable.append(f"{self._files[number].name}, byte {start}")
             else:
-                rows.append(index_values(record, start, len(line)))
+                rows.append(index_values(record, start + number * PART, len(line)))
         self._add_episodes(rows)
 
     def _add_episodes(self, rows: Iterable[Sequence[Any]]) -> None:

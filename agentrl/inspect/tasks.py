@@ -147,12 +147,16 @@ def evaluation_answer(run: RunReader) -> dict[str, Any]:
         }
         for line in lines
     ]
+    sql = 'SELECT source, task, min("group") FROM episodes WHERE source != ? GROUP BY source, task'
+    groups = {(source, task): group for source, task, group in run.store.query(sql, (TRAINING,))}  # numbers of the recorded ones
     by_task: dict[str, list[dict[str, Any]]] = {}
     kinds: dict[str, str] = {}
     for line in lines:
         for task, values in (line.get("by_task") or {}).items():
             kinds[task] = values.get("kind", "")
-            by_task.setdefault(task, []).append({"step": line["step"], **{name: values.get(name) for name in VALUES}})
+            source = line.get("source", f"eval-{line['step']}")
+            about = {"step": line["step"], "group": groups.get((source, task))}
+            by_task.setdefault(task, []).append({**about, **{name: values.get(name) for name in VALUES}})
     tasks: list[dict[str, Any]] = [
         {"task": task, "kind": kinds[task], "values": values, "change": _change(values)} for task, values in by_task.items()
     ]

@@ -25,6 +25,8 @@ PROMISED = (
 in an asynchronous step without a token of the current weights."""
 
 MAX_LINE_BYTES = 1_000_000
+EVAL_TRAJECTORIES = "eval_trajectories.jsonl"
+"""The recorded episodes of a training run's evaluations; apart from those that are trained, so that nobody trains on them by mistake."""
 
 
 class JsonlMetrics(Callback):

@@ -20,7 +20,7 @@ from tests.e2e.runs import ENVS, succeeded, train
 
 POLL_S = 1.0
 """Time between two questions of a page that follows a run (agentrl/viewer/static/api.js)."""
-SIZES = ("--groups-per-step", "8", "--n-samples-per-prompt", "8", "--max-new-tokens", "32", "--learning-rate", "1e-5")
+SIZES = ("--groups-per-step", "8", "--n-samples-per-prompt", "4", "--max-new-tokens", "32", "--learning-rate", "1e-5")
 RUN = ("--runtime", "local", "--no-save-model", "--seed", "3", "--record")
 LIMIT_S = 400.0
 

@@ -244,6 +244,32 @@ def test_evaluations_show_each_task_before_and_after(page: Page) -> None:
     page.wait_for_selector(".chart canvas")
 
 
+def test_a_task_is_read_before_and_after_the_training(page: Page, runs: Path) -> None:
+    go(page, "#/run/calculator/evaluations", ".before-after tbody tr")
+    page.locator(".before-after tbody tr td:first-child a").first.click()
+    page.wait_for_selector(".pair .member .token")
+    lines = (runs / "calculator" / "eval_trajectories.jsonl").read_text().splitlines()
+    task = page.locator("h1 .mono").inner_text()
+    rows = [row for row in map(json.loads, lines) if row["task"]["id"] == task]
+    for side, step in ((0, 0), (1, STEPS)):
+        members = page.locator(".pair > section").nth(side)
+        texts = [row["turns"][0]["text"] for row in rows if row["eval_sampling"]["name"] == f"eval-{step}"]
+        assert members.locator(".member").count() == len(texts) == 4
+        assert members.locator(".member").first.locator(".sampled").first.inner_text() == texts[0]
+    page.get_by_label("after").select_option(str(STEPS // 2))
+    page.wait_for_function("(step) => location.hash.includes(`after=${step}`)", arg=STEPS // 2)
+    page.wait_for_selector(f".pair h2:has-text('step {STEPS // 2}')")
+    page.keyboard.press("n")
+    page.wait_for_function("(task) => document.querySelector('h1 .mono').innerText !== task", arg=task)
+    page.locator(".pair .member header a").first.click()
+    page.wait_for_selector("h1:has-text('Episode eval-')")
+    assert "agentrl replay" in page.locator(".command-line").nth(1).inner_text()
+    go(page, "#/run/calculator/episodes", "tr[data-episode]")
+    assert "eval-" not in page.locator("table.episodes").inner_text()
+    page.get_by_label("source").select_option("eval-0")
+    page.wait_for_selector("tr[data-episode] .tag:has-text('eval-0')")
+
+
 def test_settings_show_what_differs_from_the_defaults(page: Page) -> None:
     go(page, "#/run/calculator/settings", "tbody tr")
     text = page.locator("main").inner_text()

@@ -16,20 +16,21 @@ import { EpisodeView } from "./views/episode.js";
 import { GroupView } from "./views/group.js";
 import { TaskView, TasksView } from "./views/tasks.js";
 import { EvaluationsView } from "./views/evaluations.js";
+import { EvaluatedView } from "./views/evaluated.js";
 import { SearchView } from "./views/search.js";
 
 const VIEWS = {
   "": RunView, settings: SettingsView, steps: StepsView, step: StepView, episodes: EpisodesView, episode: EpisodeView, group: GroupView,
-  tasks: TasksView, task: TaskView, evaluations: EvaluationsView, search: SearchView,
+  tasks: TasksView, task: TaskView, evaluations: EvaluationsView, evaluated: EvaluatedView, search: SearchView,
 };
 const SECTIONS = [["", "Curves"], ["steps", "Steps"], ["episodes", "Episodes"], ["tasks", "Tasks"], ["evaluations", "Evaluations"], ["settings", "Settings"]];
-const PART_OF = { step: "steps", episode: "episodes", group: "steps", task: "tasks" };
+const PART_OF = { evaluated: "evaluations", step: "steps", episode: "episodes", group: "steps", task: "tasks" };
 
 function Path({ run, section, name }) {
-  const words = { step: `step ${name}`, episode: `episode ${name}`, group: `group ${name}`, task: `task ${name}` };
+  const words = { step: `step ${name}`, episode: `episode ${name}`, group: `group ${name}`, task: `task ${name}`, evaluated: `evaluated ${name}` };
   const links = { step: toStep, episode: toEpisode, group: toGroup };
   return html`<span class="path"><a class="brand" href="#/">agentrl</a>${run && html`<a href=${toRun(run)}>${run}</a>`}
-    ${words[section] && html`<a href=${links[section] ? links[section](run, name) : address(["run", run, "task", name])}>${words[section]}</a>`}</span>`;
+    ${words[section] && html`<a href=${links[section] ? links[section](run, name) : address(["run", run, section, name])}>${words[section]}</a>`}</span>`;
 }
 
 function Top({ run, section, name, growth, query, askHelp }) {

@@ -110,11 +110,14 @@ def test_records_after_the_checkpoint_are_taken_back(tmp_path: Path) -> None:
     metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 5)) + '{"step": 5')
     trajectories.write_text("".join(json.dumps({"group_id": group_id}) + "\n" for group_id in range(8)))
     (tmp_path / "requests.jsonl").write_bytes(trajectories.read_bytes())
+    evaluated = tmp_path / "eval_trajectories.jsonl"
+    evaluated.write_text("".join(json.dumps({"group_id": 7, "version": step}) + "\n" for step in range(4)))
     progress = Progress(step=2, next_group_id=6, open_groups=((3, 0, 3), (5, 0, 5)))
     assert [row["step"] for row in rewind_records(tmp_path, progress)] == [1, 2]
     assert len(metrics.read_text().splitlines()) == 2
     assert [json.loads(line)["group_id"] for line in trajectories.read_text().splitlines()] == [0, 1, 2, 4]
     assert (tmp_path / "requests.jsonl").read_bytes() == trajectories.read_bytes()
+    assert [json.loads(line)["version"] for line in evaluated.read_text().splitlines()] == [0, 1, 2]  # whatever their groups are
 
 
 def test_what_was_measured_before_the_first_step_stays_only_with_a_checkpoint(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from agentrl.evaluation.evaluations import Evaluations, eval_settings
 from agentrl.flow import RunResult, train
 from agentrl.flow.state import StopRequest
 from agentrl.rollout.pool import RolloutPool
+from agentrl.track.index import read_index
 from tests.unit.flow.fakes import (
     Recorder,
     ScriptedLearner,
@@ -53,7 +54,10 @@ class Worker(ScriptedWorker):
         before = self.version
         await anyio.sleep(self.eval_s)
         self.evaluated.append((ticket, before, self.version))
-        return group_summary(ticket, (before, self.version), self.members(ticket, before)), "no reference"
+        summary = group_summary(ticket, (before, self.version), self.members(ticket, before))
+        name = f"{ticket.eval_sampling.name}-{ticket.group_id}"
+        records = tuple({"trajectory_id": f"{name}-{i}", "episode_id": name, "version": before} for i in range(ticket.record))
+        return replace(summary, records=records), "no reference"
 
     def members(self, ticket: Ticket, version: int) -> Sequence[MemberSummary] | None:
         return [member(float(version)), member(0.0)]
@@ -80,6 +84,7 @@ class Scene:
     run_dir: Path | None = None
     metric: str = "eval/reward"
     resumed: bool = False
+    recorded: int = 0
     workers: list[Worker] = field(default_factory=lambda: [Worker()])
     learner: Learner = field(default_factory=Learner)
     observer: Recorder = field(default_factory=Recorder)
@@ -94,9 +99,10 @@ class Scene:
         evaluations = Evaluations(
             pool,
             TASKS,
-            changed(eval_settings(TrainConfig()), eval_samples=2, max_num_seqs=6),
+            changed(eval_settings(TrainConfig(), self.recorded), eval_samples=2, max_num_seqs=6),
             every=self.every,
             num_steps=self.num_steps,
+            run_dir=self.run_dir if self.recorded else None,
             best=BestModel(self.run_dir, self.learner, self.metric, resumed=self.resumed) if self.run_dir else None,
             observer=self.observer,
         )
@@ -142,6 +148,17 @@ def test_every_token_of_an_evaluation_is_of_the_step_it_is_named_after(
     assert (result.counts.submitted, result.counts.trained, result.counts.in_flight) == (18, 18, 0)
     assert scene.learner.trained_ids == list(range(18))
     assert max(row["staleness/max"] for row in scene.observer.steps) <= staleness
+
+
+@pytest.mark.parametrize("recorded", [0, 1, 2])
+def test_as_many_episodes_of_each_task_are_recorded_apart_as_are_asked_for(tmp_path: Path, recorded: int) -> None:
+    Scene(3, run_dir=tmp_path, recorded=recorded).run()
+    path = tmp_path / "eval_trajectories.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    expected = [f"eval-{step}-{task}-{member}" for step in (3, 6) for task in range(len(TASKS)) for member in range(recorded)]
+    assert sorted(row["trajectory_id"] for row in rows) == sorted(expected)
+    assert [values[2] for values in read_index(path)] == [row["trajectory_id"] for row in rows]
+    assert not (tmp_path / "trajectories.jsonl").exists()
 
 
 def test_a_run_that_is_stopped_does_not_wait_for_its_evaluation(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ function ByTask({ run, tasks, evaluations, sources }) {
   const shown = [...tasks].sort((one, other) => (one.change ?? 0) - (other.change ?? 0));
   const link = ({ source }, query) => (sources[source] ? address(["run", run, "episodes"], { source, ...query }) : "");
   const several = evaluations.length > 1;
+  const readable = (row) => row.values.some((value) => known(value.group));
   return html`<h2>${several ? "Before and after on the same task" : "Tasks"} <span class="dim">${several ? "most worsened first" : ""}</span></h2><div class="scroll"><table class="before-after"><thead><tr><th>task</th>${evaluations.map((one) => html`<th key=${one.step} class="num">${link(one) ? html`<a href=${link(one)}>${one.label}</a>` : one.label}</th>`)}${several && html`<th class="num">change</th>`}</tr></thead>
-    <tbody>${shown.map((row) => html`<tr key=${row.task} data-task=${row.task}><td class="cut mono">${row.task}${row.kind && html` <span class="tag">${row.kind}</span>`}</td>${evaluations.map((one) => {
+    <tbody>${shown.map((row) => html`<tr key=${row.task} data-task=${row.task}><td class="cut mono">${readable(row) ? html`<a href=${address(["run", run, "evaluated", row.task])}>${row.task}</a>` : row.task}${row.kind && html` <span class="tag">${row.kind}</span>`}</td>${evaluations.map((one) => {
       const value = row.values.find((found) => found.step === one.step);
       const text = value ? (known(value.reward) ? number(value.reward, 3) : plural(value.failures || 0, "failure")) : "–";
       const href = link(one, { task: row.task });

@@ -10,7 +10,7 @@ import { FIGURES, TokenLegend, coloursOf, painter } from "../tokens.js";
 import { Given, LongText, Tokens } from "../turn.js";
 
 // What the colours of tokens need to know of the whole group, in the form of an episode.
-function asEpisode(members) {
+export function asEpisode(members) {
   const turns = members.flatMap((member) => member.turns);
   const [fields, ranges, masks] = [new Set(), {}, {}];
   for (const turn of turns) {
@@ -26,7 +26,7 @@ function asEpisode(members) {
   return { fields: [...fields], ranges, masks };
 }
 
-function Member({ run, member, difference, paint, whole }) {
+export function Member({ run, member, difference, paint, whole }) {
   const from = difference && !whole ? difference.turn : 0;
   const skipped = member.turns.filter((turn, index) => index < from).length;
   return html`<article class="member" data-member=${member.episode}><header><a href=${toEpisode(run, member.episode)}>${member.trajectory}</a>${member.agent && html`<span class="tag">${member.agent}</span>`}<${StatusBadge} status=${member.status} />
