@@ -12,7 +12,7 @@ from agentrl.core.callbacks import MetricsRow
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Status
 from agentrl.inspect.directory import CONFIG, METRICS, TRAJECTORIES
-from agentrl.inspect.reader import RunReader, flags
+from agentrl.inspect.reader import EVAL, RunReader, flags
 from agentrl.track.summary import first_and_last
 from agentrl.track.tracker import diagnosis_of
 
@@ -59,7 +59,7 @@ def run_card(run: RunReader, name: str) -> dict[str, Any]:
     staleness = (flow.get("max_staleness") or 0) if flow.get("asynchronous") or flow.get("max_staleness") else 0
     if flow.get("asynchronous") and not staleness:
         staleness = 1
-    kind = "run" if (run.path / METRICS).is_file() or not (run.path / "eval.json").is_file() else "evaluation"
+    kind = _kind(run)
     if kind == "evaluation":
         first, last = None, _measured_reward(run)
     wall_s = summary.get("wall_s") or next(reversed(run.metrics.column("time_s")), None)
@@ -88,6 +88,14 @@ def run_card(run: RunReader, name: str) -> dict[str, Any]:
         "bytes": sum(size for _, size in _sizes(run.path)),
         "problem": None,
     }
+
+
+def _kind(run: RunReader) -> str:
+    if (run.path / METRICS).is_file():
+        return "run"
+    if (run.path / EVAL).is_file():
+        return "evaluation"
+    return "run" if run.settings or run.launches else "foreign"
 
 
 def _measured_reward(run: RunReader) -> float | None:

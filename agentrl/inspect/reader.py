@@ -145,6 +145,8 @@ class RunReader:
         summary = self.directory.summary()
         if not launches and (measured := self.measured):  # written at the end of an evaluation
             return "interrupted" if measured.get("partial") else "finished"
+        if not launches and not self.settings and not (self.path / METRICS).exists():  # a file of another system
+            return "unknown"
         started = max((float(launch.get("started_s", 0.0)) for launch in launches), default=0.0)
         if summary.get("status") and not (alive and started > self._written("summary.json")):
             return str(summary["status"])

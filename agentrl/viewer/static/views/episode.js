@@ -25,7 +25,7 @@ function TrainedBadge({ one, turns }) {
   return html`<span class=${said && !count ? "badge bad" : "badge good"}>trained in step ${number(one.trained_step)}${words}</span>`;
 }
 
-function Head({ run, episode }) {
+function Head({ run, episode, foreign }) {
   const { task } = episode;
   const label = valueText(task.label);
   const links = [
@@ -33,7 +33,7 @@ function Head({ run, episode }) {
     ["step", episode.step && html`<a href=${toStep(run, episode.step)}>${episode.step}</a>`],
     ["task", html`<a class="mono" href=${address(["run", run, "task", task.id])}>${task.id}</a>`],
     ["label", label !== "–" && html`<span class="mono">${label}</span>`],
-    ["weights at its beginning", `version ${number(episode.version)}`],
+    ["weights at its beginning", !foreign && `version ${number(episode.version)}`],
     ["attempt", episode.attempts && episode.attempts.length > 1 && html`${episode.attempts.map((attempt) => html`<a key=${attempt} class=${attempt === episode.attempt ? "badge good" : "badge"} href=${toEpisode(run, episode.episode, { attempt })}>${attempt + 1}</a> `)}`],
     ["source", episode.source !== "train" && episode.source], ["metrics", pairs(episode.metrics)],
     ["time", Object.entries(episode.timings || {}).map(([name, value]) => `${name.replace(/_s$/, "")} ${seconds(value)}`).join("  ")],
@@ -43,7 +43,7 @@ function Head({ run, episode }) {
     <${Facts} rows=${links} />
     ${episode.trajectories.map((one) => html`<p key=${one.id} class="reward">${one.agent && html`<b>${one.agent}</b> `}reward <b>${number(one.reward)}</b> <span class="dim">${pairs(one.reward_parts)}</span> score <b>${number(one.score)}</b>
       ${one.mask === "trained" ? html`<${TrainedBadge} one=${one} turns=${episode.turns.filter((turn) => episode.trajectories[turn.trajectory] === one)} />` : one.mask && one.mask !== "unknown" && html`<span class="badge warn" title=${one.mask_text}>not trained: ${one.mask.replaceAll("_", " ")}</span>`}
-      ${one.mask !== "trained" && html` <span class="dim">${one.mask_text}</span>`}</p>`)}
+      ${one.mask !== "trained" && !foreign && html` <span class="dim">${one.mask_text}</span>`}</p>`)}
     ${episode.verdict_reason && html`<p class="note">Its group was ${episode.verdict}: ${episode.verdict_reason}</p>`}
     ${episode.clipped && html`<p class="note">The record was cut, because it was too long.</p>`}
     ${episode.error && html`<pre class="note">${episode.error}</pre>`}`;
@@ -134,7 +134,7 @@ function useTurnKeys(run, episode, form, colour) {
   });
 }
 
-export function EpisodeView({ run, name, query }) {
+export function EpisodeView({ run, info, name, query }) {
   const { data: episode, error } = useData(question(runPath(run, "episode", name), { attempt: query.attempt }), run);
   const dark = useDark();
   const [form, colour, find] = [query.form || "messages", query.colour || (episode && episode.fields.includes("logprob") ? "logprob" : "none"), query.find || ""];
@@ -161,12 +161,12 @@ export function EpisodeView({ run, name, query }) {
   const box = (turn, row) => html`<${Turn} key=${turn.turn} turn=${turn} images=${html`<${Images} run=${run} episode=${episode} numbers=${turn.images || []} what=${`shown before turn ${turn.turn + 1}`} />`} spans=${spansOf(episode, turn)} paint=${paint} form=${form} colour=${colour}
     chosen=${chosen && chosen.turn === turn.turn ? chosen.token : -1} find=${find} several=${several} branch=${branches.length > agents.length ? `branch ${turn.branch + 1}` : ""}
     style=${lanes ? { gridColumn: String(agents.indexOf(turn.agent) + 1), gridRow: String(row + 1) } : {}} />`;
-  return html`<div class="split"><div><${Head} run=${run} episode=${episode} /><${Images} run=${run} episode=${episode} numbers=${Array.from({ length: episode.task.images || 0 }, (_, index) => index)} what="of the task" />
+  return html`<div class="split"><div><${Head} run=${run} episode=${episode} foreign=${info.kind === "foreign"} /><${Images} run=${run} episode=${episode} numbers=${Array.from({ length: episode.task.images || 0 }, (_, index) => index)} what="of the task" />
       ${branches.length > 1 && branches.length > agents.length && html`<${BranchTree} branches=${branches} chosen=${query.branch === undefined ? null : Number(query.branch)} several=${several} />`}
       <${Controls} episode=${episode} form=${form} colour=${colour} find=${find} lanes=${lanes} several=${several} />
       ${!turns.length && html`<${Empty}>No turn is recorded: the model was not asked before the episode ended.<//>`}
-      ${(episode.unread_images || []).length > 0 && html`<p class="dim">The environment showed these images, and no turn was sampled after them:</p><${Images} run=${run} episode=${episode} numbers=${episode.unread_images} what="shown at the end" />`}
       <div class=${lanes ? "agents" : ""} style=${lanes ? { gridTemplateColumns: `repeat(${agents.length}, minmax(0, 1fr))` } : {}} ...${events}>${turns.map(box)}</div>
+      ${(episode.unread_images || []).length > 0 && html`<p class="dim">The environment showed these images, and no turn was sampled after them:</p><${Images} run=${run} episode=${episode} numbers=${episode.unread_images} what="shown at the end" />`}
       <${Times} run=${run} episode=${episode} /></div>
     <aside class="side token-side"><p class="tools">${episode.previous && html`<a href=${toEpisode(run, episode.previous)}>← ${episode.previous}</a>`}${episode.next && html`<a href=${toEpisode(run, episode.next)}>${episode.next} →</a>`}</p>
       <h2>Token</h2><${TokenFigures} episode=${episode} place=${shown} /><p class="dim">${plural(episode.turns.length, "turn")}, ${plural(episode.turns.reduce((sum, turn) => sum + (turn.tokens.ids || []).length, 0), "sampled token")}</p>

@@ -38,11 +38,12 @@ export function EvaluatedView({ run, name, query }) {
   const info = ((right || left || {}).task_info) || {};
   const prompt = typeof info.prompt === "string" ? info.prompt : (info.prompt || []).map((message) => `${message.role}: ${valueText(message.content)}`).join("\n");
   const choice = (label, value) => html`<label>${label} <select aria-label=${label} value=${value.step} onChange=${(event) => setQuery({ [label]: event.target.value })}>${recorded.map((one) => html`<option key=${one.step} value=${one.step}>${row(one).label}</option>`)}</select></label>`;
-  return html`<h1>Before and after: <span class="mono">${name}</span></h1>
-    <${Facts} rows=${[["label", html`<span class="mono">${valueText(info.label)}</span>`], ["change of reward", known(before.reward) && known(after.reward) && signed(after.reward - before.reward)]]} />
+  const both = before !== after;
+  return html`<h1>${recorded.length > 1 ? "Before and after" : "Evaluated"}: <span class="mono">${name}</span></h1>
+    <${Facts} rows=${[["label", html`<span class="mono">${valueText(info.label)}</span>`], ["change of reward", both && known(before.reward) && known(after.reward) && signed(after.reward - before.reward)]]} />
     ${prompt && html`<div class="message given"><div class="role">task</div><${LongText} text=${prompt} find="" /></div>`}
-    <div class="tools">${choice("before", before)}${choice("after", after)}
+    <div class="tools">${recorded.length > 1 && html`${choice("before", before)}${choice("after", after)}`}
       <label>colour by <select aria-label="colour by" value=${colour} onChange=${(event) => setQuery({ colour: event.target.value === "none" ? "" : event.target.value })}><option value="none">nothing</option>
         ${coloursOf(like).map((one) => html`<option key=${one} value=${one}>${one === "mask" ? "mask" : FIGURES[one].text}</option>`)}</select></label><${TokenLegend} episode=${like} name=${colour} /></div>
-    <div class="pair"><${Side} run=${run} title=${row(before).label} source=${row(before).source} value=${before} data=${left} paint=${paint} /><${Side} run=${run} title=${row(after).label} source=${row(after).source} value=${after} data=${right} paint=${paint} /></div>`;
+    <div class="pair"><${Side} run=${run} title=${row(before).label} source=${row(before).source} value=${before} data=${left} paint=${paint} />${both && html`<${Side} run=${run} title=${row(after).label} source=${row(after).source} value=${after} data=${right} paint=${paint} />`}</div>`;
 }

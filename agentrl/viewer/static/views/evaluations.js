@@ -27,7 +27,7 @@ export function EvaluationsView({ run, query }) {
   const { data, error } = useData(question(runPath(run, "evaluations")), run);
   if (error && !data) return html`<${Empty}>${error}<//>`;
   if (!data) return null;
-  if (!data.rows.length) return html`<h1>Evaluations</h1><${Empty}>This run evaluated nothing. <code>--eval-every 10</code> measures the model every 10 steps on the tasks of <code>--eval-dataset</code>, or on the training tasks.<//>`;
+  if (!data.rows.length) return html`<h1>Evaluations</h1><${Empty}>This run evaluated nothing. <code>--eval-every 10</code> measures the model every 10 steps: on <code>--eval-prompts</code>, on the environment's <code>eval_tasks()</code>, or on <code>--eval-size</code> tasks that are held out.<//>`;
   const names = [...new Set(data.rows.flatMap((row) => Object.keys(row.figures)))];
   const steps = data.rows.map((row) => row.step);
   const edges = query.steps === "all" || steps.length <= 6 ? data.rows : [data.rows[0], data.rows.at(-1)];
