@@ -67,7 +67,7 @@ check: $(STAMP)  ## lint, format, types, import contracts, sizes, generated docs
 
 bench: $(STAMP)  ## run the benchmarks and print their figures
 	@for file in tests/benchmarks/[!_]*.py; do \
-	  name=$$(basename "$$file" .py); case $$name in staleness|trl_side_by_side|gpu) continue;; esac; echo "== $$name"; $(PY) -m "tests.benchmarks.$$name" || exit 1; \
+	  name=$$(basename "$$file" .py); case $$name in staleness|trl_side_by_side|recipes|gpu) continue;; esac; echo "== $$name"; $(PY) -m "tests.benchmarks.$$name" || exit 1; \
 	done
 
 bench-trl: $(STAMP)  ## the same training with agentrl and with TRL, three seeds; about 12 minutes

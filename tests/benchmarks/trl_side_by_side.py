@@ -1,16 +1,18 @@
 """agentrl and TRL's GRPOTrainer on the same task, on the CPU: episodes per second, and time to a reward.
 
     python -m tests.benchmarks.trl_side_by_side [--task rules|bare] [--seeds 1 2 3] [--steps N] [--systems NAME ...]
+    python -m tests.benchmarks.trl_side_by_side --task instructions --model models/smollm2 --steps 5 --groups 2
 
-Both train the bundled model in float32 on the questions of ``envs/arithmetic.py``, as chat messages, alone (``bare``, 11 tokens) or
-after a system prompt (``rules``, 176 tokens in all; `tests.benchmarks._rules`): the same reward, 16
-questions with 8 answers each a step, one update a step, at most 8 tokens an answer, group-normalised advantages, the clipped loss as
-a mean over tokens, the same AdamW. Every run is a process of its own; they take turns. Start-up is measured apart.
+Both train in float32 on the same chat messages, with the same reward, sizes (`Workload`) and AdamW, one update a step, group-normalised
+advantages and the clipped loss as a mean over tokens. The tasks ``rules`` and ``bare`` are the questions of ``envs/arithmetic.py`` for the
+bundled model, after a system prompt (176 tokens in all; `tests.benchmarks._rules`) or alone (11 tokens); ``instructions`` is the recipe
+for SmolLM2 (204 tokens on average). Every run is a process of its own; they take turns. Start-up is measured apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -29,11 +31,44 @@ from agentrl.env.agent import StepState
 from agentrl.env.load import load_agent
 from tests.e2e.runs import ENVS, ROOT, command
 
-AGENTS = {"rules": f"{Path(__file__).with_name('_rules.py')}:WithRules", "bare": str(ENVS / "arithmetic.py")}
-GROUPS, SAMPLES, NEW_TOKENS, LEARNING_RATE = 16, 8, 8, 5e-4
 THRESHOLD, WINDOW = 0.9, 5
 DEADLINE_S = 900
 CORES = len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained, and how much at once.
+
+    Attributes:
+        agent: For ``--agent``.
+        groups: Questions of a step.
+        samples: Answers to each.
+        new_tokens: Most tokens of an answer.
+        learning_rate: Constant.
+        temperature: Of sampling, and of the log-probabilities that are trained.
+    """
+
+    agent: str
+    groups: int = 16
+    samples: int = 8
+    new_tokens: int = 8
+    learning_rate: float = 5e-4
+    temperature: float = 1.0
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of a step."""
+        return self.groups * self.samples
+
+
+TASKS = {
+    "rules": Workload(agent=f"{Path(__file__).with_name('_rules.py')}:WithRules"),
+    "bare": Workload(agent=str(ENVS / "arithmetic.py")),
+    "instructions": Workload(
+        agent=str(ROOT / "examples/recipes/smollm2/instructions.py"), groups=8, new_tokens=32, learning_rate=2e-5, temperature=0.7
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +96,7 @@ SYSTEMS = {
     ),
     "trl-cb": System("TRL, continuous batching", None, CORES, '{"use_transformers_continuous_batching": true}'),
     "sync": System(f"agentrl, synchronous, {CORES} threads", (), CORES),
+    "sync-local": System(f"agentrl, synchronous, `--runtime local`, {CORES} threads", ("--runtime", "local"), CORES),
     "async": System("agentrl, `--async`, 1 thread a process", ("--async",), 1),
     "sync-tf": System("agentrl, synchronous, `--engine transformers`, 1 thread a process", ("--engine", "transformers"), 1),
     "async-tf": System("agentrl, `--async`, `--engine transformers`, 1 thread a process", ("--async", "--engine", "transformers"), 1),
@@ -77,11 +113,13 @@ class Result:
     """One run.
 
     Attributes:
+        episodes: Episodes of a step.
         rewards: Mean reward of every step.
         times: Seconds from the begin of training to the end of every step.
         start_s: Seconds from the command to the begin of training, and from its end to that of the process.
     """
 
+    episodes: int
     rewards: list[float]
     times: list[float]
     start_s: float
@@ -89,7 +127,7 @@ class Result:
     @property
     def episodes_per_s(self) -> float:
         """Over the whole training."""
-        return len(self.times) * GROUPS * SAMPLES / self.times[-1]
+        return len(self.times) * self.episodes / self.times[-1]
 
     @property
     def to_threshold_s(self) -> float | None:
@@ -101,26 +139,14 @@ class Result:
         return statistics.fmean(self.rewards[step - WINDOW + 1 : step + 1])
 
 
-def run(system: System, task: str, seed: int, steps: int) -> Result:
+def run(system: System, task: str, work: Workload, model: str, seed: int, steps: int) -> Result:
     """One run in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        if system.flags is None:
-            words = [
-                sys.executable,
-                "-m",
-                "tests.benchmarks.trl_side_by_side",
-                "--child",
-                folder,
-                "--task",
-                task,
-                "--options",
-                system.options,
-            ]
-            words += ["--seeds", str(seed), "--steps", str(steps)]
-        else:
-            sizes = ("--groups-per-step", GROUPS, "--n-samples-per-prompt", SAMPLES, "--max-new-tokens", NEW_TOKENS)
-            rest = ("--learning-rate", LEARNING_RATE, "--seed", seed, "--num-steps", steps, "--record", "none", "--no-save-model")
-            words = command("train", "--agent", AGENTS[task], "--run-dir", f"{folder}/run", *map(str, (*sizes, *rest)), *system.flags)
+        rest = ("--seeds", str(seed), "--steps", str(steps))
+        words = [sys.executable, "-m", "tests.benchmarks.trl_side_by_side", "--child", folder, "--task", task, "--model", model, *rest]
+        words += ["--options", system.options, "--groups", str(work.groups)]
+        if system.flags is not None:
+            words = command("train", *agentrl_flags(work, folder, model, seed, steps), *system.flags)
         begin = time.perf_counter()
         # Nothing is looked up on the network: everything is local.
         env = {**os.environ, "OMP_NUM_THREADS": str(system.threads), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
@@ -128,34 +154,43 @@ def run(system: System, task: str, seed: int, steps: int) -> Result:
         seconds = time.perf_counter() - begin
         if done.returncode:
             raise RuntimeError(f"{system.name} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-        return read(Path(folder), seconds)
+        return read(Path(folder), work.episodes, seconds)
 
 
-def read(folder: Path, seconds: float) -> Result:
+def agentrl_flags(work: Workload, folder: str, model: str, seed: int, steps: int) -> list[str]:
+    """The settings of a workload in agentrl's words."""
+    sizes = ("--groups-per-step", work.groups, "--n-samples-per-prompt", work.samples, "--max-new-tokens", work.new_tokens)
+    sampling = ("--temperature", work.temperature, "--learning-rate", work.learning_rate, "--seed", seed, "--num-steps", steps)
+    rest = ("--agent", work.agent, "--run-dir", f"{folder}/run", "--record", "none", "--no-save-model")
+    pretrained = ("--model", model, "--max-model-len", 512) if model else ()
+    return [str(word) for word in (*sizes, *sampling, *rest, *pretrained)]
+
+
+def read(folder: Path, episodes: int, seconds: float) -> Result:
     """What a run left."""
     metrics = next(folder.rglob("metrics.jsonl"))
     rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     times = [float(row["time_s"]) for row in rows]
-    return Result([float(row["reward/mean"]) for row in rows], times, seconds - times[-1])
+    return Result(episodes, [float(row["reward/mean"]) for row in rows], times, seconds - times[-1])
 
 
-def trl_config(folder: Path, seed: int, steps: int, options: dict[str, Any]) -> Any:
-    """The settings above in TRL's words."""
+def trl_config(work: Workload, folder: Path, seed: int, steps: int, options: dict[str, Any]) -> Any:
+    """The settings of a workload in TRL's words."""
     from trl import GRPOConfig
 
     return GRPOConfig(
         output_dir=str(folder),
         seed=seed,
         max_steps=steps,
-        num_generations=SAMPLES,
-        max_completion_length=NEW_TOKENS,
-        learning_rate=LEARNING_RATE,
+        num_generations=work.samples,
+        max_completion_length=work.new_tokens,
+        learning_rate=work.learning_rate,
         lr_scheduler_type="constant",
         adam_beta1=0.9,
         adam_beta2=0.95,
         weight_decay=0.0,
         max_grad_norm=1.0,
-        temperature=1.0,
+        temperature=work.temperature,
         top_p=1.0,
         top_k=0,
         beta=0.0,
@@ -171,11 +206,11 @@ def trl_config(folder: Path, seed: int, steps: int, options: dict[str, Any]) -> 
         logging_strategy="no",
         disable_tqdm=True,
         dataloader_pin_memory=False,
-        **{"per_device_train_batch_size": GROUPS * SAMPLES, "gradient_accumulation_steps": 1, **options},
+        **{"per_device_train_batch_size": work.episodes, "gradient_accumulation_steps": 1, **options},
     )
 
 
-def train_with_trl(folder: Path, task: str, seed: int, steps: int, options: dict[str, Any]) -> None:
+def train_with_trl(folder: Path, work: Workload, model: str, seed: int, steps: int, options: dict[str, Any]) -> None:
     """GRPOTrainer with the settings above; metrics go to `folder`."""
     import torch
     from datasets import Dataset
@@ -183,13 +218,13 @@ def train_with_trl(folder: Path, task: str, seed: int, steps: int, options: dict
     from trl import GRPOTrainer
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    env = load_agent(AGENTS[task]).load()
+    env = load_agent(work.agent).load()
     tasks: list[Task] = list(env.tasks())
     rewards: list[float] = []
 
     def reward(completions: list[Any], label: list[int], **_: Any) -> list[float]:
         """The environment's own judgement."""
-        states = [StepState(action_text=c[0]["content"], label=answer) for c, answer in zip(completions, label, strict=True)]
+        states = [StepState(action_text=c[0]["content"], label=tasks[i].label) for c, i in zip(completions, label, strict=True)]
         values = [float(env().step(state).reward) for state in states]
         rewards.append(statistics.fmean(values))
         return values
@@ -205,11 +240,12 @@ def train_with_trl(folder: Path, task: str, seed: int, steps: int, options: dict
             with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
-    data = Dataset.from_list([{"prompt": as_messages(task.prompt), "label": task.label} for task in tasks])
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny_model_path()))
-    config = trl_config(folder, seed, steps, options)
+    data = Dataset.from_list([{"prompt": as_messages(task.prompt), "label": i} for i, task in enumerate(tasks)])
+    model = model or str(tiny_model_path())
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    config = trl_config(work, folder, seed, steps, options)
     trainer = GRPOTrainer(
-        model=str(tiny_model_path()), reward_funcs=reward, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[Clock()]
+        model=model, reward_funcs=reward, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[Clock()]
     )
     trainer.train()
 
@@ -226,7 +262,7 @@ def table(results: dict[str, list[Result]]) -> str:
         best = [min(filter(None, (r.to_threshold_s for r in trl)), default=None) for trl in theirs]
         ratios = [b / run.to_threshold_s for run, b in zip(runs, best, strict=False) if run.to_threshold_s and b]
         cells = (
-            _each([r.episodes_per_s for r in runs], 0),
+            _each([r.episodes_per_s for r in runs], 0 if runs[0].episodes_per_s > 20 else 1),
             _ratio(speed),
             _each([r.to_threshold_s for r in runs], 1),
             _ratio(ratios),
@@ -248,23 +284,27 @@ def _each(values: Sequence[float | None], digits: int) -> str:
 def main() -> None:
     """Compare, or be one of TRL's runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=list(AGENTS), default="rules", help="with a system prompt, or without")
+    parser.add_argument("--task", choices=list(TASKS), default="rules")
+    parser.add_argument("--model", default="", help="directory of the model; without it the bundled one")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=45)
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=["trl", "sync", "async"])
+    parser.add_argument("--groups", type=int, default=0, help="questions of a step, else those of the task")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--options", type=json.loads, default={}, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    work = TASKS[options.task]
+    work = dataclasses.replace(work, groups=options.groups or work.groups)
     if options.child:
-        train_with_trl(options.child, options.task, options.seeds[0], options.steps, options.options)
+        train_with_trl(options.child, work, options.model, options.seeds[0], options.steps, options.options)
         return
-    print(f"task {options.task}, {options.steps} steps of {GROUPS} x {SAMPLES} episodes, seeds {options.seeds}, {CORES} cores")
+    print(f"task {options.task}, {options.steps} steps of {work.groups} x {work.samples} episodes, seeds {options.seeds}, {CORES} cores")
     results: dict[str, list[Result]] = {name: [] for name in options.systems}
     for seed in options.seeds:
         for name in options.systems:
-            result = run(SYSTEMS[name], options.task, seed, options.steps)
+            result = run(SYSTEMS[name], options.task, work, options.model, seed, options.steps)
             results[name].append(result)
-            print(f"  {name}, seed {seed}: {result.episodes_per_s:.0f} episodes/s, load {os.getloadavg()[0]:.1f}", flush=True)
+            print(f"  {name}, seed {seed}: {result.episodes_per_s:.3g} episodes/s, load {os.getloadavg()[0]:.1f}", flush=True)
     print(table(results))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -18,7 +20,13 @@ import yaml
 from agentrl.cli.main import main
 
 ROOT = Path(__file__).parents[3]
-RECIPES = {"qwen2.5-7b-1x8": ("qwen2.5-7b", 8), "qwen3-30b-a3b-2x8": ("qwen3-30b-a3b", 16), "qwen2.5-72b-4x8": ("qwen2.5-72b", 32)}
+RECIPES = {
+    "gsm8k-1.5b-1x4": ("qwen2.5-1.5b", 4),
+    "search-7b-1x8": ("qwen2.5-7b", 8),
+    "qwen2.5-7b-1x8": ("qwen2.5-7b", 8),
+    "qwen3-30b-a3b-2x8": ("qwen3-30b-a3b", 16),
+    "qwen2.5-72b-4x8": ("qwen2.5-72b", 32),
+}
 SCRIPTS = sorted((ROOT / "examples" / "slurm").glob("*.sh"))
 
 STAND_IN = """#!/usr/bin/env bash
@@ -46,9 +54,15 @@ def test_a_recipe_fits_its_gpus_and_passes_a_dry_run(
     words = ["--config", recipe, "--model", f"docs/models/{model}.json", "--gpus", str(gpus), "--gpu-memory", "80"]
     assert main(["plan", *words, "--answer-tokens", "2048"]) == 0
     assert capsys.readouterr().out.rstrip().endswith("fits")
-    cluster = ["--agent", "envs/arithmetic.py", "--ray-address", "auto", "--run-dir", str(tmp_path / "run")]
-    assert main(["train", "--config", recipe, *cluster, "--dry-run"]) == 0
-    engine, learner = (tomllib.loads((ROOT / recipe).read_text())[section] for section in ("engine", "learner"))
+    settings = tomllib.loads((ROOT / recipe).read_text())
+    # The file has the columns that the recipe's data set on the hub has.
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": "6 * 12?", "answer": "#### 72"}) + "\n")
+    local = [f"{flag}={tmp_path}/tasks.jsonl" for flag in ("--prompts", "--eval-prompts") if "data" in settings]
+    agent = [] if "agent" in settings else ["--agent", "envs/arithmetic.py"]
+    assert (
+        main(["train", "--config", recipe, *agent, *local, "--ray-address", "auto", "--run-dir", str(tmp_path / "run"), "--dry-run"]) == 0
+    )
+    engine, learner = settings["engine"], settings["learner"]
     assert engine["num_engines"] * engine.get("tensor_parallel_size", 1) + learner["num_learners"] == gpus
 
 
@@ -126,3 +140,11 @@ def test_the_manifest_names_what_is_there() -> None:
     (recipe,) = re.findall(r"--config (\S+)", spec["entrypoint"])
     assert (ROOT / recipe).is_file()
     assert f"ray=={spec['rayClusterSpec']['rayVersion']}" in (ROOT / "requirements" / "gpu.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("answer", "earned"), [("72 in all.", 1.0), ("48 + 24 = 72", 1.0), ("72 of 96", 0.0), ("seventy-two", 0.0), ("", 0.0)]
+)
+def test_the_reward_of_gsm8k_takes_the_last_number(answer: str, earned: float) -> None:
+    reward = runpy.run_path(str(ROOT / "examples/recipes/gsm8k.py"))["reward"]
+    assert reward(answer, "48/2 = <<48/2=24>>24\n48+24 = <<48+24=72>>72\n#### 72") == earned

@@ -106,7 +106,7 @@ def test_commands_and_paths_exist(page: Path) -> None:
     lines = "\n".join(re.findall(r"^(?: {4}|\$ |agentrl|\.venv).*", content, re.MULTILINE))
     for command in re.findall(r"(?:^|[`$/ ])agentrl ([a-z]+(?:-[a-z]+)*)(?= |`|$)", lines):
         assert command in COMMANDS, f"{page.name}: agentrl {command}"
-    for path in re.findall(r"\b((?:agentrl|tests|envs|examples|requirements)/[\w/]+\.\w+)", content):
+    for path in re.findall(r"\b((?:agentrl|tests|envs|examples|requirements)/[\w/.-]+\.\w+)", content):
         assert (ROOT / path).exists(), f"{page.name}: {path}"
 
 
