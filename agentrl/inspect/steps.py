@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -15,6 +16,8 @@ LANES = ("learner", "train loop", "publication", "evaluation", "groups", "engine
 MAX_SPANS = 5000
 MAX_BESIDE = 500
 """Groups of other steps that are shown beside those of a step."""
+MAX_BESIDE_BYTES = 4_000_000
+"""Bytes of their records that are read for that."""
 BEFORE = 2.0
 """Lengths of a step, from its beginning on, that its lanes go back to show how its groups were made."""
 WHOLE = ("time/step_s", "time/train_s", "time/learner_s")
@@ -80,17 +83,19 @@ def _lanes(run: RunReader, line: Mapping[str, Any] | None, groups: Sequence[Grou
     spans = [*_loop_spans(line, step)] if line is not None else []
     rows = [group.row() for group in groups]
     starts = [row["started_s"] for row in rows if row["started_s"] is not None]
+    beside: list[GroupFacts] = []
     begin = since = line.get("begin_s") if line else min(starts, default=None)
     end = line.get("live_s") if line else max((row["ended_s"] for row in rows if row["ended_s"] is not None), default=None)
     if begin is not None and end is not None:
         begin = max(begin - BEFORE * (end - begin), min([begin, *starts]))
         spans += _neighbour_spans(run, begin, end, step)
-        groups = [*groups, *_beside(run, begin, end, {group.group for group in groups})]
-    for row in (group.row() for group in groups):
+        beside = _beside(run, begin, end, {group.group for group in groups})
+        spans += _episode_spans(run, beside, most_bytes=MAX_BESIDE_BYTES)
+    spans += _episode_spans(run, groups)
+    for row in (group.row() for group in [*groups, *beside]):
         if row["started_s"] is not None:
             about = {"group": row["group"], "worker": row["worker"], "verdict": row["verdict"], "step": row["step"]}
             spans.append(_span("groups", f"group {row['group']}", row["started_s"], row["ended_s"]) | about)
-    spans += _episode_spans(run, groups)
     spans.sort(key=lambda span: (LANES.index(span["lane"]), span["start_s"]))
     cut = len(spans) > MAX_SPANS
     return {"begin_s": begin, "step_begin_s": since, "end_s": end, "order": LANES, "spans": spans[:MAX_SPANS], "cut": cut}
@@ -132,15 +137,16 @@ def _neighbour_spans(run: RunReader, begin: float, end: float, step: int) -> Ite
             yield from (span for span in _loop_spans(line, other) if span["end_s"] > begin and span["start_s"] < end)
 
 
-def _episode_spans(run: RunReader, groups: Sequence[GroupFacts]) -> Iterator[dict[str, Any]]:
-    """Waits of the recorded episodes; an episode is taken to begin with its group."""
-    count = 0
+def _episode_spans(run: RunReader, groups: Sequence[GroupFacts], most_bytes: float = math.inf) -> Iterator[dict[str, Any]]:
+    """Waits of the recorded episodes, as far as their records are not too large to be read; an episode is taken to begin with its group."""
+    count = read = 0
     for group in groups:
         names = [row[0] for row in group.episodes]
-        if not names or count > MAX_SPANS:
+        if not names or count > MAX_SPANS or read > most_bytes:
             continue
         marks = ", ".join("?" * len(names))
         places = run.store.query(f"SELECT start, bytes FROM episodes WHERE name IN ({marks}) AND attempt = ?", (*names, group.attempt))
+        read += sum(size for _, size in places)
         for record in run.store.lines("episodes", places):
             if record.get("ended_s") is None or record.get("group_s") is None:
                 continue

@@ -126,7 +126,7 @@ def test_an_evaluation_shows_its_figures_and_leads_to_its_episodes(watched: Watc
         reward = found["model"]["overall"]["reward"]["value"]
         assert f"{reward:.3g}" in page.locator(".measured tbody tr").nth(1).inner_text()
         assert page.locator(".before-after tbody tr").count() == 4
-        page.locator(".before-after tbody a").first.click()
+        page.locator(".before-after tbody td.num a").first.click()
         page.locator("tr[data-episode] a[href*=episode]").first.click()
         page.wait_for_selector(".turn .token")
         page.locator("main a[href*=group]").first.click()
