@@ -67,9 +67,23 @@ class Figures:
         sums = self.__dict__.setdefault("_sums", {}).setdefault(self.model.training, defaultdict(lambda: [0.0, 0.0]))  # type: ignore[attr-defined]
         sums[name] = [before + more for before, more in zip(sums[name], both, strict=True)]
 
+    def _count_rows(self, count: int) -> None:
+        """Note the rows of a micro-batch, by which TRL's own figures of it are weighed; a smaller last one counts less."""
+        training = self.model.training  # type: ignore[attr-defined]
+        self.__dict__.setdefault("_rows", {}).setdefault(training, []).append(count)
+
+    def _weigh(self, figures: dict[str, list[float]], training: bool) -> None:
+        """Put the mean over rows in the place of TRL's figures of micro-batches."""
+        rows = self.__dict__.setdefault("_rows", {}).pop(training, [])
+        for name, values in figures.items():
+            if len(values) == len(rows):
+                figures[name] = [sum(value * count for value, count in zip(values, rows, strict=True)) / sum(rows)]
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log the figures of the step, or of the evaluation, too."""
         training = self.model.training  # type: ignore[attr-defined]
+        if hasattr(self, "_metrics"):
+            self._weigh(self._metrics["train" if training else "eval"], training)
         sums = self.__dict__.setdefault("_sums", {}).pop(training, {})
         prefix = "" if training else "eval_"
         found = {f"{prefix}{name}": total / count for name, (total, count) in sums.items() if count}
@@ -88,8 +102,13 @@ class SupervisedTrainer(Prepared, Figures, SFTTrainer):  # type: ignore[misc]
         return loss
 
 
-class PairRewardTrainer(Prepared, RewardTrainer):  # type: ignore[misc]
+class PairRewardTrainer(Prepared, Figures, RewardTrainer):  # type: ignore[misc]
     """Training of a reward model on pairs of token ids."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        """Return TRL's loss of a micro-batch."""
+        self._count_rows(len(inputs["input_ids"]))
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _prepare_dataset(self, dataset: Any, *rest: Any, **named: Any) -> Any:
         """Put the prompt before each answer, since the model reads both."""
@@ -110,6 +129,7 @@ class PreferenceTrainer(Prepared, Figures, DPOTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, model: Any, inputs: Any, return_outputs: bool) -> Any:
         if not self.own_loss:
+            self._count_rows(len(inputs["input_ids"]))
             return super()._compute_loss(model, inputs, return_outputs)
         labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
         fed = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], "use_cache": False}

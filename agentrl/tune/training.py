@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -114,9 +115,12 @@ def _train(
 
 
 def _forget() -> None:
-    """Let another run in this process begin afresh: accelerate keeps what the first one asked for."""
+    """Let another run in this process begin afresh: accelerate and transformers keep what the first one asked for."""
     from accelerate.state import AcceleratorState
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # transformers sets it for a run with DeepSpeed, and leaves it to the next
+    unset_hf_deepspeed_config()
     AcceleratorState._reset_state(reset_partial_state=True)
 
 

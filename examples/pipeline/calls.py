@@ -1,18 +1,18 @@
-"""One question, one tool call: the task of docs/pipeline.md, small enough to train every step of a pipeline on a laptop.
+"""One question, one call: the task of docs/pipeline.md, small enough to train every step of a pipeline on a laptop.
 
-system     Call {"tool":"add|sub|mul","args":[a,b]}, then answer.
 user       7*8=?
-assistant  {"tool":"mul","args":[7,8]}
+assistant  mul(7,8)
 """
 
 import json
+import re
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
 
-from agentrl import AgentInstance, Message, StepResult, StepState, Task
+from agentrl import AgentInstance, StepResult, StepState, Task
 
-SYSTEM = Message(role="system", content='Call {"tool":"add|sub|mul","args":[a,b]}, then answer.')
-SIGNS = {"add": "+", "sub": "-", "mul": "*"}
+FOLDER = Path(__file__).parent
+CALL = re.compile(r"(add|sub|mul)\(\d,\d\)")
 
 
 class Calls(AgentInstance):
@@ -20,40 +20,26 @@ class Calls(AgentInstance):
 
     @classmethod
     def tasks(cls) -> Iterable[Task]:
-        """240 of the 300 questions."""
-        return [task for index, task in enumerate(questions()) if index % 5]
+        """240 questions to train on."""
+        return read_tasks(FOLDER / "questions.jsonl")
 
     @classmethod
     def eval_tasks(cls) -> Iterable[Task]:
-        """The other 60, on which nothing is trained."""
-        return [task for index, task in enumerate(questions()) if not index % 5]
+        """60 other questions, on which nothing is trained."""
+        return read_tasks(FOLDER / "held_out.jsonl")
 
     def solve(self, state: StepState) -> str:
         """Return the right call, for `agentrl check`."""
-        return json.dumps(state.label)
+        return str(state.label)
 
     def step(self, state: StepState) -> StepResult:
         """Compare the call with the right one."""
-        call = parse_call(state.action_text)
-        right = call is not None and call == state.label
-        return StepResult(1.0 if right else 0.5 if call else 0.0, terminated=True, score=float(right))
+        call = state.action_text
+        right = call == state.label
+        return StepResult(1.0 if right else 0.5 if CALL.fullmatch(call) else 0.0, terminated=True, score=float(right))
 
 
-def parse_call(text: str) -> dict[str, Any] | None:
-    """Return the call that a text is; `None` if it is none."""
-    try:
-        call: Any = json.loads(text)
-        valid = call.keys() == {"tool", "args"} and call["tool"] in SIGNS and len(call["args"]) == 2
-        return call if valid and all(type(value) is int for value in call["args"]) else None
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-def questions() -> list[Task]:
-    """Return all questions about two digits, with the call that answers each."""
-    return [
-        Task([SYSTEM, Message(role="user", content=f"{a}{SIGNS[tool]}{b}=?")], label={"tool": tool, "args": [a, b]}, id=f"{tool}-{a}-{b}")
-        for a in range(10)
-        for b in range(10)
-        for tool in SIGNS
-    ]
+def read_tasks(path: Path) -> list[Task]:
+    """Return the questions of a file, with the call that answers each."""
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [Task(row["prompt"], label=row["label"], id=row["label"]) for row in rows]

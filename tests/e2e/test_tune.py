@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -30,6 +32,9 @@ METHODS = [
     ("orpo", "pairs", "margin", 0.1, {"num_epochs": 2.0}),
     ("distill", "chats", "agreement", 0.05, {"num_epochs": 2.0}),
 ]
+
+DATA_OF = [(method[0], method[1]) for method in METHODS]
+ELSEWHERE = [(method, data) for method, data in DATA_OF if method not in ("sft", "dpo", "reward-model")]
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +68,43 @@ def test_a_method_improves_its_figure_on_held_out_rows(
     assert "[[" in (result.run_dir / "samples.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("method", "data"), [("sft", "chats"), ("dpo", "pairs"), ("reward-model", "helpful"), ("process-reward-model", "steps")]
-)
-def test_an_adapter_is_trained_and_saved_alone(method: str, data: str, tmp_path: Path):
-    result = tune(method, data=str(DATA / f"{data}.jsonl"), run_dir=tmp_path / "run", num_steps=12, lora_rank=8, learning_rate=5e-3)
-    losses = [json.loads(line)["loss"] for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+def with_teacher(method: str, request: pytest.FixtureRequest) -> dict[str, str]:
+    """The teacher of a distillation; no setting for any other method."""
+    return {"teacher": str(request.getfixturevalue("teacher"))} if method == "distill" else {}
+
+
+def losses_of(result: TuneResult) -> list[float]:
+    rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+@pytest.mark.parametrize(("method", "data"), DATA_OF, ids=[method for method, _ in DATA_OF])
+def test_an_adapter_is_trained_and_saved_alone(method: str, data: str, tmp_path: Path, request: pytest.FixtureRequest):
+    rest: dict[str, Any] = {"num_steps": 12, "lora_rank": 8, "learning_rate": 5e-3, **with_teacher(method, request)}
+    result = tune(method, data=str(DATA / f"{data}.jsonl"), run_dir=tmp_path / "run", **rest)
+    losses = losses_of(result)
     assert sum(losses[-3:]) < sum(losses[:3])
     weights = load_file(result.model / "adapter_model.safetensors")
     assert any("lora_A" in name for name in weights)
     assert any("score" in name for name in weights) == (method in ("reward-model", "process-reward-model"))
     assert not (result.model / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("adapter", [0, 8], ids=["whole", "adapter"])
+@pytest.mark.parametrize(("method", "data"), ELSEWHERE, ids=[method for method, _ in ELSEWHERE])
+def test_deepspeed_gives_the_losses_of_plain_training(method: str, data: str, adapter: int, tmp_path: Path, request: pytest.FixtureRequest):
+    """One rank; `test_tune_ranks.py` has two, and the other methods."""
+    rest: dict[str, Any] = {"num_steps": 4, "batch_size": 8, "lora_rank": adapter, "learning_rate": 1e-3, "tensorboard": False}
+    rest |= {"data": str(DATA / f"{data}.jsonl"), **with_teacher(method, request)}
+    plain, *sharded = (tune(method, zero_stage=stage, run_dir=tmp_path / f"zero-{stage}", **rest) for stage in (0, 2, 3))
+    assert len(losses_of(plain)) == 4
+    file = "adapter_model.safetensors" if adapter else "model.safetensors"
+    expected = load_file(plain.model / file)
+    for result in sharded:
+        assert losses_of(result) == pytest.approx(losses_of(plain), abs=1e-3)
+        found = load_file(result.model / file)
+        assert expected.keys() <= found.keys()
+        assert all(np.allclose(found[name], expected[name], atol=1e-3) for name in expected)
 
 
 def test_packed_rows_do_not_see_each_other(tmp_path: Path):
@@ -141,3 +172,17 @@ def test_a_resumed_run_refuses_other_data(tmp_path: Path):
     data.write_text("".join(lines[::-1]))
     with pytest.raises(ValueError, match="goes on with other rows"):
         tune("dpo", resume=str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("method", "data"), DATA_OF, ids=[method for method, _ in DATA_OF])
+def test_a_run_that_goes_on_has_the_losses_of_an_undisturbed_one(method: str, data: str, tmp_path: Path, request: pytest.FixtureRequest):
+    rest: dict[str, Any] = {"data": str(DATA / f"{data}.jsonl"), "batch_size": 8, "lr_schedule": "constant", "tensorboard": False}
+    rest |= {"save_every": 2, "seed": 4, **with_teacher(method, request)}
+    whole = tune(method, num_steps=5, run_dir=tmp_path / "whole", **rest)
+    tune(method, num_steps=3, run_dir=tmp_path / "broken", **rest)
+    shutil.rmtree(tmp_path / "broken" / "checkpoints" / "checkpoint-3")  # as if it had been killed after the third step
+    done = tune(method, num_steps=5, run_dir=tmp_path / "broken", resume="auto", **rest)
+    assert len(losses_of(whole)) == 5
+    assert losses_of(done) == losses_of(whole)
+    weights = [load_file(result.model / "model.safetensors") for result in (whole, done)]
+    assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])

@@ -1,4 +1,4 @@
-"""Losses against their formulas, written out with plain Python numbers, and against TRL where it has them."""
+"""Losses against their formulas, written out with plain Python numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_identity_preference_is_its_formula():
     assert found.tolist() == pytest.approx([(good - bad - 1 / 0.4) ** 2 for good, bad in zip(CHOSEN, REJECTED, strict=True)], abs=1e-6)
 
 
-def test_the_odds_ratio_is_its_formula_and_trls():
+def test_the_odds_ratio_and_its_loss_are_their_formulas():
     chosen, rejected = [-0.1, -2.0, -0.7, -9.0], [-0.5, -0.01, -0.7, -0.3]
     losses, log_odds = odds_ratio(torch.tensor(chosen, dtype=torch.float64), torch.tensor(rejected, dtype=torch.float64))
     for loss, ratio, good, bad in zip(losses.tolist(), log_odds.tolist(), chosen, rejected, strict=True):

@@ -52,7 +52,7 @@ def built(command: str, data: str, folder: Path, **settings: Any) -> tuple[Any, 
     )
     trainer.model.train()  # figures of training; the model has no dropout
     batches = list(trainer.get_train_dataloader())
-    assert len(batches) == 1
+    assert len(batches) == (1 if config.optim.micro_batch_size in (0, ROWS) else 2)
     return trainer, rows, batches[0]
 
 
@@ -144,6 +144,20 @@ def test_bradley_terry_with_margin_and_centring(tmp_path: Path):
         terms.append(-log_sigmoid(chosen - rejected - row["margin"]) + 0.1 * (chosen + rejected) ** 2)
     assert len({row["margin"] for row in rows}) > 1
     assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(sum(terms) / ROWS, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(("command", "data", "figure"), [("reward-model", "helpful", "accuracy"), ("dpo", "pairs", "rewards/accuracies")])
+def test_figures_of_an_evaluation_are_means_over_rows(command: str, data: str, figure: str, other: str, tmp_path: Path):
+    """Four micro-batches, the last of which holds one row of ten: an accuracy is a tenth or several."""
+    rest = {"reference": other} if command == "dpo" else {}
+    trainer, rows, _ = built(command, data, tmp_path, micro_batch_size=3, **rest)
+    ten = trainer._prepare_dataset(Dataset.from_dict(columns([*rows, *rows[:4]])))
+    logged: dict[str, float] = {}
+    trainer.add_callback(Listener(logged))
+    trainer.evaluate(ten)
+    found = 10 * logged[f"eval_{figure}"]
+    assert 0 < found < 10
+    assert found == pytest.approx(round(found), abs=1e-4)
 
 
 def test_process_reward(tmp_path: Path):
