@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import httpx
+import psutil
 
 from tests.e2e.runs import ENVS, succeeded, train
 
@@ -34,6 +36,7 @@ class Follower:
     asked: int = 0
     steps: int = 0  # that it has seen
     problems: list[str] = field(default_factory=list)
+    core: float = 0.0  # share of a core that the server took meanwhile
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def follow(self) -> None:
@@ -76,12 +79,16 @@ def followed(folder: Path, run: str) -> Iterator[Follower]:
         assert server.stdout is not None
         follower = Follower(server.stdout.readline().strip(), run)
         thread = threading.Thread(target=follower.follow)
+        process, begin_s = psutil.Process(server.pid), time.monotonic()
+        before = process.cpu_times()
         thread.start()
         try:
             yield follower
         finally:
             follower.end()
             thread.join()
+            after = process.cpu_times()
+            follower.core = (after.user + after.system - before.user - before.system) / (time.monotonic() - begin_s)
             server.terminate()
 
 
@@ -89,6 +96,12 @@ def step_seconds(folder: Path) -> list[float]:
     """Seconds from the end of each step to the end of the next; the first step, which loads and allocates, is left out."""
     ends = [json.loads(line)["time_s"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [after - before for before, after in itertools.pairwise(ends)]
+
+
+def annotated_share(folder: Path) -> float:
+    """Median share of a step that the learner spends on the annotations."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return statistics.median(row["time/annotate_s"] / row["time/step_s"] for row in rows[1:])
 
 
 def one_run(folder: Path, name: str, steps: int, record: str, *, looked_at: bool) -> list[float]:
@@ -102,6 +115,8 @@ def one_run(folder: Path, name: str, steps: int, record: str, *, looked_at: bool
         succeeded(train(folder / name, *words, agent=agent, timeout_s=LIMIT_S))
     assert not follower.problems, follower.problems
     assert follower.steps > 1, f"the page saw {follower.steps} steps; take more"
+    share = annotated_share(folder / name)
+    print(f"  annotations: {100 * share:.2f}% of a step by their own clock; the server: {100 * follower.core:.1f}% of a core", flush=True)
     return step_seconds(folder / name)
 
 
