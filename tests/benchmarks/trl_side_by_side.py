@@ -1,7 +1,7 @@
 """agentrl and TRL's GRPOTrainer on the same task, on the CPU: episodes per second, and time to a reward.
 
     python -m tests.benchmarks.trl_side_by_side [--task rules|bare] [--seeds 1 2 3] [--steps N] [--systems NAME ...]
-    python -m tests.benchmarks.trl_side_by_side --task instructions --model models/smollm2 --steps 5 --groups 2
+    python -m tests.benchmarks.trl_side_by_side --task instructions --model models/smollm2 --steps 5 --groups 1 --systems sync-local trl-1
 
 Both train in float32 on the same chat messages, with the same reward, sizes (`Workload`) and AdamW, one update a step, group-normalised
 advantages and the clipped loss as a mean over tokens. The tasks ``rules`` and ``bare`` are the questions of ``envs/arithmetic.py`` for the
