@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.algo.losses import shares
 from agentrl.core.errors import BatchError, CheckpointError, LearnerError, NonFiniteError
 from agentrl.core.types import Group, Status, Task, Trajectory
 from agentrl.learner.learner import LearnerRank
@@ -69,19 +70,21 @@ def test_training_raises_the_probability_of_what_was_rewarded(tiny_model: str) -
     assert losses[1] < losses[0]
 
 
+def spoil_losses(patch: pytest.MonkeyPatch, factor: float) -> None:
+    """Multiply the policy's loss, and with it every gradient."""
+    patch.setattr("agentrl.learner.step.shares", lambda *args, **kwargs: shares(*args, **kwargs) * factor)
+
+
 @pytest.mark.row(11, "a gradient of NaN, ZeRO stage {stage}, {dtype}")
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_gradient_that_is_not_finite_changes_nothing(
     tiny_model: str, stage: int, dtype: str, monkeypatch: pytest.MonkeyPatch, saw: Saw
 ) -> None:
-    from agentrl.learner.step import TrainingStep
-
     learner = started(tiny_model, learner={"zero_stage": stage, "learner_dtype": dtype})
     learner.train(0, *make_groups())
     before, state = weights(learner), optimizer_state(learner)
-    share = TrainingStep._share
-    monkeypatch.setattr(TrainingStep, "_share", lambda self, per_token, at, sizes: share(self, per_token, at, sizes) * float("nan"))
+    spoil_losses(monkeypatch, float("nan"))
     metrics = learner.train(1, *make_groups()).metrics
     assert metrics["skipped_updates"] == 1.0
     assert "grad_norm" not in metrics
@@ -96,15 +99,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
 
 
 def test_training_after_a_skip_is_as_if_there_had_been_none(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentrl.learner.step import TrainingStep
-
     found = []
     for broken in (False, True):
         learner = started(tiny_model, learner={"zero_stage": 2})
         learner.train(0, *make_groups())
         if broken:
             with monkeypatch.context() as patch:
-                patch.setattr(TrainingStep, "_share", lambda self, per_token, at, sizes: per_token.sum() * float("inf"))
+                spoil_losses(patch, float("inf"))
                 learner.train(1, *make_groups())
         learner.train(1, *make_groups(seed=5))
         found.append(weights(learner))
@@ -114,10 +115,8 @@ def test_training_after_a_skip_is_as_if_there_had_been_none(tiny_model: str, mon
 
 @pytest.mark.row(11, "a gradient of NaN in every step, --max-nonfinite-steps 2")
 def test_several_in_a_row_stop_the_run(tiny_model: str, monkeypatch: pytest.MonkeyPatch, saw: Saw) -> None:
-    from agentrl.learner.step import TrainingStep
-
     learner = started(tiny_model, learner={"max_nonfinite_steps": 2})
-    monkeypatch.setattr(TrainingStep, "_share", lambda self, per_token, at, sizes: per_token.sum() * float("nan"))
+    spoil_losses(monkeypatch, float("nan"))
     learner.train(0, *make_groups())
     with pytest.raises(NonFiniteError, match="--max-nonfinite-steps"):
         learner.train(1, *make_groups())
