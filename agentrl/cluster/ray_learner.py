@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from agentrl.cluster.ray_actors import unwrapped
-from agentrl.core.errors import AgentRLError, LearnerDeadError
+from agentrl.core.errors import AgentRLError, CheckpointError, LearnerDeadError
 from agentrl.core.manifest import FileEntry, shares
 from agentrl.core.protocols import GroupRef, Membership, TrainResult, WeightUpdate
 
@@ -94,9 +94,9 @@ class RayLearner:
         calls = [asyncio.ensure_future(self._rank(rank, actor.call.remote(method, *arguments))) for rank, actor in enumerate(self.actors)]
         try:
             return await asyncio.gather(*calls)
-        except AgentRLError:
-            raise
-        except Exception:  # of a rank that misses another one, most likely, and it says so sooner than Ray
+        except Exception as error:  # of a rank that misses another one, most likely, and it says so sooner than Ray
+            if isinstance(error, AgentRLError) and not isinstance(error, CheckpointError):  # that is how a save says so
+                raise
             await asyncio.wait(calls, timeout=LOSS_TIMEOUT_S)
             for call in calls:
                 if call.done() and isinstance(lost := call.exception(), LearnerDeadError):
