@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.assets import tiny_model_path
-from agentrl.check.findings import CheckSettings, Finding, Report, Rule, Severity, by_severity
+from agentrl.check.findings import CheckConfig, CheckOptions, CheckSettings, Finding, Report, Rule, Severity, by_severity
 from agentrl.check.supervise import GIVEN, check, command
 from agentrl.check.tokenizer import FileTokenizer
 from agentrl.config.algorithm import has_ratios
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed, sections_of
 from agentrl.core.errors import AgentRLError, ConfigError
 from agentrl.core.types import Task
 from agentrl.env.given import PREFIX
@@ -101,12 +102,13 @@ class CheckResult:
         return [finding for finding in self.findings if finding.rule.severity is severity]
 
 
-def run_check(settings: CheckSettings) -> CheckResult:
+def run_check(config: CheckConfig) -> CheckResult:
     """Check an environment in a process of its own.
 
     Raises:
         ConfigError: If the request itself is wrong, or the environment cannot be sent to the process.
     """
+    settings = CheckSettings(**{name: getattr(config, name) for name in sections_of(CheckConfig)})
     return CheckResult(_in_process(_with_model(settings)))
 
 
@@ -132,11 +134,9 @@ async def rehearse(config: TrainConfig, task: Task) -> str:
     known = not config.model.model or FileTokenizer.can_read(Path(config.model.model))  # else another template, which may refuse more
     model = config.model.model if config.model.model and known else str(tiny_model_path())
     settings = CheckSettings(
-        env=config.run.agent,
-        model=model,
-        timeout_s=REHEARSAL_S / 2,
-        budget_s=REHEARSAL_S / 2,
-        seed=config.run.seed,
+        run=config.run,
+        model=replace(config.model, model=model),
+        check=CheckOptions(timeout_s=REHEARSAL_S / 2, budget_s=REHEARSAL_S / 2),
         data=config.data,
         rollout=config.rollout,
         engine=config.engine,
@@ -164,8 +164,8 @@ async def rehearse(config: TrainConfig, task: Task) -> str:
 
 def _with_model(settings: CheckSettings) -> CheckSettings:
     """Return the settings with the bundled model if none is named, and with its context length if none is given."""
-    model = settings.model or str(tiny_model_path())
+    model = settings.model.model or str(tiny_model_path())
     if Path(model).exists() and not Path(model).is_dir():
         raise ConfigError("--model", model, "is a file", "Give the directory of a model.")
     length = settings.engine.max_model_len or min(context_length(model) or CPU_CONTEXT, CPU_CONTEXT)
-    return replace(settings, model=model, engine=replace(settings.engine, max_model_len=length))
+    return changed(settings, model=model, max_model_len=length)

@@ -130,11 +130,11 @@ def check(env: object, **settings: Any) -> CheckResult:
         ConfigError: If the request itself is wrong.
     """
     from agentrl.api.checking import run_check
-    from agentrl.api.settings import environment, with_settings
-    from agentrl.check.findings import CheckSettings
+    from agentrl.api.settings import with_environment
+    from agentrl.check.findings import CHECK
+    from agentrl.config.load import load_given
 
-    given = {"env": environment(env), **settings}
-    return run_check(with_settings(CheckSettings(env=""), given, command="check"))
+    return run_check(load_given(CHECK, with_environment(env, settings)))
 
 
 async def check_async(env: object, **settings: Any) -> CheckResult:
@@ -167,19 +167,19 @@ def _started(env: object, settings: dict[str, Any]) -> Background[Run]:
     async def work(stop: StopRequest) -> Run:
         result = await run_training(config, stop, callbacks)
         if result.stopped:
-            sys.stderr.write(f"agentrl: {result.ended}; continue with resume={str(config.run.run_dir)!r}\n")
-        return Run(str(config.run.run_dir))
+            sys.stderr.write(f"agentrl: {result.ended}; continue with resume={str(config.training.run_dir)!r}\n")
+        return Run(str(config.training.run_dir))
 
-    return Background(work, config.run.stop_timeout_s)
+    return Background(work, config.training.stop_timeout_s)
 
 
 def _measuring(env: object, settings: dict[str, Any]) -> Background[Evaluation]:
     from agentrl.api.background import Background
     from agentrl.api.evaluation import measure
-    from agentrl.api.settings import eval_request
+    from agentrl.api.settings import eval_settings
 
-    request = eval_request(env, settings)
-    return Background(lambda stop: measure(request))
+    config = eval_settings(env, settings)
+    return Background(lambda stop: measure(config))
 
 
 def _sampling(env: object, settings: dict[str, Any]) -> Background[Sampled]:

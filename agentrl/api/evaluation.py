@@ -18,8 +18,9 @@ from agentrl.api.resume import agent_name
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import make_runtime
-from agentrl.config.evaluate import EvaluateConfig, PlayConfig
-from agentrl.config.load import to_json
+from agentrl.config.evaluate import EvaluateConfig
+from agentrl.config.mapping import to_json
+from agentrl.config.schema import PlaySettings
 from agentrl.config.sections import changed, num_recorded
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import complete_file
@@ -28,13 +29,12 @@ from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec, keep_environment
 from agentrl.env.tasks import own_tasks
 from agentrl.evaluation.assessment import Assessment, Comparison, TaskOutcome, assess, compare
-from agentrl.evaluation.config import Request, as_training
 from agentrl.evaluation.evaluations import check_failures, eval_settings, outcome_of
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress, estimate_text, print_assessment, print_comparison
 from agentrl.inspect.directory import TRAJECTORIES
 from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.settings import episode_settings
+from agentrl.rollout.settings import episode_settings, temperature_of
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, eval_tasks, open_tasks
 from agentrl.track.jsonl import encode
 from agentrl.track.sinks import TrajectoryRecorder
@@ -91,37 +91,35 @@ class Evaluation:
         return f"<Evaluation {str(self.path)!r}: {counted(self.assessment.tasks, 'task')}, {figures or 'nothing measured'}>"
 
 
-async def measure(request: Request, console: Console | None = None) -> Evaluation:
-    """Measure as `request` says, and show progress and figures; cancelling it saves and shows the tasks that are done.
+async def measure(config: EvaluateConfig, console: Console | None = None) -> Evaluation:
+    """Measure as `config` says, and show progress and figures; cancelling it saves and shows the tasks that are done.
 
     Raises:
         ConfigError: If the environment, the tasks or a model cannot be used.
         TooManyFailuresError: If nothing could be measured.
     """
-    config = request.config
-    for model in (config.model.model, request.baseline):
+    for model in (config.model.model, config.measure.baseline):
         check_model(changed(config, model=model or ""))
     tasks = measured_tasks(config, load_environment(config))
-    path = (config.run.output or Path("runs") / f"eval-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
+    path = (config.source.output or Path("runs") / f"eval-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
     path.mkdir(parents=True, exist_ok=True)
-    settings = to_json(as_training(config))
-    (path / "config.json").write_text(settings + "\n", encoding="utf-8")  # for inspect and replay
+    (path / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")  # for inspect and replay
     keep_environment(config.run.agent, path)
-    return await _Measurement(request, tasks, path, console or Console()).run()
+    return await _Measurement(config, tasks, path, console or Console()).run()
 
 
 @dataclass(slots=True)
 class _Measurement:
     """One evaluation under way; `done` has the outcomes of each model that was begun, by the number of the task."""
 
-    request: Request
+    config: EvaluateConfig
     tasks: Sequence[Task]
     path: Path
     console: Console
     done: list[tuple[str, dict[int, TaskOutcome]]] = field(default_factory=list)
 
     async def run(self) -> Evaluation:
-        config, baseline = self.request.config, self.request.baseline
+        config, baseline = self.config, self.config.measure.baseline
         progress, samples = EvalProgress(self.console), config.eval.eval_samples
         total = len(self.tasks)
         heading = f"{config.run.agent}: {counted(total, 'task')}, {counted(samples, 'episode')} each"
@@ -141,12 +139,12 @@ class _Measurement:
 
     async def _measure(self, model: str, records: str, progress: EvalProgress) -> None:
         """Start an engine with the model, play the tasks, and close it again."""
-        config = changed(self.request.config, model=model)
+        config = changed(self.config, model=model)
         path = model_path(config)
         progress.on_stage(f"checking prompts for {model_name(model)}")
         context = config.engine.max_model_len or context_length(path)
         await asyncio.to_thread(check_prompts, episode_settings(config, path), self.tasks, context)
-        settings = eval_settings(config, num_recorded(config.run.record, config.eval.eval_samples))
+        settings = eval_settings(config, num_recorded(config.measure.record, config.eval.eval_samples))
         requests = self.path / ("requests.jsonl" if records == TRAJECTORIES else f"requests-{records}")
         recorder = TrajectoryRecorder(self.path / records, requests=requests) if settings.num_recorded else None
         so_far: dict[int, TaskOutcome] = {}
@@ -172,7 +170,7 @@ class _Measurement:
 
     def _finish(self, *, partial: bool = False) -> Evaluation:
         """Compare, save and show what is done."""
-        config = self.request.config
+        config = self.config
         measured = [_measured(config, model, [by_task[task] for task in sorted(by_task)]) for model, by_task in self.done if by_task]
         model, baseline = measured[0], measured[1] if len(measured) > 1 else None
         comparison = None
@@ -190,7 +188,7 @@ class _Measurement:
         return result
 
 
-def measured_tasks(config: PlayConfig, agent: AgentSpec) -> list[Task]:
+def measured_tasks(config: PlaySettings, agent: AgentSpec) -> list[Task]:
     """Return the tasks to measure on: those that a training run with these settings would be evaluated on, else its training tasks.
 
     Raises:
@@ -226,7 +224,7 @@ def _write(evaluation: Evaluation, config: EvaluateConfig) -> None:
         "tasks": evaluation.num_tasks,
         "partial": evaluation.partial,
         "samples": config.eval.eval_samples,
-        "temperature": config.rollout.temperature if config.eval.eval_temperature is None else config.eval.eval_temperature,
+        "temperature": temperature_of(config),
         "seed": config.run.seed,
         "model": _result(evaluation.model, solved_at),
         "baseline": None if baseline is None else _result(baseline, solved_at),

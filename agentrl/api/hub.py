@@ -17,7 +17,7 @@ def check_hub(config: TrainConfig) -> None:
     Raises:
         ConfigError: If there is no token, or the hub refuses it or cannot be reached.
     """
-    name = config.track.push_to_hub
+    name = config.record.push_to_hub
     if not name:
         return
     from huggingface_hub import HfApi, get_token

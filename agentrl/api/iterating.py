@@ -20,6 +20,7 @@ from rich.text import Text
 
 from agentrl.config.iterate import IterateConfig
 from agentrl.config.lora import holds_adapter
+from agentrl.config.mapping import differences, to_json
 from agentrl.core.errors import AgentRLError, ConfigError
 from agentrl.core.files import complete_file
 from agentrl.core.types import derive_seed
@@ -85,11 +86,11 @@ def iterate(config: IterateConfig, console: Console | None = None) -> Iterated:
         KeyboardInterrupt: If a signal ended a phase.
     """
     check_phases(config)
-    path = (config.run_dir or Path("runs") / f"iterate-{_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
+    path = (config.iterate.run_dir or Path("runs") / f"iterate-{_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
     _open_directory(path, config)
     rounds, console = read_rounds(path), console or Console()
-    for index in range(len(rounds), config.rounds + 1):
-        before = rounds[-1].model if rounds else config.model
+    for index in range(len(rounds), config.iterate.rounds + 1):
+        before = rounds[-1].model if rounds else config.iterate.model
         rounds.append(_Round(config, path, index, before, console).run())
         with complete_file(path / ROUNDS) as partial:
             partial.write_text("".join(encode(asdict(done)) + "\n" for done in rounds), encoding="ascii")
@@ -107,16 +108,16 @@ def check_phases(config: IterateConfig) -> None:
     Raises:
         ConfigError: If one is wrong; the message says of which phase.
     """
-    from agentrl.evaluation.config import load_request
-    from agentrl.evaluation.sample_config import load_sample
+    from agentrl.config.commands import EVAL, SAMPLE
+    from agentrl.config.load import load as load_command
     from agentrl.tune.load import load as load_method
     from agentrl.tune.methods import METHODS
 
-    plan = _Round(config, Path("runs") / "iterate", 1, config.model, Console(quiet=True))
+    plan = _Round(config, Path("runs") / "iterate", 1, config.iterate.model, Console(quiet=True))
     checks: dict[str, Callable[[], object]] = {
-        "sample": lambda: load_sample(plan.sample_words()),
-        "train": lambda: load_method(METHODS[config.method], _without_data(plan.train_words(), config)),
-        "eval": lambda: load_request(plan.eval_words()),
+        "sample": lambda: load_command(SAMPLE, plan.sample_words()),
+        "train": lambda: load_method(METHODS[config.iterate.method], _without_data(plan.train_words(), config)),
+        "eval": lambda: load_command(EVAL, plan.eval_words()),
     }
     for phase, check in checks.items():
         try:
@@ -156,12 +157,12 @@ class _Round:
 
     @property
     def seed(self) -> str:
-        return str(derive_seed(self.config.seed, "round", self.index) % 2**31)
+        return str(derive_seed(self.config.iterate.seed, "round", self.index) % 2**31)
 
     def run(self) -> Round:
         """Do the phases that are not done yet."""
         start = time.monotonic()
-        title = f"round {self.index} of {self.config.rounds}" if self.index else "the model to begin with"
+        title = f"round {self.index} of {self.config.iterate.rounds}" if self.index else "the model to begin with"
         self.console.print(Text(f"\n{title}", style="bold"))
         sampled: dict[str, Any] = {}
         if self.index:
@@ -170,7 +171,7 @@ class _Round:
             if not sampled["num_rows"]:
                 left = "; ".join(f"{count} tasks: {reason}" for reason, count in sampled["left_out"].items())
                 raise PhaseError(f"round {self.index} has no data to train on ({left}); --rounds ends where nothing is left to learn")
-            self._phase("train", self.train_words(), self.folder / "train" / "model", method=self.config.method)
+            self._phase("train", self.train_words(), self.folder / "train" / "model", method=self.config.iterate.method)
             self.model = self._whole_model()
         self._phase("eval", self.eval_words(), self.folder / "eval" / "eval.json")
         overall = _json(self.folder / "eval" / "eval.json")["model"]["overall"]
@@ -181,17 +182,17 @@ class _Round:
         return Round(round=self.index, model=self.model, metrics=metrics, sampled=kept, seconds=time.monotonic() - start)
 
     def sample_words(self) -> list[str]:
-        named = ["--agent", self.config.agent] if self.config.agent else []
-        own = ["--output", str(self.folder / "data"), "--resume", "--select", SELECT[self.config.method], "--seed", self.seed]
-        return [*named, *self._model_words(), *own, *self.config.sample]
+        named = ["--agent", self.config.iterate.agent] if self.config.iterate.agent else []
+        own = ["--output", str(self.folder / "data"), "--resume", "--select", SELECT[self.config.iterate.method], "--seed", self.seed]
+        return [*named, *self._model_words(), *own, *self.config.phases["sample"]]
 
     def train_words(self) -> list[str]:
         own = ["--data", str(self.folder / "data" / "data.jsonl"), "--run-dir", str(self.folder / "train"), "--seed", self.seed]
-        return [*self._model_words(), *own, "--resume", "auto", *self.config.train]
+        return [*self._model_words(), *own, "--resume", "auto", *self.config.phases["train"]]
 
     def eval_words(self) -> list[str]:
-        named = ["--agent", self.config.agent] if self.config.agent else []
-        return [*named, *self._model_words(), "--output", str(self.folder / "eval"), *self.config.eval]
+        named = ["--agent", self.config.iterate.agent] if self.config.iterate.agent else []
+        return [*named, *self._model_words(), "--output", str(self.folder / "eval"), *self.config.phases["eval"]]
 
     def _model_words(self) -> list[str]:
         return ["--model", self.model] if self.model else []
@@ -248,23 +249,25 @@ def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _open_directory(path: Path, config: IterateConfig) -> None:
     """Make the directory of a new run, or make sure that the one in it is the same."""
-    settings = {name: value for name, value in asdict(config).items() if name not in ("run_dir", "resume", "debug", "rounds")}
-    saved, now = path / SETTINGS, json.loads(encode(settings))
+    saved = path / SETTINGS
     if saved.exists():
-        if not config.resume:
+        if not config.iterate.resume:
             raise ConfigError("--run-dir", str(path), "holds a run already", "Add --resume to go on with it, or name another directory.")
-        was = _json(saved)
-        if changed := [f"{name} (was {was.get(name)!r}, now {value!r})" for name, value in now.items() if was.get(name) != value]:
-            problem = "cannot go on, because it would be another run with " + ", ".join(changed)
+        was, now = _json(saved), json.loads(to_json(config))["phases"]
+        before = was.get("phases", {})
+        others = differences({"iterate": was.get("iterate", {})}, config)
+        others += [f"{name} (was {before.get(name)!r}, now {words!r})" for name, words in now.items() if before.get(name) != words]
+        if others:
+            problem = "cannot go on, because it would be another run with " + ", ".join(others)
             raise ConfigError("--resume", True, problem, "Leave these as they were, or name another --run-dir.")
         return
     path.mkdir(parents=True, exist_ok=True)
     with complete_file(saved) as partial:
-        partial.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+        partial.write_text(to_json(config) + "\n", encoding="utf-8")
 
 
 def _name(config: IterateConfig) -> str:
-    return Path(config.agent.partition(":")[0]).stem or "run"
+    return Path(config.iterate.agent.partition(":")[0]).stem or "run"
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def gpu_bytes() -> float:
 
 def with_shares(config: TrainConfig) -> TrainConfig:
     """Return the settings with the GPU memory that learner ranks keep beside their engines, unless the user or nobody knows it."""
-    shape = read_shape(config.model.model) if config.engine.colocate else None
+    shape = read_shape(config.model.model) if config.weights.colocate else None
     if shape is None:
         return config
     work = Workload(prompt_tokens=1, answer_tokens=config.rollout.max_new_tokens)
@@ -52,7 +52,7 @@ def memory_sign(config: TrainConfig, gpu: float) -> Sign | None:
     if not plan.problems:
         return None
     problem, remedy = "; ".join(plan.problems), _remedy(plan, work)
-    if config.run.check_memory and (plan.learner_bytes > CERTAIN * gpu or plan.engine.cache < 0):
+    if config.training.check_memory and (plan.learner_bytes > CERTAIN * gpu or plan.engine.cache < 0):
         more = "`agentrl plan` lists the parts; --no-check-memory tries all the same."
         raise ConfigError("--model", config.model.model, problem, f"{remedy} {more}")
     return Sign("memory", f"GPU memory is likely to run out: {problem}", remedy)

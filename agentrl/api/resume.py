@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import json
 import os
 import shutil
@@ -14,11 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.evaluate import PlayConfig
-from agentrl.config.load import flag_value, to_json
+from agentrl.config.load import flag_value
+from agentrl.config.mapping import differences
 from agentrl.config.plugins import check_files_unchanged
-from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag
+from agentrl.config.schema import PlaySettings, TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import complete_file
 from agentrl.core.protocols import Learner
@@ -31,33 +30,6 @@ from agentrl.track.jsonl import read_lines
 from agentrl.track.sinks import EVAL_TRAJECTORIES
 
 AUTO = "auto"
-
-MAY_CHANGE = frozenset(
-    {
-        *("num_steps", "run_dir", "save_every", "keep_checkpoints", "checkpoint_upload", "upload_timeout_s", "resume"),
-        *("runtime", "ray_address", "stall_timeout_s", "debug"),
-        *("check_env", "check_memory"),
-        *("stop_timeout_s", "max_learner_restarts", "max_engine_restarts", "engine_timeout_s", "publish_timeout_s"),
-        *("reset_timeout_s", "step_timeout_s", "episode_timeout_s", "env_threads", "max_concurrent_episodes", "rollout_workers_per_engine"),
-        *("num_learners", "zero_stage", "num_engines", "colocate", "sleep_level", "learner_memory_gib"),
-        *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization", "enforce_eager"),
-        *("micro_batch_tokens", "gradient_checkpointing", "max_nonfinite_steps"),
-        *("min_pass_rate", "max_attempts", "max_failure_rate"),
-        *(
-            "record",
-            "record_requests",
-            "annotate",
-            "tensorboard",
-            "wandb_project",
-            "trackio_project",
-            "save_model",
-            "callback",
-            "callback_timeout_s",
-        ),
-        *("eval_every", "eval_at_start", "eval_samples", "eval_temperature", "eval_by", "eval_pass_score", "keep_best"),
-    }
-)
-"""Settings that a resumed run may have otherwise; they decide where and how fast it goes, not what is learnt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +56,16 @@ class ResumePoint:
         return path
 
 
-def with_saved_settings(words: list[str]) -> list[str]:
-    """Let ``--resume DIR`` bring the settings of the run in DIR, which flags may then change.
+def with_saved_settings(words: list[str]) -> tuple[list[str], Path | None]:
+    """Return the words, and the file with the settings of the run in DIR that ``--resume DIR`` brings and flags may then change.
 
     Raises:
         ConfigError: If DIR holds no run.
     """
     given = flag_value(words, "--resume")
     if given in (None, "", AUTO) or flag_value(words, "--config") is not None:
-        return words
-    return ["--config", str(saved_settings(str(given))), *words]
+        return words, None
+    return words, saved_settings(str(given))
 
 
 def saved_settings(run_dir: str) -> Path:
@@ -138,17 +110,17 @@ def resumed_run_dir(config: TrainConfig) -> Path | None:
     Raises:
         ConfigError: If ``auto`` comes without ``--run-dir``.
     """
-    if config.run.resume != AUTO:
-        place = config.run.resume
-        return config.run.run_dir if place and _copy_at(place) else Path(place).expanduser() if place else None
-    if config.run.run_dir is None:
+    if config.training.resume != AUTO:
+        place = config.training.resume
+        return config.training.run_dir if place and _copy_at(place) else Path(place).expanduser() if place else None
+    if config.training.run_dir is None:
         raise ConfigError("--resume", AUTO, "needs to know which run", "Give --run-dir, the same each time.")
-    path = config.run.run_dir.expanduser()
+    path = config.training.run_dir.expanduser()
     return path if (path / "config.json").exists() else None
 
 
 def resume_point(config: TrainConfig) -> ResumePoint:
-    """Find where the run in ``config.run.run_dir`` stands, and check that it can go on with these settings.
+    """Find where the run in ``config.training.run_dir`` stands, and check that it can go on with these settings.
 
     The newest complete checkpoint counts, in the run's directory, at ``--resume``, or at ``--checkpoint-upload``.
 
@@ -157,7 +129,7 @@ def resume_point(config: TrainConfig) -> ResumePoint:
             or if ``--checkpoint-upload`` cannot be used, or holds another run.
         CheckpointError: If the checkpoint cannot be read.
     """
-    run_dir, resume, upload = config.run.run_dir, config.run.resume, config.run.checkpoint_upload
+    run_dir, resume, upload = config.training.run_dir, config.training.resume, config.training.checkpoint_upload
     copy = _newest_copy(config)
     if not resume or run_dir is None:
         if copy is not None:
@@ -175,18 +147,18 @@ def resume_point(config: TrainConfig) -> ResumePoint:
         return ResumePoint(Progress())
     else:
         raise ConfigError("--resume", resume, *_nothing_to_resume(run_dir))
-    steps = config.run.num_steps
+    steps = config.training.num_steps
     if resume != AUTO and _ended(run_dir).get("status") == "finished" and _ended(run_dir).get("steps", 0) >= steps:
         problem = f"has finished: it did its {progress.step} steps"
         raise ConfigError("--resume", resume, problem, f"Give --num-steps more than {progress.step} to train it further.")
     _check_unchanged(saved, config)
-    check_files_unchanged(config, run_dir, MAY_CHANGE)
+    check_files_unchanged(config, run_dir)
     return point
 
 
 def _newest_copy(config: TrainConfig) -> CheckpointCopy | None:
     """Return the newest copy at ``--resume`` and ``--checkpoint-upload``, which must be there to be written to."""
-    resume, upload = config.run.resume, config.run.checkpoint_upload
+    resume, upload = config.training.resume, config.training.checkpoint_upload
     found = [_copy_at(resume)] if resume not in ("", AUTO) else []
     if upload:
         check_reachable("--checkpoint-upload", absolute(upload))
@@ -238,17 +210,10 @@ def make_run_dir(path: Path) -> None:
 
 
 def _check_unchanged(saved: Mapping[str, Any], config: TrainConfig) -> None:
-    asked, defaults = json.loads(to_json(config)), json.loads(to_json(TrainConfig()))
-    fixed = MAY_CHANGE if config.learner.lr_schedule == "constant" else MAY_CHANGE - {"num_steps"}
-    changed = [
-        f"{flag(name)} (was {saved.get(section, {}).get(name)!r}, now {value!r})"
-        for section, values in asked.items()
-        for name, value in values.items()
-        if name not in fixed and saved.get(section, {}).get(name, defaults[section][name]) != value  # a setting newer than the run
-    ]
-    if changed:
-        problem = "cannot go on, because it would be another run with " + ", ".join(changed)
-        raise ConfigError("--resume", config.run.resume, problem, "Leave these as they were, or start a new run.")
+    fixed = () if config.learner.lr_schedule == "constant" else ("num_steps",)
+    if others := differences(saved, config, fixed):
+        problem = "cannot go on, because it would be another run with " + ", ".join(others)
+        raise ConfigError("--resume", config.training.resume, problem, "Leave these as they were, or start a new run.")
 
 
 def rewind_records(run_dir: Path, progress: Progress) -> list[dict[str, Any]]:
@@ -284,7 +249,7 @@ def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
                 kept.write(line)
 
 
-def agent_name(config: PlayConfig) -> str:
+def agent_name(config: PlaySettings) -> str:
     """Return a short name of the environment, for the names of directories."""
     return Path(config.run.agent.removeprefix(PREFIX).partition(":")[0]).stem or "run"
 
@@ -295,9 +260,9 @@ def _new_run_dir(config: TrainConfig) -> Path:
     Raises:
         ConfigError: If it is taken.
     """
-    if config.run.run_dir is None:
+    if config.training.run_dir is None:
         return Path("runs") / f"{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}"
-    path = config.run.run_dir.expanduser()
+    path = config.training.run_dir.expanduser()
     there = next(part for part in (path, *path.absolute().parents) if os.path.exists(part))
     if not there.is_dir():
         problem = "is a file" if there == path else f"cannot be made: {there} is a file"
@@ -317,4 +282,4 @@ def with_directory(config: TrainConfig) -> TrainConfig:
         ConfigError: If the directory is taken, or there is no run to resume.
     """
     run_dir = resumed_run_dir(config) or _new_run_dir(config)
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, run_dir=run_dir))
+    return changed(config, run_dir=run_dir)

@@ -73,7 +73,7 @@ class Run:
         Raises:
             ConfigError: If the run was told to record none.
         """
-        if not (self.path / TRAJECTORIES).is_file() and self._directory.config().track.record != "none":
+        if not (self.path / TRAJECTORIES).is_file() and self._directory.config().record.record != "none":
             return iter(())  # it is before its first group
         return (record for records in self._directory.episodes(episode) for record in records)
 

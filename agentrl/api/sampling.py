@@ -20,18 +20,16 @@ from agentrl.api.resume import agent_name
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import make_runtime
-from agentrl.config.load import to_json
-from agentrl.config.sample import SampleConfig
+from agentrl.config.evaluate import SampleConfig
+from agentrl.config.mapping import differences, to_json
 from agentrl.core.errors import ConfigError, TooManyFailuresError
 from agentrl.core.files import complete_file
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec, keep_environment
-from agentrl.evaluation.config import as_training
 from agentrl.evaluation.evaluations import eval_settings
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
-from agentrl.evaluation.sample_config import changed_settings, fixed_settings
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
@@ -39,7 +37,7 @@ from agentrl.rollout.tasks import check_model, check_prompts, context_length, op
 from agentrl.track.jsonl import encode
 from agentrl.track.text import counted, number
 
-JOURNAL, DATA, SETTINGS, SUMMARY = "episodes.jsonl", "data.jsonl", "sample.json", "summary.json"
+JOURNAL, DATA, SETTINGS, SUMMARY = "episodes.jsonl", "data.jsonl", "config.json", "summary.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +80,8 @@ async def sample(config: SampleConfig, console: Console | None = None) -> Sample
     check_model(config)
     agent = load_environment(config)
     tasks = sampled_tasks(config, agent)
-    path = (config.run.output or Path("runs") / f"sample-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
+    path = (config.source.output or Path("runs") / f"sample-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
     _open_directory(path, config)
-    (path / "config.json").write_text(to_json(as_training(config)) + "\n", encoding="utf-8")
     keep_environment(config.run.agent, path)
     journal = Journal(path / JOURNAL)
     console = console or Console()
@@ -103,7 +100,7 @@ def sampled_tasks(config: SampleConfig, agent: AgentSpec) -> list[Task]:
         ConfigError: If there is no end of them and ``--num-tasks`` does not say how many.
     """
     source = open_tasks(config, agent)
-    total, wanted = source.num_tasks, config.run.num_tasks
+    total, wanted = source.num_tasks, config.select.num_tasks
     if total is None and not wanted:
         raise ConfigError("--num-tasks", 0, "there is no end of tasks", "Say how many to sample.")
     count = min(filter(None, (total, wanted)))
@@ -118,7 +115,7 @@ def preview(config: SampleConfig) -> str:
         ConfigError: If the environment, the tasks or the model cannot be used.
     """
     check_model(config)
-    tasks, samples = sampled_tasks(config, load_environment(config)), config.rollout.n_samples_per_prompt
+    tasks, samples = sampled_tasks(config, load_environment(config)), config.sampling.n_samples_per_prompt
     return f"{counted(len(tasks), 'task')}, {counted(samples, 'episode')} each, with {model_name(config.model.model)}"
 
 
@@ -126,22 +123,22 @@ def _open_directory(path: Path, config: SampleConfig) -> None:
     """Make the directory of a new data set, or make sure that the one in it is the same."""
     saved = path / SETTINGS
     if saved.exists():
-        if not config.run.resume:
+        if not config.select.resume:
             remedy = "Add --resume to go on with it, or name another directory."
             raise ConfigError("--output", str(path), "holds a data set already", remedy)
-        if changed := changed_settings(json.loads(saved.read_text(encoding="utf-8")), config):
-            problem = "cannot go on, because it would be another data set with " + ", ".join(changed)
+        if others := differences(json.loads(saved.read_text(encoding="utf-8")), config):
+            problem = "cannot go on, because it would be another data set with " + ", ".join(others)
             raise ConfigError("--resume", True, problem, "Leave these as they were, or name another --output.")
         return
     path.mkdir(parents=True, exist_ok=True)
     with complete_file(saved) as partial:
-        partial.write_text(json.dumps(fixed_settings(config), indent=2) + "\n", encoding="utf-8")
+        partial.write_text(to_json(config) + "\n", encoding="utf-8")
 
 
 async def _sample_missing(config: SampleConfig, tasks: Sequence[Task], journal: Journal, console: Console) -> None:
     """Play the tasks that are not in the journal, and write each into it when it is done."""
     missing = [task for task in tasks if task.position not in journal.entries]
-    done, samples = len(tasks) - len(missing), config.rollout.n_samples_per_prompt
+    done, samples = len(tasks) - len(missing), config.sampling.n_samples_per_prompt
     heading = f"{config.run.agent}: {counted(len(tasks), 'task')}, {counted(samples, 'episode')} each"
     console.print(Text(f"{heading}{f', {done} of them done before' if done else ''}", style="bold"), soft_wrap=True)
     if not missing:
@@ -171,7 +168,7 @@ async def _sample_missing(config: SampleConfig, tasks: Sequence[Task], journal: 
 def _finish(config: SampleConfig, path: Path, journal: Journal, console: Console) -> Sampled:
     """Write the data set, whole or not at all, and show what is in it."""
     entries = list(journal.entries.values())
-    selection = select(entries, config.run)
+    selection = select(entries, config.select)
     with complete_file(path / DATA) as partial, partial.open("w", encoding="ascii") as file:
         file.writelines(encode(row) + "\n" for row in selection.rows)
     result = _sampled(path, entries, selection)

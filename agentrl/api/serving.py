@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import build_engine, model_path, worker_environment
-from agentrl.config.schema import TrainConfig
+from agentrl.config.commands import NO_ENGINE
+from agentrl.config.evaluate import ServeConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
@@ -40,15 +41,13 @@ class Say(Protocol):
         """Write one line."""
 
 
-async def serve(config: TrainConfig, port: int, *, loads_model: bool, say: Say) -> None:
+async def serve(config: ServeConfig, say: Say) -> None:
     """Serve the model of `config` until it is cancelled; then say which branches the requests opened.
 
     Consumes requests, produces answers, waits for the engine; unblocked by cancellation alone.
 
     Args:
-        config: Settings with the model, the engine and the budgets of an answer.
-        port: Port on loopback; 0 for a free one.
-        loads_model: False to answer with a fixed text instead.
+        config: Settings with the port, the model, the engine (``none`` answers with a fixed text) and the budgets of an answer.
         say: Gets the line with address and key, refusals, and the summary.
 
     Raises:
@@ -56,6 +55,7 @@ async def serve(config: TrainConfig, port: int, *, loads_model: bool, say: Say) 
         EngineError: If the engine does not start.
     """
     check_model(config)
+    port, loads_model = config.serve.port, config.engine.engine != NO_ENGINE
     endpoint = replace(config.endpoint, max_requests=NO_LIMIT)
     settings = replace(episode_settings(config, model_path(config)), endpoint=endpoint)
     tokenizer = load_tokenizer(settings.model.model, trust_remote_code=config.model.trust_remote_code)
@@ -108,7 +108,7 @@ class _ServedSession(EndpointSession):
 
 def _session(engine: Engine, codec: ChatCodec, settings: EpisodeSettings, parser: AnswerParser, say: Say) -> EndpointSession:
     def seed_of(number: int) -> int:
-        return derive_seed(settings.seed, "serve", number)
+        return derive_seed(settings.run.seed, "serve", number)
 
     recorder = Recorder("serve", engine=engine, codec=codec, settings=settings, seed_of=seed_of)
     limit = settings.endpoint.max_requests
@@ -117,7 +117,7 @@ def _session(engine: Engine, codec: ChatCodec, settings: EpisodeSettings, parser
     return session
 
 
-def _engine(config: TrainConfig, tokenizer: Any, loads_model: bool) -> Engine:
+def _engine(config: ServeConfig, tokenizer: Any, loads_model: bool) -> Engine:
     if loads_model:
         os.environ.update({name: value for name, value in worker_environment(config).items() if name not in os.environ})
         return build_engine(config)

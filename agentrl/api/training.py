@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,11 +20,11 @@ from agentrl.api.resume import ResumePoint, make_run_dir, resume_point, rewind_r
 from agentrl.api.scaling import answer_requests
 from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import Runtime, make_runtime
-from agentrl.config.load import to_json
+from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag
+from agentrl.config.sections import changed, flag
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.errors import CheckpointError, ClusterError, ConfigError, DamagedCheckpointError, LearnerDeadError
 from agentrl.core.plugins import copy_plugins
@@ -72,7 +72,7 @@ async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks:
     """
     collect_rarely()
     await on_thread(check_hub, config)
-    left, lost = config.run.max_learner_restarts, ""
+    left, lost = config.training.max_learner_restarts, ""
     while True:
         try:
             return await _uploaded(config, await _train_once(config, stop, callbacks, last=not left))
@@ -83,7 +83,7 @@ async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks:
                 raise LearnerDeadError(f"{error}. {_what_is_left(config)}") from error
             left, lost = left - 1, str(error)
             _log.warning("%s; going on from the last checkpoint, %d more times at most", error, left)
-            config = replace(config, run=replace(config.run, resume=str(config.run.run_dir)))
+            config = changed(config, resume=str(config.training.run_dir))
         except ClusterError as error:
             if not lost:
                 raise
@@ -91,8 +91,8 @@ async def train(config: TrainConfig, stop: StopRequest | None = None, callbacks:
 
 
 async def _uploaded(config: TrainConfig, result: RunResult) -> RunResult:
-    if config.track.push_to_hub and config.run.run_dir is not None and not result.stopped:
-        address = await on_thread(push_model, config.run.run_dir / "model", config.track.push_to_hub)
+    if config.record.push_to_hub and config.training.run_dir is not None and not result.stopped:
+        address = await on_thread(push_model, config.training.run_dir / "model", config.record.push_to_hub)
         sys.stdout.write(f"model        {address}\n")
     return result
 
@@ -100,21 +100,21 @@ async def _uploaded(config: TrainConfig, result: RunResult) -> RunResult:
 def _what_is_left(config: TrainConfig) -> str:
     """Return how a run whose learner is lost can be continued, in a sentence."""
     if _can_go_on(config):
-        return f"Continue it with --resume {config.run.run_dir} when the cluster has room."
+        return f"Continue it with --resume {config.training.run_dir} when the cluster has room."
     return "There is no checkpoint to go on from; --save-every N writes one every N steps."
 
 
 def _can_go_on(config: TrainConfig) -> bool:
-    return config.run.run_dir is not None and latest_checkpoint(config.run.run_dir) is not None
+    return config.training.run_dir is not None and latest_checkpoint(config.training.run_dir) is not None
 
 
 async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequence[CallbackLike], *, last: bool = False) -> RunResult:
     check_model(config)
     config = with_shares(config)
-    agent, callbacks = load_environment(config), [*load_callbacks(config.track.callback), *own]
+    agent, callbacks = load_environment(config), [*load_callbacks(config.record.callback), *own]
     tasks = open_tasks(config, agent)
     questions = run_eval_tasks(config, agent)
-    run_dir = config.run.run_dir
+    run_dir = config.training.run_dir
     if run_dir is None:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
     begin = await on_thread(resume_point, config)  # an address may take its time
@@ -162,19 +162,21 @@ def preview(config: TrainConfig) -> list[str]:
     check_model(config)
     agent = load_environment(config)
     tasks, questions = open_tasks(config, agent), run_eval_tasks(config, agent)
-    changed = [
+    others = [
         flag(name) if value is True else f"{flag(name)} {value}" if value is not False else flag(f"no_{name}")
         for section, values in asdict(config).items()
         for name, value in values.items()
-        if value != getattr(getattr(TrainConfig(), section), name) and not (name == "max_staleness" and config.flow.staleness <= 1)
+        if value != getattr(getattr(TrainConfig(), section), name)
+        and not (name == "max_staleness" and config.flow.staleness <= 1)
+        and (name, value) != ("runtime", "ray")
     ]
-    groups, samples, steps = config.rollout.groups_per_step, config.rollout.n_samples_per_prompt, config.run.num_steps
+    groups, samples, steps = config.flow.groups_per_step, config.sampling.n_samples_per_prompt, config.training.num_steps
     count, drawn = tasks.num_tasks, groups * steps
     greedy = ", and a greedy one beside each group" if estimator_facts(config.algo.advantage_estimator).greedy_baseline else ""
     endless = f"tasks without a known end, of which {drawn} are drawn"
     problem, sized, warning = missing_labels(config, agent, tasks.first(PROMPTS_CHECKED)), described(config), rate_warning(config)
     return [
-        f"not the defaults: {', '.join(changed)}",
+        f"not the defaults: {', '.join(others)}",
         f"{groups * samples} episodes per step ({groups} groups of {samples}), {drawn * samples} in {steps} steps{greedy}",
         f"{counted(count, 'task')}, {drawn / count:.2g} epochs in {steps} steps" if count else endless,
         *([f"{counted(len(questions), 'task')} to evaluate on"] if questions else []),
@@ -192,8 +194,8 @@ def _title(config: TrainConfig) -> str:
 
 async def _rehearse(config: TrainConfig, agent: AgentSpec, task: Task, tracker: RunTracker) -> None:
     """Play one scripted episode where the environment may run in a process of this machine, and was not played in an earlier run."""
-    run, isolated = config.run, config.isolation.env_isolation == "process"
-    if not run.check_env or run.resume or run.ray_address or isolated or agent.kind.calls_model:
+    isolated = config.isolation.env_isolation == "process"
+    if not config.training.check_env or config.training.resume or config.run.ray_address or isolated or agent.kind.calls_model:
         return
     tracker.on_stage("playing one scripted episode")
     if warning := await rehearse(config, task):
@@ -227,10 +229,10 @@ async def _train(
 ) -> RunResult:
     pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
     learner = runtime.learner
-    if runtime.joint and config.lora.publish != "adapter":
+    if runtime.joint and config.weights.publish != "adapter":
         learner = JointLearner(learner, pool, version=begin.progress.step)
-    if config.engine.sleeps:
-        learner = TurnTakingLearner(learner, pool, sleep_level=config.engine.sleep_level)
+    if config.weights.sleeps:
+        learner = TurnTakingLearner(learner, pool, sleep_level=config.weights.sleep_level)
     if begin.progress.step:
         source = f" from {begin.copy.address}" if begin.copy else ""
         tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}{source}")
@@ -240,9 +242,9 @@ async def _train(
         uploads.offer(loaded)  # it may have been killed before it was copied
     report = StallReport(run_dir, runtime.diagnose)
     evaluations = open_evaluations(config, questions, pool, learner, tracker, resumed=bool(begin.progress.step), report=report)
-    if config.eval.eval_at_start and not begin.progress.step:
+    if config.training.eval_at_start and not begin.progress.step:
         await tracker.notify(MetricsRow(step=0, metrics=await evaluations.evaluate(0)))
-    sizes = {"every": config.run.save_every, "num_steps": config.run.num_steps, "keep": config.run.keep_checkpoints}
+    sizes = {"every": config.training.save_every, "num_steps": config.training.num_steps, "keep": config.training.keep_checkpoints}
     checkpoints = Checkpoints(run_dir, learner, config=to_json(config), uploads=uploads, **sizes)
 
     async def work() -> RunResult:
@@ -260,7 +262,7 @@ async def _train(
             stop=stop,
             report=report,
         )
-        if config.track.save_model and not result.stopped:
+        if config.record.save_model and not result.stopped:
             tracker.on_stage("saving the model")
             await learner.save_model(str((run_dir / "model").absolute()))
         if uploads:
@@ -274,7 +276,7 @@ async def _train(
 
 
 def _uploads(config: TrainConfig, learner: Learner) -> Uploads | None:
-    run = config.run
+    run = config.training
     if not run.checkpoint_upload:
         return None
     return Uploads(absolute(run.checkpoint_upload), learner, keep=run.keep_checkpoints, timeout_s=run.upload_timeout_s)
@@ -286,7 +288,7 @@ async def _finish_uploads(uploads: Uploads, config: TrainConfig, stop: StopReque
     Raises:
         CheckpointError: If the last checkpoint of a run that was not stopped, and so will not be resumed, could not be copied.
     """
-    run = config.run
+    run = config.training
     margin_s = min(STOP_MARGIN_S, run.stop_timeout_s / 2)
     stop.heard = True
     copied, asked = asyncio.ensure_future(uploads.finish(run.upload_timeout_s)), asyncio.ensure_future(stop.wait_for_signal())

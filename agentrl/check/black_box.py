@@ -134,7 +134,7 @@ async def check_black_box(context: Context) -> None:
     policies = [tools, *standard_policies(cast("Any", context.cls), context.tasks)]
     played: list[PlayedAgent] = []
     server = EndpointServer(parser=_parser(context.settings))
-    tasks = enumerate(spread(context.tasks, context.settings.episodes))
+    tasks = enumerate(spread(context.tasks, context.settings.check.episodes))
     try:
         for (index, task), policy in itertools.product(tasks, policies):
             if why := _why_stop(context, played):
@@ -154,7 +154,7 @@ def _parser(settings: CheckSettings) -> AnswerParser:
     """The parser of the answers; those of vLLM need the tokenizer of transformers."""
     if not has_own_form(settings.endpoint) and not settings.endpoint.reasoning_parser:
         return answer_parser(settings.endpoint, None)
-    return answer_parser(settings.endpoint, load_tokenizer(settings.model))
+    return answer_parser(settings.endpoint, load_tokenizer(settings.model.model))
 
 
 def _why_stop(context: Context, played: Sequence[PlayedAgent]) -> str:
@@ -165,11 +165,11 @@ def _why_stop(context: Context, played: Sequence[PlayedAgent]) -> str:
 
 async def play(context: Context, server: EndpointServer, task: Task, policy: TextPolicy, index: int) -> PlayedAgent:
     """Play one episode from beginning to end."""
-    timeout_s = min(context.settings.timeout_s, context.player.settings.rollout.episode_timeout_s)
+    timeout_s = min(context.settings.check.timeout_s, context.player.settings.rollout.episode_timeout_s)
     settings = changed(context.player.settings, episode_timeout_s=timeout_s, max_requests=_max_requests(context))
     codec = context.player.codec
     session = CheckedSession(context.cls, context.spec.source, settings.env)
-    model = ScriptedModel(codec, server.parser, task, policy, seed=settings.seed, index=index)
+    model = ScriptedModel(codec, server.parser, task, policy, seed=settings.run.seed, index=index)
     episode = model.episode = BlackBoxEpisode(
         Ticket(group_id=0, task=task, n_samples_per_prompt=1, version=0),
         index,

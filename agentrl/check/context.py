@@ -90,7 +90,7 @@ class Context:
 
     def left(self, share: float = 1.0) -> float:
         """Seconds left until a share of the budget is used up; not below 0."""
-        return max(self.started + share * self.settings.budget_s - time.monotonic(), 0.0)
+        return max(self.started + share * self.settings.check.budget_s - time.monotonic(), 0.0)
 
     def good(self) -> list[CheckedEpisode]:
         """Episodes of the standard policies in which nothing failed."""

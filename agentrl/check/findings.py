@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.schema import DataConfig, EndpointConfig, EngineConfig, RolloutConfig
-from agentrl.config.sections import Count, CountOrZero, Positive
+from agentrl.config.load import Command
+from agentrl.config.schema import PlaySettings, SamplingConfig
+from agentrl.core.ranges import Count, Positive
 
 
 class Severity(StrEnum):
@@ -47,14 +46,10 @@ def _read(path: Path) -> Mapping[str, Rule]:
 RULES = _read(Path(__file__).with_name("rules.toml"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckSettings:
-    """Settings of one check: sections of the schema, and flags of its own."""
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """The extent of a check, and its report."""
 
-    env: Annotated[str, tyro.conf.Positional]
-    """Environment or reward, as ``agentrl train --agent`` takes it: ``file.py``, ``file.py:Name``, ``package.module:Name``, ``gym:ID``."""
-    model: str = ""
-    """Model whose tokenizer and chat template are used; its weights are not read. Empty: the bundled tiny one."""
     concurrency: Count = 128
     """Episodes that one worker is to run at once."""
     turn_s: Positive = 1.0
@@ -67,21 +62,49 @@ class CheckSettings:
     """Deadline of one call of the environment."""
     budget_s: Positive = 120.0
     """Seconds for the whole check."""
-    seed: CountOrZero = 0
-    """Seed: which tasks are played and what the random policies write."""
-    elsewhere: Annotated[bool, tyro.conf.Suppress] = True
-    """Compare tasks and episodes with those of a second process."""
-    ratios: Annotated[bool, tyro.conf.Suppress] = True
-    """The run that is checked for computes importance ratios."""
-    data: DataConfig = field(default_factory=DataConfig)
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
+    json: bool = False
+    """Write the report as JSON."""
+    fix_hints: bool = False
+    """Show a piece of code with each remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig(PlaySettings):
+    """Sections of ``agentrl check``; ``--model`` names the tokenizer and the chat template, its weights are not read."""
+
+    check: CheckOptions = field(default_factory=CheckOptions)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSettings(CheckConfig):
+    """Settings of one check, and what the run that it precedes says of itself.
+
+    Attributes:
+        elsewhere: True to compare tasks and episodes with those of a second process.
+        ratios: True if the run computes importance ratios.
+    """
+
+    elsewhere: bool = True
+    ratios: bool = True
+
+    @property
+    def env(self) -> str:
+        """The environment."""
+        return self.run.agent
 
     @property
     def bundled_model(self) -> bool:
         """True for the bundled tokenizer, which shows little about the user's own."""
-        return self.model == str(tiny_model_path())
+        return self.model.model == str(tiny_model_path())
+
+
+CHECK = Command(
+    "check",
+    CheckConfig,
+    "Play an environment without a model and report what is wrong with it. Exit code: 0 no errors, 1 errors, 2 bad request.",
+    main=("agent", "model", "episodes", "concurrency", "turn_s", "recorded", "timeout_s", "budget_s", "seed", "json", "fix_hints"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,7 @@ def _answers_matter(context: Context) -> bool:
     for played in (*context.good(), *context.searched):
         who = played.actions[0] if played.policy == "constant" else f"policy {played.policy}"
         dealt.setdefault(played.task.id, []).append((who, played.score))
-    rng, spreads = Random(context.settings.seed), []
+    rng, spreads = Random(context.settings.run.seed), []
     for shuffled in (False, *[True] * DEALS):
         groups: dict[str, list[float]] = {}
         for items in dealt.values():
@@ -166,7 +166,7 @@ def _answers_matter(context: Context) -> bool:
 
 async def _search(context: Context) -> None:
     """Look for a reward or an end: go back to where few have been, by the same actions, and play on at random."""
-    rng, stop = Random(context.settings.seed), time.monotonic() + min(context.left(0.9), SEARCH_S)
+    rng, stop = Random(context.settings.run.seed), time.monotonic() + min(context.left(0.9), SEARCH_S)
     words = [*words_of(context.cls), *label_texts(context.tasks)]
     task = context.tasks[0]
     visited: dict[str, tuple[int, list[str]]] = {"": (0, [])}

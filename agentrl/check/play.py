@@ -168,7 +168,7 @@ class TextEpisode:
         self, player: Player, task: Task, policy: TextPolicy, *, index: int = 0, max_turns: int = 0, gate: Gate | None = None
     ) -> None:
         self._player, self._policy, self._index, self._gate = player, policy, index, gate
-        self._rng = Random(f"{player.settings.seed} {policy.name} {task.id} {index}")
+        self._rng = Random(f"{player.settings.run.seed} {policy.name} {task.id} {index}")
         self.played = CheckedEpisode(task, policy.name, agents=player.agents_spec.agents)
         self._session = SolvingSession(player.cls, player.source, player.threads, player.settings.env)
         self._episode = Episode(
@@ -286,8 +286,8 @@ class Player:
 def make_player(settings: CheckSettings, spec: AgentSpec, codec: ChatCodec, watch: Watch) -> Player:
     """Return a player of an environment; `watch` sees every call of user code."""
     cls = spec.load()
-    rollout = replace(settings.rollout, reset_timeout_s=settings.timeout_s, step_timeout_s=settings.timeout_s)
-    close_timeout_s = min(settings.timeout_s, CLOSE_TIMEOUT_S)
+    rollout = replace(settings.rollout, reset_timeout_s=settings.check.timeout_s, step_timeout_s=settings.check.timeout_s)
+    close_timeout_s = min(settings.check.timeout_s, CLOSE_TIMEOUT_S)
     return Player(
         cls=probed(cls, watch),
         source=spec.source,
@@ -295,12 +295,13 @@ def make_player(settings: CheckSettings, spec: AgentSpec, codec: ChatCodec, watc
         codec=codec,
         threads=Threads(rollout.env_threads),
         settings=EpisodeSettings(
-            seed=settings.seed,
+            run=settings.run,
             data=settings.data,
             rollout=rollout,
             endpoint=settings.endpoint,
             close_timeout_s=close_timeout_s,
             is_training=settings.ratios,
+            weighs_ratios=settings.ratios,
         ),
     )
 

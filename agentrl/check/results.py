@@ -33,7 +33,7 @@ _RETURNED = re.compile(r" returned (\w+)")
 async def play_standard(context: Context) -> None:
     """Play every policy on some tasks, one episode after another, and report what failed."""
     player, watch = context.player, context.watch
-    tasks = spread(context.tasks, context.settings.episodes)
+    tasks = spread(context.tasks, context.settings.check.episodes)
     context.form = await _label_form(context, tasks)
     if context.close_hangs:
         return

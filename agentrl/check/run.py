@@ -101,7 +101,7 @@ def run_rehearsal(settings: CheckSettings, task: Task, codec: ChatCodec, emit: E
 
 async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
     settings, report = context.settings, context.report
-    seed_globals(settings.seed)
+    seed_globals(settings.run.seed)
     context.watch.effects = effects = Effects(report, context.where)
     watch_tasks(asyncio.get_running_loop(), report, context.where)
     phases: dict[str, Callable[[Context], Awaitable[None] | None]] = {
@@ -146,7 +146,7 @@ class _Watchdog:
         self._thread.join(timeout=1)
 
     def _look(self) -> None:
-        limit = self._settings.timeout_s + HOLD_GRACE_S
+        limit = self._settings.check.timeout_s + HOLD_GRACE_S
         while not self._over.wait(POLL_S):
             if os.getppid() != self._parent:  # the process that waits for the answer has ended
                 _end_children()
@@ -155,7 +155,7 @@ class _Watchdog:
             if holds is None:
                 continue
             method, since, thread = holds
-            allowed = limit if method != "import" else max(limit, self._settings.budget_s / 2)
+            allowed = limit if method != "import" else max(limit, self._settings.check.budget_s / 2)
             if time.monotonic() - since > allowed:
                 frame = sys._current_frames().get(thread)
                 lines = [line for line in traceback.extract_stack(frame) if "agentrl/env" not in line.filename] if frame else []
@@ -213,7 +213,7 @@ def main() -> int:
             events.flush()
 
         try:
-            recorded = recorded_actions(settings.recorded) if settings.recorded else {}
+            recorded = recorded_actions(settings.check.recorded) if settings.check.recorded else {}
             codec = load_codec(settings)
             if task is not None:
                 run_rehearsal(settings, task, codec, emit, status)

@@ -84,17 +84,17 @@ def _bounds(context: Context, calls: Sequence[UserCall], known: bool) -> None:
             on_threads += times * _usual([call.seconds for call in own])
     typical = percentile(steps, 0.5)
     is_async = any(call.is_async for call in calls if call.method == "step")
-    threads_needed = 0 if is_async else math.ceil(settings.concurrency * typical / (typical + settings.turn_s))
+    threads_needed = 0 if is_async else math.ceil(settings.check.concurrency * typical / (typical + settings.check.turn_s))
     context.report.speed = {
-        "concurrency": settings.concurrency,
+        "concurrency": settings.check.concurrency,
         "env_threads": settings.rollout.env_threads,
-        "turn_s": settings.turn_s,
+        "turn_s": settings.check.turn_s,
         "threads_needed": threads_needed,
         "episodes_per_s": 1 / max(on_threads / settings.rollout.env_threads, on_loop, 1e-9),
     }
     if threads_needed > settings.rollout.env_threads and not known:
         busy = f"keep {threads_needed} threads busy, and there are {settings.rollout.env_threads}"
-        load = f"{settings.concurrency} episodes at once with turns of {settings.turn_s:g} s"
+        load = f"{settings.check.concurrency} episodes at once with turns of {settings.check.turn_s:g} s"
         context.found("slow-calls", "step", f"step takes {typical:.2f} s; {load} {busy}")
 
 

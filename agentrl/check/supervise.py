@@ -57,7 +57,7 @@ def check(settings: CheckSettings, run: Run, task: Task | None = None) -> Report
     Raises:
         ConfigError: If the request itself was wrong.
     """
-    limit = settings.budget_s + settings.timeout_s + GRACE_S
+    limit = settings.check.budget_s + settings.check.timeout_s + GRACE_S
     with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder, open(os.path.join(folder, "output"), "w+b") as output:
         events, status = os.path.join(folder, "events"), os.path.join(folder, "status")
         names = {"AGENTRL_CHECK_EVENTS": events, "AGENTRL_CHECK_STATUS": status}

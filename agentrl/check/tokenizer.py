@@ -82,8 +82,8 @@ class FileTokenizer:
 
 def load_codec(settings: CheckSettings) -> ChatCodec:
     """Return the codec of the model's tokenizer; a tokenizer that `FileTokenizer` cannot read is left to transformers."""
-    path = Path(settings.model)
-    tokenizer = FileTokenizer(path) if FileTokenizer.can_read(path) else load_tokenizer(settings.model)
+    path = Path(settings.model.model)
+    tokenizer = FileTokenizer(path) if FileTokenizer.can_read(path) else load_tokenizer(settings.model.model)
     return ChatCodec(tokenizer, system_prompt=settings.data.system_prompt, template_tools=has_own_form(settings.endpoint))
 
 

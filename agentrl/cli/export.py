@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from agentrl.config.load import from_mapping, read_file
 from agentrl.config.lora import holds_adapter
+from agentrl.config.mapping import from_mapping, read_file
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import check_directory
@@ -64,7 +64,7 @@ def main(words: list[str]) -> int:
     checkpoint = find_checkpoint(args.source.expanduser(), args.step)
     check_directory(checkpoint)  # an older one is not taken in the place of a damaged one unasked
     progress, saved = read_checkpoint(checkpoint)
-    config = from_mapping(saved, source=str(checkpoint / "config.json"))
+    config = from_mapping(TrainConfig, saved, source=str(checkpoint / "config.json"))
     if args.merge and not config.lora.lora_rank:
         raise ConfigError("--merge", True, "the run trained the model itself, there is no adapter", "Leave it out.")
     settings = _settings(config, args)
@@ -114,7 +114,7 @@ def _saved_adapter(args: ExportArgs) -> Path | None:
 def _merge_saved(args: ExportArgs, saved: Path, target: Path) -> int:
     """Merge an adapter that a run saved beside its settings into the initial model."""
     path = saved.absolute().with_name("config.json")
-    settings = _settings(from_mapping(read_file(path), source=str(path)), args)
+    settings = _settings(from_mapping(TrainConfig, read_file(path), source=str(path)), args)
     from agentrl.learner.export import merge_adapter
 
     number = merge_adapter(saved, settings, target, dtype=args.dtype)

@@ -23,8 +23,8 @@ def main(words: list[str]) -> int:
     try:
         iterate(config)
     except KeyboardInterrupt:
-        named = f"go on with the same command and --resume --run-dir {config.run_dir}"
-        again = named if config.run_dir else "name --run-dir to be able to go on"
+        named = f"go on with the same command and --resume --run-dir {config.iterate.run_dir}"
+        again = named if config.iterate.run_dir else "name --run-dir to be able to go on"
         sys.stderr.write(f"\nagentrl: interrupted; {again}\n")
         return INTERRUPTED
     return 0

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import tyro
 
+from agentrl.config.commands import TRAIN
 from agentrl.config.load import TYRO, read_flags
 from agentrl.config.model_shape import find_shape
-from agentrl.config.sections import Count, NonNegative, Positive
 from agentrl.core.errors import ConfigError
+from agentrl.core.ranges import Count, NonNegative, Positive
 from agentrl.profile.memory import GIB
 from agentrl.profile.plan import Hardware, Workload, divide, make_plan, plan_lines
 
@@ -45,7 +46,7 @@ def main(words: list[str]) -> int:
     for name in ("gpus", "gpu_memory"):
         if getattr(args, name) <= 0:
             raise ConfigError(f"--{name.replace('_', '-')}", getattr(args, name), "must be above 0", "Give the size of the machine.")
-    config = read_flags(rest, prog="agentrl plan")
+    config = read_flags(TRAIN, rest)[0]
     shape = find_shape(config.model.model)
     hardware = Hardware(gpus=args.gpus, gpu_bytes=args.gpu_memory * GIB)
     named = any(word.partition("=")[0].replace("_", "-") in DIVISION for word in rest)

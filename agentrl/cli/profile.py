@@ -8,8 +8,8 @@ from typing import Annotated
 import tyro
 
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import Count, CountOrZero
 from agentrl.core.errors import ConfigError
+from agentrl.core.ranges import Count, CountOrZero
 from agentrl.flow import flow_settings
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
 from agentrl.profile.recorded import Recorded, read_recorded

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from agentrl.api.background import run_until_signal
-from agentrl.config.sections import Count
 from agentrl.core.errors import ConfigError
+from agentrl.core.ranges import Count
 from agentrl.inspect.directory import Record, RunDirectory
 from agentrl.track.text import Screen, counted
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 from agentrl.api.background import run_until_signal
+from agentrl.config.commands import SAMPLE, run_settings
+from agentrl.config.load import flag_value, load
+from agentrl.config.mapping import to_json
 from agentrl.track.text import counted
 
 INCOMPLETE = 3
@@ -14,17 +16,16 @@ INCOMPLETE = 3
 
 def main(words: list[str]) -> int:
     """Sample as the flags after ``sample`` say; the code is 3 if some tasks failed."""
-    from agentrl.evaluation.sample_config import fixed_settings, load_sample
-
-    config = load_sample([word for word in words if word != "--dry-run"])
+    words, dry = [word for word in words if word != "--dry-run"], "--dry-run" in words
+    config = load(SAMPLE, words, run_settings(flag_value(words, "--run")))
     from agentrl.api.sampling import preview, sample
     from agentrl.evaluation.samples import FAILED
 
-    if "--dry-run" in words:
+    if dry:
         sys.stderr.write(f"agentrl: {preview(config)}\n")
-        sys.stdout.write(json.dumps(fixed_settings(config), indent=2) + "\n")
+        sys.stdout.write(to_json(config) + "\n")
         return 0
-    output = config.run.output
+    output = config.source.output
     saved = f"go on with the same command and --resume; what is done is in {output}" if output else "name --output to be able to go on"
     sampled = run_until_signal(sample(config), saved=lambda: saved)
     failed = sampled.left_out.get(FAILED, 0)

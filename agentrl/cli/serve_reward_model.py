@@ -10,8 +10,8 @@ import tyro
 
 from agentrl.api.background import run_until_signal
 from agentrl.config.reward import reward_model_facts
-from agentrl.config.sections import Count, CountOrZero
 from agentrl.core.errors import ConfigError
+from agentrl.core.ranges import Count, CountOrZero
 
 MAX_PORT = 65_535
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any
-
-import tyro
 
 from agentrl.api.background import run_until_signal
-from agentrl.check.findings import CheckSettings
-from agentrl.config.load import TYRO, expand_aliases, load_config, to_json
+from agentrl.config.commands import EVAL, TRAIN, run_settings
+from agentrl.config.load import flag_value, load
+from agentrl.config.mapping import to_json
 from agentrl.flow.state import StopRequest
 from agentrl.track.text import counted
 
@@ -24,7 +21,7 @@ def main(words: list[str]) -> int:
     """Train as the flags after ``train`` say: check, start, train, save, sum up."""
     from agentrl.api.resume import saved_so_far, with_directory, with_saved_settings
 
-    config = with_directory(load_config(with_saved_settings([word for word in words if word != "--dry-run"])))
+    config = with_directory(load(TRAIN, *with_saved_settings([word for word in words if word != "--dry-run"])))
     from agentrl.api.training import preview, train
 
     if "--dry-run" in words:
@@ -33,10 +30,10 @@ def main(words: list[str]) -> int:
         return 0
 
     stop = StopRequest()
-    result = run_until_signal(train(config, stop), stop, config.run.stop_timeout_s, lambda: saved_so_far(config.run.run_dir))
+    result = run_until_signal(train(config, stop), stop, config.training.stop_timeout_s, lambda: saved_so_far(config.training.run_dir))
     if not result.stopped:
         return 0
-    go_on = f"continue with: agentrl train --resume {config.run.run_dir}" if result.steps else "no step was done, so nothing was saved"
+    go_on = f"continue with: agentrl train --resume {config.training.run_dir}" if result.steps else "no step was done, so nothing was saved"
     sys.stderr.write(f"agentrl: {result.ended}; {go_on}\n")
     return INTERRUPTED
 
@@ -44,9 +41,10 @@ def main(words: list[str]) -> int:
 def evaluate(words: list[str]) -> int:
     """Measure a model as the flags after ``eval`` say, alone or next to another one; the code is 3 if some tasks failed."""
     from agentrl.api.evaluation import measure
-    from agentrl.evaluation.config import load_request
 
-    evaluation = run_until_signal(measure(load_request(words)), saved=lambda: "the results are not saved")
+    evaluation = run_until_signal(
+        measure(load(EVAL, words, run_settings(flag_value(words, "--run")))), saved=lambda: "the results are not saved"
+    )
     failed = evaluation.failed_tasks
     if not any(failed):
         return 0
@@ -54,29 +52,14 @@ def evaluate(words: list[str]) -> int:
     return INCOMPLETE
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckFlags(CheckSettings):
-    """Play an environment without a model and report what is wrong with it. Exit code: 0 no errors, 1 errors, 2 bad request."""
-
-    json: bool = False
-    """Write the report as JSON."""
-    fix_hints: bool = False
-    """Show a piece of code with each remedy."""
-
-
 def check(words: list[str]) -> int:
     """Check an environment as the flags after ``check`` say; the code is 1 if there is an error."""
     from agentrl.api.checking import run_check
-    from agentrl.api.settings import with_settings
+    from agentrl.check.findings import CHECK
     from agentrl.check.report import print_report
 
-    words = [word for word in expand_aliases(words) if word != "--debug"]
-    flags = tyro.cli(CheckFlags, prog="agentrl check", args=words, config=TYRO)
-    given: dict[str, Any] = {}
-    for item in fields(CheckSettings):  # a section's settings are given by their own names
-        value = getattr(flags, item.name)
-        given |= asdict(value) if is_dataclass(value) and not isinstance(value, type) else {item.name: value}
-    result = run_check(with_settings(CheckSettings(env=""), given, command="check"))
+    config = load(CHECK, words)
+    result, flags = run_check(config), config.check
     if flags.json:
         sys.stdout.write(json.dumps(result.to_dict(fix_hints=flags.fix_hints), indent=2) + "\n")
     else:

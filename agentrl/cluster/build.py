@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.evaluate import PlayConfig
+from agentrl.config.engine import WeightsConfig
 from agentrl.config.reward import ANSWER
-from agentrl.config.schema import TrainConfig
+from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.process import cuda_device_count
 from agentrl.core.protocols import Engine, RolloutWorker
@@ -30,7 +30,7 @@ Stage = Callable[[str], None]
 """Told what start-up is doing, in a few words for the display."""
 
 
-def model_path(config: PlayConfig) -> str:
+def model_path(config: PlaySettings) -> str:
     """Return the directory or hub name of the initial policy; the bundled model unless ``--model`` names one."""
     return config.model.model or str(tiny_model_path())
 
@@ -39,7 +39,7 @@ MAX_SENT = 60_000
 """Bytes of an environment that processes of its own can be given; it goes in one packet."""
 
 
-def load_environment(config: PlayConfig) -> AgentSpec:
+def load_environment(config: PlaySettings) -> AgentSpec:
     """Load the environment, and make sure that the other processes of the run can have it.
 
     Raises:
@@ -58,7 +58,7 @@ def device() -> Device:
     return "cuda" if cuda_device_count() else "cpu"
 
 
-def worker_environment(config: PlayConfig, on: Device | None = None) -> dict[str, str]:
+def worker_environment(config: PlaySettings, on: Device | None = None) -> dict[str, str]:
     """Return the environment variables that worker processes start with; libraries read some of them only once.
 
     The number of threads of a process is the user's ``OMP_NUM_THREADS``, if it is set. `on` is the kind of device, this process's if
@@ -66,22 +66,34 @@ def worker_environment(config: PlayConfig, on: Device | None = None) -> dict[str
     """
     own = {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
     on = on or device()
-    return {**engine_environment(on, weight_transport(config.engine, on)), "DS_ACCELERATOR": on, "PYTHONWARNINGS": "ignore", **own}
+    return {
+        **engine_environment(on, weight_transport(config.engine, weights_of(config), on)),
+        "DS_ACCELERATOR": on,
+        "PYTHONWARNINGS": "ignore",
+        **own,
+    }
 
 
-def engine_settings(config: PlayConfig, index: int, on: Device | None = None) -> EngineSettings:
+def weights_of(config: PlaySettings) -> WeightsConfig:
+    """Return the settings of weights on their way to engines; the defaults where nothing is trained."""
+    return config.weights if isinstance(config, TrainConfig) else WeightsConfig()
+
+
+def engine_settings(config: PlaySettings, index: int, on: Device | None = None) -> EngineSettings:
     """Return the settings of engine number `index`."""
     model = replace(config.model, model=model_path(config))
-    settings = EngineSettings(model=model, engine=config.engine, device=on or device(), seed=config.run.seed, index=index)
+    settings = EngineSettings(
+        model=model, engine=config.engine, weights=weights_of(config), device=on or device(), seed=config.run.seed, index=index
+    )
     if not isinstance(config, TrainConfig):
         return settings
     settings = replace(settings, routed_experts=config.algo.router_replay)
-    if config.lora.publish != "adapter":
+    if config.weights.publish != "adapter":
         return settings
     return replace(settings, adapters=config.flow.staleness + 1, lora_rank=config.lora.lora_rank)
 
 
-def build_engine(config: PlayConfig, index: int = 0, on: Device | None = None) -> Engine:
+def build_engine(config: PlaySettings, index: int = 0, on: Device | None = None) -> Engine:
     """Return engine number `index`; nothing is loaded before its `start`."""
     settings = engine_settings(config, index, on)
     if config.engine.uses_vllm:
@@ -93,7 +105,7 @@ def build_engine(config: PlayConfig, index: int = 0, on: Device | None = None) -
     return TransformersEngine(settings)
 
 
-def build_scorer(config: PlayConfig, index: int, on: Device | None = None) -> Scorer:
+def build_scorer(config: PlaySettings, index: int, on: Device | None = None) -> Scorer:
     """Return reward model number `index` of ``--reward-model`` in this process; nothing is loaded before its `start`."""
     from agentrl.engine.reward_model import RewardModel, RewardModelSettings
     from agentrl.engine.scoring import BatchedScorer
@@ -114,7 +126,7 @@ def build_scorer(config: PlayConfig, index: int, on: Device | None = None) -> Sc
 
 
 def build_worker(
-    config: PlayConfig, index: int, on: Device | None = None, scorers: Mapping[str, Scorer] | None = None, engine: Engine | None = None
+    config: PlaySettings, index: int, on: Device | None = None, scorers: Mapping[str, Scorer] | None = None, engine: Engine | None = None
 ) -> RolloutWorker:
     """Return a rollout worker with `engine`, or engine number `index` if it is not given; nothing is loaded before its `start`.
 
@@ -141,20 +153,19 @@ def _sender(config: TrainConfig, rank: int, on: Device, host: str) -> WeightSend
     from agentrl.weights.cuda import GroupSender
     from agentrl.weights.sender import AdapterSender, SharedMemorySender
 
-    kind, lora = weight_transport(config.engine, on), config.lora
-    if lora.publish == "adapter":
+    kind, lora, weights = weight_transport(config.engine, config.weights, on), config.lora, config.weights
+    if weights.publish == "adapter":
         from agentrl.engine.adapters import SPARE_ADAPTERS
 
         return AdapterSender(rank=lora.lora_rank, alpha=lora.lora_alpha, kept=config.flow.staleness + 1 + SPARE_ADAPTERS)
     if kind == "shm":
         return SharedMemorySender(_weights_folder(config))
-    engine = config.engine
-    bucket_bytes, timeout_s = engine.weight_bucket_mib * 2**20, engine.publish_timeout_s
-    return GroupSender(kind, workers=engine.gpus_per_engine, host=host, rank=rank, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
+    bucket_bytes, timeout_s, workers = weights.weight_bucket_mib * 2**20, weights.publish_timeout_s, config.engine.gpus_per_engine
+    return GroupSender(kind, workers=workers, host=host, rank=rank, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
 
 
 def _weights_folder(config: TrainConfig) -> Path | None:
     """The folder for files with weights on their way to engines; `None` stands for shared memory."""
-    if config.engine.weight_transport != "disk" or config.run.run_dir is None:
+    if config.weights.weight_transport != "disk" or config.training.run_dir is None:
         return None
-    return config.run.run_dir.absolute() / "weights"
+    return config.training.run_dir.absolute() / "weights"

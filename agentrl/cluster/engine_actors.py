@@ -13,7 +13,7 @@ import ray
 from agentrl.cluster.build import build_engine
 from agentrl.cluster.joining import Site
 from agentrl.cluster.ray_actors import DIAGNOSIS, RayWorker, RolloutActor, beside, missing_here, stored, unwrapped
-from agentrl.config.evaluate import PlayConfig
+from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import ClusterError, EngineDeadError, RolloutWorkerDeadError
 from agentrl.core.process import describe_process
 from agentrl.core.protocols import EngineStats, GroupRef, Memory, RolloutWorker, WeightUpdate
@@ -31,7 +31,7 @@ STARTED_WITHIN_S = 600.0
 class EngineActor:
     """Holds one engine; its asynchronous methods run side by side on the actor's event loop."""
 
-    def __init__(self, config: PlayConfig, index: int, site: Site) -> None:
+    def __init__(self, config: PlaySettings, index: int, site: Site) -> None:
         self._host = EngineHost(build_engine(site.settled(config), index, site.device))
         self._loops: list[asyncio.AbstractEventLoop] = []
 
@@ -224,7 +224,7 @@ class RaySharedEngine:
 
 
 def shared_engine(
-    config: PlayConfig,
+    config: PlaySettings,
     index: int,
     site: Any,
     agent: AgentSpec,

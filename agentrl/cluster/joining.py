@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.cluster.build import worker_environment
-from agentrl.config.evaluate import PlayConfig
-from agentrl.config.plugins import PLUGIN_FIELDS
-from agentrl.config.schema import TrainConfig
+from agentrl.config.plugins import user_files
+from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import owned_directory, remove_abandoned
 from agentrl.engine.settings import Device, weight_transport
 from agentrl.env.load import split_file
 
-C = TypeVar("C", bound=PlayConfig)
+C = TypeVar("C", bound=PlaySettings)
 
 FLAG = "--ray-address"
 ANSWER_TIMEOUT_S = 15.0
@@ -117,7 +116,7 @@ SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
 """Parts of names of variables that stay here, because everybody who may look at a cluster may look at the variables of its actors."""
 
 
-def traveling_environment(config: PlayConfig, device: Device) -> dict[str, str]:
+def traveling_environment(config: PlaySettings, device: Device) -> dict[str, str]:
     """Return the environment variables that actors on a joined cluster start with: those of every run, and the user's that matter."""
     own = {
         name: value
@@ -207,16 +206,14 @@ def _with_files(config: C, renamed: Callable[[Path], str]) -> C:
     if config.model.model and (model := Path(config.model.model).expanduser()).is_dir():
         new["model"] = str(model.absolute())
     if isinstance(config, TrainConfig):
-        if config.run.run_dir is not None:
-            new["run_dir"] = config.run.run_dir.absolute()  # the ranks write there, from folders of their own
-        for section, field in PLUGIN_FIELDS:
-            value = getattr(getattr(config, section), field)
-            new[field] = tuple(map(named, value)) if isinstance(value, tuple) else named(value)
+        if config.training.run_dir is not None:
+            new["run_dir"] = config.training.run_dir.absolute()  # the ranks write there, from folders of their own
+        new |= user_files(config, lambda _, spec: named(spec))
     return changed(config, **new)
 
 
 async def check_paths(
-    config: PlayConfig, device: Device, workers: Mapping[str, Any], ranks: Mapping[str, Any], front_ends: Mapping[str, Any]
+    config: PlaySettings, device: Device, workers: Mapping[str, Any], ranks: Mapping[str, Any], front_ends: Mapping[str, Any]
 ) -> None:
     """Let every actor look for the paths that it will need; the actors come by name, and `config` is the one that they were given.
 
@@ -231,15 +228,15 @@ async def check_paths(
         await _all_have({**workers, **front_ends, **ranks}, "--model", model, model, remedy)
     if not ranks or not isinstance(config, TrainConfig):
         return
-    if (run_dir := config.run.run_dir) is not None:
+    if (run_dir := config.training.run_dir) is not None:
         remedy = "Name a folder that all machines share: the learner ranks write checkpoints and models there."
         with tempfile.NamedTemporaryFile(prefix=".probe-", dir=run_dir.absolute()) as probe:
             await _all_have(ranks, "--run-dir", str(run_dir), probe.name, remedy)
-    if config.engine.weight_transport == "disk" and config.run.run_dir is not None:
+    if config.weights.weight_transport == "disk" and config.training.run_dir is not None:
         remedy = "Name a folder that all machines share: with --weight-transport disk, engines read weights there."
-        with tempfile.NamedTemporaryFile(prefix=".probe-", dir=config.run.run_dir.absolute()) as probe:
-            await _all_have(workers, "--run-dir", str(config.run.run_dir), probe.name, remedy)
-    elif weight_transport(config.engine, device) == "shm":
+        with tempfile.NamedTemporaryFile(prefix=".probe-", dir=config.training.run_dir.absolute()) as probe:
+            await _all_have(workers, "--run-dir", str(config.training.run_dir), probe.name, remedy)
+    elif weight_transport(config.engine, config.weights, device) == "shm":
         first = next(iter(ranks.values()))
         remedy = "Weights go through shared memory here: use --weight-transport disk and a shared --run-dir, or raylets of one machine."
         try:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from agentrl.config.evaluate import PlayConfig
-from agentrl.config.schema import TrainConfig
+from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import ConfigError
 
 
@@ -39,17 +38,17 @@ class Placement:
         )
 
 
-def num_ranks(config: PlayConfig) -> int:
+def num_ranks(config: PlaySettings) -> int:
     """Return the number of learner ranks; 0 if nothing is trained."""
     return config.learner.num_learners if isinstance(config, TrainConfig) else 0
 
 
-def num_scorers(config: PlayConfig) -> int:
+def num_scorers(config: PlaySettings) -> int:
     """Return the number of processes with reward models."""
     return len(config.reward.reward_model) * config.reward.reward_model_workers
 
 
-def plan(config: PlayConfig, *, gpus: int) -> Placement:
+def plan(config: PlaySettings, *, gpus: int) -> Placement:
     """Place engines, learner ranks and reward models on a cluster with `gpus` GPUs; without any, everything runs on CPUs.
 
     Engines and ranks are apart, each with GPUs of its own. With ``--colocate`` every GPU of an engine is that of a learner rank, which
@@ -60,7 +59,7 @@ def plan(config: PlayConfig, *, gpus: int) -> Placement:
         ConfigError: If there are some GPUs, but too few.
     """
     engines, ranks, parallel = config.engine.num_engines, num_ranks(config), config.engine.gpus_per_engine
-    shared = gpus > 0 and config.engine.colocate
+    shared = gpus > 0 and isinstance(config, TrainConfig) and config.weights.colocate
     if gpus == 0:
         bundles, per_engine, per_rank = ({"CPU": 1.0},) * (engines + ranks), 0.0, 0.0
     elif shared:
@@ -83,7 +82,7 @@ def plan(config: PlayConfig, *, gpus: int) -> Placement:
     )
 
 
-def _require(config: PlayConfig, needed: float, gpus: int) -> None:
+def _require(config: PlaySettings, needed: float, gpus: int) -> None:
     judges = num_scorers(config) * config.reward.reward_model_gpus
     needed += judges
     if needed > gpus:

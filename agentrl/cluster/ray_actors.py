@@ -19,8 +19,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from agentrl.cluster.build import build_learner_rank, build_scorer, build_worker
 from agentrl.cluster.joining import Site
-from agentrl.config.evaluate import PlayConfig
-from agentrl.config.schema import TrainConfig
+from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import ClusterError, EngineDeadError, RewardError
 from agentrl.core.files import memory_root
 from agentrl.core.manifest import FileEntry
@@ -54,7 +53,7 @@ class RolloutActor:
     """Holds one rollout worker; its asynchronous methods run side by side on the actor's event loop."""
 
     def __init__(
-        self, config: PlayConfig, index: int, site: Site, agent: AgentSpec, scorers: Mapping[str, Scorer], engine: Engine | None = None
+        self, config: PlaySettings, index: int, site: Site, agent: AgentSpec, scorers: Mapping[str, Scorer], engine: Engine | None = None
     ) -> None:
         del agent  # its arrival makes an environment known here that was given as an object in Python
         self._worker = build_worker(site.settled(config), index, site.device, scorers, engine)
@@ -111,7 +110,7 @@ class RolloutActor:
 class RewardActor:
     """Holds one reward model, which `start` loads; when Ray starts the process again, the next call loads it."""
 
-    def __init__(self, config: PlayConfig, index: int, site: Site) -> None:
+    def __init__(self, config: PlaySettings, index: int, site: Site) -> None:
         self._scorer, self._loading = build_scorer(site.settled(config), index, site.device), asyncio.Lock()
         self._is_loaded = False
 

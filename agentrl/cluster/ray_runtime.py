@@ -18,11 +18,11 @@ from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agentrl.cluster.build import Stage, device, worker_environment
+from agentrl.cluster.build import Stage, device, weights_of, worker_environment
 from agentrl.cluster.joining import FLAG, Site, check_paths, find_cluster, pack, traveling_environment
 from agentrl.cluster.placement import Placement, num_ranks, num_scorers, plan
 from agentrl.cluster.reaper import Reaper
-from agentrl.config.evaluate import PlayConfig
+from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import ClusterError, ConfigError
 from agentrl.core.protocols import Learner, RolloutWorker
 from agentrl.engine.settings import Device, weight_transport
@@ -46,7 +46,7 @@ TOKEN = secrets.token_hex(32)  # one for all clusters of this process, because R
 class RayRuntime:
     """Starts the cluster and the actors, hands out their handles, and takes everything down again; no learner with 0 ranks."""
 
-    def __init__(self, config: PlayConfig, on_stage: Stage) -> None:
+    def __init__(self, config: PlaySettings, on_stage: Stage) -> None:
         self._config, self._on_stage = config, on_stage
         self._private = not config.run.ray_address
         self._device: Device = device()  # of engines and ranks; a joined cluster's own, known once it is joined
@@ -76,7 +76,7 @@ class RayRuntime:
     @property
     def joint(self) -> bool:
         """True over NCCL and CUDA IPC."""
-        return weight_transport(self._config.engine, self._device) != "shm"
+        return weight_transport(self._config.engine, weights_of(self._config), self._device) != "shm"
 
     @property
     def supervision(self) -> Supervision:
@@ -88,7 +88,8 @@ class RayRuntime:
             find_block=self._find_block,
             max_restarts=engine.max_engine_restarts,
             stuck_s=engine.engine_timeout_s,
-            load_timeout_s=2.2 * engine.publish_timeout_s,  # members meet, then weights move; each has the deadline to itself
+            load_timeout_s=2.2
+            * weights_of(self._config).publish_timeout_s,  # members meet, then weights move; each has the deadline to itself
         )
 
     async def start(self) -> None:
@@ -110,11 +111,11 @@ class RayRuntime:
             ranks = {f"learner-{rank}": actor for rank, actor in enumerate(self._learner.actors)} if self._learner else {}
             await check_paths(self._sent, self._device, workers, ranks, front_ends)
         self._on_stage("loading engine and learner" if self._learner else "loading engine")
-        if not (self._learner and self._config.engine.colocate):
+        if not (self._learner and weights_of(self._config).colocate):
             await asyncio.gather(*(part.start() for part in parts))
             return
         await self._learner.start()  # first, because vLLM measures what it leaves
-        if self._config.engine.sleeps:
+        if weights_of(self._config).sleeps:
             await self._learner.offload(keep_weights=False)
         await self._show_gpus()
         await asyncio.gather(*(worker.start() for worker in self._workers.values()))

@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from agentrl.cluster.build import Stage, build_learner_rank, build_scorer, build_worker, device, worker_environment
-from agentrl.config.evaluate import PlayConfig
-from agentrl.config.schema import TrainConfig
+from agentrl.cluster.build import Stage, build_learner_rank, build_scorer, build_worker, device, weights_of, worker_environment
+from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.manifest import FileEntry
 from agentrl.core.process import on_thread
 from agentrl.core.protocols import GroupRef, Learner, Membership, RolloutWorker, TrainResult, WeightUpdate
@@ -91,7 +90,7 @@ class BlockWatch:
 class LocalRuntime:
     """One engine and one learner rank in this process; no rank if nothing is trained."""
 
-    def __init__(self, config: PlayConfig, on_stage: Stage) -> None:
+    def __init__(self, config: PlaySettings, on_stage: Stage) -> None:
         self._config, self._on_stage = config, on_stage
         self._worker: RolloutWorker | None = None
         self._learner: ThreadedLearner | None = None
@@ -118,7 +117,7 @@ class LocalRuntime:
     @property
     def joint(self) -> bool:
         """True on a GPU, unless weights go through files."""
-        return weight_transport(self._config.engine, device()) != "shm"
+        return weight_transport(self._config.engine, weights_of(self._config), device()) != "shm"
 
     async def start(self) -> None:
         """Load the learner, then the engine, which joins the learner's process group of one."""
@@ -128,7 +127,7 @@ class LocalRuntime:
             self._on_stage("loading learner")
             self._learner = ThreadedLearner(build_learner_rank(self._config))
             await self._learner.start()
-            if self._config.engine.sleeps:
+            if self._config.weights.sleeps:
                 await self._learner.offload(keep_weights=False)
         if names := self._config.reward.names:
             self._on_stage("loading reward model")
@@ -217,7 +216,7 @@ class ThreadedLearner:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def make_runtime(config: PlayConfig, on_stage: Stage) -> Runtime:
+def make_runtime(config: PlaySettings, on_stage: Stage) -> Runtime:
     """The runtime that ``--runtime`` names; nothing is started yet."""
     if config.run.runtime == "local":
         return LocalRuntime(config, on_stage)

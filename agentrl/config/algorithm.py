@@ -9,15 +9,16 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from agentrl.config.sections import Count, CountOrZero, Fraction, NonNegative, Positive
+from agentrl.config.sections import Alias, UserFile
 from agentrl.core.errors import ConfigError
+from agentrl.core.ranges import Count, CountOrZero, Fraction, NonNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlgoConfig:
     """The algorithm."""
 
-    advantage_estimator: str = "group_norm"
+    advantage_estimator: Annotated[str, UserFile] = "group_norm"
     """Advantage estimator: ``group_norm`` (or ``grpo``), ``dr_grpo``, ``rloo``, ``reinforce``, ``reinforce_baseline``, ``gae``, ``opo``,
     ``remax``, ``batch_std``, ``pass_at_k``, ``gdpo``, ``turn_norm``, ``turn_gae``, ``distillation``, or ``file.py:name``."""
     gamma: Fraction = 1.0
@@ -35,24 +36,18 @@ class AlgoConfig:
     that of the policy is added to the advantage of each token (on-policy distillation)."""
     teacher_coef: Positive = 1.0
     """Weight of what ``--teacher`` adds to the advantages."""
-    overlong_buffer: CountOrZero = 0
-    """Tokens before ``--max-new-tokens`` over which a turn's penalty for length grows to ``--overlong-penalty`` (DAPO); 0: no penalty."""
-    overlong_penalty: NonNegative = 1.0
-    """Reward taken away from a turn that uses up all of ``--max-new-tokens``, if ``--overlong-buffer`` is set."""
-    stop_properly_penalty: float | None = None
-    """For an episode cut by a token limit: at least 0 multiplies its reward, below 0 replaces it. Scores do not change."""
     mask_truncated: bool = False
     """Train nothing on episodes that a budget or the environment cut short (DAPO's overlong filtering)."""
     truncated_in_baseline: bool = True
     """With ``--mask-truncated``: their rewards still count in the baseline of their group; off: they are left out of it."""
     reward_clip_range: tuple[float, float] = (-10.0, 10.0)
     """Rewards are clipped to this range before any baseline."""
-    policy_loss: str = "ppo"
+    policy_loss: Annotated[str, UserFile] = "ppo"
     """Policy objective: ``ppo``, ``gspo``, ``cispo``, ``reinforce``, ``dppo_tv``, ``dppo_kl``, ``ipo``, ``sapo``, ``gmpo``, ``clip_cov``,
     ``kl_cov``, or a function of your own, ``file.py:name``."""
-    eps_clip_low: Positive | None = None
+    eps_clip_low: Annotated[Positive | None, Alias("--epsilon", "--eps-clip")] = None
     """The ratio is clipped below at 1 - this; for other losses than ``ppo``, their lower bound. Default: the loss's, 0.2 for ``ppo``."""
-    eps_clip_high: Positive | None = None
+    eps_clip_high: Annotated[Positive | None, Alias("--epsilon", "--epsilon-high", "--eps-clip")] = None
     """The ratio is clipped above at 1 + this; larger than ``--eps-clip-low`` is clip-higher (DAPO). Default: the loss's, as above."""
     dual_clip: Annotated[float, Gt(1)] | None = None
     """For a negative advantage A, the objective of ``ppo`` is at least this times A; typically 3."""
@@ -70,11 +65,11 @@ class AlgoConfig:
     """Weight of the absolute log ratio of the tokens that ``kl_cov`` holds back."""
     top_entropy_share: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the tokens, those with the highest entropy, that the policy is trained on; 0.2 is usual, 1 trains on all."""
-    ppo_epochs: Count = 1
+    ppo_epochs: Annotated[Count, Alias("--num-iterations", "--max-epochs")] = 1
     """Passes over each step's batch."""
     mini_batches: Count = 1
     """Optimizer updates per pass; groups are spread over them evenly by tokens."""
-    entropy_coef: NonNegative = 0.0
+    entropy_coef: Annotated[NonNegative, Alias("--entropy-loss-coef")] = 0.0
     """Weight of the entropy bonus; with ``--entropy-target`` the one to begin with."""
     entropy_target: Positive | None = None
     """Entropy per token, in nats, below which the policy should not fall, by adapting the bonus; unset keeps the weight fixed."""
@@ -87,7 +82,7 @@ class AlgoConfig:
     weights might choose others."""
     loss_aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = "token-mean"
     """How token losses become one number; denominators are global over micro-batches and ranks."""
-    init_kl_coef: NonNegative = 0.0
+    init_kl_coef: Annotated[NonNegative, Alias("--beta")] = 0.0
     """Weight of the KL penalty against the initial policy; 0 loads no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     """Estimator of the KL divergence."""
@@ -101,7 +96,9 @@ class AlgoConfig:
     """Episodes over which an error of 20 % or more changes an adaptive KL coefficient by 20 %."""
     ref_reset_every: CountOrZero = 0
     """Steps after which the reference model becomes the current policy, again and again; 0: never."""
-    off_policy: Literal["tis", "seq-tis", "icepop", "seq-mask-tis", "decoupled", "opsm", "m2po", "none"] = "tis"
+    off_policy: Annotated[
+        Literal["tis", "seq-tis", "icepop", "seq-mask-tis", "decoupled", "opsm", "m2po", "none"], Alias("--vllm-is-correction-type")
+    ] = "tis"
     """Correction for tokens sampled by older weights; a preset that the flags below may change."""
     off_policy_level: Literal["token", "seq", "geo"] | None = None
     """What an importance ratio belongs to: a token, or a sequence by product or geometric mean. Default: the preset's."""

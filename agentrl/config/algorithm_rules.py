@@ -13,15 +13,18 @@ from agentrl.algo.estimators import ESTIMATORS, estimator_facts
 from agentrl.algo.filters import filter_facts
 from agentrl.algo.policy_losses import POLICY_LOSSES, loss_facts
 from agentrl.config.algorithm import AlgoConfig, has_ratios, named_weights
+from agentrl.config.flow import FlowConfig
 from agentrl.config.model_shape import read_shape
-from agentrl.config.schema import FlowConfig, TrainConfig
+from agentrl.config.reward import PenaltyConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag as flag_of
+from agentrl.config.sections import refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import cuda_device_count
 
 
 def _groups_can_be_compared(config: TrainConfig) -> None:
-    n, flow, estimator = config.rollout.n_samples_per_prompt, config.flow, config.algo.advantage_estimator
+    n, flow, estimator = config.sampling.n_samples_per_prompt, config.flow, config.algo.advantage_estimator
     if n >= 2:
         return
     if estimator_facts(estimator).compares_group:
@@ -45,7 +48,7 @@ ESTIMATOR_OPTIONS = ("pass_at_k", "gdpo_weights")
 
 
 def _estimator_flags_have_their_estimator(config: TrainConfig) -> None:
-    algo, n = config.algo, config.rollout.n_samples_per_prompt
+    algo, n = config.algo, config.sampling.n_samples_per_prompt
     stated = estimator_facts(algo.advantage_estimator)
     for name in ESTIMATOR_OPTIONS:
         value = getattr(algo, name)
@@ -56,15 +59,14 @@ def _estimator_flags_have_their_estimator(config: TrainConfig) -> None:
     if algo.pass_at_k is not None and algo.pass_at_k > n:
         raise ConfigError("--pass-at-k", algo.pass_at_k, f"exceeds --n-samples-per-prompt {n}", f"Use at most {n}.")
     named_weights(algo.gdpo_weights)
-    for name in ("overlong_buffer", "stop_properly_penalty"):
-        value = getattr(algo, name)
-        if "gdpo_weights" in stated.reads and value != getattr(AlgoConfig, name):
-            problem = f"changes the reward, and --advantage-estimator {algo.advantage_estimator} reads its components"
-            raise ConfigError(flag_of(name), value, problem, "Leave it out, or return the penalty as a component.")
+    if "gdpo_weights" in stated.reads:
+        problem = f"changes the reward, and --advantage-estimator {algo.advantage_estimator} reads its components"
+        penalties = ("overlong_buffer", "stop_properly_penalty")
+        refuse_set(config.penalty, penalties, problem, "Leave it out, or return the penalty as a component.")
 
 
 def _the_greedy_episode_is_played(config: TrainConfig) -> None:
-    name, limit, n = config.algo.advantage_estimator, config.rollout.max_concurrent_episodes, config.rollout.n_samples_per_prompt
+    name, limit, n = config.algo.advantage_estimator, config.rollout.max_concurrent_episodes, config.sampling.n_samples_per_prompt
     if not estimator_facts(name).greedy_baseline:
         return
     if config.flow.group_quorum < 1.0:
@@ -205,10 +207,10 @@ def _interpolation_saves_a_pass(config: TrainConfig) -> None:
 
 
 def _length_penalties_fit(config: TrainConfig) -> None:
-    buffer, factor, budget = config.algo.overlong_buffer, config.algo.overlong_penalty, config.rollout.max_new_tokens
+    buffer, factor, budget = config.penalty.overlong_buffer, config.penalty.overlong_penalty, config.rollout.max_new_tokens
     if buffer > budget:
         raise ConfigError("--overlong-buffer", buffer, f"exceeds --max-new-tokens {budget}", f"Use at most {budget}.")
-    if not buffer and factor != AlgoConfig.overlong_penalty:
+    if not buffer and factor != PenaltyConfig.overlong_penalty:
         raise ConfigError("--overlong-penalty", factor, "has no effect without a buffer", f"Give --overlong-buffer, up to {budget}.")
 
 
@@ -223,7 +225,7 @@ def _baseline_may_lack_truncated(config: TrainConfig) -> None:
     problems = (
         (not algo.mask_truncated, "has no effect while truncated episodes are trained", "Add --mask-truncated."),
         (not estimator_facts(name).compares_group, f"has no effect: {name!r} has no baseline of a group", "Leave it out."),
-        (algo.stop_properly_penalty is not None, "leaves --stop-properly-penalty without effect", "Leave out one of the two."),
+        (config.penalty.stop_properly_penalty is not None, "leaves --stop-properly-penalty without effect", "Leave out one of the two."),
     )
     for wrong, problem, remedy in problems:
         if wrong:
@@ -257,7 +259,7 @@ def _task_sampling_fits(config: TrainConfig) -> None:
 
 
 def _a_quorum_is_most_of_a_group(config: TrainConfig) -> None:
-    quorum, n = config.flow.group_quorum, config.rollout.n_samples_per_prompt
+    quorum, n = config.flow.group_quorum, config.sampling.n_samples_per_prompt
     if quorum == 1.0:
         if config.flow.straggler_factor != FlowConfig.straggler_factor:
             problem = "has no effect while groups wait for all of their episodes"
@@ -288,7 +290,7 @@ def _sampling_keeps_ratio_unbiased(config: TrainConfig) -> None:
 
 
 def _mini_batches_have_groups(config: TrainConfig) -> None:
-    parts, groups = config.algo.mini_batches, config.rollout.groups_per_step
+    parts, groups = config.algo.mini_batches, config.flow.groups_per_step
     if parts > groups:
         raise ConfigError("--mini-batches", parts, f"exceeds --groups-per-step {groups}, and groups stay whole", f"Use at most {groups}.")
 

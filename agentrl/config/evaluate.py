@@ -1,101 +1,113 @@
-"""The settings of ``agentrl eval``: the sections of training that bear on episodes, and which models are measured."""
+"""Settings of the commands that play episodes and train nothing: ``agentrl eval``, ``sample``, ``play`` and ``serve``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal
 
-import tyro
+from annotated_types import Ge, Le
 
-from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.reward import RewardConfig
-from agentrl.config.schema import (
-    DataConfig,
-    EndpointConfig,
-    EngineConfig,
-    EvalConfig,
-    IsolationConfig,
-    ModelConfig,
-    RolloutConfig,
-    TrainConfig,
-)
-from agentrl.config.sections import CountOrZero, Positive, Record
+from agentrl.config.schema import EvalConfig, PlaySettings, SamplingConfig
+from agentrl.config.sections import Record, ResumeMayChange
+from agentrl.core.ranges import Count, CountOrZero, NonNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """The run that settings and model are taken from, and the place of the results."""
+
+    run: Path | None = None
+    """Directory of a run: its environment, its settings, and its best model if one was kept, else its last."""
+    output: Annotated[Path | None, ResumeMayChange] = None
+    """Directory for the results. Default: ``runs/<command>-<environment>-<date>-<time>``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
-    """The models and the environment to measure, and the place of the results."""
+    """The comparison with another model, and the records of an evaluation."""
 
-    run: Path | None = None
-    """Directory of a run: its environment, its settings, and its best model if one was kept, else its last."""
-    agent: str = ""
-    """Environment or reward to measure in, as for ``agentrl train``. Required, unless ``--run`` is given."""
-    baseline: str = ""
+    baseline: str | None = None
     """Model to compare with on the same tasks: a directory or hub name, or ``start`` for the one that the run of ``--run`` began with,
     without ``--run`` the bundled one."""
-    output: Path | None = None
-    """Directory for the results. Default: ``runs/eval-<environment>-<date>-<time>``."""
-    seed: CountOrZero = 0
-    """Seed of the choice of tasks, of sampling and of the intervals."""
     record: Record = "all"
     """Trajectories written to ``trajectories.jsonl``: none, one per task, or every one."""
-    runtime: Literal["auto", "local", "ray"] = "auto"
-    """``local`` runs the engine in this process, ``ray`` runs engines as Ray actors; ``auto`` is local for one engine."""
-    ray_address: str = ""
-    """Ray cluster to join (``auto`` or ``host:port``). Empty starts a private cluster on loopback."""
-    stall_timeout_s: Positive = 600.0
-    """Stop with a diagnosis if no task is done for this many seconds."""
-    debug: bool = False
-    """Show tracebacks and the output of worker processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayedConfig(RolloutConfig):
-    """Budgets, sampling and deadlines of episodes."""
+class SelectConfig:
+    """Episodes that become rows of a data set."""
 
-    groups_per_step: tyro.conf.Suppress[int] = RolloutConfig.groups_per_step
-    n_samples_per_prompt: tyro.conf.Suppress[int] = RolloutConfig.n_samples_per_prompt
-    temperature: tyro.conf.Suppress[float] = RolloutConfig.temperature
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnginesConfig(EngineConfig):
-    """The engines that sample: vLLM, or models of transformers."""
-
-    colocate: tyro.conf.Suppress[bool] = EngineConfig.colocate
-    sleep_level: tyro.conf.Suppress[Literal[0, 1, 2]] = EngineConfig.sleep_level
-    learner_memory_gib: tyro.conf.Suppress[float] = EngineConfig.learner_memory_gib
-    weight_transport: tyro.conf.Suppress[Literal["auto", "nccl", "ipc", "shm", "disk"]] = EngineConfig.weight_transport
-    publish_timeout_s: tyro.conf.Suppress[float] = EngineConfig.publish_timeout_s
-    weight_bucket_mib: tyro.conf.Suppress[int] = EngineConfig.weight_bucket_mib
+    select: Annotated[Literal["best", "pairs", "all"], ResumeMayChange] = "best"
+    """Rows of the data set: the ``best`` episodes of each task (rejection sampling), ``pairs`` of its best and its worst, or ``all``."""
+    keep: Annotated[Count, ResumeMayChange] = 1
+    """With ``--select best``: episodes of a task to keep, those with the highest rewards. With ``pairs``: pairs of a task at most, the best
+    episode with the worst, the second best with the second worst, and so on."""
+    min_reward: Annotated[float | None, ResumeMayChange] = None
+    """With ``--select best`` or ``all``: reward that an episode needs at least. Unset: any."""
+    min_margin: Annotated[NonNegative, ResumeMayChange] = 0.0
+    """With ``--select pairs``: the rewards of a pair differ by more than this."""
+    num_tasks: CountOrZero = 0
+    """Tasks to sample, the first in the order of the seed; 0: all of them."""
+    resume: Annotated[bool, ResumeMayChange] = False
+    """Go on in ``--output`` where an earlier command was ended; every task is in the data set once."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FiguresConfig(EvalConfig):
-    """Episodes per task, and the figures that are made of them."""
+class EvaluateConfig(PlaySettings):
+    """Sections of ``agentrl eval``."""
 
-    eval_every: tyro.conf.Suppress[int] = EvalConfig.eval_every
-    eval_at_start: tyro.conf.Suppress[bool] = EvalConfig.eval_at_start
-    keep_best: tyro.conf.Suppress[str] = EvalConfig.keep_best
+    source: SourceConfig = field(default_factory=SourceConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """Everything ``agentrl eval`` needs, one section per concern."""
+class SampleConfig(PlaySettings):
+    """Sections of ``agentrl sample``."""
 
-    run: MeasureConfig = field(default_factory=MeasureConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    rollout: PlayedConfig = field(default_factory=PlayedConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    isolation: IsolationConfig = field(default_factory=IsolationConfig)
-    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
-    engine: EnginesConfig = field(default_factory=EnginesConfig)
-    eval: FiguresConfig = field(default_factory=FiguresConfig)
-    algo: tyro.conf.Suppress[AlgoConfig] = field(default_factory=AlgoConfig)
-    """Penalties for length, which are part of the rewards of a run."""
+    source: SourceConfig = field(default_factory=SourceConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    select: SelectConfig = field(default_factory=SelectConfig)
 
 
-PlayConfig: TypeAlias = TrainConfig | EvaluateConfig
-"""Settings of a command that plays episodes on engines, with or without a learner beside them."""
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions:
+    """Progress of a play session, and what it shows."""
+
+    tokenizer: str = ""
+    """Model whose tokenizer and chat template are used when you play. Default: the tiny one's."""
+    task: str = ""
+    """Begin with this task: its id, or its number in the environment's own order, from 0."""
+    episodes: CountOrZero = 0
+    """Leave after so many episodes. 0: when you do; without pauses after one."""
+    pause: bool = True
+    """Wait for the Enter key before each turn of a model."""
+    show_tokens: bool = False
+    """Show the token ids that are read and written."""
+    logprobs: bool = False
+    """Show the log-probability of every token that the model samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayConfig(PlaySettings):
+    """Sections of ``agentrl play``; an empty ``--model`` is a person, and ``tiny`` the model that ships with agentrl."""
+
+    play: PlayOptions = field(default_factory=PlayOptions)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The address of the endpoint."""
+
+    port: Annotated[int, Ge(0), Le(65_535)] = 0
+    """Port on 127.0.0.1. 0: a free one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(PlaySettings):
+    """Sections of ``agentrl serve``; with ``--engine none`` every answer is one fixed text, which tries a connection within seconds."""
+
+    serve: ServeOptions = field(default_factory=ServeOptions)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)

@@ -2,74 +2,73 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import inspect
 import shutil
 import textwrap
 import types
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from agentrl.config import algorithm, learner, lora, reward, schema
-from agentrl.config.sections import flag
-
-MAIN = (
-    *("agent", "prompts", "model", "num_steps", "asynchronous", "advantage_estimator", "learning_rate", "groups_per_step"),
-    *("n_samples_per_prompt", "max_new_tokens", "max_turns", "dynamic_filtering", "eval_every", "save_every", "resume", "run_dir"),
-)
-"""Settings that most runs name; ``--help`` shows them first."""
+from agentrl.config.sections import Setting, bare, flag, notes_of, sections_of, settings_of
 
 COLUMN = 27
 MAX_WIDTH = 120
 
 
-def help_text(config: Any, prog: str, intro: str, topic: str = "") -> str:
-    """Return what ``--help`` prints of a default configuration: the main settings, or as `topic` those of a section or ``all``."""
-    docs = setting_docs()
-    homes = {item.name: section for section in dataclasses.fields(config) for item in dataclasses.fields(getattr(config, section.name))}
+def help_text(command: type[Any], prog: str, intro: str, *, main: Sequence[str] = (), topic: str = "") -> str:
+    """Return what ``--help`` prints of a command: its main settings, or as `topic` those of a section or ``all``.
+
+    Args:
+        command: Dataclass whose fields are sections.
+        prog: The words that call the command.
+        intro: What it does.
+        main: Settings to show first; empty: all of them are shown.
+        topic: Name of a section, or ``all``.
+    """
+    table, sections = settings_of(command), sections_of(command)
     width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
-    sections = [section.name for section in dataclasses.fields(config)]
-    if topic:
-        return "\n".join(_section(getattr(config, name), name, docs, width) for name in (sections if topic == "all" else [topic]))
-    lines = [f"usage: {prog} [FILE] [--flag VALUE ...]", "", *textwrap.wrap(intro, width), "", "Main settings", ""]
-    for name in MAIN:
-        section = getattr(config, homes[name].name)
-        lines += _entry(type(section), name, getattr(section, name), docs[type(section).__name__][name], width, short=True)
+    if topic or not main:
+        shown = (topic,) if topic not in ("", "all") else tuple(sections)
+        heading = [] if topic else [_usage(prog), "", *textwrap.wrap(intro, width), ""]
+        return "\n".join([*heading, *(_section(name, sections[name], table, width) for name in shown)])
+    lines = [_usage(prog), "", *textwrap.wrap(intro, width), "", "Main settings", ""]
+    lines += [line for name in main for line in _entry(table[name], width, short=True)]
     lines += ["", "More", ""]
-    for name in sections:
-        lines += _row(f"--help {name}", _sentence(inspect.getdoc(type(getattr(config, name))) or ""), width)
+    for name, kind in sections.items():
+        lines += _row(f"--help {name}", _sentence(inspect.getdoc(kind) or ""), width)
     lines += _row("--help all", "every setting", width)
     lines += _row("--config FILE", "settings from a TOML, YAML or JSON file; flags come after it", width)
     lines += _row("--dry-run", "print the resolved configuration and stop", width)
     return "\n".join([*lines, ""])
 
 
-def _section(section: Any, name: str, docs: Mapping[str, Mapping[str, str]], width: int) -> str:
-    kind = type(section)
+def _usage(prog: str) -> str:
+    return f"usage: {prog} [FILE] [--flag VALUE ...]"
+
+
+def _section(name: str, kind: type[Any], table: Mapping[str, Setting], width: int) -> str:
     lines = [f"{name}: {_plain(inspect.getdoc(kind) or '')}", ""]
-    for item in dataclasses.fields(kind):
-        lines += _entry(kind, item.name, getattr(section, item.name), docs[kind.__name__][item.name], width, short=False)
+    for setting in table.values():
+        if setting.section == name:
+            lines += _entry(setting, width, short=False)
     return "\n".join([*lines, ""])
 
 
-def _entry(kind: type[Any], name: str, default: object, doc: str, width: int, *, short: bool) -> list[str]:
-    hint = get_type_hints(kind, include_extras=True)[name]
-    word = flag(name)
-    label = word if bare(hint) is bool else f"{word} {_placeholder(hint)}"
-    text = _sentence(doc) if short else _plain(doc)
-    shown = default_text(default).strip("`")
-    if not short and (accepted := _plain(values(hint))) not in ("text", "on or off", "path", "texts"):
+def _entry(setting: Setting, width: int, *, short: bool) -> list[str]:
+    word = flag(setting.name)
+    label = word if bare(setting.hint) is bool else f"{word} {_placeholder(setting.hint)}"
+    text = _sentence(setting.doc) if short else _plain(setting.doc)
+    shown = default_text(setting.default).strip("`")
+    if not short and (accepted := _plain(values(setting.hint))) not in ("text", "on or off", "path", "texts"):
         text += f" ({accepted})"
     return _row(label, text if shown in ("unset", "off") else f"{text.rstrip('.')} [{shown}]", width)
 
 
 def _placeholder(hint: Any) -> str:
-    hint, _ = _unwrap(hint)
+    hint = bare(hint)
     if get_origin(hint) in (Union, types.UnionType):
         return _placeholder(next(part for part in get_args(hint) if part is not type(None)))
     if get_origin(hint) is Literal:
@@ -95,28 +94,9 @@ def _sentence(text: str) -> str:
     return _plain(text).split(". ")[0].split(";")[0].rstrip(".")
 
 
-def setting_docs() -> dict[str, dict[str, str]]:
-    """Return section class -> setting -> its description, for every section."""
-    modules = (schema, learner, algorithm, lora, reward)
-    return {name: docs for module in modules for name, docs in field_docs(inspect.getsource(module)).items()}
-
-
-def field_docs(source: str) -> dict[str, dict[str, str]]:
-    """Return class name -> field name -> the text under the field, from the source of dataclasses."""
-    docs: dict[str, dict[str, str]] = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef):
-            docs[node.name] = {}
-            for pair in pairwise(node.body):
-                match pair:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                        docs[node.name][name] = text
-    return docs
-
-
 def values(hint: Any) -> str:
     """Return what a field of type `hint` accepts, in words."""
-    hint, limits = _unwrap(hint)
+    limits, hint = [*notes_of(hint)], bare(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in args)
@@ -128,19 +108,6 @@ def values(hint: Any) -> str:
 
 
 NAMES: dict[Any, str] = {bool: "on or off", int: "integer", float: "number", str: "text", Path: "path"}
-
-
-def _unwrap(hint: Any) -> tuple[Any, list[Any]]:
-    limits: list[Any] = []
-    while get_origin(hint) is Annotated:
-        limits += hint.__metadata__
-        hint = hint.__origin__
-    return hint, limits
-
-
-def bare(hint: Any) -> Any:
-    """Return a type without its limits."""
-    return _unwrap(hint)[0]
 
 
 def _range(limits: Iterable[Any]) -> str:

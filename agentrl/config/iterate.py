@@ -1,17 +1,17 @@
-"""The settings of ``agentrl iterate``: how many rounds, and what each phase of a round is told."""
+"""The settings of ``agentrl iterate``: how many rounds, and settings of the phases of a round, which are commands of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
-from agentrl.config.load import read_file, take_config_flag, with_agent_flag
-from agentrl.config.sections import Count, CountOrZero, flag
+from agentrl.config.load import Command, load, load_given, take_config_flag
+from agentrl.config.mapping import read_file
+from agentrl.config.sections import ResumeMayChange, flag
 from agentrl.core.errors import ConfigError
+from agentrl.core.ranges import Count, CountOrZero
 
 PHASES = ("sample", "train", "eval")
 OWNED: Mapping[str, tuple[str, ...]] = {
@@ -23,43 +23,53 @@ OWNED: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class IterateConfig:
-    """Sample, score, train, evaluate, and again: iterative DPO (``dpo``) or rejection sampling with fine-tuning (``sft``, RAFT).
+class IterateOptions:
+    """The method, the environment, the rounds, and the place of the results."""
 
-    What a phase is told stands behind its name: ``--sample.n-samples-per-prompt 8 --train.num-steps 30 --eval.eval-size 64``, or in the
-    tables ``[sample]``, ``[train]`` and ``[eval]`` of ``--config FILE``.
-    """
-
-    method: Annotated[tyro.conf.Positional[Literal["dpo", "sft"]], tyro.conf.arg(metavar="{dpo,sft}")] = "dpo"
-    """``dpo`` trains on pairs of the best and the worst answers, ``sft`` on the best."""
+    method: Literal["dpo", "sft"] = "dpo"
+    """``dpo`` trains on pairs of the best and the worst answers, ``sft`` on the best; it stands first, without its flag."""
     agent: str = ""
     """Environment or reward, as for ``agentrl train``; it may stand behind the method."""
     model: str = ""
     """Model to begin with: a directory or hub name. Empty: the tiny chat model that ships with agentrl."""
-    rounds: Count = 3
+    rounds: Annotated[Count, ResumeMayChange] = 3
     """Rounds."""
     seed: CountOrZero = 0
     """Seed; each round samples and trains with one of its own."""
-    run_dir: Path | None = None
+    run_dir: Annotated[Path | None, ResumeMayChange] = None
     """Directory of all rounds. Default: ``runs/iterate-<environment>-<date>-<time>``."""
-    resume: bool = False
+    resume: Annotated[bool, ResumeMayChange] = False
     """Go on in ``--run-dir`` where an earlier command was ended."""
-    debug: bool = False
+    debug: Annotated[bool, ResumeMayChange] = False
     """Show tracebacks."""
-    sample: tyro.conf.Suppress[tuple[str, ...]] = field(default=())
-    train: tyro.conf.Suppress[tuple[str, ...]] = field(default=())
-    eval: tyro.conf.Suppress[tuple[str, ...]] = field(default=())
-
-    def words(self, phase: str) -> tuple[str, ...]:
-        """Return the words that the user has for a phase."""
-        found: tuple[str, ...] = getattr(self, phase)
-        return found
 
 
-DESCRIPTION = (
-    "Sample, score, train, evaluate, and again, as one run that can be resumed. Settings of a phase stand behind its name: "
-    "--sample.n-samples-per-prompt 8 --train.num-steps 30 --eval.eval-size 64; see agentrl sample, dpo, sft and eval --help. "
-    "--dry-run checks all of them and stops."
+@dataclass(frozen=True, kw_only=True)
+class IterateConfig:
+    """Sections of ``agentrl iterate``, and what stands behind the names of its phases.
+
+    Attributes:
+        iterate: The settings.
+        phases: Phase -> words for the command that it runs.
+    """
+
+    iterate: IterateOptions = field(default_factory=IterateOptions)
+    phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sections:
+    iterate: IterateOptions = field(default_factory=IterateOptions)
+
+
+ITERATE = Command(
+    "iterate",
+    _Sections,
+    "Sample, score, train, evaluate, and again, as one run that can be resumed: iterative DPO (dpo) or rejection sampling with "
+    "fine-tuning (sft, RAFT). Prefix a flag with the name of its phase: --sample.n-samples-per-prompt 8 --train.num-steps 30 "
+    "--eval.eval-size 64, or use the tables [sample], [train] and [eval] of --config FILE; see agentrl sample, dpo, sft and eval --help. "
+    "--dry-run checks all of them and stops.",
+    first="",
 )
 
 
@@ -72,35 +82,28 @@ def load_iterate(args: Sequence[str]) -> IterateConfig:
     """
     path, rest = take_config_flag(list(args))
     phases, rest = _split(rest)
-    method, others = rest[:1], rest[1:]
-    if method and not method[0].startswith("-"):
-        others = with_agent_flag(others)
-    words = [*method, *others]
-    own = tyro.cli(IterateConfig, prog="agentrl iterate", args=words, config=(tyro.conf.OmitArgPrefixes,), description=DESCRIPTION)
-    given = _from_file(path)
-    return _checked(own, {phase: (*given[phase], *phases[phase]) for phase in PHASES})
+    for name in ("--method", "--agent"):  # `agentrl iterate dpo envs/arithmetic.py`
+        at = rest.index("--method") + 2 if name == "--agent" and "--method" in rest else 0
+        if rest[at:] and not rest[at].startswith("-"):
+            rest.insert(at, name)
+    tables: dict[str, Any] = {} if path is None else read_file(path)
+    if unknown := tables.keys() - set(PHASES):
+        raise ConfigError(f"{path}: {sorted(unknown)[0]}", "", "is no phase", f"Write tables [{'], ['.join(PHASES)}].")
+    return _checked(load(ITERATE, rest).iterate, {phase: (*_words(tables.get(phase, {})), *phases[phase]) for phase in PHASES})
 
 
 def given_iterate(method: str, agent: str, given: Mapping[str, Any]) -> IterateConfig:
-    """Return the settings of a call from Python; ``sample``, ``train`` and ``eval`` are dictionaries of what the phases are told.
+    """Return the settings of a call from Python; ``sample``, ``train`` and ``eval`` are dictionaries of settings of the phases.
 
     Raises:
         ConfigError: If a name is unknown, or a phase is told what the rounds decide.
     """
-    known = {item.name for item in fields(IterateConfig)} - {"method", "agent"}
-    if unknown := given.keys() - known:
-        raise ConfigError(sorted(unknown)[0], "", "is not a setting of iterate", f"Settings: {', '.join(sorted(known))}.")
-    if method not in ("dpo", "sft"):
-        raise ConfigError("method", method, "is not a method", "Use dpo or sft.")
     own = {name: value for name, value in given.items() if name not in PHASES}
-    if own.get("run_dir") is not None:
-        own["run_dir"] = Path(own["run_dir"])
-    config = IterateConfig(method=method, agent=agent, **own)  # type: ignore[arg-type]
-    tables = {phase: given.get(phase, {}) for phase in PHASES}
-    return _checked(config, {phase: _table_words(table) for phase, table in tables.items()})
+    options = load_given(ITERATE, {"method": method, "agent": agent, **own}).iterate
+    return _checked(options, {phase: _words(given.get(phase, {})) for phase in PHASES})
 
 
-def _checked(own: IterateConfig, phases: Mapping[str, tuple[str, ...]]) -> IterateConfig:
+def _checked(own: IterateOptions, phases: Mapping[str, tuple[str, ...]]) -> IterateConfig:
     for phase, words in phases.items():
         for word in words:
             name = word.partition("=")[0]
@@ -111,7 +114,7 @@ def _checked(own: IterateConfig, phases: Mapping[str, tuple[str, ...]]) -> Itera
         raise ConfigError("--agent", "", "no environment is named", "Write agentrl iterate dpo envs/arithmetic.py.")
     if own.resume and own.run_dir is None:
         raise ConfigError("--resume", True, "needs to know which run", "Give --run-dir, the same each time.")
-    return replace(own, sample=phases["sample"], train=phases["train"], eval=phases["eval"])
+    return IterateConfig(iterate=own, phases=phases)
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
@@ -126,22 +129,15 @@ def _split(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[str]]
             target = phases[phase] if of_phase else rest
             word = f"--{name}" if of_phase else word
         target.append(word)
-    return {phase: tuple(found) for phase, found in phases.items()}, rest
+    return {phase: tuple(own) for phase, own in phases.items()}, rest
 
 
-def _from_file(path: Path | None) -> dict[str, tuple[str, ...]]:
-    """The tables of a file as words."""
-    tables: dict[str, Any] = {} if path is None else read_file(path)
-    if unknown := tables.keys() - set(PHASES):
-        raise ConfigError(f"{path}: {sorted(unknown)[0]}", "", "is no phase", f"Write tables [{'], ['.join(PHASES)}].")
-    return {phase: _table_words(tables.get(phase, {})) for phase in PHASES}
-
-
-def _table_words(table: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(word for name, value in table.items() for word in _words(name, value))
-
-
-def _words(name: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [flag(name) if value else "--no-" + flag(name)[2:]]
-    return [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]
+def _words(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings as words of a command line."""
+    words: list[str] = []
+    for name, value in table.items():
+        if isinstance(value, bool):
+            words.append(flag(name) if value else "--no-" + flag(name)[2:])
+        else:
+            words += [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]
+    return tuple(words)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag as flag_of
+from agentrl.config.sections import Setting, UserFile, changed, flag, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, plugin_copies, resolve_plugin
-
-PLUGIN_FIELDS = (("algo", "advantage_estimator"), ("algo", "policy_loss"), ("flow", "group_filter"), ("track", "callback"))
-"""Section and field of the settings that may name a function or class of a user's file, ``file.py:name``, or a tuple of them."""
 
 
 def resolve_plugins(config: TrainConfig) -> TrainConfig:
@@ -21,22 +19,33 @@ def resolve_plugins(config: TrainConfig) -> TrainConfig:
     Raises:
         ConfigError: If a file is not there.
     """
-    for section, field in PLUGIN_FIELDS:
-        part = getattr(config, section)
-        value = getattr(part, field)
-        resolved = tuple(_resolved(config, field, item) for item in value) if isinstance(value, tuple) else _resolved(config, field, value)
-        if resolved != value:
-            config = dataclasses.replace(config, **{section: dataclasses.replace(part, **{field: resolved})})
-    return config
+    return changed(config, **user_files(config, partial(_resolved, config)))
+
+
+def user_files(config: TrainConfig, rename: Callable[[str, str], str]) -> dict[str, Any]:
+    """Return the settings that may name a user's file, each value being what `rename` makes of the name and the present one."""
+    new: dict[str, Any] = {}
+    for setting in _user_files():
+        value, other = _value(config, setting), partial(rename, setting.name)
+        new[setting.name] = tuple(map(other, value)) if isinstance(value, tuple) else other(value)
+    return new
+
+
+def _user_files() -> list[Setting]:
+    return [setting for setting in settings_of(TrainConfig).values() if UserFile in setting.notes]
+
+
+def _value(config: TrainConfig, setting: Setting) -> Any:
+    return getattr(getattr(config, setting.section), setting.name)
 
 
 def _resolved(config: TrainConfig, field: str, value: str) -> str:
     if not is_plugin(value):
         return value
     try:
-        return resolve_plugin(flag_of(field), value)
+        return resolve_plugin(flag(field), value)
     except ConfigError as error:
-        resumed = config.run.run_dir if config.run.resume == "auto" else config.run.resume
+        resumed = config.training.run_dir if config.training.resume == "auto" else config.training.resume
         file = Path(value.rpartition(":")[0])
         copy = plugin_copies([value], Path(resumed or "")).get(file)
         if resumed and not file.exists() and copy is not None and copy.exists():
@@ -44,26 +53,31 @@ def _resolved(config: TrainConfig, field: str, value: str) -> str:
         raise
 
 
-def check_files_unchanged(config: TrainConfig, run_dir: Path, may_change: Container[str]) -> None:
-    """Compare the file of each plug-in, but of the fields that `may_change`, with the copy that the run made when it began.
+def check_files_unchanged(config: TrainConfig, run_dir: Path) -> None:
+    """Compare the file of each plug-in, but of settings that may change on resumption, with the copy that the run made when it began.
 
     Raises:
         ConfigError: If a file was changed.
     """
-    found = list(plugins(config))
-    copies = plugin_copies((spec for _, spec in found), run_dir)
-    for name, spec in found:
+    copies = plugin_copies((spec for _, spec in plugins(config)), run_dir)
+    for setting, spec in _named(config):
         file = Path(spec.rpartition(":")[0])
         copy = copies[file]
-        if name.removeprefix("--").replace("-", "_") not in may_change and copy.exists() and copy.read_bytes() != file.read_bytes():
+        if not setting.may_change and copy.exists() and copy.read_bytes() != file.read_bytes():
             problem = f"the file was changed since the run began with it as {copy}"
-            raise ConfigError(name, spec, problem, f"Restore it: cp {copy} {file}. To go on with the changed file, remove the copy.")
+            remedy = f"Restore it: cp {copy} {file}. To go on with the changed file, remove the copy."
+            raise ConfigError(flag(setting.name), spec, problem, remedy)
 
 
 def plugins(config: TrainConfig) -> Iterator[tuple[str, str]]:
     """Yield the flag and the value of each plug-in of the configuration."""
-    for section, field in PLUGIN_FIELDS:
-        value = getattr(getattr(config, section), field)
+    for setting, spec in _named(config):
+        yield flag(setting.name), spec
+
+
+def _named(config: TrainConfig) -> Iterator[tuple[Setting, str]]:
+    for setting in _user_files():
+        value = _value(config, setting)
         for item in value if isinstance(value, tuple) else (value,):
             if is_plugin(item):
-                yield flag_of(field), item
+                yield setting, item

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
 
 from agentrl.config.lora import holds_adapter
-from agentrl.config.sections import Count, CountOrZero, NonNegative, Positive, flag
+from agentrl.config.sections import Alias
 from agentrl.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from agentrl.config.evaluate import PlayConfig
+from agentrl.core.ranges import Count, CountOrZero, NonNegative, Positive
 
 FLAG = "--reward-model"
 HEADS = ("score", "value_head", "reward_head", "v_head")
@@ -26,7 +23,7 @@ ANSWER = "answer:"
 class RewardConfig:
     """Rewards from trained models."""
 
-    reward_model: tuple[str, ...] = ()
+    reward_model: Annotated[tuple[str, ...], Alias("--reward-pretrain")] = ()
     """Models that judge episodes, Hugging Face directories or hub names: sequence classifiers with one output, which score the whole
     episode, or process reward models, which score each turn. Their rewards are added to the environment's."""
     reward_model_weights: tuple[float, ...] = ()
@@ -60,6 +57,23 @@ class RewardConfig:
         return tuple(name if last.count(name) == 1 else f"{name}-{index}" for index, name in enumerate(last))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PenaltyConfig:
+    """Rewards of episodes that are too long."""
+
+    overlong_buffer: Annotated[CountOrZero, Alias("--overlong-buffer-len")] = 0
+    """Tokens before ``--max-new-tokens`` over which a turn's penalty for length grows to ``--overlong-penalty`` (DAPO); 0: no penalty."""
+    overlong_penalty: Annotated[NonNegative, Alias("--overlong-penalty-factor")] = 1.0
+    """Reward taken away from a turn that uses up all of ``--max-new-tokens``, if ``--overlong-buffer`` is set."""
+    stop_properly_penalty: Annotated[float | None, Alias("--stop-properly-penalty-coef")] = None
+    """For an episode cut by a token limit: at least 0 multiplies its reward, below 0 replaces it. Scores do not change."""
+
+    @property
+    def changes_rewards(self) -> bool:
+        """True if one of the penalties is on."""
+        return bool(self.overlong_buffer) or self.stop_properly_penalty is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardModelFacts:
     """Facts about a reward model from its files."""
@@ -67,41 +81,6 @@ class RewardModelFacts:
     head: str = "score"  # name of the layer that makes the score
     per_step: bool = False  # it is a process reward model
     scale: tuple[float, float] | None = None  # mean and standard deviation of its scores, where its config.json states them
-
-
-def judged_by_models(config: PlayConfig) -> bool:
-    """Return True if answers to ``--prompts`` are judged by reward models alone."""
-    return bool(config.reward.reward_model) and config.run.agent in ("", ANSWER) and not config.data.remote_rm_url
-
-
-def with_absolute_paths(reward: RewardConfig) -> RewardConfig:
-    """Return the settings with the absolute path of each model that is a directory, so that every process finds it."""
-    paths = ((model, Path(model).expanduser()) for model in reward.reward_model)
-    return replace(reward, reward_model=tuple(str(path.absolute()) if path.is_dir() else model for model, path in paths))
-
-
-def check_reward_models(config: PlayConfig) -> None:
-    """Check the settings of learned rewards against each other, and the files of the models.
-
-    Raises:
-        ConfigError: For the first setting that has no effect or cannot be used.
-    """
-    reward = config.reward
-    if not reward.reward_model:
-        for item in fields(reward):
-            if (value := getattr(reward, item.name)) != item.default:
-                raise ConfigError(flag(item.name), value, "has no effect without a reward model", "Add --reward-model, or leave it out.")
-        return
-    if len(reward.weights) != len(reward.reward_model) or not all(map(math.isfinite, reward.weights)):
-        problem = f"must hold one number for each of the {len(reward.reward_model)} models"
-        raise ConfigError("--reward-model-weights", reward.reward_model_weights, problem, "Give as many numbers as models.")
-    if config.run.agent == ANSWER and not (config.data.prompts or config.data.eval_prompts):
-        raise ConfigError("--prompts", "", "is not given, and a reward model has no tasks", "Name a data set, or an environment.")
-    if reward.environment_reward_weight != 1.0 and (config.algo.overlong_buffer or config.algo.stop_properly_penalty is not None):
-        problem = "does not go with penalties for length (--overlong-buffer, --stop-properly-penalty), which it would scale as well"
-        raise ConfigError("--environment-reward-weight", reward.environment_reward_weight, problem, "Leave out one of the two.")
-    for model in reward.reward_model:
-        reward_model_facts(model, reward.value_head_prefix)
 
 
 def reward_model_facts(model: str, head: str = "", name: str = FLAG) -> RewardModelFacts:

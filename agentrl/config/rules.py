@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from agentrl.config.algorithm_rules import ALGORITHM_RULES
 from agentrl.config.data_rules import check_files, check_probabilities, check_template
 from agentrl.config.engine_args import check_engine_args
-from agentrl.config.evaluate import EvaluateConfig, PlayConfig
-from agentrl.config.learner import LearnerConfig, check_learner
-from agentrl.config.lora import check_lora, holds_adapter
+from agentrl.config.evaluate import EvaluateConfig, SampleConfig
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.learner_rules import check_learner, check_lora
+from agentrl.config.lora import holds_adapter
 from agentrl.config.plugins import resolve_plugins
-from agentrl.config.reward import ANSWER, check_reward_models, judged_by_models, with_absolute_paths
-from agentrl.config.schema import EvalConfig, IsolationConfig, TrainConfig
-from agentrl.config.sections import flag as flag_of
+from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
+from agentrl.config.schema import PlaySettings, TrainConfig
+from agentrl.config.sections import changed, refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import cuda_device_count
 from agentrl.core.remote import check_address
 
+P = TypeVar("P", bound=PlaySettings)
 
-def prompts_exist(config: PlayConfig) -> None:
+
+def prompts_exist(config: PlaySettings) -> None:
     """Files that are named are there."""
     check_files("--prompts", config.data.prompt_sources)
     check_files("--eval-prompts", config.data.eval_sources)
 
 
-def probabilities_fit(config: PlayConfig) -> None:
+def probabilities_fit(config: PlaySettings) -> None:
     """There is one positive number per data set."""
     check_probabilities("--prompt-probs", config.data.prompt_probs, "--prompts", config.data.prompt_sources)
 
 
-def template_has_one_place(config: PlayConfig) -> None:
+def template_has_one_place(config: PlaySettings) -> None:
     """The prompt has exactly one place in the template."""
     template = config.data.input_template
     if not template:
@@ -44,17 +48,17 @@ def template_has_one_place(config: PlayConfig) -> None:
     check_template("--input-template", template)
 
 
-DATA_RULES: tuple[Callable[[PlayConfig], None], ...] = (prompts_exist, probabilities_fit, template_has_one_place)
+DATA_RULES: tuple[Callable[[PlaySettings], None], ...] = (prompts_exist, probabilities_fit, template_has_one_place)
 
 
 MEASURES = re.compile(r"eval/(reward|score|pass@([1-9]\d*))(/.+)?")
 
 
 def _best_is_measured(config: TrainConfig) -> None:
-    name, samples = config.eval.keep_best, config.eval.eval_samples
+    name, samples = config.training.keep_best, config.eval.eval_samples
     if not name:
         return
-    if not config.eval.eval_every:
+    if not config.training.eval_every:
         raise ConfigError("--keep-best", name, "is measured by evaluations, and there are none", "Add --eval-every N.")
     measure = MEASURES.fullmatch(name)
     if measure is None:
@@ -64,73 +68,84 @@ def _best_is_measured(config: TrainConfig) -> None:
 
 
 def _eval_flags_have_an_evaluation(config: TrainConfig) -> None:
-    if config.eval.eval_every or config.eval.eval_at_start:
+    if config.training.eval_every or config.training.eval_at_start:
         return
-    for flag, value, default in (
-        ("--eval-samples", config.eval.eval_samples, EvalConfig.eval_samples),
-        ("--eval-temperature", config.eval.eval_temperature, EvalConfig.eval_temperature),
-        ("--eval-by", config.eval.eval_by, EvalConfig.eval_by),
-        ("--eval-pass-score", config.eval.eval_pass_score, EvalConfig.eval_pass_score),
-    ):
-        if value != default:
-            raise ConfigError(flag, value, "has no effect without evaluations", "Add --eval-every N.")
+    refuse_set(config.eval, (), "has no effect without evaluations", "Add --eval-every N.")
 
 
 EVAL_RULES: tuple[Callable[[TrainConfig], None], ...] = (_best_is_measured, _eval_flags_have_an_evaluation)
 
 
-def _limits_have_processes(config: PlayConfig) -> None:
+def _limits_have_processes(config: PlaySettings) -> None:
     if config.isolation.env_isolation != "none":
         return
-    for item in dataclasses.fields(IsolationConfig):
-        value = getattr(config.isolation, item.name)
-        if value != item.default:
-            raise ConfigError(
-                flag_of(item.name), value, "has no effect on environments in the rollout worker", "Add --env-isolation process."
-            )
+    refuse_set(config.isolation, (), "has no effect on environments in the rollout worker", "Add --env-isolation process.")
 
 
-def _processes_can_be_held(config: PlayConfig) -> None:
+def _processes_can_be_held(config: PlaySettings) -> None:
     if config.isolation.env_isolation == "process" and sys.platform != "linux":
         raise ConfigError("--env-isolation", "process", f"needs Linux, and this is {sys.platform}", "Leave it out, or use a container.")
 
 
-def _passed_are_names(config: PlayConfig) -> None:
+def _passed_are_names(config: PlaySettings) -> None:
     for name in config.isolation.env_pass:
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise ConfigError("--env-pass", name, "is not the name of an environment variable", "Give names only, not values.")
 
 
 def _copies_have_checkpoints(config: TrainConfig) -> None:
-    address = config.run.checkpoint_upload
+    address = config.training.checkpoint_upload
     if not address:
         return
-    if not config.run.save_every:
+    if not config.training.save_every:
         raise ConfigError("--checkpoint-upload", address, "has nothing to copy without checkpoints", "Give --save-every N.")
     check_address("--checkpoint-upload", address)
 
 
-ISOLATION_RULES: tuple[Callable[[PlayConfig], None], ...] = (_limits_have_processes, _processes_can_be_held, _passed_are_names)
+ISOLATION_RULES: tuple[Callable[[PlaySettings], None], ...] = (_limits_have_processes, _processes_can_be_held, _passed_are_names)
 
 
 def check(config: TrainConfig) -> TrainConfig:
     """Apply every rule and fill in what follows from other settings.
 
     Returns:
-        The configuration with ``agent``, ``max_staleness`` and ``asynchronous`` made explicit, and absolute paths of plug-ins.
+        The configuration with ``agent``, ``runtime``, ``max_staleness`` and ``asynchronous`` made explicit, and absolute paths of plug-ins.
 
     Raises:
         ConfigError: For the first rule that does not hold.
     """
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, agent=_judged_agent(config)))
-    config = resolve_plugins(dataclasses.replace(config, reward=with_absolute_paths(config.reward)))
+    config = resolve_plugins(_explicit(config))
     for rule in RULES:
         rule(config)
-    flow = dataclasses.replace(config.flow, max_staleness=config.flow.staleness, asynchronous=config.flow.staleness > 0)
-    return dataclasses.replace(config, flow=flow)
+    return changed(config, max_staleness=config.flow.staleness, asynchronous=config.flow.staleness > 0)
 
 
-def _judged_agent(config: PlayConfig) -> str:
+def check_play(config: P) -> P:
+    """Apply the rules of a command that plays episodes, and fill in what follows from other settings.
+
+    Returns:
+        The settings with ``agent`` and ``runtime`` made explicit.
+
+    Raises:
+        ConfigError: For the first rule that does not hold.
+    """
+    config = _explicit(config)
+    for rule in (*PLAY_RULES, _penalties_of_the_run_fit):
+        rule(config)
+    return config
+
+
+def _explicit(config: P) -> P:
+    runtime = config.run.runtime
+    if runtime == "auto":
+        several = config.engine.num_engines > 1 or config.rollout.rollout_workers_per_engine > 1
+        runtime = "ray" if isinstance(config, TrainConfig) or several or config.run.ray_address else "local"
+    paths = ((model, Path(model).expanduser()) for model in config.reward.reward_model)
+    models = tuple(str(path.absolute()) if path.is_dir() else model for model, path in paths)  # so that every process finds it
+    return changed(config, agent=_judged_agent(config), runtime=runtime, reward_model=models)
+
+
+def _judged_agent(config: PlaySettings) -> str:
     """The agent, or what ``--remote-rm-url`` or ``--reward-model`` stands for."""
     urls, given = config.data.remote_rm_url, config.run.agent
     if judged_by_models(config):
@@ -147,7 +162,29 @@ def _judged_agent(config: PlayConfig) -> str:
     return agent
 
 
-def _reward_servers_can_be_asked(config: PlayConfig) -> None:
+def judged_by_models(config: PlaySettings) -> bool:
+    """Return True if answers to ``--prompts`` are judged by reward models alone."""
+    return bool(config.reward.reward_model) and config.run.agent in ("", ANSWER) and not config.data.remote_rm_url
+
+
+def _reward_models_can_judge(config: PlaySettings) -> None:
+    reward = config.reward
+    if not reward.reward_model:
+        refuse_set(reward, (), "has no effect without a reward model", "Add --reward-model, or leave it out.")
+        return
+    if len(reward.weights) != len(reward.reward_model) or not all(map(math.isfinite, reward.weights)):
+        problem = f"must hold one number for each of the {len(reward.reward_model)} models"
+        raise ConfigError("--reward-model-weights", reward.reward_model_weights, problem, "Give as many numbers as models.")
+    if config.run.agent == ANSWER and not (config.data.prompts or config.data.eval_prompts):
+        raise ConfigError("--prompts", "", "is not given, and a reward model has no tasks", "Name a data set, or an environment.")
+    if reward.environment_reward_weight != RewardConfig.environment_reward_weight and config.penalty.changes_rewards:
+        problem = "does not go with penalties for length (--overlong-buffer, --stop-properly-penalty), which it would scale as well"
+        raise ConfigError("--environment-reward-weight", reward.environment_reward_weight, problem, "Leave out one of the two.")
+    for model in reward.reward_model:
+        reward_model_facts(model, reward.value_head_prefix)
+
+
+def _reward_servers_can_be_asked(config: PlaySettings) -> None:
     urls, limit = config.data.remote_rm_url, config.rollout.step_timeout_s
     if not urls or urls.endswith(".py"):
         return
@@ -161,7 +198,7 @@ def _reward_servers_can_be_asked(config: PlayConfig) -> None:
         raise ConfigError("--reward-timeout-s", config.rollout.reward_timeout_s, problem, "Lower it, or raise the other.")
 
 
-def _agent_is_named(config: PlayConfig) -> None:
+def _agent_is_named(config: PlaySettings) -> None:
     if not config.run.agent:
         raise ConfigError("--agent", "", "no environment is named", "Give one, for example --agent envs/calculator.py.")
     path = config.run.agent.partition(":")[0]
@@ -169,7 +206,7 @@ def _agent_is_named(config: PlayConfig) -> None:
         raise ConfigError("--agent", config.run.agent, "no such file", f"Looked for {Path(path).absolute()}.")
 
 
-def _model_exists(config: PlayConfig) -> None:
+def _model_exists(config: PlaySettings) -> None:
     name = config.model.model
     if not name:
         return
@@ -183,12 +220,16 @@ def _model_exists(config: PlayConfig) -> None:
         raise ConfigError("--model", name, problem, "Give a Hugging Face model directory or a hub name like `org/name`.")
 
 
-def _a_group_may_begin(config: PlayConfig) -> None:
-    limit, n = config.rollout.max_concurrent_episodes, config.rollout.n_samples_per_prompt
-    problem = f"is less than a group of --n-samples-per-prompt {n}, and a group begins as a whole"
-    if not isinstance(config, TrainConfig):
+def _a_group_may_begin(config: PlaySettings) -> None:
+    limit = config.rollout.max_concurrent_episodes
+    if isinstance(config, EvaluateConfig):
         n = config.eval.eval_samples
         problem = f"is less than --eval-samples {n}, and the episodes of a task begin together"
+    elif isinstance(config, TrainConfig | SampleConfig):
+        n = config.sampling.n_samples_per_prompt
+        problem = f"is less than a group of --n-samples-per-prompt {n}, and a group begins as a whole"
+    else:
+        return
     if 0 < limit < n:
         raise ConfigError("--max-concurrent-episodes", limit, problem, f"Use at least {n}, or 0.")
 
@@ -212,7 +253,7 @@ def _ranges_are_ordered(config: TrainConfig) -> None:
         raise ConfigError("--reward-clip-range", (low, high), "must contain 0", "Give a lower bound <= 0 and an upper bound >= 0.")
 
 
-def _local_runtime_is_single(config: PlayConfig) -> None:
+def _local_runtime_is_single(config: PlaySettings) -> None:
     if config.run.runtime != "local":
         return
     ranks = config.learner.num_learners if isinstance(config, TrainConfig) else 0
@@ -222,20 +263,20 @@ def _local_runtime_is_single(config: PlayConfig) -> None:
             raise ConfigError(flag, value, "--runtime local runs one of each in one process", "Use --runtime ray.")
 
 
-def _shared_engines_fit(config: PlayConfig) -> None:
+def _shared_engines_fit(config: TrainConfig) -> None:
     workers = config.rollout.rollout_workers_per_engine
-    if workers > 1 and config.engine.colocate:
+    if workers > 1 and config.weights.colocate:
         problem = "does not go with --colocate, where engine and learner take turns on one machine"
         raise ConfigError("--rollout-workers-per-engine", workers, problem, "Leave out one of the two.")
 
 
-def _budgets_fit(config: PlayConfig) -> None:
+def _budgets_fit(config: PlaySettings) -> None:
     budget, context = config.rollout.max_new_tokens, config.engine.max_model_len
     if context and budget >= context:
         raise ConfigError("--max-new-tokens", budget, f"leaves no room for a prompt in --max-model-len {context}", "Lower it.")
 
 
-def _engine_args_are_known(config: PlayConfig) -> None:
+def _engine_args_are_known(config: PlaySettings) -> None:
     check_engine_args(config.engine.engine_args)
     engine = config.engine
     if engine.uses_vllm:
@@ -245,18 +286,18 @@ def _engine_args_are_known(config: PlayConfig) -> None:
         ("--engine-args", engine.engine_args, bool(engine.engine_args)),
         ("--tool-parser", config.endpoint.tool_parser, config.endpoint.tool_parser != "json"),
         ("--reasoning-parser", config.endpoint.reasoning_parser, bool(config.endpoint.reasoning_parser)),
-        ("--publish", "adapter", isinstance(config, TrainConfig) and config.lora.publish == "adapter"),
+        ("--publish", "adapter", isinstance(config, TrainConfig) and config.weights.publish == "adapter"),
     ):
         if wanted:
             raise ConfigError(flag, value, "needs vLLM", "Use --engine vllm (pip install agentrl[vllm], on a CPU agentrl[cpu]).")
 
 
-def _gpu_flags_have_a_gpu(config: PlayConfig) -> None:
+def _gpu_flags_have_a_gpu(config: PlaySettings) -> None:
     if config.run.ray_address or cuda_device_count():
         return
     engine, learner = config.engine, config.learner if isinstance(config, TrainConfig) else LearnerConfig()
     for flag, value, wanted in (
-        ("--colocate", True, engine.colocate),
+        ("--colocate", True, isinstance(config, TrainConfig) and config.weights.colocate),
         ("--engine-dtype", "float16", engine.engine_dtype == "float16"),
         ("--optimizer-offload", True, learner.optimizer_offload),
         ("--activation-offload", True, learner.activation_offload),
@@ -273,11 +314,11 @@ def _gpu_flags_have_a_gpu(config: PlayConfig) -> None:
 
 
 def _weights_have_a_path(config: TrainConfig) -> None:
-    engine, path = config.engine, config.engine.weight_transport
+    engine, path = config.engine, config.weights.weight_transport
     if path == "auto":
         return
     flag, joins = "--weight-transport", config.run.ray_address
-    if config.lora.publish == "adapter":
+    if config.weights.publish == "adapter":
         raise ConfigError(
             flag, path, "does not go with --publish adapter, which writes adapters to shared memory", "Leave out one of them."
         )
@@ -286,54 +327,52 @@ def _weights_have_a_path(config: TrainConfig) -> None:
             raise ConfigError(flag, path, "needs vLLM", "Use shm or disk, or --engine vllm.")
         if not joins and not cuda_device_count():
             raise ConfigError(flag, path, "needs GPUs, and this machine has none", "Use shm or disk, or join a cluster with --ray-address.")
-        if (path == "ipc") != engine.colocate:
+        if (path == "ipc") != config.weights.colocate:
             problem = "is for engines that share a GPU with a learner rank" if path == "ipc" else "cannot connect two processes on one GPU"
             raise ConfigError(flag, path, problem, "Add --colocate." if path == "ipc" else "Use ipc, or leave out --colocate.")
 
 
 def _shared_gpus_are_divided(config: TrainConfig) -> None:
-    engine, ranks = config.engine, config.learner.num_learners
-    if not engine.colocate:
-        for flag, value, default in (("--sleep-level", engine.sleep_level, 1), ("--learner-memory-gib", engine.learner_memory_gib, 0.0)):
-            if value != default:
-                raise ConfigError(flag, value, "has no effect without --colocate", "Add --colocate, or leave it out.")
+    engine, weights, ranks = config.engine, config.weights, config.learner.num_learners
+    if not weights.colocate:
+        unused = ("sleep_level", "learner_memory_gib")
+        refuse_set(config.weights, unused, "has no effect without --colocate", "Add --colocate, or leave it out.")
         return
     if engine.num_engines * engine.gpus_per_engine != ranks:
         problem = f"--colocate gives every GPU of an engine to one learner rank: {engine.num_engines} x {engine.gpus_per_engine} GPUs"
         remedy = f"Make --num-engines times --tensor-parallel-size equal to --num-learners {ranks}."
         raise ConfigError("--num-engines", engine.num_engines, f"{problem}, {ranks} ranks", remedy)
-    if engine.sleeps and config.flow.staleness:
+    if weights.sleeps and config.flow.staleness:
         problem = "engines and learner take turns with --colocate, so nothing is generated while it trains"
         remedy = "Leave out --async, or add --sleep-level 0, with which both stay in GPU memory."
         raise ConfigError("--async" if config.flow.asynchronous else "--max-staleness", config.flow.staleness, problem, remedy)
-    if engine.sleeps and config.learner.zero_stage < 2 and config.learner.learner_dtype != "float32":
+    if weights.sleeps and config.learner.zero_stage < 2 and config.learner.learner_dtype != "float32":
         problem = "cannot be moved to CPU memory in bfloat16, which --colocate does while engines generate"
         raise ConfigError("--zero-stage", config.learner.zero_stage, problem, "Use --zero-stage 2, or --sleep-level 0.")
-    if engine.sleep_level == 2 and config.lora.publish == "adapter":
+    if weights.sleep_level == 2 and config.weights.publish == "adapter":
         problem = "drops the weights of the engines, and --publish adapter does not send them again"
         raise ConfigError("--sleep-level", 2, problem, "Use --sleep-level 1.")
 
 
 def _requests_have_episodes(config: TrainConfig) -> None:
-    if config.endpoint.record_requests and config.track.record == "none":
+    if config.endpoint.record_requests and config.record.record == "none":
         problem = "has no effect with --record none, because no episode is recorded"
         raise ConfigError("--record-requests", "on", problem, "Give --record sample or all, or leave it out.")
 
 
 def _model_can_be_uploaded(config: TrainConfig) -> None:
-    if config.track.push_to_hub and (config.track.push_to_hub.count("/") != 1 or not config.track.save_model):
-        problem = "is not ORGANISATION/NAME" if config.track.save_model else "needs the model, which --no-save-model leaves out"
-        raise ConfigError("--push-to-hub", config.track.push_to_hub, problem, "Write for example --push-to-hub me/my-model.")
+    if config.record.push_to_hub and (config.record.push_to_hub.count("/") != 1 or not config.record.save_model):
+        problem = "is not ORGANISATION/NAME" if config.record.save_model else "needs the model, which --no-save-model leaves out"
+        raise ConfigError("--push-to-hub", config.record.push_to_hub, problem, "Write for example --push-to-hub me/my-model.")
 
 
-PLAY_RULES: tuple[Callable[[PlayConfig], None], ...] = (
+PLAY_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _agent_is_named,
     _reward_servers_can_be_asked,
-    check_reward_models,
+    _reward_models_can_judge,
     *DATA_RULES,
     _model_exists,
     _local_runtime_is_single,
-    _shared_engines_fit,
     _budgets_fit,
     _engine_args_are_known,
     _gpu_flags_have_a_gpu,
@@ -346,6 +385,7 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     *ALGORITHM_RULES,
     _async_and_staleness_agree,
     _ranges_are_ordered,
+    _shared_engines_fit,
     _shared_gpus_are_divided,
     _weights_have_a_path,
     check_lora,
@@ -357,27 +397,7 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
 )
 
 
-def check_evaluation(config: EvaluateConfig) -> EvaluateConfig:
-    """Apply the rules of ``agentrl eval`` and fill in what follows from other settings.
-
-    Returns:
-        The settings with ``agent`` and ``runtime`` made explicit.
-
-    Raises:
-        ConfigError: For the first rule that does not hold.
-    """
-    runtime = config.run.runtime
-    if runtime == "auto":
-        several = config.engine.num_engines > 1 or config.rollout.rollout_workers_per_engine > 1
-        runtime = "ray" if several or config.run.ray_address else "local"
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, agent=_judged_agent(config), runtime=runtime))
-    config = dataclasses.replace(config, reward=with_absolute_paths(config.reward))
-    for rule in (*PLAY_RULES, _penalties_of_the_run_fit):
-        rule(config)
-    return config
-
-
-def _penalties_of_the_run_fit(config: PlayConfig) -> None:
-    budget, buffer = config.rollout.max_new_tokens, config.algo.overlong_buffer
+def _penalties_of_the_run_fit(config: PlaySettings) -> None:
+    budget, buffer = config.rollout.max_new_tokens, config.penalty.overlong_buffer
     if budget < buffer:
         raise ConfigError("--max-new-tokens", budget, f"is less than the run's --overlong-buffer {buffer}", f"Use at least {buffer}.")

@@ -162,3 +162,16 @@ def suggest(name: str, candidates: Iterable[str]) -> str:
     """Return a question with the most similar of `candidates`; empty if none is similar."""
     close = difflib.get_close_matches(name, list(candidates), n=1)
     return f"Did you mean {close[0]}?" if close else ""
+
+
+KEPT = "environment"
+"""Folder of a run's directory with a copy of the environment's file."""
+
+
+def kept_environment(spec: str, run_dir: Path) -> str:
+    """Return a run's specification of its environment, or one of the copy in its directory if the file is not found from this folder."""
+    path, _, name = (spec, "", "") if spec.endswith(".py") else spec.rpartition(":")
+    copy = run_dir / KEPT / Path(path).name
+    if not path.endswith(".py") or Path(path).expanduser().exists() or not copy.is_file():
+        return spec
+    return f"{copy}:{name}" if name else str(copy)

@@ -51,7 +51,7 @@ class Batcher:
         self.version = 0
         self.dead: str | None = None  # why it has ended
         self.load_now, self.ended = EngineLoad(), threading.Event()
-        self._seed, self._keep_kv = settings.seed, settings.engine.kv_on_publish == "keep"
+        self._seed, self._keep_kv = settings.seed, settings.weights.kv_on_publish == "keep"
         self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: deque[Sequence] = deque()

@@ -8,10 +8,11 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentrl.config.schema import EngineConfig, ModelConfig
+from agentrl.config.engine import EngineConfig, WeightsConfig
+from agentrl.config.schema import ModelConfig
 
 Device = Literal["cpu", "cuda"]
 Transport = Literal["shm", "nccl", "ipc"]
@@ -49,16 +50,16 @@ _TRANSPORTS = {
 }
 
 
-def weight_transport(engine: EngineConfig, device: Device) -> Transport:
+def weight_transport(engine: EngineConfig, weights: WeightsConfig, device: Device) -> Transport:
     """Return the path of new weights, as asked for; else shared memory without GPUs or vLLM, CUDA IPC between colocated pairs, NCCL.
 
     To an engine, files on disk are the same as files in shared memory.
     """
-    if engine.weight_transport in ("shm", "disk"):
+    if weights.weight_transport in ("shm", "disk"):
         return "shm"
     if device == "cpu" or not engine.uses_vllm:
         return "shm"
-    return "ipc" if engine.colocate else "nccl"
+    return "ipc" if weights.colocate else "nccl"
 
 
 def engine_environment(device: Device, transport: Transport) -> dict[str, str]:
@@ -106,6 +107,7 @@ class EngineSettings:
 
     model: ModelConfig  # with the bundled one already filled in
     engine: EngineConfig
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     device: Device = "cpu"
     seed: int = 0  # of requests that carry none
     index: int = 0  # place of this engine among all engines, from 0; its ranks in an NCCL group follow from it
@@ -124,4 +126,4 @@ class EngineSettings:
     @property
     def transport(self) -> Transport:
         """Path of new weights to this engine."""
-        return weight_transport(self.engine, self.device)
+        return weight_transport(self.engine, self.weights, self.device)

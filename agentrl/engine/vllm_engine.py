@@ -48,7 +48,7 @@ class VllmEngine:
         self._vocabulary = 0
         self._load_now = EngineLoad()
         self._version = 0  # of the weights that a request finds when it starts
-        self._keep_kv = settings.engine.kv_on_publish == "keep"
+        self._keep_kv = settings.weights.kv_on_publish == "keep"
         self._adapters = Adapters(settings.adapters)
         self._asleep: set[Memory] = set()
 

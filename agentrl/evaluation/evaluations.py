@@ -13,8 +13,9 @@ from statistics import fmean
 import anyio
 import anyio.lowlevel
 
-from agentrl.config.evaluate import MeasureConfig, PlayConfig
-from agentrl.config.schema import EngineConfig, EvalConfig, RunConfig, TrainConfig
+from agentrl.config.engine import EngineConfig
+from agentrl.config.evaluate import EvaluateConfig, SampleConfig
+from agentrl.config.schema import EvalConfig, RunConfig, TrainConfig
 from agentrl.config.sections import num_recorded
 from agentrl.core.callbacks import EvaluationEnd
 from agentrl.core.errors import ConfigError, TooManyFailuresError, WeightSyncError
@@ -46,7 +47,7 @@ OnGroup = Callable[[GroupSummary, int, int], None]
 class EvalSettings:
     """Sections of the configuration that an evaluation reads, and what follows from them."""
 
-    run: RunConfig | MeasureConfig  # section with the seed, which makes every evaluation draw the same numbers, and the stall time-out
+    run: RunConfig  # section with the seed, which makes every evaluation draw the same numbers, and the stall time-out
     eval: EvalConfig
     engine: EngineConfig
     num_recorded: int = 0  # episodes per task to render as JSON records
@@ -58,9 +59,10 @@ class EvalSettings:
         return max(1, self.engine.num_engines * self.engine.max_num_seqs // self.eval.eval_samples)
 
 
-def eval_settings(config: PlayConfig, num_recorded: int = 0) -> EvalSettings:
-    """Return the settings of the evaluations of a run, or of ``agentrl eval``."""
-    return EvalSettings(run=config.run, eval=config.eval, engine=config.engine, num_recorded=num_recorded)
+def eval_settings(config: TrainConfig | EvaluateConfig | SampleConfig, num_recorded: int = 0) -> EvalSettings:
+    """Return the settings of the evaluations of a run, of ``agentrl eval``, or of the data set that ``agentrl sample`` makes."""
+    measured = EvalConfig(eval_samples=config.sampling.n_samples_per_prompt) if isinstance(config, SampleConfig) else config.eval
+    return EvalSettings(run=config.run, eval=measured, engine=config.engine, num_recorded=num_recorded)
 
 
 async def evaluate(
@@ -295,7 +297,7 @@ def check_failures(outcomes: Sequence[TaskOutcome], max_failure_rate: float) -> 
 
 def is_evaluated(config: TrainConfig) -> bool:
     """Return True if the run has evaluations."""
-    return bool(config.eval.eval_every) or config.eval.eval_at_start
+    return bool(config.training.eval_every) or config.training.eval_at_start
 
 
 def run_eval_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
@@ -307,11 +309,11 @@ def run_eval_tasks(config: TrainConfig, agent: AgentSpec) -> list[Task]:
     if not is_evaluated(config):
         return []
     tasks = eval_tasks(config, agent)
-    *_, kind = [*config.eval.keep_best.split("/", 2), ""][:3]
+    *_, kind = [*config.training.keep_best.split("/", 2), ""][:3]
     kinds = {kind_of(task, config.eval.eval_by) or "other" for task in tasks}
     if kind and (kind not in kinds or len(kinds) < 2):
         known = f"Its kinds are {', '.join(sorted(kinds))}." if len(kinds) > 1 else "All tasks are of one kind; see --eval-by."
-        raise ConfigError("--keep-best", config.eval.keep_best, f"there is no task of kind {kind!r}", known)
+        raise ConfigError("--keep-best", config.training.keep_best, f"there is no task of kind {kind!r}", known)
     return tasks
 
 
@@ -326,14 +328,14 @@ def open_evaluations(
     report: StallReport | None = None,
 ) -> Evaluations:
     """The evaluations of a run; none is ever due without tasks."""
-    measured, run_dir = config.eval, config.run.run_dir
+    run_dir, keep_best = config.training.run_dir, config.training.keep_best
     return Evaluations(
         pool,
         tasks,
-        eval_settings(config, num_recorded(config.track.record, measured.eval_samples)),
-        every=measured.eval_every if tasks else 0,
-        num_steps=config.run.num_steps,
-        best=BestModel(run_dir, learner, measured.keep_best, resumed=resumed) if measured.keep_best and run_dir is not None else None,
+        eval_settings(config, num_recorded(config.record.record, config.eval.eval_samples)),
+        every=config.training.eval_every if tasks else 0,
+        num_steps=config.training.num_steps,
+        best=BestModel(run_dir, learner, keep_best, resumed=resumed) if keep_best and run_dir is not None else None,
         max_failure_rate=config.flow.max_failure_rate,
         run_dir=run_dir,
         observer=observer,

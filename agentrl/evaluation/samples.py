@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.sample import SampleRunConfig
+from agentrl.config.evaluate import SelectConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import complete_file
 from agentrl.core.types import Status, Task
@@ -66,7 +66,7 @@ class Selection:
         self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
 
-def select(entries: Iterable[Mapping[str, Any]], run: SampleRunConfig) -> Selection:
+def select(entries: Iterable[Mapping[str, Any]], settings: SelectConfig) -> Selection:
     """Return the rows that ``--select`` asks for, by task; of equal rewards the episode sampled first is the better one."""
     entries = sorted(entries, key=lambda entry: int(entry["position"]))
     as_messages = all(episode["messages"] for entry in entries for episode in entry["episodes"])
@@ -76,11 +76,11 @@ def select(entries: Iterable[Mapping[str, Any]], run: SampleRunConfig) -> Select
         ranked = sorted(answered, key=lambda episode: -episode["reward"])  # a stable sort
         if not ranked:
             selection.leave_out("every answer is empty" if entry["episodes"] else FAILED)
-        elif run.select == "pairs":
-            _add_pairs(selection, entry, ranked, run)
+        elif settings.select == "pairs":
+            _add_pairs(selection, entry, ranked, settings)
         else:
-            chosen = ranked[: run.keep] if run.select == "best" else answered
-            chosen = [episode for episode in chosen if run.min_reward is None or episode["reward"] >= run.min_reward]
+            chosen = ranked[: settings.keep] if settings.select == "best" else answered
+            chosen = [episode for episode in chosen if settings.min_reward is None or episode["reward"] >= settings.min_reward]
             selection.rows += [_answer(entry, episode, as_messages) for episode in chosen]
             if not chosen:
                 selection.leave_out("no reward reaches --min-reward")
@@ -93,13 +93,13 @@ def _answer(entry: Mapping[str, Any], episode: Mapping[str, Any], as_messages: b
     return {**given, "task_id": entry["task_id"], **_scores(episode)}
 
 
-def _add_pairs(selection: Selection, entry: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]], run: SampleRunConfig) -> None:
+def _add_pairs(selection: Selection, entry: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]], settings: SelectConfig) -> None:
     """Add the pair of best and worst, then of second best and second worst, as long as they differ; no two texts twice."""
     seen: set[tuple[Any, Any]] = set()
     reason = "rewards do not differ enough"
     for best, worst in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
         better, other = _prompt_and_answer(best), _prompt_and_answer(worst)
-        if len(seen) == run.keep or not best["reward"] - worst["reward"] > run.min_margin:
+        if len(seen) == settings.keep or not best["reward"] - worst["reward"] > settings.min_margin:
             break
         if better is None or other is None or better[0] != other[0]:
             reason = "episodes of several turns make no pairs"

@@ -143,7 +143,7 @@ def _result(run: RunState) -> RunResult:
 
 
 def _ended(run: RunState) -> str:
-    asked, done, size = run.settings.run.num_steps, run.live_version, run.settings.rollout.groups_per_step
+    asked, done, size = run.settings.training.num_steps, run.live_version, run.settings.flow.groups_per_step
     if run.stopped:
         return f"stopped after {done} of {asked} steps" + (f" by {run.stop_reason}" if run.stop_reason else "")
     if run.last_step_groups < size:

@@ -37,7 +37,7 @@ async def admit(run: RunState, spawn: Spawn) -> None:
     dropped) and by `publish` (weights are live). Ends when every group that the run needs is trained, or tasks run out.
     """
     settings, why = run.settings, "no more groups are needed"
-    samples, recorded, greedy = settings.rollout.n_samples_per_prompt, settings.num_recorded, settings.greedy_baseline
+    samples, recorded, greedy = settings.sampling.n_samples_per_prompt, settings.num_recorded, settings.greedy_baseline
     run.board.waiting("admit", "a free slot")
     while await run.slots.acquire(group_id := run.admissions.next_id):
         task = run.admissions.draw()
@@ -177,9 +177,9 @@ async def train_steps(run: RunState) -> None:
     Unblocked by `collect` and `publish`. When tasks run out, the whole groups that are left make a last, smaller step. When the run
     is stopped early, the step under way is the last one, and a checkpoint is written.
     """
-    size, ended_s = run.settings.rollout.groups_per_step, run.clock()
+    size, ended_s = run.settings.flow.groups_per_step, run.clock()
     async with anyio.create_task_group() as saves:
-        for step in range(run.first_step, run.settings.run.num_steps):
+        for step in range(run.first_step, run.settings.training.num_steps):
             run.board.waiting("train", f"the {size} oldest groups to be accepted (step {step + 1})")
             taken = await run.queue.take(step)
             if not taken.groups:

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 from agentrl.algo.estimators import estimator_facts
 from agentrl.algo.filters import GroupFilter, dynamic_filter, filter_truncated, find_filter, keep_all
 from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.reward import RewardConfig
-from agentrl.config.schema import FlowConfig, RolloutConfig, RunConfig, TrackConfig, TrainConfig
-from agentrl.config.sections import num_recorded
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import num_recorded, sections_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowSettings:
-    """Sections of the configuration, whole; what is derived from them is a property."""
-
-    run: RunConfig
-    rollout: RolloutConfig
-    reward: RewardConfig
-    flow: FlowConfig
-    algo: AlgoConfig
-    track: TrackConfig
+class FlowSettings(TrainConfig):
+    """Settings of a training run, and the sizes that follow from them."""
 
     @property
     def max_staleness(self) -> int:
@@ -33,12 +23,12 @@ class FlowSettings:
     @property
     def spare_groups(self) -> int:
         """Groups started per step beyond those it trains on; the last of them to finish are dropped."""
-        return math.ceil(self.flow.oversample * self.rollout.groups_per_step)
+        return math.ceil(self.flow.oversample * self.flow.groups_per_step)
 
     @property
     def groups_removed_per_step(self) -> int:
         """Groups that leave the queue in a step: those trained on and the spare ones."""
-        return self.rollout.groups_per_step + self.spare_groups
+        return self.flow.groups_per_step + self.spare_groups
 
     @property
     def num_slots(self) -> int:
@@ -58,19 +48,17 @@ class FlowSettings:
     @property
     def pass_window(self) -> int:
         """Groups over which ``--min-pass-rate`` is judged, all of which must have been seen."""
-        return max(512, 16 * self.rollout.groups_per_step)
+        return max(512, 16 * self.flow.groups_per_step)
 
     @property
     def num_recorded(self) -> int:
         """Members per group to render as JSON records."""
-        return num_recorded(self.track.record, self.rollout.n_samples_per_prompt)
+        return num_recorded(self.record.record, self.sampling.n_samples_per_prompt)
 
 
 def flow_settings(config: TrainConfig) -> FlowSettings:
     """Return the settings of the flow of a run."""
-    return FlowSettings(
-        run=config.run, rollout=config.rollout, reward=config.reward, flow=config.flow, algo=config.algo, track=config.track
-    )
+    return FlowSettings(**{name: getattr(config, name) for name in sections_of(TrainConfig)})
 
 
 def min_members(algo: AlgoConfig) -> int:

@@ -132,8 +132,8 @@ class RunState:
         self.admissions = Admissions(tasks, progress, repeat)
         self.first_step = progress.step
         self.keep, self.observer, self.after_step, self.clock = keep, observer, tuple(after_step), clock
-        self.slots = Slots(settings.num_slots, max(0, settings.run.num_steps - progress.step) * settings.groups_removed_per_step)
-        self.queue = GroupQueue(settings.max_staleness, settings.rollout.groups_per_step, settings.spare_groups)
+        self.slots = Slots(settings.num_slots, max(0, settings.training.num_steps - progress.step) * settings.groups_removed_per_step)
+        self.queue = GroupQueue(settings.max_staleness, settings.flow.groups_per_step, settings.spare_groups)
         self.ledger = Ledger()
         self.ledger.restore(trained=progress.trained, filtered=progress.filtered, dropped=progress.dropped)
         self.health = Health(settings)
@@ -142,7 +142,7 @@ class RunState:
         self.meter = Meter(clock)
         self.meter.start_s -= progress.elapsed_s
         self.live = AwaitableCounter(progress.step)  # version of every worker's weights; publish
-        self.last_step_groups = settings.rollout.groups_per_step if progress.step else 0  # train
+        self.last_step_groups = settings.flow.groups_per_step if progress.step else 0  # train
         self.hooked = AwaitableCounter(progress.step)  # steps whose hooks are done; train
         self.notes: dict[int, dict[str, float]] = {}  # step -> further metrics, until publish takes them; train
         self.reported = AwaitableCounter(progress.step)  # steps whose metrics the observer has; publish

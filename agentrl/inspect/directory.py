@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.load import from_mapping
+from agentrl.config.evaluate import EvaluateConfig, SampleConfig
+from agentrl.config.mapping import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.tail import read_line
@@ -63,7 +64,7 @@ class RunDirectory:
         data = self._json(CONFIG)
         if data is None:
             raise ConfigError("RUN", str(self.path), f"has no readable {CONFIG}", "Copy it from the run, it says what was run.")
-        return from_mapping(data, source=str(self.path / CONFIG))
+        return from_mapping(TrainConfig, data, source=str(self.path / CONFIG), ignored=(EvaluateConfig, SampleConfig))
 
     def summary(self) -> Record:
         """Return the contents of ``summary.json``; empty if the run has not written it."""

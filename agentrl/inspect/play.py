@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agentrl.cluster.build import build_engine, model_path, worker_environment
-from agentrl.config.schema import TrainConfig
+from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import ConfigError, EngineError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
@@ -66,7 +66,7 @@ class PlaySession:
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: PlaySettings,
         agent: AgentSpec,
         tasks: TaskSource,
         screen: Screen,

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from agentrl.config.load import field_homes, to_json
+from agentrl.config.mapping import flattened
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag
+from agentrl.config.sections import flag, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.directory import METRICS, TRAJECTORIES, RunDirectory
 from agentrl.inspect.pieces import TokenTexts
@@ -123,13 +123,12 @@ class RunReader:
 
     def changed(self) -> list[str]:
         """Names of the settings, with their sections, that differ from the defaults."""
-        defaults = json.loads(to_json(TrainConfig()))
-        found = []
-        for section, values in self.settings.items():
-            known = defaults.get(section, {})
-            if isinstance(values, Mapping):
-                found += [f"{section}.{name}" for name, value in values.items() if name not in known or known[name] != value]
-        return found
+        table = settings_of(TrainConfig)
+        return [
+            f"{table[name].section}.{name}"
+            for name, value in flattened(self.settings).items()
+            if name in table and not table[name].is_default(value)
+        ]
 
     def _settings(self) -> dict[str, Any]:
         try:
@@ -175,7 +174,7 @@ def _lives(launch: Mapping[str, Any]) -> bool:
 
 def flags() -> dict[str, str]:
     """Return the flag of each setting by ``section.name``."""
-    return {f"{section}.{name}": flag(name) for name, section in field_homes().items()}
+    return {f"{setting.section}.{name}": flag(name) for name, setting in settings_of(TrainConfig).items()}
 
 
 def settings_differ(readers: Sequence[RunReader]) -> list[dict[str, Any]]:

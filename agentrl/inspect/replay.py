@@ -29,7 +29,6 @@ from agentrl.rollout.endpoint.answers import AnswerParser, has_own_form
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member
 from agentrl.rollout.observers import SamplerEngine
-from agentrl.rollout.penalties import has_penalties
 from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits, recorded_ticket, recorded_turn
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import context_length, open_tasks
@@ -213,7 +212,7 @@ class Replayer:
         replayed = await member.run()
         if isinstance(member, ExecutorEpisode) and engine.exhausted and records[0]["status"] not in INTERRUPTED:
             raise ValueError("its executor made a call that is not recorded: one that failed, or that it discarded")
-        return first_difference(records, replayed, penalized=has_penalties(settings.algo))
+        return first_difference(records, replayed, penalized=settings.penalty.changes_rewards)
 
 
 def _sampled(record: Mapping[str, Any]) -> list[Turn]:

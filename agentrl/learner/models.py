@@ -45,7 +45,7 @@ def load_value_backbone(settings: LearnerSettings, ds_config: dict[str, Any]) ->
 
 def _load(factory: Any, settings: LearnerSettings, ds_config: dict[str, Any], *, trained: bool) -> Any:
     dtype = torch.bfloat16 if settings.bf16 else torch.float32
-    small = trained and settings.lora.load_in_4bit
+    small = trained and settings.learner.load_in_4bit
     # DeepSpeed divides layers before it moves them.
     kept_off = (settings.learner.reference_offload and not trained) or settings.learner.learner_tensor_parallel > 1
     whole = ds_config["zero_optimization"]["stage"] < 3

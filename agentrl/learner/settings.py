@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.config.algorithm import AlgoConfig
+from agentrl.config.engine import WeightsConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.schema import TrainConfig
@@ -38,6 +39,7 @@ class LearnerSettings:
     num_steps: int  # steps of the whole run, the length of the learning rate schedule
     max_new_tokens: int  # tokens of a turn at most; the length in the aggregation ``constant``
     lora: LoraConfig = field(default_factory=LoraConfig)  # low-rank adapters
+    weights: WeightsConfig = field(default_factory=WeightsConfig)  # what engines get
     seed: int = 0  # seed of new layers
     trust_remote_code: bool = False  # allow the model's own Python code to run
     device: Literal["cpu", "cuda"] = "cpu"  # kind of device to train on
@@ -62,18 +64,19 @@ def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cu
         model=model,
         learner=config.learner,
         lora=config.lora,
+        weights=config.weights,
         algo=config.algo,
-        num_steps=config.run.num_steps,
+        num_steps=config.training.num_steps,
         max_new_tokens=config.rollout.max_new_tokens,
         seed=config.run.seed,
         trust_remote_code=config.model.trust_remote_code,
         device=device,
         annotations=_annotations(config),
-        num_recorded=num_recorded(config.track.record, config.rollout.n_samples_per_prompt),
+        num_recorded=num_recorded(config.record.record, config.sampling.n_samples_per_prompt),
     )
 
 
 def _annotations(config: TrainConfig) -> Path | None:
-    if not config.track.annotate or config.track.record == "none" or config.run.run_dir is None:
+    if not config.record.annotate or config.record.record == "none" or config.training.run_dir is None:
         return None
-    return config.run.run_dir.absolute() / FILE
+    return config.training.run_dir.absolute() / FILE

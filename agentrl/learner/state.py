@@ -74,7 +74,7 @@ class LearnerState:
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights under their checkpoint names with an adapter merged into them, or what `publish` asks for: the adapter."""
-        if self.settings.lora.publish == "adapter":
+        if self.settings.weights.publish == "adapter":
             return adapter_parameters(whole_parameters(self.policy, trained=True))
         return checkpoint_names(self.policy, (merged_parameters if has_adapter(self.policy) else whole_parameters)(self.policy))
 

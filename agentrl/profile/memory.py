@@ -52,7 +52,7 @@ def learner_parts(config: TrainConfig, shape: ModelShape, *, bf16: bool = True, 
         step_tokens: Sampled tokens of a step.
     """
     learner, algo, width = config.learner, config.algo, 2 if bf16 else 4
-    parts_of_layers, native = learner.learner_tensor_parallel, config.lora.publish == "adapter"
+    parts_of_layers, native = learner.learner_tensor_parallel, config.weights.publish == "adapter"
     whole = shape.embedding * (1 if shape.tied else 2)
     trained = whole + (shape.parameters - whole) // parts_of_layers
     critic = estimator_facts(algo.advantage_estimator).needs_critic
@@ -81,8 +81,8 @@ def learner_parts(config: TrainConfig, shape: ModelShape, *, bf16: bool = True, 
     ]
     if native:
         parts.append(Part(name="for the engines", size=adapter * width))
-    elif config.engine.weight_transport in ("auto", "nccl", "ipc"):  # two buckets, which end with the tensor that fills them
-        parts.append(Part(name="for the engines", size=2.0 * (config.engine.weight_bucket_mib * 2**20 + shape.embedding * width)))
+    elif config.weights.weight_transport in ("auto", "nccl", "ipc"):  # two buckets, which end with the tensor that fills them
+        parts.append(Part(name="for the engines", size=2.0 * (config.weights.weight_bucket_mib * 2**20 + shape.embedding * width)))
     return parts
 
 
@@ -91,7 +91,7 @@ def kept_parts(config: TrainConfig, parts: Sequence[Part]) -> list[Part]:
 
     Bytes of the process itself are among them.
     """
-    if not config.engine.sleeps:
+    if not config.weights.sleeps:
         return list(parts)
     stay = {"second copy (hpZ)", "reference model", "teacher", "moving average", *(["parameters"] if config.lora.lora_rank else [])}
     return [*(part for part in parts if part.name in stay), Part(name="process", size=CONTEXT)]
@@ -107,7 +107,7 @@ def adapter_parameters(shape: ModelShape, rank: int) -> int:
 def _adapted_states(size: int, adapter: int, shape: ModelShape, config: TrainConfig, *, bf16: bool) -> tuple[float, float, float]:
     """As `_states` of a model that stays as it is, whole or in 4 bits, and of the adapter beside it."""
     frozen = size * (2.0 if bf16 else 4.0)
-    if config.lora.load_in_4bit:
+    if config.learner.load_in_4bit:
         whole = min(size, shape.embedding * (1 if shape.tied else 2))  # embeddings and output layer
         frozen = whole * (2 if bf16 else 4) + (size - whole) * BYTES_IN_4_BITS
     if config.learner.zero_stage == 3:
@@ -198,7 +198,7 @@ def host_bytes(config: TrainConfig, shape: ModelShape, *, bf16: bool = True) -> 
         kept += size * width / sharded
     if learner.ema_offload:
         kept += size * 4 / sharded
-    if config.engine.sleeps:  # state of the learner or weights of the engine, and buffers of both stay
+    if config.weights.sleeps:  # state of the learner or weights of the engine, and buffers of both stay
         kept += sum(_states(size, config, bf16=bf16)) + (size * 2 / config.engine.tensor_parallel_size)
     return max(size * width if learner.zero_stage == 3 or learner.learner_tensor_parallel > 1 else 0.0, kept)
 
@@ -207,7 +207,7 @@ def engine_plan(config: TrainConfig, shape: ModelShape, gpu: float, *, kv_width:
     """Return the memory of a GPU of `gpu` bytes that serves an engine in bfloat16; keys and values take `kv_width` bytes a number."""
     parallel = config.engine.tensor_parallel_size
     weights = shape.parameters * 2 / parallel
-    cache = gpu * config.engine.memory_share(gpu) - weights - ENGINE_EXTRA
+    cache = gpu * config.weights.memory_share(config.engine, gpu) - weights - ENGINE_EXTRA
     split = min(parallel, shape.kv_heads)  # heads are copied where there are fewer than GPUs
     per_token = shape.layers * shape.kv_width * kv_width / split
     return EnginePlan(weights=weights, extra=ENGINE_EXTRA, cache=cache, cache_tokens=max(0, int(cache / per_token)))

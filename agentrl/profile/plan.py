@@ -55,7 +55,7 @@ class Plan:
     def gpus(self) -> int:
         """GPUs that the settings ask for."""
         engine, ranks = self.config.engine, self.config.learner.num_learners
-        return ranks if engine.colocate else ranks + engine.num_engines * engine.gpus_per_engine
+        return ranks if self.config.weights.colocate else ranks + engine.num_engines * engine.gpus_per_engine
 
     @property
     def episodes(self) -> int:
@@ -69,12 +69,12 @@ class Plan:
 
     def _problems(self) -> Iterator[str]:
         limit = SPARE * self.hardware.gpu_bytes
-        engine = self.sized.engine
-        if engine.sleeps:  # it keeps its process
+        engine, weights = self.sized.engine, self.sized.weights
+        if weights.sleeps:  # it keeps its process
             limit -= ENGINE_EXTRA
             yield from self._handing_over()
-        elif engine.colocate:
-            limit -= self.hardware.gpu_bytes * engine.memory_share(self.hardware.gpu_bytes)
+        elif weights.colocate:
+            limit -= self.hardware.gpu_bytes * weights.memory_share(engine, self.hardware.gpu_bytes)
         if self.learner_bytes > limit:
             yield f"a learner rank needs {self.learner_bytes / GIB:.1f} GiB of the {limit / GIB:.1f} that it may fill"
         if self.engine.cache_tokens < self.episode_tokens:
@@ -93,10 +93,10 @@ class Plan:
 
 def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, work: Workload) -> Plan:
     """Compute the memory of a run."""
-    groups = config.rollout.groups_per_step * config.rollout.n_samples_per_prompt
+    groups = config.flow.groups_per_step * config.sampling.n_samples_per_prompt
     parts = learner_parts(config, shape, bf16=config.learner.learner_dtype != "float32", step_tokens=groups * work.answer_tokens)
     sized = config
-    if config.engine.colocate and not config.engine.learner_memory_gib:
+    if config.weights.colocate and not config.weights.learner_memory_gib:
         sized = changed(config, learner_memory_gib=sum(part.size for part in kept_parts(config, parts)) / GIB)
     return Plan(
         config=config,
@@ -111,9 +111,9 @@ def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, work: 
 
 def divide(config: TrainConfig, shape: ModelShape, hardware: Hardware) -> TrainConfig:
     """Return the settings with the GPUs divided: half for the learner, the others in engines so wide that a third is left for the cache."""
-    if config.engine.colocate:
+    if config.weights.colocate:
         return changed(config, num_engines=hardware.gpus, num_learners=hardware.gpus)
-    usable = hardware.gpu_bytes * config.engine.memory_share(hardware.gpu_bytes) * 2 / 3
+    usable = hardware.gpu_bytes * config.weights.memory_share(config.engine, hardware.gpu_bytes) * 2 / 3
     parallel = 1
     while shape.parameters * 2 / parallel > usable and 2 * parallel <= max(1, hardware.gpus // 2):
         parallel *= 2
@@ -153,7 +153,7 @@ def _changes(plan: Plan) -> Iterator[Callable[[Plan], dict[str, object]]]:
 
     def wider_engines(now: Plan) -> dict[str, object]:
         engine = now.config.engine
-        room = gpus - (0 if engine.colocate else now.config.learner.num_learners)
+        room = gpus - (0 if now.config.weights.colocate else now.config.learner.num_learners)
         parallel = 2 * engine.tensor_parallel_size
         if now.engine.cache_tokens >= now.episode_tokens or parallel > room:
             return {}
@@ -187,7 +187,7 @@ def step_seconds(plan: Plan, work: Workload) -> dict[str, float]:
     further pass of a frozen model; attention is added. In an asynchronous run the slower of the two decides.
     """
     config, shape = plan.config, plan.shape
-    episodes = config.rollout.groups_per_step * config.rollout.n_samples_per_prompt
+    episodes = config.flow.groups_per_step * config.sampling.n_samples_per_prompt
     found: dict[str, float] = {}
     if work.learner_tflops:
         passes = (4 if config.learner.gradient_checkpointing else 3) * config.algo.ppo_epochs
@@ -210,7 +210,7 @@ def plan_lines(plan: Plan, work: Workload) -> list[str]:
     learner, engine = config.learner, config.engine
     about = "" if shape.exact else f", taken for a decoder like Llama's since {shape.model_type or 'its type'} is not known exactly"
     active = f", {shape.active_parameters / 1e9:.2f}e9 of them per token" if shape.experts else ""
-    how, switch = "sharing GPUs with" if engine.colocate else "and", "on" if learner.gradient_checkpointing else "off"
+    how, switch = "sharing GPUs with" if config.weights.colocate else "and", "on" if learner.gradient_checkpointing else "off"
     lines = [
         f"{shape.model_type}: {shape.parameters / 1e9:.2f}e9 parameters{active}{about}",
         f"{counted(engine.num_engines, 'engine')} of {counted(engine.tensor_parallel_size, 'GPU')} {how} "

@@ -116,7 +116,7 @@ def causes_of(recorded: Recorded) -> list[Cause]:
     instant = replace(plan.engine, pause_s=none, load_s=none)
     variants: dict[str, Plan] = {
         "episodes of different length (stragglers)": replace(
-            plan, episodes=_levelled(plan.episodes, plan.settings.rollout.n_samples_per_prompt)
+            plan, episodes=_levelled(plan.episodes, plan.settings.sampling.n_samples_per_prompt)
         ),
         "time outside the engine (environment)": replace(plan, episodes=_without_env(plan.episodes)),
         "training": replace(plan, learner=replace(plan.learner, step_s=0.0, token_s=0.0, overhead_s=0.0)),
@@ -187,7 +187,7 @@ def driver_us_per_group(recorded: Recorded) -> float:
 
 def _simulated(plan: Plan) -> Simulated:
     settings = plan.settings
-    steps = max(4 * (settings.max_staleness + 2), min(40, SIMULATED_GROUPS // settings.rollout.groups_per_step))
+    steps = max(4 * (settings.max_staleness + 2), min(40, SIMULATED_GROUPS // settings.flow.groups_per_step))
     return simulate(replace(plan, settings=changed(settings, num_steps=steps)))
 
 
@@ -197,7 +197,7 @@ def _prediction(simulated: Simulated) -> Prediction:
         num_engines=plan.num_engines,
         num_learners=plan.learner.ranks,
         max_staleness=plan.settings.max_staleness,
-        groups_per_step=plan.settings.rollout.groups_per_step,
+        groups_per_step=plan.settings.flow.groups_per_step,
         spare_groups=plan.settings.spare_groups,
         step_s=simulated.step_s,
         episodes_per_s=simulated.episodes_per_s,

@@ -69,7 +69,7 @@ class Recorded:
     @property
     def episodes_per_s(self) -> float:
         """Episodes trained on per second, measured."""
-        return self.mean("group/count") * self.settings.rollout.n_samples_per_prompt / self.step_s
+        return self.mean("group/count") * self.settings.sampling.n_samples_per_prompt / self.step_s
 
     def plan(self, *, seed: int = 0) -> Plan:
         """The run itself, to be simulated or changed."""
@@ -250,7 +250,7 @@ def sequences_and_pace(recorded: Recorded) -> list[tuple[float, float]]:
     for episode in recorded.episodes:
         # Without times, the groups of a synchronous step are taken to begin together.
         base, start = (0.0, episode.started_s) if episode.started_s is not None else (float(episode.version), 0.0)
-        weight = recorded.settings.rollout.n_samples_per_prompt / sizes[episode.group] / recorded.num_engines
+        weight = recorded.settings.sampling.n_samples_per_prompt / sizes[episode.group] / recorded.num_engines
         density = weight * episode.generate_s / episode.total_s if episode.total_s > 0.0 else 0.0
         timeline.setdefault(base, []).append((start, start + episode.total_s, density))
     points: list[tuple[float, float]] = []
@@ -278,7 +278,7 @@ def _calibrated(recorded: Recorded, share: tuple[float, float]) -> EngineModel:
     for _ in range(3):
         trial = replace(engine, token_s=engine.token_s * scale, token_s_per_sequence=engine.token_s_per_sequence * scale)
         plan = replace(recorded.plan(), engine=trial)
-        steps = max(8, min(24, 1500 // plan.settings.rollout.groups_per_step))
+        steps = max(8, min(24, 1500 // plan.settings.flow.groups_per_step))
         got = simulate(replace(plan, settings=changed(plan.settings, num_steps=steps)))
         pace = got.mean("episode/generate_s") / got.mean("episode/tokens_mean")
         scale *= wanted / pace

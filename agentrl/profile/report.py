@@ -189,7 +189,7 @@ def make_profile(
     depths = staleness_predictions(recorded)
     splits = splits_of(recorded, devices, devices_per_engine=per_engine, max_staleness=recommended(depths).max_staleness)
     best = staleness_predictions(recorded, num_engines=splits[0].num_engines, num_learners=splits[0].num_learners)
-    groups = recorded.settings.rollout.groups_per_step
+    groups = recorded.settings.flow.groups_per_step
     return {
         "run": run,
         "steps": len(recorded.rows),
@@ -238,8 +238,8 @@ def _sizes(recorded: Recorded, *, devices: int) -> dict[str, int]:
         "devices": devices,
         "num_engines": recorded.num_engines,
         "num_learners": recorded.num_learners,
-        "groups_per_step": settings.rollout.groups_per_step,
-        "n_samples_per_prompt": settings.rollout.n_samples_per_prompt,
+        "groups_per_step": settings.flow.groups_per_step,
+        "n_samples_per_prompt": settings.sampling.n_samples_per_prompt,
         "spare_groups": settings.spare_groups,
         "max_staleness": settings.max_staleness,
     }
@@ -269,10 +269,10 @@ def _assumptions(recorded: Recorded, devices: int, used: int, config: TrainConfi
     notes = []
     if devices != used or recorded.num_learners > 1 or used > 2:
         notes.append("splits: training is taken to divide evenly over learner ranks, and publication to take as long as now")
-    if config.engine.colocate:
+    if config.weights.colocate:
         notes.append("engines and learner share devices here; the predictions are for devices of their own")
     if recorded.settings.max_staleness == 0:
         notes.append("the run took turns; what engine and learner take from each other when both work, as on shared cores, it cannot tell")
-    if config.run.save_every:
+    if config.training.save_every:
         notes.append("checkpoints: their time is in the measured steps and not in the predictions")
     return notes

@@ -248,7 +248,7 @@ class Simulated:
     @property
     def episodes_per_s(self) -> float:
         """Episodes trained on per second once the run is under way."""
-        return self.mean("group/count") * self.plan.settings.rollout.n_samples_per_prompt / self.step_s
+        return self.mean("group/count") * self.plan.settings.sampling.n_samples_per_prompt / self.step_s
 
     @property
     def max_staleness(self) -> float:

@@ -57,7 +57,9 @@ class Episode:
                 codec=codec,
                 settings=settings,
                 sampling=sampling or settings.sampling,
-                seed_of=turn_seed(ticket, index, settings.seed, agent if agent != agents_spec.agents[0] else "") if seeded else _no_seed,
+                seed_of=turn_seed(ticket, index, settings.run.seed, agent if agent != agents_spec.agents[0] else "")
+                if seeded
+                else _no_seed,
             )
             for agent in agents_spec.agents
         }
@@ -121,7 +123,7 @@ class Episode:
     async def _reset(self) -> None:
         """Begin the episode."""
         task = self._task
-        seed = task.seed if task.seed is not None else derive_seed(self._settings.seed, task.id, task.epoch)
+        seed = task.seed if task.seed is not None else derive_seed(self._settings.run.seed, task.id, task.epoch)
         if self._agents_spec.rendered:
             prompt = encode_prompt(self._codec, task.prompt, apply_chat_template=self._settings.data.apply_chat_template)
             self._task = replace(task, prompt=self._codec.decode(prompt))
@@ -212,7 +214,7 @@ class Episode:
         conversation, ended = self._agents[agent], status.trainable
         turns = conversation.recorder.turns
         if ended and turns:
-            turns = penalize(turns, conversation.recorder.budgets, self._settings.algo)
+            turns = penalize(turns, conversation.recorder.budgets, self._settings.penalty)
         reward = math.fsum(turn.reward for turn in turns) if turns else conversation.reward
         return Trajectory(
             trajectory_id=conversation.name,
@@ -251,7 +253,9 @@ class ProgramEpisode(ABC):
     ) -> None:
         self._ticket, self._settings, self._take_tools = ticket, settings, tools
         self._id = episode_id(ticket, index)
-        self._recorder = Recorder(self._id, engine=engine, codec=codec, settings=settings, seed_of=turn_seed(ticket, index, settings.seed))
+        self._recorder = Recorder(
+            self._id, engine=engine, codec=codec, settings=settings, seed_of=turn_seed(ticket, index, settings.run.seed)
+        )
         self._result = StepResult()  # what user code returned
         self._start_s = self._called_s = time.perf_counter()
         self._spans: tuple[Span, ...] = ()
@@ -323,7 +327,7 @@ class ProgramEpisode(ABC):
         """The turns with what was earned on the last that is trained, less the penalties for length of all that are."""
         trained = [index for index, turn in enumerate(turns) if not turn.masked] or [len(turns) - 1]
         turns[trained[-1]] = replace(turns[trained[-1]], reward=turns[trained[-1]].reward + earned)
-        paid = penalize([turns[index] for index in trained], [budgets[index] for index in trained], self._settings.algo)
+        paid = penalize([turns[index] for index in trained], [budgets[index] for index in trained], self._settings.penalty)
         for index, turn in zip(trained, paid, strict=True):
             turns[index] = turn
         return turns

@@ -133,7 +133,7 @@ class LearnedRewards:
 
     def _punished(self, value: float, trajectory: Trajectory) -> float:
         """A learned reward as ``--stop-properly-penalty`` leaves it; a penalty below 0 has replaced the episode's reward already."""
-        penalty, cut = self._settings.algo.stop_properly_penalty, trajectory.truncated_by_length
+        penalty, cut = self._settings.penalty.stop_properly_penalty, trajectory.truncated_by_length
         if cut and penalty is not None and penalty < 0:
             return 0.0
         return stop_properly(value, truncated=cut, penalty=penalty)

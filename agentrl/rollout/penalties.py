@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentrl.config.algorithm import AlgoConfig
+from agentrl.config.reward import PenaltyConfig
 from agentrl.core.types import FinishReason, Turn
 
 
@@ -37,24 +37,19 @@ def stop_properly(reward: float, *, truncated: bool, penalty: float | None) -> f
     return reward * penalty if penalty >= 0 else penalty
 
 
-def has_penalties(algo: AlgoConfig) -> bool:
-    """Return True if an episode may pay for its length."""
-    return algo.overlong_buffer > 0 or algo.stop_properly_penalty is not None
-
-
-def penalize(turns: Sequence[Turn], budgets: Sequence[int], algo: AlgoConfig) -> tuple[Turn, ...]:
+def penalize(turns: Sequence[Turn], budgets: Sequence[int], settings: PenaltyConfig) -> tuple[Turn, ...]:
     """The turns of one episode with what their length costs taken off their rewards.
 
     First each turn pays for coming close to its own budget (the tokens it was allowed, before the context's end limits it), then the
     episode for being cut; a reward that replaces the episode's is that of the last turn, and the others get 0.
     """
-    buffer, factor = algo.overlong_buffer, algo.overlong_penalty
+    buffer, factor = settings.overlong_buffer, settings.overlong_penalty
     rewards = [
         turn.reward + overlong_penalty(len(turn.token_ids), limit=budget, buffer=min(buffer, budget), factor=factor)
         for turn, budget in zip(turns, budgets, strict=True)
     ]
     cut = turns[-1].finish_reason is FinishReason.LENGTH
-    coefficient = algo.stop_properly_penalty
+    coefficient = settings.stop_properly_penalty
     if cut and coefficient is not None and coefficient < 0:
         rewards = [0.0] * (len(turns) - 1) + [stop_properly(math.fsum(rewards), truncated=True, penalty=coefficient)]
     else:

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from agentrl.algo.estimators import estimator_facts
-from agentrl.config.algorithm import AlgoConfig, has_ratios
-from agentrl.config.evaluate import PlayConfig
-from agentrl.config.reward import RewardConfig
-from agentrl.config.schema import (
-    DataConfig,
-    EndpointConfig,
-    EngineConfig,
-    FlowConfig,
-    IsolationConfig,
-    ModelConfig,
-    RolloutConfig,
-    TrainConfig,
-)
+from agentrl.config.algorithm import has_ratios
+from agentrl.config.evaluate import EvaluateConfig
+from agentrl.config.schema import IsolationConfig, PlaySettings, SamplingConfig, TrainConfig
+from agentrl.config.sections import changed, sections_of
 from agentrl.core.types import EvalSampling, Sampling, Ticket
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.system import ProcessLimits
@@ -50,29 +41,30 @@ class StragglerPolicy:
         return self.factor * median(ended_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeSettings:
-    """Sections of the configuration, whole; what is derived from them is a property."""
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSettings(PlaySettings):
+    """Sections of a command that bear on episodes, and what else the command says of them.
 
-    seed: int = 0  # seed of the run, or of the evaluation
-    data: DataConfig = field(default_factory=DataConfig)  # chat template and system message
-    model: ModelConfig = field(default_factory=ModelConfig)  # directory or hub name of the initial policy, whose tokenizer is used
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)  # budgets, sampling and deadlines
-    reward: RewardConfig = field(default_factory=RewardConfig)  # rewards from trained models
-    isolation: IsolationConfig = field(default_factory=IsolationConfig)  # processes of the environments
-    endpoint: EndpointConfig = field(default_factory=EndpointConfig)  # limits and branches of black-box agents
-    flow: FlowConfig = field(default_factory=FlowConfig)  # groups that are closed without their last episodes
-    algo: AlgoConfig = field(default_factory=AlgoConfig)  # penalties for length
-    engine: EngineConfig = field(default_factory=EngineConfig)  # sequences that an engine decodes at once
-    close_timeout_s: float = 10.0  # deadline of an environment's `close`, seconds
-    is_training: bool = False  # False: nothing is learned from these episodes
+    Attributes:
+        temperature: Sampling temperature.
+        is_training: True if something is learned from these episodes.
+        weighs_ratios: True if they are trained with importance ratios.
+        straggler_policy: Limit of a group's wait for its last episodes; `None` if it waits until they end.
+        close_timeout_s: Deadline of an environment's `close`, seconds.
+    """
+
+    temperature: float = 1.0
+    is_training: bool = False
+    weighs_ratios: bool = False
+    straggler_policy: StragglerPolicy | None = None
+    close_timeout_s: float = 10.0
 
     @property
     def sampling(self) -> Sampling:
         """Settings of the first turn; `max_tokens` is the budget of one turn."""
         rollout = self.rollout
         return Sampling(
-            temperature=rollout.temperature,
+            temperature=self.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
             max_tokens=rollout.max_new_tokens,
@@ -86,7 +78,7 @@ class EpisodeSettings:
             EnvResultError: If these turns are trained with importance ratios, and would not be sampled from the whole distribution.
         """
         found = replace(sampling, **given)
-        if self.is_training and has_ratios(self.algo):
+        if self.is_training and self.weighs_ratios:
             for name, value, whole in (("top_p", found.top_p, 1.0), ("top_k", found.top_k, 0)):
                 if name in given and value != whole:
                     raise bad_result(where, f"sampling[{name!r}]", value, TRUNCATED)
@@ -109,14 +101,6 @@ class EpisodeSettings:
         return process_limits(replace(self.isolation, env_isolation="process"))
 
     @property
-    def straggler_policy(self) -> StragglerPolicy | None:
-        """Limit of a group's wait for its last episodes; `None` if it waits until they end."""
-        if self.flow.group_quorum == 1.0:
-            return None
-        least = 2 if estimator_facts(self.algo.advantage_estimator).compares_group else 1
-        return StragglerPolicy(quorum=self.flow.group_quorum, factor=self.flow.straggler_factor, least=least)
-
-    @property
     def max_concurrent(self) -> int:
         """Episodes under way at once in one of the engine's rollout workers; 0: their number follows the engine's load."""
         limit = self.rollout.max_concurrent_episodes
@@ -132,31 +116,38 @@ class EpisodeSettings:
         settings = self.for_eval_sampling(ticket.eval_sampling)
         if index < ticket.n_samples_per_prompt:
             return settings
-        return replace(settings, is_training=False, rollout=replace(settings.rollout, temperature=0.0))
+        return replace(settings, is_training=False, temperature=0.0)
 
     def for_eval_sampling(self, eval_sampling: EvalSampling | None) -> EpisodeSettings:
         """These settings with what `eval_sampling` changes."""
         if eval_sampling is None:
             return self
-        temperature = self.rollout.temperature if eval_sampling.temperature is None else eval_sampling.temperature
-        return replace(self, seed=eval_sampling.seed, is_training=False, rollout=replace(self.rollout, temperature=temperature))
+        temperature = self.temperature if eval_sampling.temperature is None else eval_sampling.temperature
+        return replace(self, run=replace(self.run, seed=eval_sampling.seed), is_training=False, temperature=temperature)
 
 
-def episode_settings(config: PlayConfig, model: str) -> EpisodeSettings:
-    """Return the settings of the episodes of a run; `model` is the directory or hub name of the initial policy."""
-    return EpisodeSettings(
-        seed=config.run.seed,
-        data=config.data,
-        model=replace(config.model, model=model),
-        rollout=config.rollout,
-        reward=config.reward,
-        isolation=config.isolation,
-        endpoint=config.endpoint,
-        flow=config.flow if isinstance(config, TrainConfig) else FlowConfig(),
-        algo=config.algo,
-        engine=config.engine,
-        is_training=isinstance(config, TrainConfig),
-    )
+def episode_settings(config: PlaySettings, model: str) -> EpisodeSettings:
+    """Return the settings of the episodes of a command; `model` is the directory or hub name of the initial policy."""
+    own: dict[str, Any] = {"temperature": temperature_of(config)}
+    if isinstance(config, TrainConfig):
+        own |= {"is_training": True, "weighs_ratios": has_ratios(config.algo), "straggler_policy": _straggler_policy(config)}
+    sections = {name: getattr(config, name) for name in sections_of(PlaySettings)}
+    return changed(EpisodeSettings(**sections, **own), model=model)
+
+
+def temperature_of(config: PlaySettings) -> float:
+    """Return the sampling temperature of a command."""
+    if isinstance(config, EvaluateConfig):
+        return 1.0 if config.eval.eval_temperature is None else config.eval.eval_temperature
+    sampling: SamplingConfig = getattr(config, "sampling", SamplingConfig())
+    return sampling.temperature
+
+
+def _straggler_policy(config: TrainConfig) -> StragglerPolicy | None:
+    if config.flow.group_quorum == 1.0:
+        return None
+    least = 2 if estimator_facts(config.algo.advantage_estimator).compares_group else 1
+    return StragglerPolicy(quorum=config.flow.group_quorum, factor=config.flow.straggler_factor, least=least)
 
 
 def process_limits(isolation: IsolationConfig) -> ProcessLimits | None:

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.evaluate import PlayConfig
 from agentrl.config.model_shape import max_positions
-from agentrl.config.schema import DataConfig, TrainConfig
+from agentrl.config.schema import DataConfig, PlaySettings, TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Task, derive_seed
@@ -25,7 +24,7 @@ from agentrl.rollout.chat import ChatCodec, encode_prompt
 from agentrl.rollout.settings import EpisodeSettings
 
 
-def open_tasks(config: PlayConfig, agent: AgentSpec) -> TaskSource:
+def open_tasks(config: PlaySettings, agent: AgentSpec) -> TaskSource:
     """The tasks to train on: those that ``--prompts`` names, else the environment's own, less those held out.
 
     Raises:
@@ -39,7 +38,7 @@ def open_tasks(config: PlayConfig, agent: AgentSpec) -> TaskSource:
     return TaskSource.from_prompts(read_prompts(data.prompt_sources, prompt_format(data)), weights=data.prompt_weights, **options)
 
 
-def _sampling(config: PlayConfig) -> Sampling | None:
+def _sampling(config: PlaySettings) -> Sampling | None:
     if not isinstance(config, TrainConfig) or config.flow.task_sampling == "epochs":
         return None
     flow = config.flow
@@ -50,7 +49,7 @@ LABEL_COLUMNS = ("answer", "solution", "ground_truth", "target", "final_answer",
 """Columns that often hold the label."""
 
 
-def missing_labels(config: PlayConfig, agent: AgentSpec, tasks: Sequence[Task]) -> tuple[str, str] | None:
+def missing_labels(config: PlaySettings, agent: AgentSpec, tasks: Sequence[Task]) -> tuple[str, str] | None:
     """Return what to say if not one of the first tasks has a label although the reward is given one, and the remedy; else `None`."""
     if not tasks or any(task.label is not None for task in tasks):
         return None
@@ -64,7 +63,7 @@ def missing_labels(config: PlayConfig, agent: AgentSpec, tasks: Sequence[Task]) 
     return text, f"Write --label-key {likely}." if likely else "Name the column with --label-key, if the reward needs labels."
 
 
-def eval_tasks(config: PlayConfig, agent: AgentSpec) -> list[Task]:
+def eval_tasks(config: PlaySettings, agent: AgentSpec) -> list[Task]:
     """The tasks to evaluate on, none of which `open_tasks` gives; the same ones in the same order each time.
 
     They come from ``--eval-prompts``, else from the environment's ``eval_tasks``, of each at most ``--eval-size``; else
@@ -83,7 +82,7 @@ def eval_tasks(config: PlayConfig, agent: AgentSpec) -> list[Task]:
     return [dataclasses.replace(task, position=index) for index, task in enumerate(tasks)]
 
 
-def _is_held_out(config: PlayConfig, agent: AgentSpec) -> bool:
+def _is_held_out(config: PlaySettings, agent: AgentSpec) -> bool:
     return not config.data.eval_prompts and own_tasks(agent, "eval_tasks") is None
 
 
@@ -92,7 +91,7 @@ def prompt_format(data: DataConfig) -> PromptFormat:
     return PromptFormat(split=data.prompt_split, input_key=data.input_key, label_key=data.label_key, input_template=data.input_template)
 
 
-def _separate(config: PlayConfig, agent: AgentSpec) -> list[Task]:
+def _separate(config: PlaySettings, agent: AgentSpec) -> list[Task]:
     """Tasks that have nothing to do with those trained on."""
     data = config.data
     loaded: Iterable[Task]
@@ -146,7 +145,7 @@ def check_prompts(settings: EpisodeSettings, tasks: Sequence[Task], max_model_le
 HUB_TIMEOUT_S = 5
 
 
-def check_model(config: PlayConfig) -> None:
+def check_model(config: PlaySettings) -> None:
     """Check that ``--model`` can be found: a directory, in the cache of the hub, or on the hub, which is asked once.
 
     Raises:

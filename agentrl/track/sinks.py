@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.schema import TrackConfig
+from agentrl.config.sections import Record
 from agentrl.core.callbacks import Callback, GroupJudged, MetricsRow, RunEnd
 from agentrl.core.summaries import GroupSummary
 from agentrl.track.card import ModelCard
@@ -124,14 +125,14 @@ def open_metric_sinks(run_dir: Path, track: TrackConfig, promised: Iterable[str]
     return [JsonlMetrics(run_dir / "metrics.jsonl", promised), *sinks]
 
 
-def open_sinks(run_dir: Path, track: TrackConfig) -> list[Callback]:
+def open_sinks(run_dir: Path, track: TrackConfig, record: Record) -> list[Callback]:
     """Open all sinks of a run of reinforcement learning.
 
     Raises:
         ConfigError: If the package of a service is not installed; then no file is made.
     """
     metrics, *others = open_metric_sinks(run_dir, track)
-    if track.record != "none":
+    if record != "none":
         others.append(TrajectoryRecorder(run_dir / "trajectories.jsonl", requests=run_dir / "requests.jsonl"))
     groups, steps = GroupRecorder(run_dir / "groups.jsonl"), StepRecorder(run_dir / "steps.jsonl")
     return [LaunchRecorder(run_dir / "launches.jsonl"), ModelCard(run_dir / "model"), metrics, groups, steps, *others]

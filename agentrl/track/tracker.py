@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.algo.estimators import estimator_facts
-from agentrl.config.load import to_json
+from agentrl.config.mapping import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.callbacks import METHODS, Callback, Event, MetricsRow, RunBegin, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, StorageError
@@ -286,8 +286,8 @@ def open_tracker(
     """
     console = console or Console()
     run_dir.mkdir(parents=True, exist_ok=True)
-    sinks = open_sinks(run_dir, config.track)
-    display = make_display(config.run.num_steps, title=title, console=console)
-    users = UserCallbacks(callbacks, timeout_s=config.track.callback_timeout_s, ask_stop=ask_stop)
+    sinks = open_sinks(run_dir, config.track, config.record.record)
+    display = make_display(config.training.num_steps, title=title, console=console)
+    users = UserCallbacks(callbacks, timeout_s=config.record.callback_timeout_s, ask_stop=ask_stop)
     diagnosis = diagnosis_of(config, lambda sign: display.warn(f"{sign.text}. {sign.remedy}"))
     return RunTracker(run_dir, sinks=sinks, display=display, console=console, users=users, diagnosis=diagnosis)

@@ -119,7 +119,7 @@ def open_directory(method: Method, config: TuneConfig) -> RunDirectory:
     path = config.run.run_dir
     if path is None:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
-    checkpoint = _resumed(method, config, path) if config.run.resume else None
+    checkpoint = _resumed(config, path) if config.run.resume else None
     if checkpoint is None and config.run.resume not in ("", AUTO):
         remedy = "Start it again without --resume, with --save-every N."
         raise ConfigError("--resume", config.run.resume, "holds no complete checkpoint", remedy)
@@ -135,11 +135,11 @@ def open_directory(method: Method, config: TuneConfig) -> RunDirectory:
     return RunDirectory(path, checkpoint, tuple(_rewound(path / "metrics.jsonl", checkpoint_step(checkpoint) if checkpoint else -1)))
 
 
-def _resumed(method: Method, config: TuneConfig, path: Path) -> Path | None:
+def _resumed(config: TuneConfig, path: Path) -> Path | None:
     """Return the checkpoint that a run goes on from, after a look at its settings."""
     if not (path / "config.json").is_file():
         return None
-    check_unchanged(method, json.loads((path / "config.json").read_text(encoding="utf-8")), config)
+    check_unchanged(json.loads((path / "config.json").read_text(encoding="utf-8")), config)
     return latest_checkpoint(path / CHECKPOINTS)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 import string
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 from agentrl.config.data_rules import check_files, check_probabilities, check_template, listed
 from agentrl.config.lora import holds_adapter
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
 from agentrl.config.model_shape import read_shape
-from agentrl.config.sections import changed, flag
+from agentrl.config.sections import changed, flag, refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.tune.launch import is_rank, world_size
 from agentrl.tune.methods import Method
@@ -60,15 +59,6 @@ def _packages(method: Method, config: TuneConfig) -> None:
     for name in ("trl", "datasets", "accelerate"):
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"agentrl {method.command}", name, "is a package that is not installed", "pip install 'agentrl[tune]'")
-
-
-def _hidden(method: Method, config: TuneConfig) -> None:
-    """Settings that sections of training have, and these commands do not, are left as they are."""
-    for section in (config.lora, config.track):
-        for item in fields(section):
-            if item.name in type(section).__annotations__ and getattr(section, item.name) != item.default:
-                problem = f"is no setting of agentrl {method.command}"
-                raise ConfigError(flag(item.name), getattr(section, item.name), problem, "Leave it out.")
 
 
 def _data(method: Method, config: TuneConfig) -> None:
@@ -129,9 +119,7 @@ def _ranks(method: Method, config: TuneConfig) -> None:
 def _lora(method: Method, config: TuneConfig) -> None:
     lora = config.lora
     if not lora.lora_rank:
-        for item in fields(lora):
-            if (value := getattr(lora, item.name)) != item.default:
-                raise ConfigError(flag(item.name), value, "has no effect without an adapter", "Add --lora-rank 16, or leave it out.")
+        refuse_set(lora, (), "has no effect without an adapter", "Add --lora-rank 16, or leave it out.")
     elif not lora.target_names:
         raise ConfigError("--lora-target-modules", lora.lora_target_modules, "names no layer", "Leave it out for all-linear.")
 
@@ -190,6 +178,6 @@ def _resume(method: Method, config: TuneConfig) -> None:
 
 
 RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
-    *(_packages, _hidden, _data, _batches, _ranks, _lora),
+    *(_packages, _data, _batches, _ranks, _lora),
     *(_models, _method, _evaluation, _resume),
 )

@@ -9,35 +9,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-import tyro
 from annotated_types import Ge, Le, Lt
 
 from agentrl.config.lora import LoraConfig
 from agentrl.config.schema import ModelConfig, TrackConfig
-from agentrl.config.sections import Count, CountOrZero, Fraction, NonNegative, Positive, Record
+from agentrl.config.sections import Alias, ResumeMayChange
+from agentrl.core.ranges import Count, CountOrZero, Fraction, NonNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneRunConfig:
     """The length of the run, and the place of its results."""
 
-    num_steps: CountOrZero = 0
+    num_steps: Annotated[CountOrZero, ResumeMayChange, Alias("--max-steps")] = 0
     """Optimizer steps to train for; 0: as many as ``--num-epochs`` gives."""
-    num_epochs: Positive = 1.0
+    num_epochs: Annotated[Positive, ResumeMayChange, Alias("--max-epochs", "--num-train-epochs")] = 1.0
     """Passes over the data, where ``--num-steps`` is not given."""
     seed: CountOrZero = 0
     """Seed of the whole run: order of the data, choice of held-out rows, initialisation of new layers, dropout."""
-    run_dir: Path | None = None
+    run_dir: Annotated[Path | None, ResumeMayChange, Alias("--save-path", "--output-dir")] = None
     """Where everything of this run is written. Default: ``runs/<method>-<date>-<time>``."""
-    save_every: CountOrZero = 0
+    save_every: Annotated[CountOrZero, ResumeMayChange, Alias("--save-steps")] = 0
     """Steps between two checkpoints, from which ``--resume`` continues; 0: none but that of a run which a signal ends."""
-    keep_checkpoints: Count = 2
+    keep_checkpoints: Annotated[Count, ResumeMayChange] = 2
     """Checkpoints to keep; older ones are removed when a newer one is complete."""
-    resume: str = ""
+    resume: Annotated[str, ResumeMayChange] = ""
     """Directory of a run to continue with its own settings, or ``auto``: continue the run in ``--run-dir`` if there is one."""
     num_ranks: Count = 1
     """Data-parallel ranks, each a process of this machine. Under torchrun or ``srun`` the ranks are theirs, and this is left out."""
-    debug: bool = False
+    debug: Annotated[bool, ResumeMayChange] = False
     """Show tracebacks."""
 
 
@@ -45,24 +45,24 @@ class TuneRunConfig:
 class TuneDataConfig:
     """The rows to train and to evaluate on."""
 
-    data: str = ""
+    data: Annotated[str, Alias("--dataset", "--dataset-name")] = ""
     """JSONL, CSV or Parquet file, folder of such files, or Hugging Face data set (``name`` or ``name@configuration``); several with commas
     between them. Required."""
-    data_probs: str = ""
+    data_probs: Annotated[str, Alias("--dataset-probs")] = ""
     """Proportions in which to draw from several ``--data``: ``0.7,0.3``. Empty: they are one collection."""
-    data_split: str = "train"
+    data_split: Annotated[str, Alias("--dataset-split")] = "train"
     """Split to load when ``--data`` names a Hugging Face data set, or a folder whose files are named after their splits."""
-    eval_data: str = ""
+    eval_data: Annotated[str, Alias("--eval-dataset")] = ""
     """Rows to evaluate on, in the same forms as ``--data``. Empty: ``--eval-size``."""
     eval_split: str = "test"
     """The same for ``--eval-data``."""
     eval_size: CountOrZero = 0
     """Rows to evaluate on: of ``--eval-data`` at most so many (0: all), else so many held out of ``--data``, chosen by the seed."""
-    max_length: Annotated[int, Ge(8)] = 1024
+    max_length: Annotated[int, Ge(8), Alias("--max-len")] = 1024
     """Tokens of a row at most, prompt included."""
     overlong: Literal["drop", "cut", "split"] = "drop"
     """Rows above ``--max-length``: ``drop`` them, ``cut`` off their end, or ``split`` plain text into several rows. They are counted."""
-    prompt_key: str = "prompt"
+    prompt_key: Annotated[str, Alias("--input-key")] = "prompt"
     """Column that holds the prompt: text or a list of chat messages."""
     input_template: str = ""
     """Text around each plain-text prompt, with ``{}`` in its place; ``{{`` and ``}}`` stand for braces."""
@@ -82,7 +82,7 @@ class DialogueDataConfig(TuneDataConfig):
     """Form of the rows. ``auto``: by the columns of the first row."""
     messages_key: str = "messages"
     """Column that holds a chat: a list of messages with role and content."""
-    completion_key: str = "completion"
+    completion_key: Annotated[str, Alias("--output-key")] = "completion"
     """Column that holds the answer to the prompt: text, or a list of one assistant message."""
     text_key: str = "text"
     """Column that holds plain text."""
@@ -120,7 +120,7 @@ class RewardDataConfig(PairsDataConfig):
 class LabelledDataConfig(PairsDataConfig):
     """The rows to train and to evaluate on: answers that are desirable or not; a pair counts as one of each."""
 
-    completion_key: str = "completion"
+    completion_key: Annotated[str, Alias("--output-key")] = "completion"
     """Column that holds the answer to the prompt: text, or a list of one assistant message."""
     label_key: str = "label"
     """Column that is true for a desirable answer."""
@@ -140,9 +140,9 @@ class StepsDataConfig(TuneDataConfig):
 class OptimConfig:
     """Batches, the optimizer, and DeepSpeed."""
 
-    batch_size: Count = 32
+    batch_size: Annotated[Count, Alias("--train-batch-size")] = 32
     """Rows of an optimizer step, over all ranks; with ``--packing`` packed rows."""
-    micro_batch_size: CountOrZero = 0
+    micro_batch_size: Annotated[CountOrZero, Alias("--micro-train-batch-size", "--per-device-train-batch-size")] = 0
     """Rows that go through the model at once on one rank; 0: all of the rank's rows, at most 8."""
     learning_rate: NonNegative = 0.0
     """Peak learning rate; 0: by method and size of the model, ten times as much with ``--lora-rank``. ``--dry-run`` shows it."""
@@ -160,40 +160,20 @@ class OptimConfig:
     """Gradients are scaled down to this global norm."""
     zero_stage: Annotated[int, Ge(0), Le(3)] = 0
     """DeepSpeed ZeRO stage; 0: plain data parallelism, without DeepSpeed."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Annotated[bool, ResumeMayChange] = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the computation; the weights are float32. ``auto``: float32 on CPU, bfloat16 on GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneLoraConfig(LoraConfig):
-    """Low-rank adapters: the model stays as it is, and small matrices beside its layers are trained."""
-
-    publish: tyro.conf.Suppress[Literal["merged", "adapter"]] = LoraConfig.publish
-    load_in_4bit: tyro.conf.Suppress[bool] = LoraConfig.load_in_4bit
-
-
-@dataclass(frozen=True, kw_only=True)
 class TuneEvalConfig:
     """Evaluation on the held-out rows during training."""
 
-    eval_every: CountOrZero = 0
+    eval_every: Annotated[CountOrZero, ResumeMayChange, Alias("--eval-steps")] = 0
     """Steps between two evaluations; 0: before the first step and after the last one only."""
-    keep_best: str = ""
+    keep_best: Annotated[str, ResumeMayChange] = ""
     """Figure of the evaluation, ``loss`` or ``accuracy`` for example, whose best model is kept in ``best/``. Empty: none is kept."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneTrackConfig(TrackConfig):
-    """Metrics of the run."""
-
-    record: tyro.conf.Suppress[Record] = "none"
-    annotate: tyro.conf.Suppress[bool] = TrackConfig.annotate
-    callback: tyro.conf.Suppress[tuple[str, ...]] = TrackConfig.callback
-    callback_timeout_s: tyro.conf.Suppress[float] = TrackConfig.callback_timeout_s
-    save_model: tyro.conf.Suppress[bool] = TrackConfig.save_model
-    push_to_hub: tyro.conf.Suppress[str] = TrackConfig.push_to_hub
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,9 +187,9 @@ class SftMethodConfig(MethodConfig):
 
     train_on: Literal["answers", "last", "all"] = "answers"
     """Tokens that are trained: all ``answers`` of the assistant, the ``last`` one only, or ``all`` tokens. Plain text is trained whole."""
-    packing: bool = False
+    packing: Annotated[bool, Alias("--packing-samples")] = False
     """Put several rows of at most ``--max-length`` tokens together into one; they do not attend to each other."""
-    loss: Literal["nll", "dft"] = "nll"
+    loss: Annotated[Literal["nll", "dft"], Alias("--loss-type")] = "nll"
     """``nll``: negative log-likelihood; ``dft``: each token's weighted by its probability (dynamic fine-tuning, arXiv:2508.05629)."""
 
 
@@ -241,14 +221,14 @@ DpoLoss: TypeAlias = (
 class DpoMethodConfig(MethodConfig):
     """Direct preference optimization."""
 
-    loss: DpoLoss = "sigmoid"
+    loss: Annotated[DpoLoss, Alias("--loss-type")] = "sigmoid"
     """Loss of a pair. ``cdpo`` assumes that a share ``--label-smoothing`` of the labels is wrong; ``ipo`` takes log-ratios per token,
     ``ipo_sum`` sums them; the others are TRL's."""
     beta: Positive = 0.1
     """Strength of the pull to the reference model; for ``ipo`` and ``ipo_sum`` the paper's tau."""
     label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
     """Share of labels taken for wrong, for ``cdpo``, ``robust``, ``exo_pair``, ``aot`` and ``aot_unpaired``."""
-    reference: str = ""
+    reference: Annotated[str, Alias("--ref-pretrain")] = ""
     """Reference model. Empty: the model as it is before training."""
 
 
@@ -262,7 +242,7 @@ class KtoMethodConfig(MethodConfig):
     """Weight of the loss of desirable answers."""
     undesirable_weight: NonNegative = 1.0
     """Weight of the loss of undesirable answers."""
-    reference: str = ""
+    reference: Annotated[str, Alias("--ref-pretrain")] = ""
     """Reference model. Empty: the model as it is before training."""
 
 
@@ -278,7 +258,7 @@ class OrpoMethodConfig(MethodConfig):
 class DistillMethodConfig(MethodConfig):
     """Distillation of a teacher's distribution on given data."""
 
-    teacher: str = ""
+    teacher: Annotated[str, Alias("--teacher-model")] = ""
     """Model whose distribution is learned, with the same tokens as ``--model``. Required."""
     beta: Fraction = 0.5
     """Divergence: 0 is forward KL (teacher to student), 1 reverse KL, between them the generalized Jensen-Shannon divergence."""
@@ -297,9 +277,9 @@ class TuneConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-    lora: TuneLoraConfig = field(default_factory=TuneLoraConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     eval: TuneEvalConfig = field(default_factory=TuneEvalConfig)
-    track: TuneTrackConfig = field(default_factory=TuneTrackConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,169 @@
+"""Settings from the tables of a file, and back: names, types and ranges are checked; every error names the place, the value, the remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Container, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from agentrl.config.sections import flag, settings_of
+from agentrl.core.errors import ConfigError
+
+C = TypeVar("C")
+
+COMMAND = "command"
+"""Key of a file of settings that names the command they belong to."""
+
+REMOVED: dict[str, tuple[object, str]] = {
+    "learner_parts": (1, "was removed: a step is trained when all of its groups are there; --async overlaps generation and training"),
+}
+"""Settings of earlier versions: the value with which a run is the same without them, and what has become of them."""
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Parse a TOML, YAML or JSON file by its ending.
+
+    Raises:
+        ConfigError: If it is missing, malformed or not a table.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            data: Any = tomllib.loads(text)
+        elif path.suffix in (".yaml", ".yml", ".json"):
+            data = yaml.safe_load(text)
+        else:
+            raise ConfigError("--config", str(path), f"unknown kind of file {path.suffix!r}", "Use .toml, .yaml or .json.")
+    except OSError as error:
+        raise ConfigError("--config", str(path), f"cannot be read: {error.strerror}", "Check the path.") from error
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("--config", str(path), f"cannot be parsed: {error}", "Correct the file at this place.") from error
+    if not isinstance(data, dict):
+        raise ConfigError("--config", str(path), "holds no table of settings", "Write `key = value` lines, in [sections] if you like.")
+    return data
+
+
+def from_mapping(
+    settings: type[C], data: Mapping[str, Any], *, source: str = "config", command: str = "train", ignored: tuple[type[Any], ...] = ()
+) -> C:
+    """Build settings from sections (``{"algo": {"gamma": 1.0}}``), flat keys (``{"gamma": 1.0}``) or a mix.
+
+    Args:
+        settings: Dataclass of the sections.
+        data: The values.
+        source: Place that the keys come from, for messages.
+        command: The command that has the settings, for messages.
+        ignored: Other dataclasses of sections, whose settings may be among the keys and are left out.
+
+    Raises:
+        ConfigError: If a key is unknown (the nearest one is named), is given twice, or a value has the wrong type.
+    """
+    homes = settings_of(settings)
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in flattened(data, source).items():
+        if name in homes:
+            sections.setdefault(homes[name].section, {})[name] = value
+        elif name not in REMOVED and not any(name in settings_of(other) for other in ignored):
+            raise ConfigError(f"{source}: {name}", value, "is not a setting", suggest(name, homes, f"agentrl {command}"))
+    return build(settings, sections, source, command)
+
+
+def refuse_removed(data: Mapping[str, Any], source: str) -> None:
+    """Refuse a removed setting with which a training would be another one than without it.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    for key, value in data.items():
+        neutral, problem = REMOVED.get(_name(key), (value, ""))
+        if value != neutral:
+            raise ConfigError(f"{source}: {key}", value, problem, f"Delete it there, or set it to {neutral}.")
+
+
+def flattened(data: Mapping[str, Any], source: str = "config") -> dict[str, Any]:
+    """Return the settings of a file by name, whatever tables they stand in: those of this version or of an earlier one.
+
+    Raises:
+        ConfigError: If one is given twice.
+    """
+    flat: dict[str, Any] = {}
+    for table, content in data.items():
+        for key, value in content.items() if isinstance(content, Mapping) else ((table, content),):
+            if (name := _name(key)) in flat:
+                raise ConfigError(f"{source}: {key}", value, "is given twice", "Keep one of the two.")
+            flat[name] = value
+    return {name: value for name, value in flat.items() if name != COMMAND}
+
+
+def _name(key: str) -> str:
+    name = key.replace("-", "_")
+    return "asynchronous" if name == "async" else name
+
+
+def validated(config: C, command: str = "train") -> C:
+    """Check every field's type and range.
+
+    Raises:
+        ConfigError: For the first field that is wrong.
+    """
+    return build(type(config), dataclasses.asdict(config), "", command)  # type: ignore[call-overload]
+
+
+def build(settings: type[C], sections: Mapping[str, Any], source: str, command: str) -> C:
+    """Return settings made of sections of values, types and ranges checked; see `from_mapping`."""
+    try:
+        schema: Any = settings
+        built: C = _adapter(schema).validate_python(sections)
+    except ValidationError as error:
+        raise field_error(error, command, source) from None
+    return built
+
+
+def field_error(error: ValidationError, command: str, source: str = "") -> ConfigError:
+    """The first field that is wrong, named as its flag, or as the key of the file `source`."""
+    first = error.errors()[0]
+    name = str(first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0])
+    problem = first["msg"].replace("Input should be", "must be").replace("valid number", "number")
+    return ConfigError(f"{source}: {name}" if source else flag(name), first.get("input"), problem, f"See `agentrl {command} --help`.")
+
+
+@cache
+def _adapter(settings: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(settings)
+
+
+def suggest(given: str, known: Iterable[str], prog: str = "agentrl train") -> str:
+    """A remedy that names the nearest known name, or where to find them all."""
+    near = difflib.get_close_matches(given.replace("-", "_"), list(known), n=1, cutoff=0.5)
+    return f"Did you mean `{near[0]}`?" if near else f"`{prog} --help all` lists every setting."
+
+
+def to_json(config: Any, **more: Any) -> str:
+    """The resolved settings as indented JSON, sections and field names as in the schema."""
+    return json.dumps({**more, **dataclasses.asdict(config)}, indent=2, default=str)
+
+
+def differences(saved: Mapping[str, Any], config: Any, fixed: Container[str] = ()) -> list[str]:
+    """Return the settings, with both values, in which a run cannot go on because it would become another one.
+
+    Args:
+        saved: Settings of the run as its file holds them; one that is newer than the run has its default.
+        config: The settings to go on with.
+        fixed: Settings that must stay as well, though they may change elsewhere.
+    """
+    table = settings_of(type(config))
+    before, now = flattened(saved), json.loads(to_json(config))
+    plain = {name: json.loads(json.dumps(setting.default, default=str)) for name, setting in table.items()}
+    return [
+        f"{flag(name)} (was {before.get(name, plain[name])!r}, now {now[setting.section][name]!r})"
+        for name, setting in table.items()
+        if (name in fixed or not setting.may_change) and before.get(name, plain[name]) != now[setting.section][name]
+    ]
