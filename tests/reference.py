@@ -6,21 +6,17 @@ python -m tests.reference [--check]
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from agentrl.config.help import bare, default_text, field_docs, setting_docs, values
-from agentrl.config.load import aliases
+from agentrl.config.help import default_text, values
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag
-from agentrl.tune import settings as tune_settings
-from agentrl.tune.load import ALIASES
+from agentrl.config.sections import Setting, bare, flag, sections_of, settings_of
 from agentrl.tune.methods import METHODS
-from agentrl.tune.settings import TuneConfig, TuneDataConfig, TuneLoraConfig, TuneTrackConfig
+from agentrl.tune.settings import TuneConfig
 from tests import generated_pages
 
 INTRO = """\
@@ -49,6 +45,9 @@ In [Python](python_api.md) the settings have the same names without dashes: `max
 """
 
 
+HIDDEN = {flag("n_samples_per_prompt"), flag("temperature")}
+"""Aliases that are settings of their own in training."""
+
 TUNE_INTRO = """\
 # Settings of supervised and preference training
 
@@ -62,52 +61,37 @@ command. Settings come from the defaults, then from the file that `--config FILE
 
 def render_tune() -> str:
     """The page of the commands in `agentrl.tune` as Markdown."""
-    docs = {**setting_docs(), **field_docs(inspect.getsource(tune_settings))}
-    shared = [section.name for section in dataclasses.fields(TuneConfig) if section.name != "method"]
-    pages = [TUNE_INTRO, *(_tune_section(name, name, TuneConfig(), docs) for name in shared)]
+    shared = settings_of(TuneConfig)
+    pages = [TUNE_INTRO, *(_section(name, TuneConfig, "") for name in sections_of(TuneConfig) if name != "method")]
     for command, method in METHODS.items():
-        pages += [f"## agentrl {command}\n\n{_markdown(inspect.getdoc(method.config) or '')}\n"]
-        pages += [_tune_section("", name, method.config(), docs, own=name == "data") for name in ("data", "method")]
-    return "\n".join(filter(None, pages))
-
-
-def _tune_section(title: str, name: str, config: TuneConfig, docs: dict[str, dict[str, str]], *, own: bool = False) -> str:
-    """A section as a table; with `own` the settings that it has beyond the shared ones."""
-    kind = type(getattr(config, name))
-    hints = get_type_hints(kind, include_extras=True)
-    hidden = set(kind.__annotations__) if kind in (TuneLoraConfig, TuneTrackConfig) else set()
-    hidden |= {item.name for item in dataclasses.fields(TuneDataConfig)} if own else set()
-    described = {item: text for base in reversed(kind.__mro__) for item, text in docs.get(base.__name__, {}).items()}
-    names = {alias: [target] for alias, target in ALIASES.items()}
-    rows = [_row(item, hints[item.name], described[item.name], names) for item in dataclasses.fields(kind) if item.name not in hidden]
-    if not rows:
-        return ""
-    heading = f"## {title}\n\n{_markdown(inspect.getdoc(kind) or '')}\n\n" if title else ""
-    return "\n".join([f"{heading}| flag | values | default | meaning |", "|---|---|---|---|", *rows, ""])
+        pages.append(f"## agentrl {command}\n\n{_markdown(inspect.getdoc(method.config) or '')}\n")
+        for name in ("data", "method"):
+            own = [item for item in settings_of(method.config).values() if item.section == name and item.name not in shared]
+            pages += [_table(own, command)] if own else []
+    return "\n".join(pages)
 
 
 def render() -> str:
     """The whole page as Markdown."""
-    docs = setting_docs()
-    pages = [INTRO]
-    for section in dataclasses.fields(TrainConfig):
-        kind = type(getattr(TrainConfig(), section.name))
-        pages.append(_section(section.name, kind, docs[kind.__name__]))
-    return "\n".join(pages)
+    return "\n".join([INTRO, *(_section(name, TrainConfig, "train") for name in sections_of(TrainConfig))])
 
 
-def _section(name: str, kind: type[Any], docs: dict[str, str]) -> str:
-    hints = get_type_hints(kind, include_extras=True)
-    rows = [_row(item, hints[item.name], docs[item.name], aliases()) for item in dataclasses.fields(kind)]
-    heading = f"## {name}\n\n{_markdown(inspect.getdoc(kind) or '')}\n"
-    return "\n".join([heading, "| flag | values | default | meaning |", "|---|---|---|---|", *rows, ""])
+def _section(name: str, settings: type[Any], command: str) -> str:
+    rows = [item for item in settings_of(settings).values() if item.section == name]
+    return f"## {name}\n\n{_markdown(inspect.getdoc(sections_of(settings)[name]) or '')}\n\n{_table(rows, command)}"
 
 
-def _row(item: dataclasses.Field[Any], hint: Any, doc: str, other_names: Mapping[str, Sequence[str]]) -> str:
-    name = flag(item.name)
-    others = [alias for alias, targets in other_names.items() if name in targets]
-    meaning = _markdown(doc) + (f" Also: {', '.join(f'`{alias}`' for alias in others)}." if others else "")
-    cells = (_flag_cell(name, hint), values(hint), default_text(item.default), meaning)
+def _table(rows: Iterable[Setting], command: str) -> str:
+    return "\n".join(
+        ["| flag | values | default | on `--resume` | meaning |", "|---|---|---|---|---|", *(_row(item, command) for item in rows), ""]
+    )
+
+
+def _row(item: Setting, command: str) -> str:
+    name, others = flag(item.name), [alias for alias in item.aliases(command) if alias not in HIDDEN]
+    meaning = _markdown(item.doc) + (f" Also: {', '.join(f'`{alias}`' for alias in others)}." if others else "")
+    resumed = "may differ" if item.may_change else "stays"
+    cells = (_flag_cell(name, item.hint), values(item.hint), default_text(item.default), resumed, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

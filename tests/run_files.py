@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.config.load import to_json
-from agentrl.config.schema import RunConfig, TrackConfig, TrainConfig
+from agentrl.config.mapping import to_json
+from agentrl.config.schema import RecordConfig, RunConfig, TrainConfig, TrainingConfig
 from agentrl.core.annotations import FIGURES, Annotation
 from agentrl.core.callbacks import GroupJudged, MetricsRow, RunBegin, StepEnd
 from agentrl.core.summaries import summarize
@@ -29,7 +29,9 @@ class MadeRun:
 
     def __init__(self, folder: Path, *, num_steps: int = 10, indexed: bool = True, seed: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        config = TrainConfig(run=RunConfig(agent="envs/calculator.py", num_steps=num_steps), track=TrackConfig(record="all"))
+        config = TrainConfig(
+            run=RunConfig(agent="envs/calculator.py"), training=TrainingConfig(num_steps=num_steps), record=RecordConfig(record="all")
+        )
         (folder / "config.json").write_text(to_json(config))
         self.folder, self._random, self._seconds = folder, random.Random(seed), 1_790_000_000.0
         self.groups = 0

@@ -108,16 +108,15 @@ def check_phases(config: IterateConfig) -> None:
     Raises:
         ConfigError: If one is wrong; the message says of which phase.
     """
-    from agentrl.config.commands import EVAL, SAMPLE
-    from agentrl.config.load import load as load_command
+    from agentrl.config.commands import load_eval, load_sample
     from agentrl.tune.load import load as load_method
     from agentrl.tune.methods import METHODS
 
     plan = _Round(config, Path("runs") / "iterate", 1, config.iterate.model, Console(quiet=True))
     checks: dict[str, Callable[[], object]] = {
-        "sample": lambda: load_command(SAMPLE, plan.sample_words()),
+        "sample": lambda: load_sample(plan.sample_words()),
         "train": lambda: load_method(METHODS[config.iterate.method], _without_data(plan.train_words(), config)),
-        "eval": lambda: load_command(EVAL, plan.eval_words()),
+        "eval": lambda: load_eval(plan.eval_words()),
     }
     for phase, check in checks.items():
         try:

@@ -56,16 +56,16 @@ class ResumePoint:
         return path
 
 
-def with_saved_settings(words: list[str]) -> tuple[list[str], Path | None]:
-    """Return the words, and the file with the settings of the run in DIR that ``--resume DIR`` brings and flags may then change.
+def with_saved_settings(words: list[str]) -> list[str]:
+    """Let ``--resume DIR`` bring the settings of the run in DIR, which flags may then change.
 
     Raises:
         ConfigError: If DIR holds no run.
     """
     given = flag_value(words, "--resume")
     if given in (None, "", AUTO) or flag_value(words, "--config") is not None:
-        return words, None
-    return words, saved_settings(str(given))
+        return words
+    return ["--config", str(saved_settings(str(given))), *words]
 
 
 def saved_settings(run_dir: str) -> Path:

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import build_engine, model_path, worker_environment
-from agentrl.config.commands import NO_ENGINE
-from agentrl.config.evaluate import ServeConfig
+from agentrl.config.evaluate import NO_ENGINE, ServeConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 from agentrl.api.background import run_until_signal
-from agentrl.config.commands import SAMPLE, run_settings
-from agentrl.config.load import flag_value, load
+from agentrl.config.commands import load_sample
 from agentrl.config.mapping import to_json
 from agentrl.track.text import counted
 
@@ -17,7 +16,7 @@ INCOMPLETE = 3
 def main(words: list[str]) -> int:
     """Sample as the flags after ``sample`` say; the code is 3 if some tasks failed."""
     words, dry = [word for word in words if word != "--dry-run"], "--dry-run" in words
-    config = load(SAMPLE, words, run_settings(flag_value(words, "--run")))
+    config = load_sample(words)
     from agentrl.api.sampling import preview, sample
     from agentrl.evaluation.samples import FAILED
 

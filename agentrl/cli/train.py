@@ -6,8 +6,8 @@ import json
 import sys
 
 from agentrl.api.background import run_until_signal
-from agentrl.config.commands import EVAL, TRAIN, run_settings
-from agentrl.config.load import flag_value, load
+from agentrl.config.commands import TRAIN, load_eval
+from agentrl.config.load import load
 from agentrl.config.mapping import to_json
 from agentrl.flow.state import StopRequest
 from agentrl.track.text import counted
@@ -21,7 +21,7 @@ def main(words: list[str]) -> int:
     """Train as the flags after ``train`` say: check, start, train, save, sum up."""
     from agentrl.api.resume import saved_so_far, with_directory, with_saved_settings
 
-    config = with_directory(load(TRAIN, *with_saved_settings([word for word in words if word != "--dry-run"])))
+    config = with_directory(load(TRAIN, with_saved_settings([word for word in words if word != "--dry-run"])))
     from agentrl.api.training import preview, train
 
     if "--dry-run" in words:
@@ -42,9 +42,7 @@ def evaluate(words: list[str]) -> int:
     """Measure a model as the flags after ``eval`` say, alone or next to another one; the code is 3 if some tasks failed."""
     from agentrl.api.evaluation import measure
 
-    evaluation = run_until_signal(
-        measure(load(EVAL, words, run_settings(flag_value(words, "--run")))), saved=lambda: "the results are not saved"
-    )
+    evaluation = run_until_signal(measure(load_eval(words)), saved=lambda: "the results are not saved")
     failed = evaluation.failed_tasks
     if not any(failed):
         return 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.evaluate import EvaluateConfig, MeasureConfig, PlayConfig, SampleConfig, ServeConfig, SourceConfig
-from agentrl.config.load import Command
+from agentrl.config.load import Command, flag_value, load
 from agentrl.config.lora import holds_adapter
 from agentrl.config.model_defaults import with_defaults
 from agentrl.config.reward import ANSWER, RewardConfig
@@ -18,8 +18,6 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import kept_environment
 
-NO_ENGINE = "none"
-"""Value of ``--engine`` with which ``agentrl serve`` answers with a fixed text."""
 START = "start"
 """Value of ``--baseline`` that stands for the model which a run began with."""
 TINY = "tiny"
@@ -31,9 +29,13 @@ PLENTY = 1_000_000
 class TrainCommand(Command[TrainConfig]):
     """``agentrl train``."""
 
+    def complete(self, config: TrainConfig, given: Container[str]) -> TrainConfig:
+        """Fill in the defaults of the model."""
+        return with_defaults(config, given)
+
     def finish(self, config: TrainConfig, given: Container[str], saved: Mapping[str, Any]) -> TrainConfig:
-        """Fill in the defaults of the model, and apply the rules of training."""
-        return check(with_defaults(config, given))
+        """Apply the rules of training."""
+        return check(config)
 
 
 class MeasuringCommand(Command[Any]):
@@ -178,3 +180,20 @@ SERVE = ServeCommand(
     main=("model", "port", "engine", "seed", "tool_parser", "reasoning_parser", "temperature", "max_new_tokens", "max_model_len"),
     first="model",
 )
+
+
+def load_config(args: Sequence[str]) -> TrainConfig:
+    """Read the command-line words after ``train``; see `agentrl.config.load.load`."""
+    return load(TRAIN, args)
+
+
+def load_eval(args: Sequence[str]) -> EvaluateConfig:
+    """Read the command-line words after ``eval``, and the run or the file whose settings they change."""
+    config: EvaluateConfig = load(EVAL, args, run_settings(flag_value(args, "--run")))
+    return config
+
+
+def load_sample(args: Sequence[str]) -> SampleConfig:
+    """Read the command-line words after ``sample``, and the run or the file whose settings they change."""
+    config: SampleConfig = load(SAMPLE, args, run_settings(flag_value(args, "--run")))
+    return config

@@ -9,16 +9,17 @@ from typing import Annotated, Literal
 from annotated_types import Gt, Le
 
 from agentrl.config.engine_args import workers_per_engine
-from agentrl.config.sections import Alias, ResumeMayChange
+from agentrl.config.sections import Alias, ResumeMayChange, UserFile
 from agentrl.core.ranges import Count, CountOrZero, NonNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """The engines that sample: vLLM, or models of transformers."""
+    """The engines that sample. They are vLLM, or models of transformers."""
 
-    engine: Literal["auto", "vllm", "transformers"] = "auto"
-    """Software that samples. ``auto``: vLLM if it is installed, else transformers, which is for small models and single devices."""
+    engine: Annotated[str, UserFile] = "auto"
+    """Software that samples: ``vllm``, ``transformers``, which is for small models and single devices, or a class of your own,
+    ``file.py:Name``. ``auto``: vLLM if it is installed, else transformers."""
     num_engines: Annotated[Count, ResumeMayChange, Alias("--vllm-num-engines")] = 1
     """Inference engines; a group runs on the least loaded one."""
     tensor_parallel_size: Annotated[Count, Alias("--vllm-tensor-parallel-size")] = 1
@@ -55,7 +56,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsConfig:
-    """Weights on their way to the engines, and GPUs that engines share with the learner."""
+    """Weights on their way to engines, and shared GPUs."""
 
     weight_transport: Literal["auto", "nccl", "ipc", "shm", "disk"] = "auto"
     """Path of new weights to engines: between GPUs (``nccl``), on shared GPUs (``ipc``), through shared memory of one machine (``shm``), or

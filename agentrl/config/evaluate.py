@@ -97,6 +97,10 @@ class PlayConfig(PlaySettings):
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
 
+NO_ENGINE = "none"
+"""Value of ``--engine`` with which ``agentrl serve`` answers with a fixed text."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """The address of the endpoint."""

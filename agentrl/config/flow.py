@@ -14,7 +14,7 @@ from agentrl.core.ranges import Count, Fraction, NonNegative
 
 @dataclass(frozen=True, kw_only=True)
 class FlowConfig:
-    """Overlap of generation and training, filtering of groups, and reaction to failures."""
+    """Overlap, filtering of groups, reaction to failures."""
 
     groups_per_step: Annotated[Count, Alias("--rollout-batch-size")] = 16
     """Groups that make one optimizer step."""

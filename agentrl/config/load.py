@@ -62,6 +62,11 @@ class Command(Generic[C]):
         refuse_removed(saved, str(path))
         return from_mapping(self.settings, saved, source=str(path), command=self.name, ignored=self.ignored)
 
+    def complete(self, config: C, given: Container[str]) -> C:
+        """Return the settings with defaults that depend on others in the place of those that are not in `given`."""
+        del given
+        return config
+
     def finish(self, config: C, given: Container[str], saved: Mapping[str, Any]) -> C:
         """Return the checked settings with what follows from other settings filled in.
 
@@ -149,7 +154,8 @@ def read_flags(command: Command[C], args: Sequence[str], path: Path | None = Non
     config = validated(
         tyro.cli(command.settings, prog=command.prog, args=rest, default=default, config=TYRO, description=command.intro), command.name
     )
-    return config, given_names(rest) | saved.keys(), saved
+    given = given_names(rest) | saved.keys()
+    return command.complete(config, given), given, saved
 
 
 def load_given(command: Command[C], given: Mapping[str, Any], path: Path | None = None) -> C:
@@ -164,8 +170,9 @@ def load_given(command: Command[C], given: Mapping[str, Any], path: Path | None 
         raise ConfigError("config", str(named), "a run brings its own settings", "Leave out one of the two.")
     path = Path(named) if named is not None else path
     saved = flattened(read_file(path), str(path)) if path else {}
-    config = with_given(command.begin(saved, path), rest, command)
-    return command.finish(config, {name for key in rest for name in fields_named(key, command)} | saved.keys(), saved)
+    names = {name for key in rest for name in fields_named(key, command)} | saved.keys()
+    config = command.complete(with_given(command.begin(saved, path), rest, command), names)
+    return command.finish(config, names, saved)
 
 
 def with_given(default: C, given: Mapping[str, Any], command: Command[C]) -> C:

@@ -26,7 +26,7 @@ def holds_adapter(folder: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters: the model stays as it is, and small matrices beside its layers are trained."""
+    """Low-rank adapters. The model stays as it is, and small matrices beside its layers are trained."""
 
     lora_rank: Annotated[CountOrZero, Alias("--lora-r")] = 0
     """Rank of the matrices that are trained beside each layer, typically 8 to 64; 0 trains the model itself."""

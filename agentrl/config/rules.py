@@ -12,7 +12,7 @@ from typing import TypeVar
 from agentrl.config.algorithm_rules import ALGORITHM_RULES
 from agentrl.config.data_rules import check_files, check_probabilities, check_template
 from agentrl.config.engine_args import check_engine_args
-from agentrl.config.evaluate import EvaluateConfig, SampleConfig
+from agentrl.config.evaluate import NO_ENGINE, EvaluateConfig, SampleConfig, ServeConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.learner_rules import check_learner, check_lora
 from agentrl.config.lora import holds_adapter
@@ -21,6 +21,7 @@ from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
 from agentrl.core.errors import ConfigError
+from agentrl.core.plugins import is_plugin
 from agentrl.core.process import cuda_device_count
 from agentrl.core.remote import check_address
 
@@ -276,6 +277,15 @@ def _budgets_fit(config: PlaySettings) -> None:
         raise ConfigError("--max-new-tokens", budget, f"leaves no room for a prompt in --max-model-len {context}", "Lower it.")
 
 
+ENGINES = ("auto", "vllm", "transformers")
+
+
+def _engine_is_known(config: PlaySettings) -> None:
+    name, known = config.engine.engine, (*ENGINES, NO_ENGINE) if isinstance(config, ServeConfig) else ENGINES
+    if name not in known and not is_plugin(name):
+        raise ConfigError("--engine", name, "is not known", f"Use {', '.join(known)}, or file.py:Name.")
+
+
 def _engine_args_are_known(config: PlaySettings) -> None:
     check_engine_args(config.engine.engine_args)
     engine = config.engine
@@ -374,6 +384,7 @@ PLAY_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _model_exists,
     _local_runtime_is_single,
     _budgets_fit,
+    _engine_is_known,
     _engine_args_are_known,
     _gpu_flags_have_a_gpu,
     _a_group_may_begin,

@@ -46,7 +46,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """The length of a training run, its checkpoints and evaluations, and the place of its results."""
+    """Length, checkpoints, evaluations, and place of a run."""
 
     num_steps: Annotated[Count, ResumeMayChange, Alias("--max-steps")] = 50
     """Optimizer steps to train for."""
@@ -179,7 +179,7 @@ class RolloutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """Attempts at a task, and the temperature of the distribution that they are sampled from."""
+    """Attempts at a task, and their sampling temperature."""
 
     n_samples_per_prompt: Annotated[Count, Alias("--num-generations")] = 8
     """Episodes per task; a group estimator needs at least 2."""
@@ -189,7 +189,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class IsolationConfig:
-    """Environments in processes of their own, one per episode, and what each may use. Limits stop accidents, not attackers."""
+    """Processes of environments, one per episode. Limits of what each may use stop accidents, not attackers."""
 
     env_isolation: Literal["none", "process"] = "none"
     """``process`` plays every episode in a process of its own; ``none`` in the rollout worker."""
@@ -257,7 +257,7 @@ class TrackConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordConfig:
-    """Records that a training run keeps, and what else is made of it."""
+    """Records of a training run, and its model."""
 
     record: Annotated[Record, ResumeMayChange] = "sample"
     """Trajectories written to ``trajectories.jsonl``: none, one per group, or every one; as many of each task of an evaluation go to

@@ -107,7 +107,7 @@ def why_not_trained(run: RunReader, record: Record, group: GroupFacts) -> str:
         return str(group.verdict)
     turns = record.get("turns") or [{}]
     cut = record.get("status") == Status.TRUNCATED or turns[-1].get("finish_reason") == FinishReason.LENGTH
-    if cut and (run.settings.get("algo") or {}).get("mask_truncated"):
+    if cut and run.setting("mask_truncated"):
         return "cut_short"
     if group.step is not None:
         return "trained"
@@ -208,7 +208,7 @@ def _neighbours(run: RunReader, episode: str) -> tuple[str | None, str | None]:
 
 def _commands(run: RunReader, episode: str, task: str) -> dict[str, str]:
     """Command lines about an episode; none for a file of another system."""
-    path, agent = str(run.path), str((run.settings.get("run") or {}).get("agent", ""))
+    path, agent = str(run.path), str(run.setting("agent") or "")
     if not agent:
         return {}
     play = {"play": shlex.join(["agentrl", "play", agent, "--task", task])} if ":" not in agent[:2] else {}

@@ -136,7 +136,7 @@ def run_answer(run: RunReader, name: str) -> dict[str, Any]:
         "files": [{"name": file, "bytes": size} for file, size in _sizes(run.path)],
         "steps": run.metrics.rows,
         "episodes": store.one("SELECT count(*) FROM episodes"),
-        "recorded": (run.settings.get("track") or {}).get("record"),
+        "recorded": run.setting("record"),
         "annotations": store.one("SELECT count(DISTINCT trajectory) FROM annotations"),
         "eval_steps": [line.get("step") for line in run.evaluations],
         "agents": [row[0] for row in store.query("SELECT DISTINCT agent FROM episodes WHERE agent != '' ORDER BY 1")],

@@ -50,7 +50,7 @@ class RunReader:
         self.directory = RunDirectory(path)
         self.path = self.directory.path
         self.settings = self._settings()
-        pass_score = (self.settings.get("eval") or {}).get("eval_pass_score")
+        pass_score = self.setting("eval_pass_score")
         self.store = Store(self.path, self.path / records, pass_score=1.0 if pass_score is None else float(pass_score))
         self.metrics = MetricTable(self.path)
         self._asked_s, self._follower = 0.0, None
@@ -120,6 +120,10 @@ class RunReader:
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    def setting(self, name: str) -> Any:
+        """Return a setting of the run, in whatever section its version has it; `None` if it has none."""
+        return flattened(self.settings).get(name)
 
     def changed(self) -> list[str]:
         """Names of the settings, with their sections, that differ from the defaults."""

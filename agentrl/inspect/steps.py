@@ -37,7 +37,7 @@ def step_answer(run: RunReader, step: int) -> dict[str, Any]:
     rows = [group.row() for group in groups]
     return {
         "step": step,
-        "of": (run.settings.get("run") or {}).get("num_steps"),
+        "of": run.setting("num_steps"),
         "metrics": metrics,
         "previous": run.metrics.row(step - 1),
         "groups": rows,

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from agentrl.config.mapping import flattened
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import complete_file
 from agentrl.core.types import FinishReason, Status
@@ -69,10 +70,9 @@ def _write(run: RunReader, path: Path, suffix: str, make: Any) -> int:
 
 def _inspect_text(run: RunReader, records: Iterable[Record]) -> Iterator[str]:
     """The log in parts; a newline follows each sample."""
-    settings, started = run.settings, (run.launches or [{}])[0].get("started_s")
+    settings, started = flattened(run.settings), (run.launches or [{}])[0].get("started_s")
     created = datetime.fromtimestamp(started or 0, UTC).isoformat()
-    agent = str((settings.get("run") or {}).get("agent", run.path.name))
-    rollout = settings.get("rollout") or {}
+    agent = str(settings.get("agent", run.path.name))
     spec = {
         "run_id": run.path.name,
         "created": created,
@@ -80,14 +80,14 @@ def _inspect_text(run: RunReader, records: Iterable[Record]) -> Iterator[str]:
         "task_id": run.path.name,
         "task_args": {},
         "dataset": {"name": agent},
-        "model": f"{PRODUCER}/{(settings.get('model') or {}).get('model') or 'tiny'}",
+        "model": f"{PRODUCER}/{settings.get('model') or 'tiny'}",
         "model_args": {},
         "config": {},
         "packages": {},
-        "metadata": {"run": str(run.path), "algorithm": (settings.get("algo") or {}).get("advantage_estimator")},
+        "metadata": {"run": str(run.path), "algorithm": settings.get("advantage_estimator")},
     }
-    config = {name: rollout[name] for name in ("temperature", "top_p") if name in rollout}
-    config |= {"max_tokens": rollout["max_new_tokens"]} if "max_new_tokens" in rollout else {}
+    config = {name: settings[name] for name in ("temperature", "top_p") if name in settings}
+    config |= {"max_tokens": settings["max_new_tokens"]} if "max_new_tokens" in settings else {}
     head = {"version": 2, "status": "success", "eval": spec, "plan": {"name": "plan", "steps": [], "config": config}}
     yield encode(head)[:-1] + ', "samples": ['
     epochs: Counter[str] = Counter()

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from agentrl.config.mapping import flattened
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
 from agentrl.core.files import complete_file
 from agentrl.track.recorders import launch
@@ -42,15 +43,16 @@ def card(config: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Any], st
         summary: What ``summary.json`` holds.
         started: The launch, as in ``launches.jsonl``.
     """
-    base, adapter = str(config["model"]["model"]), bool(config["lora"]["lora_rank"])
+    settings = flattened(config)
+    base, adapter = str(settings["model"]), bool(settings["lora_rank"])
     named = base.count("/") == 1 and not Path(base).exists() and not base.startswith((".", "/", "~"))
     front: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
     front |= {"base_model": base} if named else {}
     front["tags"] = ["agentrl", "reinforcement-learning", *(["lora"] if adapter else [])]
-    estimator = Path(str(config["algo"]["advantage_estimator"])).name
+    estimator = Path(str(settings["advantage_estimator"])).name
     rows = {
         "initial model": f"`{base}`" if base else BUNDLED,
-        "environment": f"`{config['run']['agent']}`",
+        "environment": f"`{settings['agent']}`",
         "algorithm": f"`{estimator}`",
         "age of tokens": f"at most {int(age)} steps" if (age := (summary.get("staleness") or {}).get("max")) is not None else "",
         "steps": summary.get("steps"),
@@ -67,7 +69,7 @@ def card(config: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Any], st
             yaml.safe_dump(front, sort_keys=False).rstrip(),
             "---",
             "",
-            f"# {Path(str(config['run']['run_dir'] or 'model')).name}",
+            f"# {Path(str(settings['run_dir'] or 'model')).name}",
             "",
             f"{what} trained by reinforcement learning with agentrl. The rewards are those of training; an evaluation is more.",
             "",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentrl.cluster.runtime import make_runtime
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.core.callbacks import Event, GroupJudged, StepEnd
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.schema import EngineConfig, ModelConfig
+from agentrl.config.engine import EngineConfig
+from agentrl.config.schema import ModelConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Sampling, Ticket

@@ -25,7 +25,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.schema import EngineConfig, ModelConfig
+from agentrl.config.engine import EngineConfig, WeightsConfig
+from agentrl.config.schema import ModelConfig
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.types import Generation, Sampling, ints
 from agentrl.engine.settings import EngineSettings
@@ -64,8 +65,10 @@ def moved(model: Any, share: float, seed: int) -> Any:
 
 def build_engine(kind: str, path: Path, kv_on_publish: Any, requests: int) -> Engine:
     """An engine that holds all requests at once."""
-    config = EngineConfig(max_num_seqs=requests, kv_cache_gib=1.0, kv_on_publish=kv_on_publish, max_model_len=CONTEXT)
-    settings = EngineSettings(model=ModelConfig(model=str(path)), engine=config, stop_strings=False)
+    config = EngineConfig(max_num_seqs=requests, kv_cache_gib=1.0, max_model_len=CONTEXT)
+    settings = EngineSettings(
+        model=ModelConfig(model=str(path)), engine=config, weights=WeightsConfig(kv_on_publish=kv_on_publish), stop_strings=False
+    )
     if kind == "vllm":
         from agentrl.engine.vllm_engine import VllmEngine
 

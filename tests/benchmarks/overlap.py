@@ -24,7 +24,7 @@ from typing import Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.cluster.runtime import make_runtime
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.config.sections import changed
 from agentrl.core.protocols import EngineStats, GenerationRequest, Learner, WeightUpdate
 from agentrl.core.types import Generation
@@ -121,7 +121,7 @@ def stretch(settings: FlowSettings, rows: Sequence[Row]) -> Stretch:
         publish_s=mean("publish/seconds") + mean("publish/export_s"),
         generator_idle=mean("idle/generator"),
         learner_idle=mean("idle/learner"),
-        episodes_per_s=settings.rollout.groups_per_step * settings.rollout.n_samples_per_prompt / step_s,
+        episodes_per_s=settings.flow.groups_per_step * settings.sampling.n_samples_per_prompt / step_s,
     )
 
 

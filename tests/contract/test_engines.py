@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.schema import EngineConfig
+from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError
 from agentrl.core.protocols import Engine, SleepingEngine, WeightUpdate
 from agentrl.core.types import FinishReason, Generation
@@ -284,8 +284,9 @@ async def test_kept_keys_and_values_serve_requests_in_flight_and_no_later_one(
     kind: str, tmp_path: Path, sender: SharedMemorySender
 ) -> None:
     old, new = random_llama(seed=0), random_llama(seed=1)
-    engine_settings = EngineConfig(max_num_seqs=64, kv_cache_gib=0.06, kv_on_publish="keep")
-    engine = made(kind, saved(old, tmp_path / "model"), engine=engine_settings)
+    engine_settings = EngineConfig(max_num_seqs=64, kv_cache_gib=0.06)
+    weights = WeightsConfig(kv_on_publish="keep")
+    engine = made(kind, saved(old, tmp_path / "model"), engine=engine_settings, weights=weights)
     await engine.start()
     try:
         await engine.generate(request(prompt(1, 140), max_tokens=4, seed=0))

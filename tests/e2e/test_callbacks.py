@@ -18,7 +18,7 @@ class Follow(Callback):
 
     def on_run_begin(self, event):
         self.began, self.path = event.step, event.run_dir / "told.txt"
-        self.tell(f"begin {event.step} {event.resumed} {event.config['run']['num_steps']}")
+        self.tell(f"begin {event.step} {event.resumed} {event.config['training']['num_steps']}")
 
     async def on_group_judged(self, event):
         self.groups += event.kept and len(event.rewards) == 4

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import Task
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.core.protocols import GenerationRequest, TrainResult
 from agentrl.core.types import Group
 from agentrl.env.load import load_agent

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.config.schema import EngineConfig, ModelConfig
+from agentrl.config.engine import EngineConfig
+from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import EngineDeadError, WeightSyncError
 from agentrl.core.protocols import Engine, GenerationRequest, WeightUpdate
 from agentrl.core.types import Generation, Sampling, ints

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from agentrl.config.load import load_config, to_json
+from agentrl.config.commands import load_config
+from agentrl.config.mapping import to_json
 from agentrl.core.callbacks import Event, StepEnd
 from agentrl.core.manifest import FileEntry, seal_files
 from agentrl.core.protocols import TrainResult, WeightUpdate

@@ -16,7 +16,7 @@ from agentrl.algo.filters import dynamic_filter, find_filter
 from agentrl.algo.losses import LossInputs, LossOptions
 from agentrl.algo.policy_losses import POLICY_LOSSES, compute_policy_loss, find_loss, loss_facts
 from agentrl.algo.selection import high_covariance, random_in_covariance_range
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError, PluginError
 from agentrl.core.summaries import GroupSummary
 from tests.unit.algo.ragged import ragged

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.api.evaluation import measured_tasks
-from agentrl.config.load import from_mapping
+from agentrl.config.mapping import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.env.load import AgentSpec, load_agent
@@ -24,7 +24,7 @@ def scene(folder: Path, tasks: str, **settings: object) -> tuple[TrainConfig, Ag
         "import itertools\nfrom agentrl import AgentInstance, StepResult, Task\n\n\nclass Env(AgentInstance):\n    @classmethod\n"
         f"    def tasks(cls):\n        return {tasks}\n\n    def step(self, state):\n        return StepResult(0.0, terminated=True)\n"
     )
-    return from_mapping({"agent": str(file), **settings}), load_agent(str(file))
+    return from_mapping(TrainConfig, {"agent": str(file), **settings}), load_agent(str(file))
 
 
 def prompts(config: TrainConfig, agent: AgentSpec) -> list[object]:

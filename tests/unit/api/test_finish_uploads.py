@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from agentrl.api.training import _finish_uploads
-from agentrl.config.load import from_mapping
+from agentrl.config.mapping import from_mapping
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import CheckpointError
 from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import Uploads
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 def config_of(**settings: Any) -> Any:
-    return from_mapping({"agent": "a.py", "stop_timeout_s": 0.2, "upload_timeout_s": 20, **settings})
+    return from_mapping(TrainConfig, {"agent": "a.py", "stop_timeout_s": 0.2, "upload_timeout_s": 20, **settings})
 
 
 def behind() -> Uploads:

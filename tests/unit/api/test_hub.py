@@ -14,12 +14,12 @@ import pytest
 from huggingface_hub import constants
 
 from agentrl.api.hub import check_hub, push_model
-from agentrl.config.load import load_config
-from agentrl.config.schema import TrackConfig, TrainConfig
+from agentrl.config.commands import load_config
+from agentrl.config.schema import RecordConfig, TrainConfig
 from agentrl.core.errors import ConfigError, RemoteError
 
 TOKEN = "hf_" + "a" * 20
-CONFIG = replace(TrainConfig(), track=TrackConfig(push_to_hub="me/first"))
+CONFIG = replace(TrainConfig(), record=RecordConfig(push_to_hub="me/first"))
 
 
 class Hub(BaseHTTPRequestHandler):

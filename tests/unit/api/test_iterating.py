@@ -135,5 +135,5 @@ def test_a_file_and_python_say_the_same_as_flags(tmp_path: Path) -> None:
     flags = load_iterate(["sft", AGENT, "--sample.num-tasks", "4", "--train.num-steps", "3"])
     assert load_iterate(["sft", AGENT, "--config", str(file)]) == flags
     assert given_iterate("sft", AGENT, {"sample": {"num_tasks": 4}, "train": {"num_steps": 3}}) == flags
-    with pytest.raises(ConfigError, match="is not a setting of iterate"):
+    with pytest.raises(ConfigError, match="turns = 3: is not a setting"):
         given_iterate("sft", AGENT, {"turns": 3})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.api.resume import resume_point, resumed_run_dir, rewind_records, with_saved_settings
-from agentrl.config.load import from_mapping, to_json
+from agentrl.config.mapping import from_mapping, to_json
 from agentrl.config.plugins import resolve_plugins
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import CheckpointError, ConfigError
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 def config_of(run_dir: Path, **settings: Any) -> TrainConfig:
-    return from_mapping({"agent": "a.py", "run_dir": str(run_dir), "resume": str(run_dir), **settings})
+    return from_mapping(TrainConfig, {"agent": "a.py", "run_dir": str(run_dir), "resume": str(run_dir), **settings})
 
 
 async def save(run_dir: Path, *steps: int, keep: int = 2, learner: ScriptedLearner | None = None, **settings: Any) -> None:
@@ -92,7 +92,7 @@ def test_nothing_to_resume(tmp_path: Path) -> None:
     assert resume_point(config_of(tmp_path, resume="auto")).progress == Progress()
     assert resumed_run_dir(config_of(tmp_path, resume="auto")) is None
     with pytest.raises(ConfigError, match="--run-dir"):
-        resumed_run_dir(from_mapping({"resume": "auto"}))
+        resumed_run_dir(from_mapping(TrainConfig, {"resume": "auto"}))
     with pytest.raises(ConfigError, match="holds no run"):
         with_saved_settings(["--resume", str(tmp_path)])
 

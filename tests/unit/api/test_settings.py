@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.api.settings import environment, eval_request, train_settings
-from agentrl.config.load import load_config
+from agentrl.api.settings import environment, eval_settings, train_settings
+from agentrl.config.commands import load_config, load_eval
 from agentrl.core.errors import ConfigError, EnvLoadError
-from agentrl.evaluation.config import load_request
 
 ROOT = Path(__file__).parents[3]
 AGENT = str(ROOT / "envs" / "arithmetic.py")
@@ -68,7 +67,7 @@ def test_errors_are_those_of_the_flags(given: dict[str, Any], words: list[str]) 
 def test_unknown_names_get_the_nearest() -> None:
     assert message(train_settings, AGENT, {"max_stalenes": 1}) == "max_stalenes = 1: is not a setting. Did you mean `max_staleness`?"
     assert "Did you mean `async_`?" in message(train_settings, AGENT, {"asyncc": True})
-    assert "`agentrl eval --help` lists every setting" in message(eval_request, AGENT, {"zzz": 1})
+    assert "`agentrl eval --help all` lists every setting" in message(eval_settings, AGENT, {"zzz": 1})
     assert "is given twice, also as learning_rate" in message(train_settings, AGENT, {"learning_rate": 1, "actor_learning_rate": 1})
     assert "Did you mean `episodes`?" in message(lambda: agentrl.check(AGENT, episode=1))
     assert "--episodes" in message(lambda: agentrl.check(AGENT, episodes=0))
@@ -78,19 +77,19 @@ def test_a_file_gives_the_others(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     path.write_text(f'agent = "{AGENT}"\nnum_steps = 7\n[learner]\nlearning_rate = 0.5\n')
     config = train_settings("", {"config": path, "num_steps": 3})
-    assert (config.run.agent, config.run.num_steps, config.learner.learning_rate) == (AGENT, 3, 0.5)
+    assert (config.run.agent, config.training.num_steps, config.learner.learning_rate) == (AGENT, 3, 0.5)
     assert message(train_settings, "", {}).startswith("--agent = ''")
 
 
 def test_an_evaluation_has_the_flags_of_its_command() -> None:
     given = {"eval_samples": 2, "n_samples_per_prompt": 2} | {"num_tasks": 3, "baseline": "start", "temperature": 0.5}
-    assert "is given twice" in message(eval_request, AGENT, given)
+    assert "is given twice" in message(eval_settings, AGENT, given)
     del given["n_samples_per_prompt"]
     words = ["--eval-samples", "2", "--num-tasks", "3", "--baseline", "start", "--temperature", "0.5"]
-    assert eval_request(AGENT, given) == load_request(["--agent", AGENT, *words])
-    assert "is not a setting" in message(eval_request, AGENT, {"gamma": 0.9})
-    assert message(eval_request, AGENT, {"eval_samples": 0}) == message(load_request, ["--agent", AGENT, "--eval-samples", "0"])
-    assert message(eval_request, "", {"run": "/no/run"}) == message(load_request, ["--run", "/no/run"])
+    assert eval_settings(AGENT, given) == load_eval(["--agent", AGENT, *words])
+    assert "is not a setting" in message(eval_settings, AGENT, {"gamma": 0.9})
+    assert message(eval_settings, AGENT, {"eval_samples": 0}) == message(load_eval, ["--agent", AGENT, "--eval-samples", "0"])
+    assert message(eval_settings, "", {"run": "/no/run"}) == message(load_eval, ["--run", "/no/run"])
 
 
 class Local(agentrl.AgentInstance):

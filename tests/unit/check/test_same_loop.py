@@ -14,7 +14,8 @@ from agentrl.assets import tiny_model_path
 from agentrl.check.play import make_player, repeating
 from agentrl.check.probe import Watch
 from agentrl.check.tokenizer import load_codec
-from agentrl.config.schema import EngineConfig, IsolationConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
+from agentrl.config.engine import EngineConfig
+from agentrl.config.schema import IsolationConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Status, Task, Ticket
 from agentrl.env.agent import ResetState, StepState

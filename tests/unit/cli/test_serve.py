@@ -18,7 +18,9 @@ import pytest
 from agentrl.api import serving
 from agentrl.api.serving import NO_MODEL, serve, summary
 from agentrl.cli.main import main
-from agentrl.config.schema import EndpointConfig, TrainConfig
+from agentrl.config.evaluate import ServeConfig
+from agentrl.config.schema import EndpointConfig, ServeConfig
+from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.rollout.endpoint.answers import Parts
 
@@ -40,9 +42,9 @@ class Screen:
 
 
 @asynccontextmanager
-async def served(screen: Screen, port: int = 0, config: TrainConfig | None = None) -> AsyncIterator[openai.AsyncOpenAI]:
+async def served(screen: Screen, port: int = 0, config: ServeConfig | None = None) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of a server that is cancelled at the end."""
-    task = asyncio.create_task(serve(config or TrainConfig(), port, loads_model=False, say=screen))
+    task = asyncio.create_task(serve(changed(config or ServeConfig(), port=port, engine="none"), screen))
     ready = asyncio.create_task(screen.ready.wait())
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
     ready.cancel()
@@ -103,7 +105,7 @@ async def test_answers_go_through_the_parser_of_the_settings(monkeypatch: pytest
         return made[-1]
 
     monkeypatch.setattr(serving, "answer_parser", make)
-    config = TrainConfig(endpoint=EndpointConfig(tool_parser="shouted", reasoning_parser="none"))
+    config = ServeConfig(endpoint=EndpointConfig(tool_parser="shouted", reasoning_parser="none"))
     shout = {"type": "function", "function": {"name": "shout"}}
     async with served(Screen(), config=config) as client:
         answer = await client.chat.completions.create(model="any", messages=QUESTION, tools=[shout])
@@ -134,7 +136,7 @@ async def test_a_taken_port_is_named() -> None:
 
 def test_a_wrong_port_and_a_missing_model_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "tiny", "--port", "70000"]) == 2
-    assert "--port = 70000: is no port" in capsys.readouterr().err
+    assert "--port = 70000: must be less than or equal to 65535" in capsys.readouterr().err
     assert main(["serve", "/no/such/model"]) == 2
     assert "/no/such/model" in capsys.readouterr().err
 

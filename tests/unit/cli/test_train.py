@@ -9,7 +9,8 @@ import pytest
 
 from agentrl.assets import tiny_model_path
 from agentrl.cli.train import main
-from agentrl.config.load import from_mapping
+from agentrl.config.mapping import from_mapping
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.rollout.tasks import check_model
 
@@ -27,7 +28,7 @@ def words(tmp_path: Path) -> list[str]:
 def test_a_dry_run_says_what_the_run_would_be(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--no-shuffle"]) == 0
     out, said = capsys.readouterr()
-    assert json.loads(out)["rollout"]["groups_per_step"] == 4
+    assert json.loads(out)["flow"]["groups_per_step"] == 4
     assert "--num-steps 3" in said
     assert "--no-shuffle" in said
     assert "--max-staleness" not in said
@@ -47,7 +48,7 @@ def test_a_dry_run_looks_at_the_data(words: list[str], tmp_path: Path) -> None:
 
 def test_a_model_that_cannot_be_found_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def check(model: str) -> None:
-        check_model(from_mapping({"agent": "x.py", "model": model}))
+        check_model(from_mapping(TrainConfig, {"agent": "x.py", "model": model}))
 
     check("")
     check(str(tiny_model_path()))

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from agentrl.cluster import build
-from agentrl.config.schema import EngineConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
+from agentrl.config.engine import EngineConfig
+from agentrl.config.schema import ModelConfig, RolloutConfig, RunConfig, TrainConfig
+from agentrl.config.sections import changed
 from agentrl.engine.settings import weight_transport
 from agentrl.weights.cuda import GroupSender
 from agentrl.weights.sender import SharedMemorySender
@@ -23,15 +25,14 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_gpu_weights_go_through_shared_memory() -> None:
-    assert (build.device(), weight_transport(CONFIG.engine, build.device())) == ("cpu", "shm")
+    assert (build.device(), weight_transport(CONFIG.engine, CONFIG.weights, build.device())) == ("cpu", "shm")
     assert isinstance(build._sender(CONFIG, 0, build.device(), "127.0.0.1"), SharedMemorySender)
 
 
 @pytest.mark.usefixtures("gpus")
 def test_weights_go_through_a_shared_folder_if_asked(tmp_path: Path) -> None:
-    run, engine = dataclasses.replace(CONFIG.run, run_dir=tmp_path), EngineConfig(weight_transport="disk")
-    config = dataclasses.replace(CONFIG, run=run, engine=engine)
-    assert weight_transport(config.engine, build.device()) == "shm"
+    config = changed(CONFIG, run_dir=tmp_path, weight_transport="disk")
+    assert weight_transport(config.engine, config.weights, build.device()) == "shm"
     sender = build._sender(config, 0, build.device(), "127.0.0.1")
     assert isinstance(sender, SharedMemorySender)
     update = sender.send([("a", torch.ones(2))], 1)
@@ -45,8 +46,8 @@ def test_with_gpus_nccl_unless_colocated() -> None:
     apart = build._sender(CONFIG, 0, build.device(), "127.0.0.1")
     assert isinstance(apart, GroupSender)
     assert apart._kind == "nccl"
-    shared = dataclasses.replace(CONFIG, engine=EngineConfig(colocate=True))
-    assert weight_transport(shared.engine, build.device()) == "ipc"
+    shared = changed(CONFIG, colocate=True)
+    assert weight_transport(shared.engine, shared.weights, build.device()) == "ipc"
     paired = build._sender(shared, 1, build.device(), "10.0.0.1")
     assert isinstance(paired, GroupSender)
     assert (paired._kind, paired._host) == ("ipc", "127.0.0.1")  # processes on one GPU need nobody else's network

@@ -15,7 +15,7 @@ import pytest
 from agentrl.cluster import joining
 from agentrl.cluster.joining import Site, check_paths, find_cluster, pack, traveling_environment
 from agentrl.cluster.ray_actors import interface_of
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
@@ -79,7 +79,7 @@ def test_relative_files_work_where_the_folder_is_not(tmp_path: Path, monkeypatch
     elsewhere.mkdir()
     sent, site = pack(config_of(home, monkeypatch), "cpu")
     assert sent.run.agent == str(home / "agent.py")
-    assert sent.run.run_dir == home / "run"  # where the ranks write
+    assert sent.training.run_dir == home / "run"  # where the ranks write
     assert set(site.folders[str(home)]) == {"agent.py", "words.py", "loss.py"}
     sent, site = pickle.loads(pickle.dumps((sent, site)))
     assert site.settled(sent) == sent  # the same files are there

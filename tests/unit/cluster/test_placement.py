@@ -6,8 +6,9 @@ import pytest
 
 from agentrl.cluster import ray_actors
 from agentrl.cluster.placement import plan
+from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.config.learner import LearnerConfig
-from agentrl.config.schema import EngineConfig, TrainConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import WeightUpdate
 
@@ -15,7 +16,8 @@ from agentrl.core.protocols import WeightUpdate
 def config(*, engines: int = 2, parallel: int = 1, ranks: int = 2, colocate: bool = False) -> TrainConfig:
     return dataclasses.replace(
         TrainConfig(),
-        engine=EngineConfig(num_engines=engines, tensor_parallel_size=parallel, colocate=colocate),
+        engine=EngineConfig(num_engines=engines, tensor_parallel_size=parallel),
+        weights=WeightsConfig(colocate=colocate),
         learner=LearnerConfig(num_learners=ranks),
     )
 

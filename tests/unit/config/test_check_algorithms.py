@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError
 
 AGENT = ["--agent", "module:Name"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 

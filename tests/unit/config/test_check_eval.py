@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError
 
 AGENT = ["--agent", "module:Name"]
@@ -44,4 +44,4 @@ def test_each_rule_names_flag_value_and_remedy(args: list[str], field: str, reme
 )
 def test_what_fits_is_taken(args: list[str]) -> None:
     config = load_config([*AGENT, *args])
-    assert config.eval.eval_every == (0 if "--eval-at-start" in args else 5)
+    assert config.training.eval_every == (0 if "--eval-at-start" in args else 5)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agentrl.config.algorithm import AlgoConfig
+from agentrl.config.flow import FlowConfig
 from agentrl.config.rules import check
-from agentrl.config.schema import EndpointConfig, FlowConfig, RolloutConfig, RunConfig, TrackConfig, TrainConfig
+from agentrl.config.schema import EndpointConfig, RecordConfig, RolloutConfig, RunConfig, SamplingConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 
 RUN = RunConfig(agent="gym:CartPole-v1")
@@ -14,15 +15,15 @@ RUN = RunConfig(agent="gym:CartPole-v1")
 
 def test_a_limit_on_episodes_leaves_room_for_a_group() -> None:
     with pytest.raises(ConfigError, match=r"--max-concurrent-episodes = 4: is less than a group of --n-samples-per-prompt 8"):
-        check(TrainConfig(run=RUN, rollout=RolloutConfig(max_concurrent_episodes=4, n_samples_per_prompt=8)))
-    check(TrainConfig(run=RUN, rollout=RolloutConfig(max_concurrent_episodes=8, n_samples_per_prompt=8)))
+        check(TrainConfig(rollout=RolloutConfig(max_concurrent_episodes=4), sampling=SamplingConfig(n_samples_per_prompt=8), run=RUN))
+    check(TrainConfig(rollout=RolloutConfig(max_concurrent_episodes=8), sampling=SamplingConfig(n_samples_per_prompt=8), run=RUN))
 
 
 def test_requests_are_recorded_with_their_episodes_only() -> None:
     endpoint = EndpointConfig(record_requests=True)
     check(TrainConfig(run=RUN, endpoint=endpoint))
     with pytest.raises(ConfigError, match="--record none"):
-        check(TrainConfig(run=RUN, endpoint=endpoint, track=TrackConfig(record="none")))
+        check(TrainConfig(record=RecordConfig(record="none"), run=RUN, endpoint=endpoint))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_requests_are_recorded_with_their_episodes_only() -> None:
 )
 def test_a_quorum_that_makes_no_sense_is_refused(flow: FlowConfig, algo: AlgoConfig, n: int, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check(TrainConfig(run=RUN, flow=flow, algo=algo, rollout=RolloutConfig(n_samples_per_prompt=n)))
+        check(TrainConfig(sampling=SamplingConfig(n_samples_per_prompt=n), run=RUN, flow=flow, algo=algo))
     assert message in str(caught.value)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError
 
 AGENT = ["--agent", "module:Name"]
@@ -112,9 +112,9 @@ def test_shared_gpus_are_divided(flags: list[str], message: str, monkeypatch: py
 def test_shared_gpus_with_wide_engines_or_without_turns_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.config.rules.cuda_device_count", lambda: 8)
     wide = load_config([*AGENT, "--colocate", "--num-engines", "2", "--tensor-parallel-size", "2", "--num-learners", "4"])
-    assert wide.engine.sleeps
+    assert wide.weights.sleeps
     both = load_config([*AGENT, "--colocate", "--async", "--sleep-level", "0", "--zero-stage", "1"])
-    assert not both.engine.sleeps
+    assert not both.weights.sleeps
 
 
 def test_long_rows_over_all_ranks_are_accepted() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError
 
 URL = "http://127.0.0.1:5000/get_reward"

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from agentrl.config import engine_args
+from agentrl.config.commands import load_config
 from agentrl.config.engine_args import check_engine_args, parse_engine_args
-from agentrl.config.load import load_config
 from agentrl.core.errors import ConfigError
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.load import aliases, expand_aliases, field_homes, from_mapping, load_config, to_json
+from agentrl.config.commands import TRAIN, load_config
+from agentrl.config.load import aliases, expand_aliases
+from agentrl.config.mapping import from_mapping, to_json
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag
+from agentrl.config.sections import flag, settings_of
 from agentrl.core.errors import ConfigError
 
 AGENT = ["--agent", "package.module:Name"]
@@ -28,7 +30,7 @@ def test_flags_beat_file_beats_defaults(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('num_steps = 7\nseed = 3\n[algo]\ngamma = 0.9\nadvantage_estimator = "reinforce"\n')
     config = load_config([*AGENT, "--config", str(file), "--seed", "5"])
-    assert (config.run.num_steps, config.run.seed, config.algo.gamma, config.rollout.n_samples_per_prompt) == (7, 5, 0.9, 8)
+    assert (config.training.num_steps, config.run.seed, config.algo.gamma, config.sampling.n_samples_per_prompt) == (7, 5, 0.9, 8)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +43,12 @@ def test_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
 
 def test_unknown_key_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"run\.toml: learning_rat = 1.*Did you mean `learning_rate`"):
-        from_mapping({"learner": {"learning_rat": 1}}, source="run.toml")
+        from_mapping(TrainConfig, {"learner": {"learning_rat": 1}}, source="run.toml")
 
 
 def test_a_key_given_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="given twice"):
-        from_mapping({"algo": {"gamma": 1.0}, "gamma": 0.5})
+        from_mapping(TrainConfig, {"algo": {"gamma": 1.0}, "gamma": 0.5})
 
 
 def test_unknown_flag_names_the_nearest() -> None:
@@ -99,27 +101,27 @@ def test_resolved_staleness_is_explicit() -> None:
 
 
 def test_aliases_keep_their_meaning_and_point_at_real_flags() -> None:
-    known = {flag(name) for name in field_homes()}
-    for targets in aliases().values():
+    known = {flag(name) for name in settings_of(TrainConfig)}
+    for targets in aliases(TrainConfig).values():
         assert set(targets) <= known
     config = load_config(["--agent_func_path", "m:X", "--eps_clip", "0.3", "--rollout-batch-size=4"])
-    assert (config.algo.eps_clip_low, config.algo.eps_clip_high, config.rollout.groups_per_step) == (0.3, 0.3, 4)
-    assert expand_aliases(["--seed", "--l2"]) == ["--seed", "--weight-decay"]
+    assert (config.algo.eps_clip_low, config.algo.eps_clip_high, config.flow.groups_per_step) == (0.3, 0.3, 4)
+    assert expand_aliases(["--seed", "--l2"], TRAIN) == ["--seed", "--weight-decay"]
 
 
 def test_every_field_has_a_docstring_and_a_unique_name(capsys: pytest.CaptureFixture[str]) -> None:
     total = sum(len(dataclasses.fields(getattr(TrainConfig(), s.name))) for s in dataclasses.fields(TrainConfig))
-    assert total == len(field_homes())
+    assert total == len(settings_of(TrainConfig))
     with pytest.raises(SystemExit):
         load_config(["--help", "all"])
     text = capsys.readouterr().out
     assert "[0.0005]" in text
-    assert all(flag(name) in text for name in field_homes())
+    assert all(flag(name) in text for name in settings_of(TrainConfig))
 
 
 def test_json_round_trip() -> None:
     config = load_config([*AGENT, "--async"])
-    assert from_mapping(json.loads(to_json(config))) == config
+    assert from_mapping(TrainConfig, json.loads(to_json(config))) == config
 
 
 def test_config_error_pickles() -> None:
@@ -130,7 +132,7 @@ def test_config_error_pickles() -> None:
 
 def test_a_wrong_flag_is_answered_within_a_second_without_heavy_imports() -> None:
     code = (
-        "import sys\nfrom agentrl.config.load import load_config\nfrom agentrl.core.errors import ConfigError\n"
+        "import sys\nfrom agentrl.config.commands import load_config\nfrom agentrl.core.errors import ConfigError\n"
         "try: load_config(['--agent', 'm:X', '--groups-per-step', '0'])\nexcept ConfigError: pass\n"
         "print([m for m in ('torch', 'ray', 'vllm', 'deepspeed', 'transformers') if m in sys.modules])"
     )
@@ -148,7 +150,7 @@ def test_a_removed_setting_of_an_old_run_is_passed_over_unless_it_changed_the_tr
     path = tmp_path / "config.json"
     for parts, refused in ((1, False), (2, True)):
         path.write_text(json.dumps({"learner": {"learner_parts": parts, "num_learners": 2}}))
-        assert from_mapping(json.loads(path.read_text())).learner.num_learners == 2  # an old run can be looked at
+        assert from_mapping(TrainConfig, json.loads(path.read_text())).learner.num_learners == 2  # an old run can be looked at
         words = ["--config", str(path), "--agent", "m:X"]
         if refused:
             with pytest.raises(ConfigError, match=r"config.json: learner_parts = 2: was removed: .* Delete it there, or set it to 1"):

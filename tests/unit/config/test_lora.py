@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError
 
 AGENT = ("--agent", "envs/arithmetic.py")
@@ -42,7 +42,7 @@ def test_4_bits_need_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"needs bitsandbytes.*agentrl\[qlora\]"):
         load_config(words)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert load_config(words).lora.load_in_4bit
+    assert load_config(words).learner.load_in_4bit
     for more, field in ((("--zero-stage", "3"), "--zero-stage"), (("--publish", "adapter"), "--publish")):
         with pytest.raises(ConfigError, match="4 bits") as error:
             load_config([*words, *more])

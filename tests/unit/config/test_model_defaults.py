@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.api.settings import train_settings
-from agentrl.config.load import from_mapping, load_config, read_flags
+from agentrl.config.commands import TRAIN, load_config
+from agentrl.config.load import read_flags
+from agentrl.config.mapping import from_mapping
 from agentrl.config.model_defaults import defaults_of, described, rate_warning
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
@@ -18,7 +20,7 @@ HUGE = str(ROOT / "docs" / "models" / "qwen2.5-72b.json")
 
 
 def read(*words: str) -> TrainConfig:
-    return read_flags(["--agent", "envs/calculator.py", *words], prog="test")
+    return read_flags(TRAIN, ["--agent", "envs/calculator.py", *words])[0]
 
 
 def test_the_bundled_model_keeps_the_plain_defaults() -> None:
@@ -85,5 +87,5 @@ def test_a_saved_configuration_is_complete() -> None:
     from dataclasses import asdict
 
     config = read("--model", SEVEN)
-    assert from_mapping(asdict(config)) == config
+    assert from_mapping(TrainConfig, asdict(config)) == config
     assert set(defaults_of(config)) <= {name for section in asdict(config).values() for name in section}

@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
-from agentrl.config.help import field_docs
-from agentrl.config.load import field_homes, flag
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import field_docs, flag, settings_of
 from tests.reference import default_text, main, render, values
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -33,8 +32,8 @@ def test_an_outdated_page_fails_the_check_and_is_left_alone(tmp_path, capsys):
 
 def test_every_setting_has_one_row():
     rows = [line for line in render().splitlines() if line.startswith("| `--")]
-    assert sorted(row.split("`")[1] for row in rows) == sorted(flag(name) for name in field_homes())
-    assert all(row.count(" | ") == 3 for row in rows)
+    assert sorted(row.split("`")[1] for row in rows) == sorted(flag(name) for name in settings_of(TrainConfig))
+    assert all(row.count(" | ") == 4 for row in rows)
 
 
 def test_every_section_and_alias_is_there():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.config.reward import reward_model_facts
 from agentrl.core.errors import ConfigError
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.config.schema import EngineConfig, ModelConfig
+from agentrl.config.engine import EngineConfig
+from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Generation, Group, Sampling, Status, Task, Trajectory, Turn, ints

@@ -2,7 +2,8 @@ import pickle
 
 import pytest
 
-from agentrl.config.schema import EngineConfig, ModelConfig
+from agentrl.config.engine import EngineConfig
+from agentrl.config.schema import ModelConfig
 from agentrl.engine.settings import EngineSettings
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.schema import EngineConfig, EvalConfig, RunConfig
+from agentrl.config.engine import EngineConfig
+from agentrl.config.schema import EvalConfig, RunConfig
 from agentrl.config.sections import changed
 from agentrl.core.types import Task
 from agentrl.env.load import load_agent

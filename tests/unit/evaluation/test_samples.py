@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.sample import SampleRunConfig
+from agentrl.config.commands import load_sample
+from agentrl.config.evaluate import SelectConfig
+from agentrl.config.mapping import differences, to_json
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
-from agentrl.evaluation.sample_config import changed_settings, fixed_settings, load_sample
 from agentrl.evaluation.samples import Journal, check_tasks, select, task_entry
 
 AGENT = "envs/arithmetic.py"
-PAIRS = SampleRunConfig(select="pairs", keep=3)
+PAIRS = SelectConfig(select="pairs", keep=3)
 
 
 def record(reward: float | None, answer: str = "4", *, status: str = "finished", turns: int = 1, raw: bool = False) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def entry(*records: dict[str, Any], position: int = 0) -> dict[str, Any]:
 
 def test_the_best_episodes_of_each_task_are_kept_in_the_order_of_the_tasks() -> None:
     entries = [entry(record(0.2, "a"), record(0.9, "b"), record(0.9, "c"), position=1), entry(record(0.1, "d"), position=0)]
-    found = select(entries, SampleRunConfig(keep=2, min_reward=0.15))
+    found = select(entries, SelectConfig(keep=2, min_reward=0.15))
     assert [row["messages"][-1]["content"] for row in found.rows] == ["b", "c"]
     assert found.rows[0] == {
         "messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "b"}],
@@ -53,11 +54,11 @@ def test_the_best_episodes_of_each_task_are_kept_in_the_order_of_the_tasks() -> 
         "model_scores": {"rm": [0.5]},
     }
     assert found.left_out == {"no reward reaches --min-reward": 1}
-    assert [row["task_id"] for row in select(entries, SampleRunConfig()).rows] == ["task-0", "task-1"]
+    assert [row["task_id"] for row in select(entries, SelectConfig()).rows] == ["task-0", "task-1"]
 
 
 def test_a_pair_is_the_best_and_the_worst_with_its_margin() -> None:
-    found = select([entry(record(0.5, "a"), record(1.0, "b"), record(0.25, "c"))], SampleRunConfig(select="pairs"))
+    found = select([entry(record(0.5, "a"), record(1.0, "b"), record(0.25, "c"))], SelectConfig(select="pairs"))
     (row,) = found.rows
     assert row["prompt"] == [{"role": "user", "content": "2+2?"}]
     assert (row["chosen"], row["rejected"], row["reward_margin"]) == ("b", "c", 0.75)
@@ -66,31 +67,31 @@ def test_a_pair_is_the_best_and_the_worst_with_its_margin() -> None:
     assert [(row["chosen"], row["rejected"]) for row in several.rows] == [("a", "d"), ("b", "c")]
     same = select([entry(record(1.0, "a"), record(1.0, "a"), record(0.0, "d"), record(0.0, "d"))], PAIRS)
     assert len(same.rows) == 1
-    equal = select([entry(record(0.5, "a"), record(0.5, "b"))], SampleRunConfig(select="pairs"))
+    equal = select([entry(record(0.5, "a"), record(0.5, "b"))], SelectConfig(select="pairs"))
     assert (equal.rows, equal.left_out) == ([], {"rewards do not differ enough": 1})
-    near = SampleRunConfig(select="pairs", min_margin=0.75)
+    near = SelectConfig(select="pairs", min_margin=0.75)
     assert select([entry(record(1.0, "b"), record(0.25, "c"))], near).rows == []
 
 
 def test_episodes_of_several_turns_are_rows_and_no_pairs() -> None:
     entries = [entry(record(1.0, "a", turns=2), record(0.0, "b", turns=2))]
-    (row,) = select(entries, SampleRunConfig()).rows
+    (row,) = select(entries, SelectConfig()).rows
     assert [message["content"] for message in row["messages"]] == ["2+2?", "a", "sure?", "a"]
-    assert select(entries, SampleRunConfig(select="pairs")).left_out == {"episodes of several turns make no pairs": 1}
+    assert select(entries, SelectConfig(select="pairs")).left_out == {"episodes of several turns make no pairs": 1}
 
 
 def test_raw_text_makes_rendered_rows() -> None:
     entries = [entry(record(1.0, "a", raw=True), record(0.0, "b"))]
-    assert [row["text"] for row in select(entries, SampleRunConfig()).rows] == ["<u>2+2?<a>a<e>"]
+    assert [row["text"] for row in select(entries, SelectConfig()).rows] == ["<u>2+2?<a>a<e>"]
     both = [entry(record(1.0, "a", raw=True), record(0.0, "b", raw=True))]
-    (pair,) = select(both, SampleRunConfig(select="pairs")).rows
+    (pair,) = select(both, SelectConfig(select="pairs")).rows
     assert (pair["prompt"], pair["chosen"], pair["rejected"]) == ("<u>2+2?<a>", "a<e>", "b<e>")
 
 
 def test_empty_answers_make_no_rows() -> None:
-    found = select([entry(record(1.0, " "), record(0.5, "a"), record(0.0, "b"))], SampleRunConfig())
+    found = select([entry(record(1.0, " "), record(0.5, "a"), record(0.0, "b"))], SelectConfig())
     assert [row["messages"][-1]["content"] for row in found.rows] == ["a"]
-    assert select([entry(record(1.0, ""))], SampleRunConfig()).left_out == {"every answer is empty": 1}
+    assert select([entry(record(1.0, ""))], SelectConfig()).left_out == {"every answer is empty": 1}
 
 
 def test_what_failed_is_counted_and_never_a_row() -> None:
@@ -98,7 +99,7 @@ def test_what_failed_is_counted_and_never_a_row() -> None:
     made = entry(failed, record(0.5, "a"))
     assert made["failures"] == ["env_error: ValueError: no"]
     assert len(made["episodes"]) == 1
-    found = select([entry(failed)], SampleRunConfig(select="all"))
+    found = select([entry(failed)], SelectConfig(select="all"))
     assert (found.rows, found.left_out) == ([], {"every episode failed": 1})
 
 
@@ -130,13 +131,11 @@ def test_tasks_that_changed_are_named() -> None:
 
 def test_settings_are_checked_and_compared() -> None:
     config = load_sample([AGENT, "--select", "pairs", "--n-samples-per-prompt", "4", "--output", "out"])
-    assert (config.eval.eval_samples, config.run.runtime, config.rollout.temperature) == (4, "local", 1.0)
-    saved = json.loads(json.dumps(fixed_settings(config)))
-    assert (
-        changed_settings(saved, load_sample([AGENT, "--select", "pairs", "--n-samples-per-prompt", "4", "--output", "o", "--resume"])) == []
-    )
+    assert (config.sampling.n_samples_per_prompt, config.run.runtime, config.sampling.temperature) == (4, "local", 1.0)
+    saved = json.loads(to_json(config))
+    assert differences(saved, load_sample([AGENT, "--select", "pairs", "--n-samples-per-prompt", "4", "--output", "o", "--resume"])) == []
     other = load_sample([AGENT, "--select", "pairs", "--n-samples-per-prompt", "4", "--seed", "3"])
-    assert changed_settings(saved, other) == ["run.seed (was 0, now 3)"]
+    assert differences(saved, other) == ["--seed (was 0, now 3)"]
     for words, problem in (
         (["--min-margin", "0.5"], r"--min-margin = 0.5: has no effect with --select best"),
         (["--select", "all", "--keep", "2"], r"--keep = 2: has no effect with --select all"),

@@ -13,7 +13,7 @@ import pytest
 from agentrl import StepState, Task
 from agentrl.assets import tiny_model_path
 from agentrl.cli.main import main
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.env.load import load_agent
 from tests.benchmarks import recipes, trl_side_by_side
 from tests.e2e.runs import ROOT
@@ -110,4 +110,4 @@ def test_the_comparison_with_trl_has_the_sizes_of_the_recipe() -> None:
     assert work.learning_rate == settings["learner"]["learning_rate"]
     flags = trl_side_by_side.agentrl_flags(work, "out", str(tiny_model_path()), 1, 5)
     config = load_config(["--config", str(ROOT / "examples/recipes/smollm2/recipe.toml"), *flags])
-    assert (config.rollout.groups_per_step, config.rollout.temperature, config.run.num_steps) == (work.groups, work.temperature, 5)
+    assert (config.flow.groups_per_step, config.sampling.temperature, config.training.num_steps) == (work.groups, work.temperature, 5)

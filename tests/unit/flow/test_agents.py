@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from agentrl.algo.filters import Rejection
-from agentrl.config.schema import FlowConfig, TrainConfig
+from agentrl.config.flow import FlowConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
@@ -68,10 +69,10 @@ def test_metrics_are_by_agent_and_by_episode() -> None:
     scene = played(SETTINGS, episode(0, 1.0, 0.25), episode(1, 0.5, 0.25, truncated=True), failed(2))
     row = scene.observer.steps[0]
     assert (row["reward/ann"], row["reward/bob"], row["reward/mean"]) == (0.75, 0.25, 0.5)
-    assert row["episode/count"] == 2.0 * SETTINGS.rollout.groups_per_step
+    assert row["episode/count"] == 2.0 * SETTINGS.flow.groups_per_step
     assert (row["episode/tokens_mean"], row["episode/turns_mean"], row["episode/truncated"], row["env/deal"]) == (15.0, 3.0, 0.5, 1.0)
     assert row["group/zero_variance"] == 0.5
-    assert row["failures/env_error"] == SETTINGS.rollout.groups_per_step
+    assert row["failures/env_error"] == SETTINGS.flow.groups_per_step
 
 
 def test_a_frozen_agents_reward_is_reported_but_not_part_of_the_mean() -> None:

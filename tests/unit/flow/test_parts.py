@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.schema import FlowConfig, TrackConfig, TrainConfig
+from agentrl.config.flow import FlowConfig
+from agentrl.config.schema import RecordConfig, TrainConfig
 from agentrl.core.errors import LedgerError, NothingToTrainError, StalenessError, TooManyFailuresError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Status, Task, Ticket
@@ -229,10 +230,10 @@ def test_the_reason_of_a_failure_is_its_most_frequent_status() -> None:
 
 
 def test_settings_follow_the_configuration() -> None:
-    config = TrainConfig(flow=FlowConfig(asynchronous=True, max_attempts=3), track=TrackConfig(record="all"))
+    config = TrainConfig(flow=FlowConfig(asynchronous=True, max_attempts=3), record=RecordConfig(record="all"))
     built = flow_settings(config)
-    assert (built.max_staleness, built.num_slots, built.min_members) == (1, 2 * config.rollout.groups_per_step, 2)
-    assert (built.flow.max_attempts, built.num_recorded) == (3, config.rollout.n_samples_per_prompt)
+    assert (built.max_staleness, built.num_slots, built.min_members) == (1, 2 * config.flow.groups_per_step, 2)
+    assert (built.flow.max_attempts, built.num_recorded) == (3, config.sampling.n_samples_per_prompt)
     spare = flow_settings(TrainConfig(flow=FlowConfig(oversample=0.3, max_staleness=2, min_pass_rate=0.2)))  # of 16 groups
     assert (spare.spare_groups, spare.groups_removed_per_step, spare.num_slots) == (5, 21, 63)
     assert flow_settings(TrainConfig(algo=AlgoConfig(advantage_estimator="reinforce"))).min_members == 1

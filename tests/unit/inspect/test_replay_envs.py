@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.load import from_mapping, to_json
+from agentrl.config.mapping import from_mapping, to_json
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
@@ -43,7 +44,7 @@ def at_random(request: GenerationRequest) -> list[int]:
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: Path(agent).stem)
 async def test_recorded_episodes_replay(agent: str, tmp_path: Path) -> None:
-    config = from_mapping({"agent": agent, "run_dir": str(tmp_path), "max_turns": 5, "n_samples_per_prompt": 3})
+    config = from_mapping(TrainConfig, {"agent": agent, "run_dir": str(tmp_path), "max_turns": 5, "n_samples_per_prompt": 3})
     try:
         spec = load_agent(agent)
         tasks = open_tasks(config, spec)
@@ -77,7 +78,7 @@ async def test_a_run_is_replayed_from_another_folder_in_its_copy(
 ) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    (run_dir / "config.json").write_text(to_json(from_mapping({"agent": "envs/calculator.py", "run_dir": str(run_dir)})))
+    (run_dir / "config.json").write_text(to_json(from_mapping(TrainConfig, {"agent": "envs/calculator.py", "run_dir": str(run_dir)})))
     keep_environment("envs/calculator.py", run_dir)
     (run_dir / "trajectories.jsonl").touch()
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,7 @@ import pytest
 from agentrl import ModelEndpoint, Task
 from agentrl.assets import tiny_model_path
 from agentrl.cli.replay import main
-from agentrl.config.load import to_json
+from agentrl.config.mapping import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError, StructureError

@@ -218,13 +218,13 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_the_flag_and_the_records_decide(tmp_path: Path) -> None:
-    from agentrl.config.schema import RunConfig, TrackConfig, TrainConfig
+    from agentrl.config.schema import RecordConfig, RunConfig, TrainConfig, TrainingConfig
 
-    config = TrainConfig(run=RunConfig(agent="a.py", run_dir=tmp_path))
+    config = TrainConfig(run=RunConfig(agent="a.py"), training=TrainingConfig(run_dir=tmp_path))
     places = {
-        (record, annotate): settings_from(replace(config, track=TrackConfig(record=record, annotate=annotate)), model="m", device="cpu")
+        (record, annotate): settings_from(replace(config, record=RecordConfig(record=record, annotate=annotate)), model="m", device="cpu")
         for record in ("none", "sample", "all")
         for annotate in (True, False)
     }
     written = {key: settings.num_recorded for key, settings in places.items() if settings.annotations == tmp_path / "annotations.jsonl"}
-    assert written == {("sample", True): 1, ("all", True): config.rollout.n_samples_per_prompt}
+    assert written == {("sample", True): 1, ("all", True): config.sampling.n_samples_per_prompt}

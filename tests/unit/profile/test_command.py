@@ -9,8 +9,10 @@ import pytest
 
 from agentrl.cli.main import main
 from agentrl.config.algorithm import AlgoConfig
-from agentrl.config.load import to_json
-from agentrl.config.schema import EngineConfig, FlowConfig, RolloutConfig, RunConfig, TrainConfig
+from agentrl.config.engine import EngineConfig
+from agentrl.config.flow import FlowConfig
+from agentrl.config.mapping import to_json
+from agentrl.config.schema import RunConfig, SamplingConfig, TrainConfig, TrainingConfig
 from agentrl.profile.simulation import constant, episodes_of, simulate
 from tests.unit.profile.recordings import plan, records_of
 
@@ -20,10 +22,11 @@ STEADY = episodes_of(tokens=constant(40), env_s=constant(0.3), turns=2)
 def write_run(path: Path, *, records: bool = True, num_steps: int = 12, **engine: int) -> Path:
     run = simulate(plan(episodes=STEADY, num_steps=num_steps), keep_groups=True)
     config = TrainConfig(
-        run=RunConfig(agent="envs/calculator.py", num_steps=num_steps),
-        rollout=RolloutConfig(groups_per_step=8, n_samples_per_prompt=4),
+        run=RunConfig(agent="envs/calculator.py"),
+        training=TrainingConfig(num_steps=num_steps),
+        flow=FlowConfig(groups_per_step=8, max_staleness=0),
+        sampling=SamplingConfig(n_samples_per_prompt=4),
         engine=EngineConfig(**engine),
-        flow=FlowConfig(max_staleness=0),
         algo=AlgoConfig(),
     )
     path.mkdir()

@@ -120,10 +120,10 @@ def test_an_engine_that_shares_a_gpu_gets_what_the_learner_leaves() -> None:
     gpu = EIGHT.gpu_bytes
     turns = make_plan(base, shape, EIGHT, Workload())
     kept = GIB + 2 * shape.parameters
-    assert turns.sized.engine.learner_memory_gib == pytest.approx(kept / GIB)
+    assert turns.sized.weights.learner_memory_gib == pytest.approx(kept / GIB)
     assert turns.engine.cache == pytest.approx(0.95 * gpu - kept - 2 * shape.parameters - 2.5 * GIB)
     both = make_plan(changed(base, sleep_level=0), shape, EIGHT, Workload())
-    assert both.sized.engine.learner_memory_gib == pytest.approx(both.learner_bytes / GIB)
+    assert both.sized.weights.learner_memory_gib == pytest.approx(both.learner_bytes / GIB)
     assert both.engine.cache == pytest.approx(0.95 * gpu - both.learner_bytes - 2 * shape.parameters - 2.5 * GIB)
     chosen = make_plan(changed(base, gpu_memory_utilization=0.5), shape, EIGHT, Workload())
     assert chosen.engine.cache == pytest.approx(0.5 * gpu - 2 * shape.parameters - 2.5 * GIB)

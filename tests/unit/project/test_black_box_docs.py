@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agentrl import ModelEndpoint
-from agentrl.config.load import field_homes, flag
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag, settings_of
 from agentrl.env.load import load_agent
 from agentrl.rollout.endpoint import graph, session
 from tests.unit.rollout.endpoint.support import play_one
@@ -42,7 +43,7 @@ def test_reasons_and_masks_on_the_page_exist() -> None:
 
 
 def test_flags_on_the_page_exist() -> None:
-    assert set(re.findall(r"--[a-z][a-z-]*", PAGE)) <= {flag(name) for name in field_homes()} | {
+    assert set(re.findall(r"--[a-z][a-z-]*", PAGE)) <= {flag(name) for name in settings_of(TrainConfig)} | {
         "--agent",
         "--all",
     }  # the last is of `agentrl replay`

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from agentrl import Task
-from agentrl.config.load import field_homes, flag, load_config, read_flags
-from agentrl.config.sections import changed
+from agentrl.config.commands import TRAIN, load_config
+from agentrl.config.load import read_flags
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed, flag, settings_of
 from agentrl.env.load import load_agent
 from agentrl.track.glossary import glossary
 from tests.scripted_engine import ScriptedEngine
@@ -69,12 +71,12 @@ def test_the_command_is_understood(page: str, tmp_path: Path, monkeypatch: pytes
     example(page, tmp_path)
     (tmp_path / "sums.jsonl").write_text('{"question": "What is 3+4?", "answer": "7"}\n')
     monkeypatch.chdir(tmp_path)
-    assert load_config(command(page)).rollout.n_samples_per_prompt == 8
+    assert load_config(command(page)).sampling.n_samples_per_prompt == 8
 
 
 @pytest.mark.parametrize("page", ["from_trl", "from_verl", "from_prime_rl"])
 def test_flags_and_metrics_exist(page: str) -> None:
-    known = {flag(name) for name in field_homes()} | {"--agent", *(flag(f"no_{name}") for name in field_homes())}
+    known = {flag(name) for name in settings_of(TrainConfig)} | {"--agent", *(flag(f"no_{name}") for name in settings_of(TrainConfig))}
     settings, _, rest = PAGES[page].partition("## Metrics")
     for row in re.findall(r"^\|(.*)\|$", settings, re.MULTILINE):
         assert set(re.findall(r"--[a-z][a-z-]*", row)) <= known, row
@@ -111,4 +113,4 @@ def test_settings_of_verl_are_those_of_the_installed_version() -> None:
 
 
 def test_flags_of_openrlhf_in_the_command_become_ours() -> None:
-    assert read_flags(["--pretrain", "m", "--n_samples_per_prompt", "4"], prog="x").rollout.n_samples_per_prompt == 4
+    assert read_flags(TRAIN, ["--pretrain", "m", "--n_samples_per_prompt", "4"])[0].sampling.n_samples_per_prompt == 4

@@ -6,11 +6,12 @@ import dataclasses
 import re
 from pathlib import Path
 
+from agentrl.evaluation.config import SAME_HERE
+
 from agentrl.cli.train import INCOMPLETE
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.schema import EvalConfig, TrainConfig
 from agentrl.config.sections import flag
-from agentrl.evaluation.config import SAME_HERE
 from agentrl.evaluation.statistics import LEVEL, RESAMPLES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "eval.md").read_text()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentrl import Policy
-from agentrl.config.load import field_homes, flag
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag, settings_of
 from agentrl.env.load import load_agent
 from agentrl.learner.batch import merge_turns
 from tests.scripted_engine import ScriptedEngine
@@ -39,4 +40,4 @@ def test_the_table_names_what_there_is() -> None:
 
 
 def test_flags_on_the_page_exist() -> None:
-    assert set(re.findall(r"--[a-z][a-z-]*", PAGE)) <= {flag(name) for name in field_homes()} | {"--agent"}
+    assert set(re.findall(r"--[a-z][a-z-]*", PAGE)) <= {flag(name) for name in settings_of(TrainConfig)} | {"--agent"}

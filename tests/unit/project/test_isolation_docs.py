@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.load import field_homes, flag
-from agentrl.config.schema import IsolationConfig
+from agentrl.config.schema import IsolationConfig, TrainConfig
+from agentrl.config.sections import flag, settings_of
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.isolation.system import ProcessLimits
@@ -34,6 +34,6 @@ async def test_the_example_plays(process: ProcessLimits | None, tmp_path: Path) 
 
 def test_flags_and_defaults_are_those_of_the_schema() -> None:
     used = set(re.findall(r"--env-[a-z-]*", PAGE))
-    assert used == {flag(name) for name, section in field_homes().items() if section == "isolation"}
+    assert used == {flag(name) for name, section in settings_of(TrainConfig).items() if section == "isolation"}
     for name, default in re.findall(r"^\| `--(env-[a-z-]+)` \| (\d+) \|", PAGE, re.MULTILINE):
         assert float(default) == getattr(IsolationConfig(), name.replace("-", "_"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.load import field_homes, flag
-from agentrl.config.sections import changed
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed, flag, settings_of
 from agentrl.env.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import SETTINGS, Scene
@@ -35,4 +35,4 @@ async def test_the_example_plays_the_episode_below_it(tmp_path: Path) -> None:
 
 
 def test_flags_on_the_page_exist() -> None:
-    assert set(re.findall(r"--[a-z][a-z-]*", PAGE)) <= {flag(name) for name in field_homes()}
+    assert set(re.findall(r"--[a-z][a-z-]*", PAGE)) <= {flag(name) for name in settings_of(TrainConfig)}

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from agentrl.evaluation.config import SAME_HERE
 
 from agentrl.cli.main import COMMANDS
-from agentrl.config.load import aliases, field_homes, flag
-from agentrl.evaluation.config import SAME_HERE
+from agentrl.config.load import aliases
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag, settings_of
 from agentrl.tune.load import ALIASES
 
 ROOT = Path(__file__).parents[3]
@@ -76,7 +78,14 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 @pytest.fixture(scope="module")
 def flags() -> set[str]:
     """Every flag of every command: the fields of the settings, and of the arguments of the modules behind the commands."""
-    known = set(ALIASES) | {flag(name) for name in field_homes()} | set(SAME_HERE) | FOREIGN | {"--completion"} | set(aliases())
+    known = (
+        set(ALIASES)
+        | {flag(name) for name in settings_of(TrainConfig)}
+        | set(SAME_HERE)
+        | FOREIGN
+        | {"--completion"}
+        | set(aliases(TrainConfig))
+    )
     for module in {name.partition(":")[0] for name, _ in COMMANDS.values()} | {
         "agentrl.evaluation.config",
         "agentrl.check.context",

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.load import field_homes, flag
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag, settings_of
 from agentrl.core.types import Status
 from agentrl.env.load import load_agent
 from tests.scripted_engine import ScriptedEngine
@@ -28,7 +29,7 @@ async def test_a_block_judges_a_right_and_a_wrong_answer(block: str, tmp_path: P
 
 
 def test_flags_on_the_page_exist() -> None:
-    known = {flag(name) for name in field_homes()}
+    known = {flag(name) for name in settings_of(TrainConfig)}
     assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) <= known
 
 

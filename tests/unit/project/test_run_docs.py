@@ -11,7 +11,8 @@ from agentrl.cli.inspect import InspectArgs
 from agentrl.cli.main import COMMANDS
 from agentrl.cli.play import PlayArgs
 from agentrl.cli.replay import ReplayArgs
-from agentrl.config.load import field_homes
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import settings_of
 from agentrl.inspect.play_terminal import COMMANDS as TYPED
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -24,7 +25,7 @@ def flags(args: type[Any]) -> set[str]:
 @pytest.mark.parametrize(("page", "args"), [("play", PlayArgs), ("replay", ReplayArgs), ("inspect", InspectArgs)])
 def test_flags_exist(page: str, args: type[Any]) -> None:
     text = (DOCS / f"{page}.md").read_text()
-    known = flags(args) | {f"--{name.replace('_', '-')}" for name in field_homes()}
+    known = flags(args) | {f"--{name.replace('_', '-')}" for name in settings_of(TrainConfig)}
     assert set(re.findall(r"--[a-z][a-z-]*", text)) <= known
     assert set(re.findall(r"agentrl ([a-z]+) ", text)) <= set(COMMANDS)
     own = {field.name for field in dataclasses.fields(args)} - {"run", "debug", "trust_remote_code", "data", "rollout", "engine"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl import Task
-from agentrl.config.load import load_config
+from agentrl.config.commands import load_config
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.env.load import AgentSpec, load_agent

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl import Task
-from agentrl.config.schema import DataConfig, RolloutConfig, RunConfig, TrainConfig
+from agentrl.config.schema import DataConfig, RolloutConfig, RunConfig, SamplingConfig, TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EngineError, WeightSyncError
 from agentrl.core.protocols import RolloutWorker, WeightUpdate
@@ -193,7 +193,8 @@ async def test_weights_and_counters_are_passed_on(tmp_path: Path, model: str) ->
 def test_settings_come_from_the_configuration_and_survive_pickling() -> None:
     config = TrainConfig(
         run=RunConfig(seed=3),
-        rollout=RolloutConfig(temperature=0.7, max_new_tokens=9, stop=("x",), env_threads=2),
+        sampling=SamplingConfig(temperature=0.7),
+        rollout=RolloutConfig(max_new_tokens=9, stop=("x",), env_threads=2),
         data=DataConfig(apply_chat_template=False, system_prompt="s"),
     )
     settings = episode_settings(config, "model")

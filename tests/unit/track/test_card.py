@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl.config.load import to_json
-from agentrl.config.schema import LoraConfig, ModelConfig, RunConfig, TrainConfig
+from agentrl.config.lora import LoraConfig
+from agentrl.config.mapping import to_json
+from agentrl.config.schema import ModelConfig, RunConfig, TrainConfig, TrainingConfig
 from agentrl.core.callbacks import RunBegin, RunEnd
 from agentrl.track.card import ModelCard, card
 
@@ -26,7 +27,9 @@ STARTED = {"command": "agentrl train --agent 'a b.py' --async", "version": "0.2.
 
 
 def settings(**sections: Any) -> dict[str, Any]:
-    config = dataclasses.replace(TrainConfig(run=RunConfig(agent="a b.py", run_dir=Path("runs/first"))), **sections)
+    config = dataclasses.replace(
+        TrainConfig(run=RunConfig(agent="a b.py"), training=TrainingConfig(run_dir=Path("runs/first"))), **sections
+    )
     found: dict[str, Any] = json.loads(to_json(config))
     return found
 

@@ -40,13 +40,13 @@ def test_tensorboard_files_hold_the_scalars(tmp_path):
 def test_a_service_that_is_not_installed_is_a_config_error(tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=rf"--{package}-project = 'mine'.*pip install {package}"):
-        open_sinks(tmp_path, TrackConfig(**{f"{package}_project": "mine"}))
+        open_sinks(tmp_path, TrackConfig(**{f"{package}_project": "mine"}), "sample")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("tensorboard", [True, False])
 def test_open_sinks_makes_what_is_asked_for(tmp_path, tensorboard):
-    sinks = open_sinks(tmp_path, TrackConfig(tensorboard=tensorboard))
+    sinks = open_sinks(tmp_path, TrackConfig(tensorboard=tensorboard), "sample")
     for sink in sinks:
         sink.on_metrics(row({"step": 1.0, "reward/mean": 1.0}))
         sink.on_run_end(END)

@@ -8,7 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
-from agentrl.config.schema import RunConfig, TrackConfig, TrainConfig
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.callbacks import Callback, RunBegin, StepEnd
 from agentrl.core.errors import CallbackError, StorageError
 from agentrl.core.types import Status
@@ -24,8 +25,8 @@ def console() -> Console:
     return Console(file=io.StringIO(), width=100)
 
 
-def config(**track) -> TrainConfig:
-    return TrainConfig(run=RunConfig(num_steps=2), track=TrackConfig(**track))
+def config(**settings) -> TrainConfig:
+    return changed(TrainConfig(), num_steps=2, **settings)
 
 
 def rows_of(run_dir):
@@ -83,7 +84,7 @@ class Everything(Callback):
 
     def on_run_begin(self, event: RunBegin) -> None:
         self.run_dir = event.run_dir
-        self.seen.append(("begin", (event.config["run"]["num_steps"], event.resumed, event.step)))
+        self.seen.append(("begin", (event.config["training"]["num_steps"], event.resumed, event.step)))
 
     def on_step_end(self, event):
         self.seen.append(("step", "my/half" in event.metrics))
