@@ -86,7 +86,7 @@ def _inspect_text(run: RunReader, records: Iterable[Record]) -> Iterator[str]:
         "packages": {},
         "metadata": {"run": str(run.path), "algorithm": settings.get("advantage_estimator")},
     }
-    config = {name: settings[name] for name in ("temperature", "top_p") if name in settings}
+    config: dict[str, Any] = {name: settings[name] for name in ("temperature", "top_p") if name in settings}
     config |= {"max_tokens": settings["max_new_tokens"]} if "max_new_tokens" in settings else {}
     head = {"version": 2, "status": "success", "eval": spec, "plan": {"name": "plan", "steps": [], "config": config}}
     yield encode(head)[:-1] + ', "samples": ['
