@@ -26,8 +26,8 @@ OWNED: Mapping[str, tuple[str, ...]] = {
 class IterateConfig:
     """Sample, score, train, evaluate, and again: iterative DPO (``dpo``) or rejection sampling with fine-tuning (``sft``, RAFT).
 
-    What a phase is told stands behind its name: ``--sample.n-samples-per-prompt 8 --train.num-steps 30 --eval.eval-size 64``, or in the
-    tables ``[sample]``, ``[train]`` and ``[eval]`` of ``--config FILE``.
+    Prefix a flag with the name of its phase: ``--sample.n-samples-per-prompt 8 --train.num-steps 30 --eval.eval-size 64``. Or write it in
+    the tables ``[sample]``, ``[train]`` and ``[eval]`` of ``--config FILE``.
     """
 
     method: Annotated[tyro.conf.Positional[Literal["dpo", "sft"]], tyro.conf.arg(metavar="{dpo,sft}")] = "dpo"
