@@ -112,7 +112,7 @@ class LocalRuntime:
 
     @property
     def supervision(self) -> None:
-        """Nothing is replaced in one process."""
+        """Return None: in one process no actor is replaced."""
         return
 
     @property
@@ -139,7 +139,7 @@ class LocalRuntime:
         await self._worker.start()
 
     def diagnose(self) -> Mapping[str, Awaitable[str]]:
-        """There is no other process."""
+        """Return no diagnoses: there is no other process."""
         return {}
 
     async def close(self) -> None:

@@ -48,7 +48,7 @@ class SampledConfig(PlayedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledFiguresConfig(FiguresConfig):
-    """Nothing to set: the number of episodes is ``--n-samples-per-prompt``."""
+    """Figures without settings of their own: the number of episodes is ``--n-samples-per-prompt``."""
 
     eval_samples: tyro.conf.Suppress[int] = EvalConfig.eval_samples
     eval_temperature: tyro.conf.Suppress[float | None] = None

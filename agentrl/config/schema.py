@@ -37,7 +37,7 @@ class RunConfig:
     seed: CountOrZero = 0
     """Seed of the whole run: order of tasks, sampling, initialisation of new layers."""
     run_dir: Path | None = None
-    """Where everything of this run is written. Default: ``runs/<environment>-<date>-<time>``."""
+    """Directory of everything that this run writes. Default: ``runs/<environment>-<date>-<time>``."""
     save_every: CountOrZero = 0
     """Steps between two checkpoints, from which ``--resume`` continues; the last step gets one too. 0: none."""
     keep_checkpoints: Count = 2
@@ -322,7 +322,7 @@ class FlowConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Measuring the model, in a run and with ``agentrl eval``. What it is measured on is said by ``--eval-prompts``, the
+    """Evaluation of the model, in a run and with ``agentrl eval``. Choose evaluation tasks with ``--eval-prompts``, the
     environment's ``eval_tasks()`` or ``--eval-size``.
     """
 

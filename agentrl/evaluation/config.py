@@ -31,7 +31,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.env.load import found_or_kept
 
 START = "start"
-"""What ``--baseline`` calls the model that a run began with."""
+"""Value of ``--baseline`` that names the model that a run began with."""
 
 SAME_HERE = {"--n-samples-per-prompt": "--eval-samples", "--temperature": "--eval-temperature", "--num-tasks": "--eval-size"}
 """Flags that say the same as another one where nothing is trained."""

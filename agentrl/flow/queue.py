@@ -28,7 +28,7 @@ class Release(Enum):
     DROPPED = auto()
     """The group failed for good; another may take its place."""
     UNUSED = auto()
-    """There was no task left to put into it."""
+    """No task was left to put into the slot."""
 
 
 class Slots:

@@ -84,7 +84,7 @@ class SharedMemorySender:
         return WeightUpdate(version=version, transport="shm", payload={"update": {"path": str(target)}})
 
     def abandon(self, reason: str) -> None:
-        """Nothing is ever under way."""
+        """Do nothing: no transfer is ever under way."""
 
     def settle(self) -> None:
         """Engines read the file, so nothing has to be waited for."""
