@@ -161,6 +161,7 @@ class ThreadedLearner:
 
     def __init__(self, rank: Any) -> None:
         self._rank = rank
+        # One thread, so that calls follow one another as in an actor.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
 
     async def start(self) -> None:

@@ -41,7 +41,7 @@ class LoraConfig:
     lora_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of each adapter's inputs that a step leaves out, the same ones for all tokens and passes of the step."""
     publish: Literal["merged", "adapter"] = "merged"
-    """Form of the engines' weights: whole with the adapter ``merged`` in, or the ``adapter`` alone, which vLLM computes beside the model."""
+    """Form of the engines' weights: whole with the adapter ``merged`` in, or the ``adapter`` alone, which vLLM runs beside the model."""
 
     load_in_4bit: bool = False
     """Keep the learner's frozen weights in 4 bits (QLoRA); needs ``pip install 'agentrl[qlora]'``."""

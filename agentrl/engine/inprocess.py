@@ -233,6 +233,7 @@ class InProcessCore:
         core.structured_output_manager.clear_backend()
         core.model_executor.shutdown()
         core.scheduler.shutdown()
+        # vLLM froze the heap when it started: nothing of the model would ever be collected.
         gc.unfreeze()
         _living.discard(self)
         if not _living:

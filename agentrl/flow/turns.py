@@ -50,6 +50,7 @@ class TurnTakingLearner(GuardedLearner):
         if not self._held:  # a resumed run publishes before its first step
             await self._begin(KEPT)
         await self._learner.offload(keep_weights=True)
+        # Not the KV cache yet: the learner's weights stay on the GPUs until all engines have taken them (`ended`).
         await self._pool.wake("weights")
         return await self._learner.export_weights(version, members)
 

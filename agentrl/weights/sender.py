@@ -74,6 +74,7 @@ class SharedMemorySender:
         Raises:
             WeightSyncError: If there is no space for them.
         """
+        # Copied on a CPU too: a tensor is valid only until the next one is asked for.
         tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
         directory = self._prepared()
         files = sorted(directory.glob("*.safetensors"))
