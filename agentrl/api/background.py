@@ -30,7 +30,7 @@ ENDING_S = 13.0
 MAX_INTERRUPTS = 2
 """Interrupts that the end of work on a thread is waited for; what user code blocks does not hear them."""
 SHOW_CURSOR = b"\x1b[?25h"
-"""What makes a terminal show the cursor, which a live display hides."""
+"""Bytes that make a terminal show the cursor, which a live display hides."""
 
 _one_at_a_time = threading.Lock()
 

@@ -170,7 +170,7 @@ class Report:
         return any(finding.id in rules for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as JSON wants it."""
+        """Return the report in JSON's own types."""
         return asdict(self)
 
     @classmethod

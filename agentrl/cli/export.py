@@ -42,9 +42,9 @@ class ExportArgs:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type to write the weights in; the checkpoint has them in float32, whatever they were trained in."""
     merge: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Of a run with ``--lora-rank``, write the whole model with the adapter merged in, instead of the adapter."""
+    """Write the whole model with the adapter merged in, instead of the adapter of a run with ``--lora-rank``."""
     model: str = ""
-    """Where the initial model is, if the run's own setting no longer leads to it."""
+    """Path of the initial model, if the run's own setting no longer leads to it."""
     debug: tyro.conf.FlagCreatePairsOff[bool] = False
     """Show tracebacks."""
 

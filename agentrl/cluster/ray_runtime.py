@@ -184,6 +184,7 @@ class RayRuntime:
         services.ConsolePopen = partial(services.ConsolePopen, start_new_session=True)
         try:
             ray.init(
+                # Every actor asks for a CPU, and a small machine may have fewer.
                 num_cpus=max(os.cpu_count() or 1, actors),
                 include_dashboard=False,
                 _node_ip_address="127.0.0.1",
@@ -265,6 +266,7 @@ class RayRuntime:
         from agentrl.cluster.ray_actors import DIAGNOSIS, RayWorker, RolloutActor
 
         bundle = placement.engine_bundles[index] if index < len(placement.engine_bundles) else _joined(index)
+        # Each group under way is a call, of which Ray lets an asynchronous actor have 1,000 by default.
         options = self._options(bundle, placement.gpus_per_engine, max_concurrency=4096)
         if self._config.rollout.rollout_workers_per_engine > 1:
             anywhere = {name: value for name, value in options.items() if name not in ("scheduling_strategy", "num_gpus")}
@@ -278,11 +280,13 @@ class RayRuntime:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         if bundle not in self._places:  # an engine that joined a private cluster without GPUs
+            # Without a CPU, because the cluster may have no more than the first actors hold.
             return {"num_cpus": 0.0, "max_restarts": 0, **more}
         group, position = self._places[bundle]
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=position)
         if not self._private:  # a private cluster's processes have them from its start
             more["runtime_env"] = {"env_vars": traveling_environment(self._config, self._device)}
+        # Never restarted by Ray: a new engine must load the live weights before it gets a group (`Supervision`).
         return {"num_cpus": 1.0, "num_gpus": num_gpus, "scheduling_strategy": where, "max_restarts": 0, **more}
 
     async def _find_block(self, name: str) -> str:

@@ -111,7 +111,7 @@ class LocalRuntime:
 
     @property
     def supervision(self) -> None:
-        """Nothing is replaced in one process."""
+        """Return None: in one process no actor is replaced."""
         return
 
     @property
@@ -138,7 +138,7 @@ class LocalRuntime:
         await self._worker.start()
 
     def diagnose(self) -> Mapping[str, Awaitable[str]]:
-        """There is no other process."""
+        """Return no diagnoses: there is no other process."""
         return {}
 
     async def close(self) -> None:
@@ -160,6 +160,7 @@ class ThreadedLearner:
 
     def __init__(self, rank: Any) -> None:
         self._rank = rank
+        # One thread, so that calls follow one another as in an actor.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
 
     async def start(self) -> None:

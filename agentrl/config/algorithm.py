@@ -54,7 +54,7 @@ class AlgoConfig:
     ipo_kl_coef: NonNegative = 0.0
     """Weight of the squared log ratio in ``ipo``; prime-rl used 1e-3 in earlier versions."""
     sapo_tau_positive: Positive = 1.0
-    """How fast the gradient of ``sapo`` fades as the ratio leaves 1, for a positive advantage."""
+    """Speed at which the gradient of ``sapo`` fades as the ratio leaves 1, for a positive advantage."""
     sapo_tau_negative: Positive = 1.05
     """The same for a negative advantage."""
     cov_share: Annotated[float, Gt(0), Le(1)] = 2e-4
@@ -81,7 +81,7 @@ class AlgoConfig:
     """Train a mixture-of-experts model on the experts that the engine chose for each token (R3), where the learner's rounding or its newer
     weights might choose others."""
     loss_aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant"] = "token-mean"
-    """How token losses become one number; denominators are global over micro-batches and ranks."""
+    """Aggregation of token losses into one number; denominators are global over micro-batches and ranks."""
     init_kl_coef: Annotated[NonNegative, Alias("--beta")] = 0.0
     """Weight of the KL penalty against the initial policy; 0 loads no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
@@ -101,9 +101,9 @@ class AlgoConfig:
     ] = "tis"
     """Correction for tokens sampled by older weights; a preset that the flags below may change."""
     off_policy_level: Literal["token", "seq", "geo"] | None = None
-    """What an importance ratio belongs to: a token, or a sequence by product or geometric mean. Default: the preset's."""
+    """Unit of an importance ratio: a token, or a sequence by product or geometric mean. Default: the preset's."""
     off_policy_mode: Literal["none", "truncate", "clip", "mask"] | None = None
-    """What happens to ratios outside ``--off-policy-range``. Default: the preset's."""
+    """Treatment of ratios outside ``--off-policy-range``. Default: the preset's."""
     off_policy_range: tuple[float, float] | None = None
     """Bounds of the importance ratio. Default: the preset's."""
     opsm_delta: NonNegative | None = None
@@ -116,7 +116,7 @@ class AlgoConfig:
     """With several updates per batch: estimate the log-probabilities of the weights before the first from the recorded and the present
     ones, by version, instead of a forward pass of their own (AReaL)."""
     allow_uncorrected: bool = False
-    """Say that ``--off-policy none`` is meant in an asynchronous run."""
+    """Allow ``--off-policy none`` in an asynchronous run."""
 
 
 def has_ratios(algo: AlgoConfig) -> bool:

@@ -77,7 +77,7 @@ class WeightsConfig:
     learner_memory_gib: Annotated[NonNegative, ResumeMayChange] = 0.0
     """With ``--colocate``: GPU memory that a learner rank keeps while its engine generates, GiB; 0: as ``agentrl plan`` computes it."""
     publish: Literal["merged", "adapter"] = "merged"
-    """What engines get: whole weights with the adapter ``merged`` in, or the ``adapter`` alone, which vLLM computes beside the model."""
+    """Form of the engines' weights: whole with the adapter ``merged`` in, or the ``adapter`` alone, which vLLM runs beside the model."""
 
     @property
     def sleeps(self) -> bool:

@@ -86,6 +86,6 @@ class LearnerConfig:
     critic_warmup_steps: CountOrZero = 0
     """First steps in which only the critic is trained."""
     value_clip: Positive | None = 0.2
-    """How far a value may move from what it was when the batch was taken; none switches clipping off."""
+    """Distance that a value may move from its state when the batch was taken; none switches clipping off."""
     max_nonfinite_steps: Annotated[Count, ResumeMayChange] = 3
     """Stop after this many steps in a row whose gradient is not finite; each of them is skipped."""

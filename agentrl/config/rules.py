@@ -35,7 +35,7 @@ def prompts_exist(config: PlaySettings) -> None:
 
 
 def probabilities_fit(config: PlaySettings) -> None:
-    """There is one positive number per data set."""
+    """Each data set has one positive number."""
     check_probabilities("--prompt-probs", config.data.prompt_probs, "--prompts", config.data.prompt_sources)
 
 

@@ -51,7 +51,7 @@ class TrainingConfig:
     num_steps: Annotated[Count, ResumeMayChange, Alias("--max-steps")] = 50
     """Optimizer steps to train for."""
     run_dir: Annotated[Path | None, ResumeMayChange, Alias("--output-dir")] = None
-    """Where everything of this run is written. Default: ``runs/<environment>-<date>-<time>``."""
+    """Directory of everything that this run writes. Default: ``runs/<environment>-<date>-<time>``."""
     save_every: Annotated[CountOrZero, ResumeMayChange, Alias("--save-steps")] = 0
     """Steps between two checkpoints, from which ``--resume`` continues; the last step gets one too. 0: none."""
     keep_checkpoints: Annotated[Count, ResumeMayChange, Alias("--save-total-limit", "--max-ckpt-num")] = 2
@@ -229,7 +229,7 @@ class EndpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Measuring the model, in a run and with ``agentrl eval``. Choose the evaluation tasks with ``--eval-prompts``, the environment's
+    """Evaluation of the model, in a run and with ``agentrl eval``. Choose evaluation tasks with ``--eval-prompts``, the environment's
     ``eval_tasks()`` or ``--eval-size``.
     """
 

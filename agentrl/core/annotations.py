@@ -40,11 +40,11 @@ class Mask(StrEnum):
     """Fate of a token in the policy loss; the first that holds."""
 
     TRAINED = "trained"
-    """It was trained."""
+    """The token was trained."""
     OFF_POLICY = "off_policy"
     """The off-policy correction gave it the weight 0."""
     LOW_ENTROPY = "low_entropy"
-    """Its entropy is not among the highest (--top-entropy-share)."""
+    """The token's entropy is not among the highest (--top-entropy-share)."""
     CLIPPED = "clipped"
     """The loss removed or bounded its gradient, because the policy has moved too far at this token."""
     SKIPPED = "skipped"

@@ -165,7 +165,7 @@ class NothingToTrainError(AgentRLError, RuntimeError):
 
 
 class StallError(AgentRLError, TimeoutError):
-    """Nothing progressed for longer than the stall deadline; the message says who waited for what."""
+    """Stall of a run: nothing progressed for longer than the stall deadline; the message says who waited for what."""
 
 
 class CheckpointError(AgentRLError, OSError):

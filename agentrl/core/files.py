@@ -76,7 +76,7 @@ def swap_directory(temporary: Path, target: Path) -> None:
 
 
 def recover_directory(target: Path) -> None:
-    """If `replace_directory` was cut off between its two renames, give `target` back to the newer of the two that is complete."""
+    """Restore `target` from the newer complete directory, if `replace_directory` was cut off between its two renames."""
     if target.exists():
         return
     for left in (target.with_name(f".{target.name}{TEMPORARY}"), target.with_name(f".{target.name}.old{TEMPORARY}")):

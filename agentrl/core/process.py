@@ -1,4 +1,4 @@
-"""This process: its devices, its garbage collector, and the stacks of its threads and tasks."""
+"""Devices, garbage collector, and stacks of threads and tasks of this process."""
 
 from __future__ import annotations
 

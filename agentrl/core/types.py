@@ -92,7 +92,7 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
     """The run no longer wanted it."""
     WITHHELD = "withheld"
-    """It was much later than the rest of its group, which was closed without it (``--group-quorum``)."""
+    """The episode was much later than the rest of its group, which was closed without it (``--group-quorum``)."""
 
     @property
     def trainable(self) -> bool:

@@ -158,6 +158,7 @@ class Batcher:
                 ids=ids,
                 budget=min(sampling.max_tokens, self.context - len(ids)),
                 ends=frozenset((*self.end_ids, *sampling.stop_token_ids)),
+                # A generator for each sequence, so that its draws do not depend on what is decoded beside it.
                 uniform=np.random.Generator(np.random.Philox(key=seed % 2**64)),
             )
         )

@@ -30,10 +30,10 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
 _Command = tuple["Future[Any] | None", Callable[[], Any]]
-"""What to call, and where its result is awaited, if anybody does."""
+"""Future of the result, if anybody waits for it, and the function to call."""
 
 GATHER_S = 0.001
-"""How long further requests are awaited before a step, and how often that may be repeated; a step takes milliseconds at least."""
+"""Seconds that further requests are awaited before a step, which may be repeated; a step takes milliseconds at least."""
 
 GATHER_ROUNDS = 4
 
@@ -233,6 +233,7 @@ class InProcessCore:
         core.structured_output_manager.clear_backend()
         core.model_executor.shutdown()
         core.scheduler.shutdown()
+        # vLLM froze the heap when it started: nothing of the model would ever be collected.
         gc.unfreeze()
         _living.discard(self)
         if not _living:

@@ -56,6 +56,7 @@ def sampling_params(
         include_stop_str_in_output=True,
         stop_token_ids=[*end_ids, *sampling.stop_token_ids],
         seed=seed,
+        # Of the sampled token alone.
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
@@ -88,6 +89,7 @@ def _common(settings: EngineSettings) -> dict[str, Any]:
         "trust_remote_code": settings.model.trust_remote_code,
         "skip_tokenizer_init": not settings.stop_strings,
         "enable_prefix_caching": True,
+        # Those of the distribution sampled from, as the learner computes them: vLLM's default is before the temperature.
         "logprobs_mode": "processed_logprobs",
         # By default the first request would choose a backend for all that follow, and small models write spaces without end.
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},

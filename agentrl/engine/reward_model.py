@@ -167,6 +167,7 @@ class RewardModel:
         return _Row(kept, [place - dropped for place in places if place >= dropped], dropped > 0)
 
     def _kept(self, ids: list[int]) -> tuple[list[int], int]:
+        # The beginning goes, because scores are read at the end.
         dropped = max(0, len(ids) - self._limit) if self._limit else 0
         return ids[dropped:], dropped
 

@@ -36,6 +36,8 @@ def _sample(logits: Tensor, settings: Sequence[Sampling], draws: Sequence[float]
     temperatures = torch.tensor([each.temperature or 1.0 for each in settings], device=logits.device)
     logits = _cut(logits / temperatures[:, None], settings)
     logprobs = logits.log_softmax(-1)
+    # In float64, because float32 rounds rare tokens away in a sum near 1. A draw of each row's own picks its token, not
+    # `torch.multinomial`, whose generator all rows would share.
     mass = logprobs.double().exp().cumsum(-1)
     wanted = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None] * mass[:, -1:]
     picked = torch.searchsorted(mass, wanted, right=True).clamp(max=logits.shape[1] - 1)

@@ -183,6 +183,7 @@ class VllmEngine:
         self._dead = self._dead or "it was closed"
         if llm is None:
             return
+        # First, or calls of `generate` that are under way would wait for ever.
         llm.output_processor.propagate_error(RuntimeError(self._dead))
         if llm.output_handler is not None:
             llm.output_handler.cancel()

@@ -1,4 +1,4 @@
-"""Nothing a user returns is trusted: every result is checked and brought into one form here."""
+"""Checks of user results: nothing a user returns is trusted, and every result is brought into one form here."""
 
 from __future__ import annotations
 

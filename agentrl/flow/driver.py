@@ -117,6 +117,7 @@ async def _run_loops(run: RunState, stop: StopRequest, report: StallReport | Non
         watch.start_soon(watch_for_stall, run.board, run.settings.run.stall_timeout_s, run.describe, run.clock, report, name="watchdog")
         watch.start_soon(run.pool.supervise, name="supervise")
         watch.start_soon(stop_when_asked, run, stop, name="stop")
+        # A group of its own: the loops end by themselves, and their watchers are cancelled then.
         async with anyio.create_task_group() as loops:
             spawn = await loops.start(run_attempts, run, name="attempts")
             loops.start_soon(admit, run, spawn, name="admit")

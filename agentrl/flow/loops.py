@@ -59,6 +59,7 @@ async def admit(run: RunState, spawn: Spawn) -> None:
             )
         )
         run.board.waiting("admit", "a free slot")
+        # `acquire` does not yield while slots are free, so with thousands of them the other loops would stand still.
         if group_id % TOGETHER == 0:
             await anyio.lowlevel.checkpoint()
     run.queue.close()
@@ -294,6 +295,7 @@ async def publish(run: RunState) -> None:
         publish_s = run.clock() - starts_s
         run.live.advance(trained.version)
         run.publisher_idle.release()
+        # Before the step's figures are put together, so that engines have new groups meanwhile.
         for group in trained.groups:
             run.slots.release(group.ticket.group_id, Release.TRAINED)
         for group_id in trained.spare:

@@ -28,7 +28,7 @@ class Release(Enum):
     DROPPED = auto()
     """The group failed for good; another may take its place."""
     UNUSED = auto()
-    """There was no task left to put into it."""
+    """No task was left to put into the slot."""
 
 
 class Slots:
@@ -200,6 +200,7 @@ class GroupQueue:
         taken = Taken([group for group in accepted if group.ticket.group_id in first], [i for i in self._window if i not in first])
         self._window, self._accepted = {}, 0
         self._fill_window()
+        # Slots bound the lag already. A mistake there would train on old tokens without any sign, so it is checked again.
         for group in taken.groups:
             self._check_lag(group, step)
         return taken

@@ -36,6 +36,7 @@ class AwaitableCounter:
     def advance(self, value: int) -> None:
         """Let it grow, and wake who waits."""
         self.value = max(self.value, value)
+        # An event of anyio cannot be cleared: waiters of this one wake, later ones get a new one.
         self._more.set()
         self._more = anyio.Event()
 

@@ -49,6 +49,7 @@ class TurnTakingLearner(GuardedLearner):
         """Make room for the weights of the engines, wake these, and export."""
         if not self._held:  # a resumed run publishes before its first step
             await self._begin(KEPT)
+        # The KV cache wakes in `ended`: until all engines have taken the weights, the learner's are on the GPUs too.
         await self._learner.offload(keep_weights=True)
         await self._pool.wake("weights")
         return await self._learner.export_weights(version, members)

@@ -30,7 +30,7 @@ ATTACHMENT = "attachment://"
 ZSTD = 93
 """Number of the compression in an archive."""
 NAME_LENGTH = 26
-"""Where the head of a file in an archive says how long its name is."""
+"""Offset of the length of its name in the head of a file in an archive."""
 FORMS = """Known are: lines of JSON with a prompt, an answer and a reward (OpenRLHF, verifiers), and the logs of Inspect (.eval, .json)."""
 
 

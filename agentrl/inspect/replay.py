@@ -48,9 +48,9 @@ class Verdict(StrEnum):
     SAME = "same"
     """Every observation, reward, the score and the end were as recorded."""
     DIFFERS = "differs"
-    """Something was not."""
+    """A part differed from the record."""
     SKIPPED = "skipped"
-    """There was nothing to compare."""
+    """No part could be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ BY: Mapping[str, tuple[str, Callable[[Array], Array], str]] = {
     "advantage": ("advantage", np.abs, "largest advantage"),
     "logprob": ("logprob", lambda values: -values, "least likely when sampled"),
 }
-"""What tokens can be ordered by -> its field, how far a value stands out, and words."""
+"""Figure that tokens can be ordered by -> its field, how far a value stands out, and words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 Line: TypeAlias = tuple[int, bytes]
-"""Where a line begins in its file, and the line without its newline."""
+"""Offset of a line in its file, and the line without its newline."""
 
 CHUNK_BYTES = 2**20
 

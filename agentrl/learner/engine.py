@@ -107,6 +107,7 @@ class TrainEngine:
         Raises:
             NonFiniteError: If more than ``max_nonfinite_steps`` updates in a row had to be skipped.
         """
+        # Not by a scheduler of DeepSpeed, which counts updates: a step of the run may have several.
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._update_plain() if self._plain else self._update_wrapped()

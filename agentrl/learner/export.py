@@ -121,6 +121,7 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float, ranks: Ranks, *, offload: bool = False) -> None:
         self._model, self._decay, self._ranks = model, decay, ranks
         device = torch.device("cpu") if offload else ranks.device
+        # bfloat16 would round a step's change, a share of 1 - decay, to nothing.
         self._parts = {name: part.to(device, torch.float32, copy=True) for name, part in self._held()}
 
     @torch.no_grad()

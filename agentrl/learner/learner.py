@@ -157,4 +157,4 @@ class LearnerRank:
 
 
 JOIN_TIMEOUT_S = 1800.0
-"""How long a collective operation waits for the other ranks; loading a large model on one of them may take that long."""
+"""Seconds that a collective operation waits for the other ranks; loading a large model on one of them may take that long."""

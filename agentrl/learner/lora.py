@@ -29,7 +29,7 @@ ADAPTER = "default"
 
 BASE = ".base_layer"
 PREFIX = "base_model.model."
-"""What peft puts before the names of layers in a file."""
+"""Prefix of peft before the names of layers in a file."""
 
 
 def add_adapter(model: Any, lora: LoraConfig, *, base: str) -> None:

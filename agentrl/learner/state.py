@@ -117,6 +117,7 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     torch.manual_seed(derive_seed(settings.seed, "learner"))
     config, algo, bf16 = settings.learner, settings.algo, settings.bf16
     _layers_can_be_divided(settings)
+    # Before any model is loaded, which may take minutes: a user's file may be at fault.
     algorithm = Algorithm(estimator=find_estimator(algo.advantage_estimator), loss=find_loss(algo.policy_loss))
     options = deepspeed_config(config, bf16=bf16)
     model = load_model(settings, options, trained=True)
@@ -138,6 +139,7 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     if algo.router_replay:
         replay_routers(policy, engine, ranks.device)
     if algo.init_kl_coef > 0 and settings.lora.lora_rank:
+        # The policy without its adapter is the initial model, so no second copy is needed.
         reference = AdapterOff(engine)
     everyone = [part for part in (policy, frozen, taught, critic and critic.module) if part is not None]
     kernel = fit_kernel(settings, engine, everyone)

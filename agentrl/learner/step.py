@@ -98,6 +98,7 @@ class TrainingStep:
         if self.algo.router_replay:
             self.stats.merge(describe_replay(self.batch, self.models.policy.module, first=self.ranks.first))
         self.clock.record(self.stats)
+        # Ranks that run the same micro-batches measured the same; counted from each, it would count several times.
         return self.ranks.merge(self.stats if self.ranks.leads else MetricSums())
 
     def _lay_out(self) -> tuple[Update, ...]:

@@ -64,7 +64,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that costs time."""
+    """Activity that costs time."""
 
     name: str  # text for people
     step_s: float  # seconds per step without it

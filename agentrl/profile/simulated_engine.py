@@ -241,7 +241,7 @@ class SimulatedWorker:
             asyncio.get_running_loop().call_later(model.lifetime_s(self._rng), self._die)
 
     async def start(self) -> None:
-        """Nothing is to be loaded."""
+        """Load nothing."""
 
     async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupSummary]:
         """Play the episodes that are drawn for the group."""
@@ -294,7 +294,7 @@ class SimulatedWorker:
         return SimulatedWorker(self._model, self._world, number=self._number, life=self._life + 1)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def _die(self) -> None:
         self._dead = True

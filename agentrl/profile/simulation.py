@@ -64,7 +64,7 @@ class SimulatedLearner:
         self._model, self._rng = model, random.Random(f"{seed} learner")
 
     async def start(self) -> None:
-        """Nothing is to be loaded."""
+        """Load nothing."""
 
     async def train(self, step: int, groups: Sequence[GroupSummary]) -> TrainResult:
         """Take the time of a step."""
@@ -79,22 +79,22 @@ class SimulatedLearner:
         return WeightUpdate(version=version, transport="simulated")
 
     async def abandon_weights(self, reason: str) -> None:
-        """Nothing is under way."""
+        """Do nothing: no transfer is under way."""
 
     async def offload(self, *, keep_weights: bool) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     async def reload(self) -> None:
-        """Nothing was moved."""
+        """Do nothing: no weights were moved."""
 
     async def save_model(self, path: str) -> None:
-        """There is none."""
+        """Save nothing: there is no model."""
 
     async def save_checkpoint(self, path: str, step: int) -> None:
-        """There is nothing to save."""
+        """Save nothing: there is no state."""
 
     async def seal_checkpoint(self, path: str) -> dict[str, FileEntry]:
-        """Nothing was written."""
+        """Return no files: none was written."""
         return {}
 
     async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
@@ -102,11 +102,11 @@ class SimulatedLearner:
         return [work(files, *arguments)]
 
     async def load_checkpoint(self, path: str) -> int:
-        """Nothing was saved."""
+        """Return step 0: no checkpoint was saved."""
         return 0
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 class _Jump(selectors.DefaultSelector):
@@ -133,7 +133,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jump.now
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Here and now: a thread would take time that the clock does not know of."""
+        """Run `func` here and now: a thread would take time that the clock does not know of."""
         future = self.create_future()
         try:
             future.set_result(func(*args))

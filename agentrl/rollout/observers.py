@@ -94,7 +94,7 @@ class SamplerEngine:
         self._keeps_structure = keeps_structure
 
     async def start(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Call the function; `StructureError` for a structure, unless the function keeps to structures."""
@@ -106,15 +106,15 @@ class SamplerEngine:
         """The function goes on."""
 
     async def load_weights(self, update: WeightUpdate) -> int:
-        """There are no weights; the version is taken as it is."""
+        """Return the version as it is; there are no weights."""
         return update.version
 
     def stats(self) -> EngineStats:
-        """Nothing is counted."""
+        """Return empty statistics."""
         return EngineStats()
 
     async def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class WatchedEngine:

@@ -106,7 +106,7 @@ def recorded_ticket(record: Mapping[str, Any]) -> Ticket:
 
 
 def inexact_parts(record: Mapping[str, Any]) -> list[str]:
-    """Which of the task's prompt, label and metadata could not be recorded as they were."""
+    """Return those of the task's prompt, label and metadata that could not be recorded as they were."""
     return list(record["task"].get("inexact", ()))
 
 

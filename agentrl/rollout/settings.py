@@ -28,7 +28,7 @@ EPISODES_PER_SEQUENCE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerPolicy:
-    """When a group is closed without the rest."""
+    """Conditions under which a group is closed without its late episodes."""
 
     quorum: float  # share of the episodes that must have ended well
     factor: float  # time that the others may take, as a multiple of the median of those episodes
@@ -112,14 +112,14 @@ class EpisodeSettings(PlaySettings):
         return EPISODES_PER_SEQUENCE * self.engine.max_num_seqs // self.rollout.rollout_workers_per_engine
 
     def for_member(self, ticket: Ticket, index: int) -> EpisodeSettings:
-        """These settings with what the ticket changes for the episode of that number; the one behind the members is greedy."""
+        """Return the settings with what the ticket changes for the episode of that number; the one behind the members is greedy."""
         settings = self.for_eval_sampling(ticket.eval_sampling)
         if index < ticket.n_samples_per_prompt:
             return settings
         return replace(settings, is_training=False, temperature=0.0)
 
     def for_eval_sampling(self, eval_sampling: EvalSampling | None) -> EpisodeSettings:
-        """These settings with what `eval_sampling` changes."""
+        """Return the settings with what `eval_sampling` changes."""
         if eval_sampling is None:
             return self
         temperature = self.temperature if eval_sampling.temperature is None else eval_sampling.temperature

@@ -35,7 +35,7 @@ CallbackLike: TypeAlias = Callback | type[Callback]
 """An object with methods of `Callback`, or a class of which each run makes an object."""
 
 _Answer: TypeAlias = tuple[Any, BaseException | None]
-"""What a call returned, and what it raised."""
+"""Return value of a call, and the exception that it raised."""
 
 
 def load_callbacks(specs: Iterable[str]) -> list[type[Callback]]:

@@ -28,7 +28,7 @@ class TuneRunConfig:
     seed: CountOrZero = 0
     """Seed of the whole run: order of the data, choice of held-out rows, initialisation of new layers, dropout."""
     run_dir: Annotated[Path | None, ResumeMayChange, Alias("--save-path", "--output-dir")] = None
-    """Where everything of this run is written. Default: ``runs/<method>-<date>-<time>``."""
+    """Directory of everything that this run writes. Default: ``runs/<method>-<date>-<time>``."""
     save_every: Annotated[CountOrZero, ResumeMayChange, Alias("--save-steps")] = 0
     """Steps between two checkpoints, from which ``--resume`` continues; 0: none but that of a run which a signal ends."""
     keep_checkpoints: Annotated[Count, ResumeMayChange] = 2
@@ -95,7 +95,7 @@ class SftDataConfig(DialogueDataConfig):
     quality_key: str = ""
     """Column with the quality or reward of a row, a number or a word, to be written into its prompt (conditional SFT). Empty: off."""
     quality_template: str = "{prompt} <quality {quality}>"
-    """How ``--quality-key`` is written into the prompt's last user message, or into a plain-text prompt."""
+    """Form in which ``--quality-key`` is written into the prompt's last user message, or into a plain-text prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,6 +160,7 @@ class SharedBuffers:
 
     def _wait(self, key: str) -> bool:
         """Wait for a key of the store; false if the channel is aborted first."""
+        # Looks again and again, because `abort` could not end a wait of the store's own.
         while not self._aborted.is_set():
             if self._store.check([key]):
                 return True

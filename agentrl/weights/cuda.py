@@ -175,6 +175,7 @@ class GroupSender:
             group = host(listener, others, self._connect, device, self._timeout_s, lambda: self._given_up)
             with self._lock:
                 self._group = group
+        # `abandon` found no group to tell while this one was formed.
         if self._given_up:
             group.abandon(self._given_up)
         with group.transfer(self._timeout_s) as channel:

@@ -182,6 +182,7 @@ def join(address: str, port: int, rank: int, size: int, connect: Connect, device
 
 def _settings(size: int, timeout_s: float, *, first: bool) -> dict[str, Any]:
     timeout = timedelta(seconds=timeout_s)
+    # Without libuv, as vLLM's own stores with a listening socket (pytorch/pytorch#150215).
     return {"world_size": size, "is_master": first, "timeout": timeout, "use_libuv": False, "wait_for_workers": False}
 
 

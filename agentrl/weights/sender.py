@@ -74,6 +74,7 @@ class SharedMemorySender:
         Raises:
             WeightSyncError: If there is no space for them.
         """
+        # Copied on a CPU too: a tensor is valid only until the next one is asked for.
         tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
         directory = self._prepared()
         files = sorted(directory.glob("*.safetensors"))
@@ -84,7 +85,7 @@ class SharedMemorySender:
         return WeightUpdate(version=version, transport="shm", payload={"update": {"path": str(target)}})
 
     def abandon(self, reason: str) -> None:
-        """Nothing is ever under way."""
+        """Do nothing: no transfer is ever under way."""
 
     def settle(self) -> None:
         """Engines read the file, so nothing has to be waited for."""

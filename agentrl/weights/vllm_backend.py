@@ -70,7 +70,7 @@ EXTENSION = "agentrl.weights.vllm_backend.WorkerExtension"
 
 @dataclass
 class SharedMemoryInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing is needed beforehand: a path says it all."""
+    """Empty preparation: the path of an update says it all."""
 
 
 @dataclass
@@ -125,7 +125,7 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedMemoryInit, SharedMemoryUp
             make_row_invariant(self.model, self._row_plans)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 def _unfinished(model: torch.nn.Module) -> Iterator[str]:

@@ -38,7 +38,7 @@ from agentrl.env.black_box import ModelEndpoint
 FORM = "Write harbor:FOLDER#agent=CMD {prompt}, where FOLDER is a task or holds tasks."
 FOLDER = "folder"
 RUNS = ("refuse", "shell", "skip")
-"""What is done with the commands of a Dockerfile; the first is the default."""
+"""Treatments of the commands of a Dockerfile; the first is the default."""
 
 
 class HarborAgent(CommandAgent):

@@ -25,7 +25,7 @@ ROW = "row"
 
 _lock = threading.RLock()
 _failures: ContextVar[list[BaseException]] = ContextVar("failures")
-"""What reward functions of the current episode raised; verifiers takes it for a reward of 0."""
+"""Exceptions of reward functions in the current episode; verifiers takes them for a reward of 0."""
 
 
 class VerifiersAgent(BlackBoxAgent):

@@ -19,7 +19,7 @@ from agentrl.api import serving
 from agentrl.api.serving import NO_MODEL, serve, summary
 from agentrl.cli.main import main
 from agentrl.config.evaluate import ServeConfig
-from agentrl.config.schema import EndpointConfig, ServeConfig
+from agentrl.config.schema import EndpointConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.rollout.endpoint.answers import Parts
