@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.check.context import Context, digest
-from agentrl.check.determinism import compared, random_states, scripts_to_repeat, told
+from agentrl.check.determinism import compared, random_states, scripts_to_repeat
 from agentrl.check.findings import CheckSettings
 from agentrl.check.play import Player, make_player, repeating
 from agentrl.check.probe import Watch
 from agentrl.check.tokenizer import load_codec
+from agentrl.core.differences import TurnValues
 from agentrl.env.load import load_agent, preload
 from agentrl.env.tasks import TaskSource
 
@@ -57,13 +58,13 @@ async def check_elsewhere(context: Context, command: Sequence[str]) -> None:
     reseeded = [name for name, state in seeds.items() if state == context.after_import.get(name)]
     if reseeded:
         context.found("import-reseeds", "import", f"the state of {' and '.join(reseeded)} is the same in two processes")
-    here = [told(await context.player.play(task, repeating(actions))) for task, actions in scripts]
-    if own_tasks and (differ := _tasks_differ(context, answer)):
-        context.found("tasks-unstable", "tasks", f"{differ} in a process with another hash seed, at another time")
-    elif found := _first_difference(here, answer["episodes"]):
+    here = [(await context.player.play(task, repeating(actions))).values() for task, actions in scripts]
+    if own_tasks and (tasks_differ := _tasks_differ(context, answer)):
+        context.found("tasks-unstable", "tasks", f"{tasks_differ} in a process with another hash seed, at another time")
+    elif seen := _first_difference(here, answer["episodes"]):
         still = await asyncio.to_thread(_ask, context, command, {**request, "clock_s": 0.0}, HASH_SEEDS[1])
         at_fault = "hash-order" if still is not None and _first_difference(here, still["episodes"]) else "clock-dependent"
-        context.found(at_fault, "step", found)
+        context.found(at_fault, "step", seen)
 
 
 def _tasks_differ(context: Context, answer: Mapping[str, Any]) -> str:
@@ -78,12 +79,12 @@ def _tasks_differ(context: Context, answer: Mapping[str, Any]) -> str:
     return f"{number} of the first {len(here)} are others"
 
 
-def _first_difference(here: Sequence[Mapping[str, Any]], there: Sequence[Mapping[str, Any]]) -> str:
-    for one, two in zip(here, there, strict=True):
-        if two["error"]:
-            return f"there: {two['error'][:200]}"
-        if found := compared(one, two, "{} here and {} there"):
-            return found[1]
+def _first_difference(here: Sequence[Sequence[TurnValues]], there: Sequence[Mapping[str, Any]]) -> str:
+    for values, episode in zip(here, there, strict=True):
+        if episode["error"]:
+            return f"there: {episode['error'][:200]}"
+        if difference := compared(values, episode["values"], "{} here and {} there"):
+            return difference[1]
     return ""
 
 
@@ -131,7 +132,8 @@ def answer(request: str, told: str) -> None:
 
 
 async def _play_all(player: Player, episodes: Sequence[tuple[str, list[str]]]) -> list[dict[str, Any]]:
-    return [told(await player.play(pickle.loads(base64.b64decode(task)), repeating(actions))) for task, actions in episodes]
+    played = [await player.play(pickle.loads(base64.b64decode(task)), repeating(actions)) for task, actions in episodes]
+    return [{"error": str(episode.error or ""), "values": episode.values()} for episode in played]
 
 
 def move_clock(seconds: float) -> None:

@@ -153,12 +153,14 @@ class CheckedEpisode:
         """Score of the episode; with several agents, the mean of theirs."""
         return math.fsum(self.scores.values()) / len(self.agents)
 
-    def steps(self) -> list[tuple[Any, ...]]:
-        """Return the comparable results of each turn: observation, reward, terminated, truncated, score."""
-        rewards = [turn.rewards if any(self.agents) else turn.result.reward for turn in self.turns]
-        results = [(turn.text, turn.result) for turn in self.turns]
-        told = zip(results, rewards, strict=True)
-        return [(text, reward, result.terminated, result.truncated, result.score) for (text, result), reward in told]
+    def values(self) -> list[dict[str, Any]]:
+        """Return the values to compare with those of another episode, in JSON's own types: of `reset`, then of each turn."""
+        values: list[dict[str, Any]] = [{"first": self.first}]
+        for turn in self.turns:
+            reward, result = turn.rewards if any(self.agents) else turn.result.reward, turn.result
+            flags = {"terminated": result.terminated, "truncated": result.truncated, "score": result.score}
+            values.append({"observation": turn.text, "reward": reward, **flags})
+        return values
 
 
 class TextEpisode:

@@ -183,7 +183,7 @@ def keep_environment(spec: str, run_dir: Path) -> None:
             shutil.copyfile(file, run_dir / KEPT / file.name)
 
 
-def found_or_kept(spec: str, run_dir: Path) -> str:
+def spec_or_copy(spec: str, run_dir: Path) -> str:
     """Return a run's specification, or one of the kept copy if the file is not found from this folder."""
     file, name = split_file(spec)
     if file is None or file.exists() or not (copy := run_dir / KEPT / file.name).is_file():

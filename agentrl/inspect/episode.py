@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from agentrl.core.annotations import Annotation, read_annotation
+from agentrl.core.differences import Tokens, first_difference
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import FinishReason, Status
 from agentrl.inspect.groups import GroupFacts, find_group
@@ -250,9 +251,9 @@ def group_answer(run: RunReader, group: int, attempt: int | None = None, source:
             members.append(_member(part, views))
     members += _not_recorded(facts, {member["trajectory"] for member in members})
     recorded = [member for member in members if member["recorded"]]
-    pairs = [[first_difference(a["turns"], b["turns"]) for b in recorded] for a in recorded] if len(recorded) <= 16 else None
-    differences = [found for row in pairs or () for found in row if found is not None]
-    first = min(differences, key=lambda found: (found["turn"], found["token"]), default=None)
+    pairs = [[differs_at(a["turns"], b["turns"]) for b in recorded] for a in recorded] if len(recorded) <= 16 else None
+    places = [place for row in pairs or () for place in row if place is not None]
+    first = min(places, key=lambda place: (place["turn"], place["token"]), default=None)
     return {**facts.row(), "group": group, "task_info": task, "members": members, "first_difference": first, "pairs": pairs}
 
 
@@ -292,13 +293,11 @@ def _not_recorded(facts: GroupFacts, known: set[Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
+def differs_at(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
     """Return the first turn of two members, and its first sampled token, that differ; `None` if there is none."""
-    for turn, (left, right) in enumerate(itertools.zip_longest(one, other)):
-        if left is None or right is None:
-            return {"turn": turn, "token": 0}
-        a, b = left["tokens"]["ids"], right["tokens"]["ids"]
-        if a != b or (not a and left["text"] != right["text"]):
-            same = next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            return {"turn": turn, "token": same}
-    return None
+    played = [
+        [{"tokens": Tokens(tuple(ids := turn["tokens"]["ids"])), "text": "" if ids else turn["text"]} for turn in turns]
+        for turns in (one, other)
+    ]
+    difference = first_difference(*played)
+    return None if difference is None else {"turn": difference.turn, "token": difference.token}
