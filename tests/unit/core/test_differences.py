@@ -51,4 +51,4 @@ def test_values_are_shown_as_asked() -> None:
 
 
 def test_the_first_place_may_be_the_end_of_one() -> None:
-    assert (first_place("same", "same"), first_place("so", "some"), first_place("sa", "same")) == (None, 1, 2)
+    assert (first_place("same", "same"), first_place("sum", "some"), first_place("so", "some")) == (None, 1, 2)
