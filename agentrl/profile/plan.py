@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.config.model_shape import ModelShape, read_shape
@@ -128,7 +128,7 @@ def improve(plan: Plan, work: Workload) -> tuple[Plan, list[str]]:
     Changes that cost little speed come first. A change that saves nothing is left out.
     """
     tried, values_so_far = plan, dict[str, object]()
-    for change in _changes(plan):
+    for change in CHANGES:
         if not tried.problems:
             break
         if not (values := change(tried)):
@@ -140,38 +140,40 @@ def improve(plan: Plan, work: Workload) -> tuple[Plan, list[str]]:
     return tried, [flag(name) if value is True else f"{flag(name)} {value}" for name, value in values_so_far.items()]
 
 
-def _changes(plan: Plan) -> Iterator[Callable[[Plan], dict[str, object]]]:
-    gpus = plan.hardware.gpus
+def _wider_engines(plan: Plan) -> dict[str, object]:
+    engine = plan.config.engine
+    room = plan.hardware.gpus - (0 if engine.colocate else plan.config.learner.num_learners)
+    parallel = 2 * engine.tensor_parallel_size
+    if plan.engine.cache_tokens >= plan.episode_tokens or parallel > room:
+        return {}
+    return {"tensor_parallel_size": parallel, "num_engines": max(1, room // parallel)}
 
-    def learner(name: str, value: object, wanted: bool) -> Callable[[Plan], dict[str, object]]:
-        return lambda now: {name: value} if wanted and _learner_is_full(now) else {}
 
-    def fewer_tokens(now: Plan) -> dict[str, object]:
-        tokens = now.config.learner.micro_batch_tokens // 2
-        return {"micro_batch_tokens": tokens} if tokens >= LEAST_MICRO_BATCH and _learner_is_full(now) else {}
+def _fewer_tokens(plan: Plan) -> dict[str, object]:
+    tokens = plan.config.learner.micro_batch_tokens // 2
+    return {"micro_batch_tokens": tokens} if tokens >= LEAST_MICRO_BATCH and _learner_is_full(plan) else {}
 
-    def wider_engines(now: Plan) -> dict[str, object]:
-        engine = now.config.engine
-        room = gpus - (0 if engine.colocate else now.config.learner.num_learners)
-        parallel = 2 * engine.tensor_parallel_size
-        if now.engine.cache_tokens >= now.episode_tokens or parallel > room:
-            return {}
-        return {"tensor_parallel_size": parallel, "num_engines": max(1, room // parallel)}
 
-    config = plan.config.learner
-    yield wider_engines
-    yield wider_engines
-    yield learner("gradient_checkpointing", True, not config.gradient_checkpointing)
-    yield learner("ema_offload", True, config.ema_decay is not None and not config.ema_offload)
-    yield learner("reference_offload", True, not config.reference_offload)
-    yield learner("zero_stage", 3, config.zero_stage < 3)
-    yield fewer_tokens
-    yield fewer_tokens
-    yield learner("optimizer_offload", True, not config.optimizer_offload)
+def _learner_with(name: str, value: object) -> Callable[[Plan], dict[str, object]]:
+    return lambda plan: {name: value} if _learner_is_full(plan) else {}
 
 
 def _learner_is_full(plan: Plan) -> bool:
     return any("learner rank" in problem for problem in plan.problems)
+
+
+CHANGES: Sequence[Callable[[Plan], dict[str, object]]] = (
+    _wider_engines,
+    _wider_engines,
+    _learner_with("gradient_checkpointing", True),
+    _learner_with("ema_offload", True),
+    _learner_with("reference_offload", True),
+    _learner_with("zero_stage", 3),
+    _fewer_tokens,
+    _fewer_tokens,
+    _learner_with("optimizer_offload", True),
+)
+"""Changes of the settings of a plan that does not fit, which return no settings where they would not help."""
 
 
 def pass_flops(shape: ModelShape, length: int) -> int:
