@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from agentrl.check.play import SOLVER, PolicyInput, TextPolicy, plain, solves
+from agentrl.check.play import SOLVER, PolicyInput, TextPolicy, plain
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass
 
@@ -56,7 +56,7 @@ def standard_policies(cls: AgentClass, tasks: Sequence[Task], form: str = PLAIN)
     """Return the policies that play in every environment; `form` is one that earns more than the plain label."""
     labels = label_texts(tasks)
     return [
-        *([SOLVER] if solves(cls) else []),
+        *([SOLVER] if callable(getattr(cls, "solve", None)) else []),
         *(label_policy(name) for name in dict.fromkeys((PLAIN, form))),
         TextPolicy("random choice", lambda given: written(form, _choose(given, [*words_of(cls), *labels]))),
         TextPolicy("random text", lambda given: _random_text(given.rng)),
