@@ -37,6 +37,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
 from agentrl.env.load import AgentKind, load_agent, preload
 from agentrl.rollout.chat import ChatCodec
+from agentrl.track.jsonl import read_lines
 
 POLL_S = 0.1
 HOLD_GRACE_S = 1.0
@@ -183,7 +184,7 @@ def recorded_actions(path: str) -> dict[str, list[str]]:
     """
     file = Path(path) / "trajectories.jsonl" if Path(path).is_dir() else Path(path)
     try:
-        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+        records = read_lines(file)
     except (OSError, ValueError) as error:
         raise ConfigError("--recorded", path, f"cannot be read: {error}", "Name the directory of a run that recorded episodes.") from error
     best: dict[str, dict[str, Any]] = {}

@@ -16,6 +16,7 @@ from agentrl.core.types import FinishReason, Status
 from agentrl.env.timing import TOOL
 from agentrl.inspect.pieces import split_messages
 from agentrl.inspect.reader import RunReader
+from agentrl.rollout.records import started_s
 from agentrl.track.jsonl import encode
 
 Record: TypeAlias = Mapping[str, Any]
@@ -138,8 +139,7 @@ def _sample(record: Record, name: str, epoch: int, model: str) -> dict[str, Any]
 def _messages(turn: Record, model: str) -> Iterator[dict[str, Any]]:
     prompt = str(turn.get("prompt_text", ""))
     for message in turn.get("prompt_messages") or split_messages(prompt) or [{"role": "user", "text": prompt}]:
-        role = message["role"] if message["role"] in ROLES else "user"
-        yield {"role": role, "content": message["text"]}
+        yield {"role": _role(message), "content": message["text"]}
     yield {"role": "assistant", "content": str(turn.get("text", "")), "source": "generate", "model": model}
 
 
@@ -153,13 +153,14 @@ def _usage(turns: Iterable[Record]) -> dict[str, int]:
 
 
 def _task_input(prompt: Any) -> Any:
-    if isinstance(prompt, list):
-        known = [message for message in prompt if isinstance(message, Mapping)]
-        return [
-            {"role": message["role"] if message.get("role") in ROLES else "user", "content": str(message.get("content"))}
-            for message in known
-        ]
-    return str(prompt)
+    if not isinstance(prompt, list):
+        return str(prompt)
+    messages = [message for message in prompt if isinstance(message, Mapping)]
+    return [{"role": _role(message), "content": str(message.get("content"))} for message in messages]
+
+
+def _role(message: Record) -> str:
+    return str(message["role"]) if message.get("role") in ROLES else "user"
 
 
 def _target(label: Any) -> Any:
@@ -168,15 +169,15 @@ def _target(label: Any) -> Any:
 
 def has_times(record: Record) -> bool:
     """Return True if a record says when its episode was played."""
-    return bool(record.get("spans")) and record.get("ended_s") is not None and record.get("group_s") is not None
+    return bool(record.get("spans")) and started_s(record) is not None
 
 
 def _traces(run: RunReader, record: Record) -> dict[str, Any]:
     """The trace of one trajectory: a span for the episode, and one in it for each wait."""
     trace = _digest(16, run.path.name, record.get("trajectory_id"), record.get("attempt", 0))
     root = _digest(8, trace)
-    origin = float(record["ended_s"]) - float(record["group_s"])
-    total_s = float((record.get("timings") or {}).get("total_s") or record["group_s"])
+    origin = started_s(record) or 0.0
+    total_s = float((record.get("timings") or {}).get("total_s") or record.get("group_s") or 0.0)
     names = ("trajectory_id", "episode_id", "group_id", "attempt", "version", "agent", "status", "reward", "score")
     about = {f"{PRODUCER}.{name}": record.get(name) for name in names} | {"gen_ai.operation.name": "invoke_agent"}
     about |= {f"{PRODUCER}.task": (record.get("task") or {}).get("id"), "error.type": record.get("error")}
@@ -236,17 +237,19 @@ def _span(
 
 
 def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for key, value in values.items():
-        if isinstance(value, bool | int):
-            found.append({"key": key, "value": {"boolValue": value} if isinstance(value, bool) else {"intValue": str(value)}})
-        elif isinstance(value, float):
-            found.append({"key": key, "value": {"doubleValue": value}})
-        elif isinstance(value, list):
-            found.append({"key": key, "value": {"arrayValue": {"values": [{"stringValue": str(item)} for item in value]}}})
-        elif value not in (None, ""):
-            found.append({"key": key, "value": {"stringValue": str(value)}})
-    return found
+    return [{"key": key, "value": _attribute(value)} for key, value in values.items() if value not in (None, "")]
+
+
+def _attribute(value: Any) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    if isinstance(value, float):
+        return {"doubleValue": value}
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [{"stringValue": str(item)} for item in value]}}
+    return {"stringValue": str(value)}
 
 
 def _digest(size: int, *parts: Any) -> str:

@@ -16,6 +16,7 @@ from agentrl.core.types import Status
 from agentrl.flow.settings import FlowSettings
 from agentrl.profile.simulated_engine import DrawGroup, EngineModel, EpisodeShape
 from agentrl.profile.simulation import LearnerModel, Plan, samples, simulate
+from agentrl.rollout.records import started_s
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -150,14 +151,13 @@ def _played(key: tuple[Any, ...], parts: Sequence[Row]) -> RecordedEpisode | Non
         return None
     generate_s, total_s = float(timings.get("generate_s", 0.0)), float(timings.get("total_s", 0.0))
     outside_s = max(0.0, total_s - generate_s) / (len(turns) + 1)  # spread evenly: only sums are recorded
-    ended_s, group_s = parts[0].get("ended_s"), parts[0].get("group_s")
     return RecordedEpisode(
         group=(int(key[0]), int(key[1])),
         version=int(key[3]),
         shape=EpisodeShape(outside_s, tuple((float(max(1, len(turn["token_ids"]))), outside_s) for turn in turns)),
         generate_s=generate_s,
         total_s=total_s,
-        started_s=float(ended_s) - float(group_s) if ended_s is not None and group_s is not None else None,
+        started_s=started_s(parts[0]),
     )
 
 
