@@ -71,8 +71,8 @@ def first_difference(
     """
     for turn, (before, after) in enumerate(itertools.zip_longest(expected, got)):
         if before is None or after is None:
-            one, other = ("it has ended" if values is None else "it goes on" for values in (before, after))
-            return Difference(turn=turn, what=END, expected=one, got=other)
+            words = ["it has ended" if values is None else "it goes on" for values in (before, after)]
+            return Difference(turn=turn, what=END, expected=words[0], got=words[1])
         for what in dict.fromkeys((*before, *after)):
             one, other = before.get(what), after.get(what)
             if not _same(one, other, tolerance):

@@ -44,7 +44,8 @@ def replay_difference(
     turns = [(trajectory.agent, turn) for trajectory in replayed for turn in trajectory.turns]
     left = [(trajectory.agent, trajectory.unanswered) for trajectory in replayed if trajectory.unanswered is not None]
     now = _episode(turns, left, replayed[0].status, replayed[0].error)
-    expected, got = then.turns, now.turns
+    expected: Sequence[TurnValues] = then.turns
+    got: Sequence[TurnValues] = now.turns
     if len(expected) == len(got) and then.unanswered and now.unanswered:
         expected, got = [*expected, then.unanswered], [*got, now.unanswered]
     if penalized and then.status.trainable != now.status.trainable:
@@ -132,8 +133,8 @@ def _row(outcome: Replay) -> tuple[str, ...]:
     if difference is None:
         return (outcome.episode_id, _task_name(outcome), "", "", "", "")
     what = f"{difference.what} ({difference.agent})" if difference.agent else difference.what
-    texts = (difference.expected, difference.got)
-    return (outcome.episode_id, _task_name(outcome), str(difference.turn + 1), what, _short(*texts), _short(*reversed(texts)))
+    expected, got = difference.expected, difference.got
+    return (outcome.episode_id, _task_name(outcome), str(difference.turn + 1), what, _short(expected, got), _short(got, expected))
 
 
 def _short(text: str, other: str, width: int = 40) -> str:

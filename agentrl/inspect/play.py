@@ -131,7 +131,7 @@ class PlaySession:
         episode = make_member(ticket, 0, agent=agent, open_session=session, engine=engine, codec=codec, settings=settings)
         playing = asyncio.run_coroutine_threadsafe(self._told_when_over(episode), self._loop)
         try:
-            for event in iter(self._events.get, None):
+            while (event := self._events.get()) is not None:
                 self._show(event)
         except BaseException as error:
             self._end(playing)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentrl.config.model_shape import ModelShape, read_shape
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import changed, flag
+from agentrl.config.sections import Count, NonNegative, changed, flag
 from agentrl.profile.memory import CONTEXT, ENGINE_EXTRA, GIB, EnginePlan, engine_plan, host_bytes, learner_parts, parts_beside_engine
 from agentrl.track.text import counted
 
@@ -28,10 +28,14 @@ class Hardware:
 class Workload:
     """Episodes of a step, and measured rates; a rate of 0 is unknown."""
 
-    prompt_tokens: int = 512
-    answer_tokens: int = 1024  # tokens sampled in an episode
-    learner_tflops: float = 0.0  # of one rank, measured
-    decode_tokens_per_s: float = 0.0  # of one engine, measured
+    prompt_tokens: Count = 512
+    """Tokens of a typical prompt."""
+    answer_tokens: Count = 1024
+    """Tokens that are sampled in a typical episode."""
+    learner_tflops: NonNegative = 0.0
+    """Measured speed of a learner rank, 1e12 floating-point operations per second. 0: the time of training is left out."""
+    decode_tokens_per_s: NonNegative = 0.0
+    """Measured speed of an engine with many episodes, tokens per second. 0: the time of generation is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
