@@ -107,14 +107,14 @@ def _sample(record: Record, name: str, epoch: int, model: str) -> dict[str, Any]
     task, turns = record.get("task") or {}, record["turns"]
     messages = [message for turn in turns for message in _messages(turn, model)]
     rewards = {"reward": record.get("reward"), "score": record.get("score"), **(record.get("reward_parts") or {})}
-    failed = record.get("status") not in (Status.FINISHED, Status.TRUNCATED)
+    label = task.get("label")
     last = messages[-1] if messages else {"role": "assistant", "content": "", "source": "generate", "model": model}
     reason = STOP_REASONS.get(turns[-1].get("finish_reason"), "unknown") if turns else "unknown"
     sample = {
         "id": name,
         "epoch": epoch,
         "input": _task_input(task.get("prompt")),
-        "target": _target(task.get("label")),
+        "target": label if isinstance(label, str) else "" if label is None else json.dumps(label),
         "messages": messages,
         "output": {"model": model, "choices": [{"message": last, "stop_reason": reason}]},
         "scores": {part: {"value": value} for part, value in rewards.items() if value is not None},
@@ -130,7 +130,7 @@ def _sample(record: Record, name: str, epoch: int, model: str) -> dict[str, Any]
     }
     if (total_s := (record.get("timings") or {}).get("total_s")) is not None:
         sample["total_time"] = total_s
-    if failed:
+    if _failed(record):
         text = str(record.get("error") or record.get("status"))
         sample["error"] = {"message": text, "traceback": text, "traceback_ansi": text}
     return sample
@@ -163,8 +163,8 @@ def _role(message: Record) -> str:
     return str(message["role"]) if message.get("role") in ROLES else "user"
 
 
-def _target(label: Any) -> Any:
-    return label if isinstance(label, str) else "" if label is None else json.dumps(label)
+def _failed(record: Record) -> bool:
+    return record.get("status") not in (Status.FINISHED, Status.TRUNCATED)
 
 
 def has_times(record: Record) -> bool:
@@ -181,8 +181,7 @@ def _traces(run: RunReader, record: Record) -> dict[str, Any]:
     names = ("trajectory_id", "episode_id", "group_id", "attempt", "version", "agent", "status", "reward", "score")
     about = {f"{PRODUCER}.{name}": record.get(name) for name in names} | {"gen_ai.operation.name": "invoke_agent"}
     about |= {f"{PRODUCER}.task": (record.get("task") or {}).get("id"), "error.type": record.get("error")}
-    failed = record.get("status") not in (Status.FINISHED, Status.TRUNCATED)
-    spans = [_span(trace, root, None, f"episode {record.get('trajectory_id')}", origin, total_s, about, failed=failed)]
+    spans = [_span(trace, root, None, f"episode {record.get('trajectory_id')}", origin, total_s, about, failed=_failed(record))]
     turns = {turn.get("number", place): turn for place, turn in enumerate(record.get("turns") or ())}
     waits = [(_digest(8, trace, place), *wait) for place, wait in enumerate(record["spans"])]
     calls = {number: key for key, name, number, *_ in waits if name in ("reset", "step")}  # turn -> the call that its tools are part of

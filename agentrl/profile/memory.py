@@ -137,10 +137,10 @@ def micro_batch_parts(shape: ModelShape, tokens: int, *, width: int, checkpointi
     the `parts` of every layer, and computes with numbers of `width` bytes.
     """
     layer, inner = _layer(shape, width, parts)
-    kept = tokens * shape.layers * (shape.hidden_size * width if checkpointing else layer)
+    activations = tokens * shape.layers * (shape.hidden_size * width if checkpointing else layer)
     temporary = tokens * (2 * inner * width + (layer if checkpointing else 0))
     output = _logits(shape, tokens, width)
-    return {"activations": kept + max(0.0, temporary - output), "logits": output}
+    return {"activations": activations + max(0.0, temporary - output), "logits": output}
 
 
 def _norm(width: int) -> int:
@@ -185,14 +185,14 @@ def host_bytes(config: TrainConfig, shape: ModelShape) -> float:
     """
     size, learner, width = shape.parameters, config.learner, number_bytes(config)
     sharded = learner.num_learners if learner.zero_stage == 3 else 1
-    kept = size * 16 / learner.num_learners if learner.optimizer_offload else 0.0
+    offloaded = size * 16 / learner.num_learners if learner.optimizer_offload else 0.0
     if learner.reference_offload:
-        kept += size * width / sharded
+        offloaded += size * width / sharded
     if learner.ema_offload:
-        kept += size * 4 / sharded
+        offloaded += size * 4 / sharded
     if config.engine.sleeps:  # state of the learner or weights of the engine, and buffers of both stay
-        kept += sum(_states(size, config)) + (size * 2 / config.engine.tensor_parallel_size)
-    return max(size * width if learner.zero_stage == 3 or learner.learner_tensor_parallel > 1 else 0.0, kept)
+        offloaded += sum(_states(size, config)) + (size * 2 / config.engine.tensor_parallel_size)
+    return max(size * width if learner.zero_stage == 3 or learner.learner_tensor_parallel > 1 else 0.0, offloaded)
 
 
 def engine_plan(config: TrainConfig, shape: ModelShape, gpu: float, *, kv_width: int = 2) -> EnginePlan:

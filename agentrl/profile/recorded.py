@@ -197,7 +197,7 @@ def _growing_share(recorded: Recorded, notes: list[str]) -> tuple[float, float]:
     """Share of a decoding step that grows with its sequences, and the sequences at which it is that."""
     points = sequences_and_pace(recorded)
     if points:
-        sequences, pace = [point[0] for point in points], [point[1] for point in points]
+        sequences, pace = zip(*points, strict=True)
         slope, level = _slope(sequences, pace), statistics.fmean(pace)
         if slope is not None and level > 0.0:
             return min(1.0, max(0.0, slope * statistics.fmean(sequences) / level)), statistics.fmean(sequences)
