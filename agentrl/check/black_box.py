@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, cast
 
 from agentrl.check.context import Context
 from agentrl.check.findings import CheckSettings
+from agentrl.check.learning import policy_row
 from agentrl.check.play import UNLIMITED, PolicyInput, TextPolicy
 from agentrl.check.policies import label_text, standard_policies
 from agentrl.check.results import rule_of, spread
@@ -21,7 +21,7 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import EnvError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Generation, Status, Task, Ticket, Trajectory
+from agentrl.core.types import Generation, Status, Task, Ticket, Trajectory, Turn
 from agentrl.engine.parsers import answer_parser
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import BlackBoxSession, ModelEndpoint
@@ -53,9 +53,19 @@ class PlayedAgent:
     trajectories: Sequence[Trajectory]
 
     @property
-    def failed(self) -> bool:
-        """True if nothing of it could be trained."""
-        return not self.trajectories[0].status.trainable
+    def good(self) -> bool:
+        """True if it could be trained."""
+        return self.trajectories[0].status.trainable
+
+    @property
+    def finished(self) -> bool:
+        """True if the agent ended the episode."""
+        return self.trajectories[0].status is Status.FINISHED
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Turns of all branches."""
+        return [turn for trajectory in self.trajectories for turn in trajectory.turns]
 
     @property
     def reward(self) -> float:
@@ -146,7 +156,7 @@ async def check_black_box(context: Context) -> None:
         await server.close()
     for policy in policies:
         if own := [one for one in played if one.policy == policy.name]:
-            context.report.policies.append(_row(policy.name, own))
+            context.report.policies.append(policy_row(policy.name, own))
     context.report.requests = requests_of(played)
 
 
@@ -201,9 +211,9 @@ def value_of(schema: Any, task: Task, whole: Any = None, depth: int = 0) -> Any:
     """A value of the types that a schema names, with the label as its texts; `whole` is the schema that its references are of."""
     known: Json = schema if isinstance(schema, Mapping) else {}
     whole = known if whole is None else whole
-    for given in ("const", "default"):
-        if given in known:
-            return known[given]
+    for fixed in ("const", "default"):
+        if fixed in known:
+            return known[fixed]
     if known.get("enum"):
         return known["enum"][0]
     inner = known.get("anyOf") or known.get("oneOf") or ([_referred(str(known["$ref"]), whole)] if "$ref" in known else [])
@@ -227,7 +237,6 @@ def requests_of(played: Sequence[PlayedAgent]) -> dict[str, Any]:
     counts = Counter[str]()
     for one in played:
         counts.update({name: int(value) for name, value in one.trajectories[0].metrics.items() if name.startswith("endpoint/")})
-    turns = [turn for one in played for trajectory in one.trajectories for turn in trajectory.turns]
     asked = [exchange for one in played for exchange in one.episode.session.exchanges]
     tokens = sorted(exchange.task.result().prompt_tokens for exchange in asked if exchange.answered)
     prefix = "endpoint/branches/"
@@ -240,7 +249,7 @@ def requests_of(played: Sequence[PlayedAgent]) -> dict[str, Any]:
         "tools": sorted({tool["function"]["name"] for exchange in asked for tool in exchange.request.tools}),
         "prompt_tokens": [tokens[0], round(median(tokens)), tokens[-1]] if tokens else [],
         "branches": {name.removeprefix(prefix).replace("_", " "): count for name, count in counts.items() if name.startswith(prefix)},
-        "untrained": dict(Counter(turn.masked for turn in turns if turn.masked)),
+        "untrained": dict(Counter(turn.masked for one in played for turn in one.turns if turn.masked)),
         "first": _described(played[0]) if played else [],
     }
 
@@ -270,7 +279,7 @@ def _find(context: Context, one: PlayedAgent) -> None:
         context.found("request-refused", "run", f"{session.last_refusal.status}: {session.last_refusal.message[:FIRST_LINE]} {which}")
     if session.limit_reached:
         context.found("asks-forever", "run", f"more than {_max_requests(context)} requests {which}")
-    elif trajectory.status.trainable:
+    elif one.good:
         return
     elif one.session.error is not None:
         context.found(rule_of(one.session.error, "run"), "run", f"{str(one.session.error).partition(chr(10))[0][:FIRST_LINE]} {which}")
@@ -280,19 +289,3 @@ def _find(context: Context, one: PlayedAgent) -> None:
         context.found("no-request", "run", f"{trajectory.error} {which}")
     else:
         context.found("run-raises", "run", f"{trajectory.error} {which}")
-
-
-def _row(name: str, played: Sequence[PlayedAgent]) -> dict[str, Any]:
-    good = [one for one in played if not one.failed]
-    rewards = [one.reward for one in good]
-    return {
-        "policy": name,
-        "episodes": len(played),
-        "failed": len(played) - len(good),
-        "finished": sum(one.trajectories[0].status is Status.FINISHED for one in good),
-        "turns": math.fsum(len(trajectory.turns) for one in good for trajectory in one.trajectories) / max(1, len(good)),
-        "reward": fmean(rewards) if rewards else 0.0,
-        "reward_min": min(rewards, default=0.0),
-        "reward_max": max(rewards, default=0.0),
-        "score": fmean(one.score for one in good) if good else 0.0,
-    }

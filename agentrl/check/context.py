@@ -94,4 +94,4 @@ class Context:
 
     def good(self) -> list[CheckedEpisode]:
         """Episodes of the standard policies in which nothing failed."""
-        return [played for played in self.played if played.error is None and played.turns]
+        return [played for played in self.played if played.good]

@@ -7,7 +7,7 @@ import hashlib
 import pickle
 import random
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,7 +16,8 @@ import numpy as np
 from agentrl.check.context import Context
 from agentrl.check.play import CheckedEpisode, TextEpisode, repeating
 from agentrl.check.policies import standard_policies
-from agentrl.check.state import class_state, pickled, put_class_state
+from agentrl.check.state import class_state, pickled, restore_class_state
+from agentrl.core.differences import END, TurnValues, first_difference
 from agentrl.core.types import Task
 
 EPISODES = 4
@@ -72,11 +73,12 @@ async def _check_script(context: Context, number: int, task: Task, actions: list
     changed = [name for name, value in after.items() if before.get(name, value) != value]
     compared_with = {"played twice": two, "played with another state of the global random generators": other}
     compared_with |= {} if first is None else {"played again after other episodes": first}
-    found = next(((difference, how) for how, played in compared_with.items() if (difference := _difference(played, one))), None)
+    differences = ((difference, how) for how, played in compared_with.items() if (difference := _difference(played, one)))
     if changed and (seen := await _follows_state(context, (task, actions), before, after)):
         context.found("shared-state", "step", f"{', '.join(changed)} changed, and {seen}")
-    elif found is not None:
-        context.found(*_random_finding(*found))
+    elif (first_found := next(differences, None)) is not None:
+        (method, words), how = first_found
+        context.found("group-differs" if method == "reset" else "nondeterministic", method, f"{how}, {words}")
     elif changed:
         context.found("class-state", "step", ", ".join(changed))
 
@@ -85,7 +87,7 @@ async def _follows_state(context: Context, script: Script, before: Mapping[str, 
     """Return how the episode differs with other values in classes and modules, those of the beginning first; "" if it does not."""
 
     async def with_state(state: Mapping[str, bytes]) -> list[CheckedEpisode]:
-        put_class_state(context, state)
+        restore_class_state(context, state)
         return [await _replay(context, *script)]
 
     for earlier in (context.class_state, before):
@@ -97,7 +99,7 @@ async def _follows_state(context: Context, script: Script, before: Mapping[str, 
 async def _reproduced(one: Play, other: Play) -> str:
     """Return how two ways to play differ if they do so in each of several rounds, as they would not by chance; else ""."""
     first: list[CheckedEpisode] = []
-    found = None
+    difference = None
     for number in range(ROUNDS):
         episodes = []
         for play in (one, other):
@@ -105,10 +107,10 @@ async def _reproduced(one: Play, other: Play) -> str:
             episodes.append(await play())
         both = [*episodes[0], *episodes[1]]
         first = first or both
-        found = next(filter(None, map(_difference, *episodes)), None)
-        if found is None or any(map(_difference, first, both)):
+        difference = next(filter(None, map(_difference, *episodes)), None)
+        if difference is None or any(map(_difference, first, both)):
             return ""
-    return found[1] if found else ""
+    return difference[1] if difference else ""
 
 
 async def _check_interleaved(context: Context) -> None:
@@ -201,29 +203,20 @@ def seed_globals(seed: int) -> None:
 
 def _difference(one: CheckedEpisode, two: CheckedEpisode) -> tuple[str, str] | None:
     """Return the method at which two episodes differ, ``reset`` or ``step``, and a description."""
-    return compared(told(one), told(two), "{} and then {}")
+    return compared(one.values(), two.values(), "{} and then {}")
 
 
-def told(played: CheckedEpisode) -> dict[str, Any]:
-    """An episode as JSON."""
-    return {"error": str(played.error or ""), "first": played.first, "steps": [list(step) for step in played.steps()]}
-
-
-def compared(one: Mapping[str, Any], two: Mapping[str, Any], both: str) -> tuple[str, str] | None:
+def compared(one: Sequence[TurnValues], two: Sequence[TurnValues], both: str) -> tuple[str, str] | None:
     """Return the method and a description, in which `both` names the two values, of the first difference; `None` if there is none."""
-    if one["first"] != two["first"]:
-        return "reset", "reset said " + both.format(short(one["first"]), short(two["first"]))
-    for turn, (before, after) in enumerate(zip(one["steps"], two["steps"], strict=False)):
-        for name, a, b in zip(("observation", "reward", "terminated", "truncated", "score"), before, after, strict=True):
-            if a != b:
-                return "step", f"{name} of turn {turn} was " + both.format(short(a), short(b))
-    turns = len(one["steps"]), len(two["steps"])
-    return None if turns[0] == turns[1] else ("step", f"it took {both.format(*turns)} turns")
-
-
-def _random_finding(difference: tuple[str, str], how: str) -> tuple[str, str, str]:
-    method, words = difference
-    return ("group-differs" if method == "reset" else "nondeterministic"), method, f"{how}, {words}"
+    difference = first_difference(one, two, show=short)
+    if difference is None:
+        return None
+    if difference.what == END:
+        return "step", f"it took {both.format(len(one) - 1, len(two) - 1)} turns"
+    values = both.format(difference.expected, difference.got)
+    if difference.turn == 0:
+        return "reset", f"reset said {values}"
+    return "step", f"{difference.what} of turn {difference.turn - 1} was {values}"
 
 
 def short(value: Any) -> str:

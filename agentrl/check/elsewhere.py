@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import datetime
 import json
 import os
@@ -12,14 +11,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from agentrl.check.context import Context, digest
-from agentrl.check.determinism import compared, random_states, scripts_to_repeat, told
+from agentrl.check.determinism import compared, random_states, scripts_to_repeat
 from agentrl.check.findings import CheckSettings
 from agentrl.check.play import Player, make_player, repeating
 from agentrl.check.probe import Watch
 from agentrl.check.tokenizer import load_codec
+from agentrl.core.differences import TurnValues
 from agentrl.env.load import load_agent, preload
 from agentrl.env.tasks import TaskSource
 
@@ -42,11 +43,8 @@ async def check_elsewhere(context: Context, command: Sequence[str]) -> None:
         return
     own_tasks = not context.settings.data.prompts and not context.report.has("tasks-unstable")
     scripts = [(task, actions) for task, actions in scripts_to_repeat(context) if task.id in context.originals]
-    request = {
-        "settings": base64.b64encode(pickle.dumps(context.settings)).decode(),
-        "episodes": [(base64.b64encode(context.originals[task.id]).decode(), actions) for task, actions in scripts],
-        "tasks": own_tasks,
-    }
+    episodes = [(context.originals[task.id], actions) for task, actions in scripts]
+    request = {"settings": context.settings, "episodes": episodes, "tasks": own_tasks}
     answer = await asyncio.to_thread(_ask, context, command, {**request, "clock_s": CLOCK_S}, HASH_SEEDS[0])
     if answer is None:
         return
@@ -57,13 +55,13 @@ async def check_elsewhere(context: Context, command: Sequence[str]) -> None:
     reseeded = [name for name, state in seeds.items() if state == context.after_import.get(name)]
     if reseeded:
         context.found("import-reseeds", "import", f"the state of {' and '.join(reseeded)} is the same in two processes")
-    here = [told(await context.player.play(task, repeating(actions))) for task, actions in scripts]
-    if own_tasks and (differ := _tasks_differ(context, answer)):
-        context.found("tasks-unstable", "tasks", f"{differ} in a process with another hash seed, at another time")
-    elif found := _first_difference(here, answer["episodes"]):
+    here = [(await context.player.play(task, repeating(actions))).values() for task, actions in scripts]
+    if own_tasks and (tasks_differ := _tasks_differ(context, answer)):
+        context.found("tasks-unstable", "tasks", f"{tasks_differ} in a process with another hash seed, at another time")
+    elif seen := _first_difference(here, answer["episodes"]):
         still = await asyncio.to_thread(_ask, context, command, {**request, "clock_s": 0.0}, HASH_SEEDS[1])
         at_fault = "hash-order" if still is not None and _first_difference(here, still["episodes"]) else "clock-dependent"
-        context.found(at_fault, "step", found)
+        context.found(at_fault, "step", seen)
 
 
 def _tasks_differ(context: Context, answer: Mapping[str, Any]) -> str:
@@ -78,12 +76,12 @@ def _tasks_differ(context: Context, answer: Mapping[str, Any]) -> str:
     return f"{number} of the first {len(here)} are others"
 
 
-def _first_difference(here: Sequence[Mapping[str, Any]], there: Sequence[Mapping[str, Any]]) -> str:
-    for one, two in zip(here, there, strict=True):
-        if two["error"]:
-            return f"there: {two['error'][:200]}"
-        if found := compared(one, two, "{} here and {} there"):
-            return found[1]
+def _first_difference(here: Sequence[Sequence[TurnValues]], there: Sequence[Mapping[str, Any]]) -> str:
+    for values, episode in zip(here, there, strict=True):
+        if episode["error"]:
+            return f"there: {episode['error'][:200]}"
+        if difference := compared(values, episode["values"], "{} here and {} there"):
+            return difference[1]
     return ""
 
 
@@ -92,16 +90,14 @@ def _ask(context: Context, command: Sequence[str], request: Mapping[str, Any], h
     limit = min(max(context.left(), 1.0), LIMIT_S)
     with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder:
         asked, told = os.path.join(folder, "request"), os.path.join(folder, "answer")
-        with open(asked, "w", encoding="utf-8") as file:
-            json.dump(request, file)
+        Path(asked).write_bytes(pickle.dumps(request))
         words = [*command, asked, told]
         environ = {**os.environ, "PYTHONHASHSEED": hash_seed}
         quiet = subprocess.DEVNULL
         try:
             subprocess.run(words, env=environ, stdin=quiet, stdout=quiet, stderr=quiet, timeout=limit, check=False)
-            with open(told, encoding="utf-8") as file:
-                answer: dict[str, Any] = json.load(file)
-                return answer
+            answer: dict[str, Any] = json.loads(Path(told).read_text(encoding="utf-8"))
+            return answer
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             reason = f"no answer within {limit:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else "it ended without an answer"
             context.report.skipped.append(f"a second process with another hash seed: {reason}")
@@ -110,13 +106,12 @@ def _ask(context: Context, command: Sequence[str], request: Mapping[str, Any], h
 
 def answer(request: str, told: str) -> None:
     """Be the second process: read the file `request`, write the file `told`."""
-    with open(request, encoding="utf-8") as file:
-        asked = json.load(file)
+    asked = pickle.loads(Path(request).read_bytes())
     if asked["clock_s"]:
         move_clock(asked["clock_s"])
     result: dict[str, Any] = {"error": "", "tasks": [], "episodes": [], "random": {}}
     try:
-        settings: CheckSettings = pickle.loads(base64.b64decode(asked["settings"]))
+        settings: CheckSettings = asked["settings"]
         spec = load_agent(settings.env)
         preload(spec)
         result["random"] = random_states()
@@ -126,12 +121,12 @@ def answer(request: str, told: str) -> None:
         result["episodes"] = asyncio.new_event_loop().run_until_complete(_play_all(player, asked["episodes"]))
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"[:300]
-    with open(told, "w", encoding="utf-8") as file:
-        json.dump(result, file)
+    Path(told).write_text(json.dumps(result), encoding="utf-8")
 
 
-async def _play_all(player: Player, episodes: Sequence[tuple[str, list[str]]]) -> list[dict[str, Any]]:
-    return [told(await player.play(pickle.loads(base64.b64decode(task)), repeating(actions))) for task, actions in episodes]
+async def _play_all(player: Player, episodes: Sequence[tuple[bytes, list[str]]]) -> list[dict[str, Any]]:
+    played = [await player.play(pickle.loads(task), repeating(actions)) for task, actions in episodes]
+    return [{"error": str(episode.error or ""), "values": episode.values()} for episode in played]
 
 
 def move_clock(seconds: float) -> None:

@@ -38,12 +38,10 @@ class Rule:
     snippet: str = ""  # code of the remedy, for ``--fix-hints``
 
 
-def _read(path: Path) -> Mapping[str, Rule]:
-    table = tomllib.loads(path.read_text(encoding="utf-8"))
-    return {name: Rule(id=name, **{**fields, "severity": Severity(fields["severity"])}) for name, fields in table.items()}
-
-
-RULES = _read(Path(__file__).with_name("rules.toml"))
+RULES: Mapping[str, Rule] = {
+    name: Rule(id=name, **{**fields, "severity": Severity(fields["severity"])})
+    for name, fields in tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8")).items()
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.check.context import Context
 from agentrl.check.play import SOLVER, CheckedEpisode, PolicyInput, TextPolicy
@@ -14,6 +14,9 @@ from agentrl.check.policies import COMMON, bracketed, constant_answers, label_te
 from agentrl.check.results import spread
 from agentrl.core.types import Task
 from agentrl.env.multi_agent import named_agents
+
+if TYPE_CHECKING:
+    from agentrl.check.black_box import PlayedAgent
 
 ROUNDS = ((4, 64), (16, 6), (64, 1))
 """Tasks that the constant answers are tried on, and how many answers get so far."""
@@ -31,8 +34,7 @@ DEALS = 99
 async def check_learning(context: Context) -> None:
     """Try constant answers and a search, then judge all episodes that were played."""
     context.watch.tag = ""
-    reason = _in_the_way(context)
-    if reason:
+    if reason := _in_the_way(context):
         context.report.skipped.append(f"whether there is something to learn: {reason}")
     else:
         await _try_constants(context)
@@ -42,7 +44,12 @@ async def check_learning(context: Context) -> None:
             everything = [*context.good(), *context.searched]
         _judge(context, everything)
     for name in dict.fromkeys(played.policy for played in context.played):
-        context.report.policies.append(_row(name, [played for played in context.played if played.policy == name]))
+        played = [episode for episode in context.played if episode.policy == name]
+        row, good = policy_row(name, played), [episode for episode in played if episode.good]
+        if several := [agent for agent in played[0].agents if agent]:
+            earned = {agent: ([one.rewards[agent] for one in good], [one.scores[agent] for one in good]) for agent in several}
+            row["agents"] = {agent: _earned(*both) for agent, both in earned.items()}
+        context.report.policies.append(row)
 
 
 def _in_the_way(context: Context) -> str:
@@ -121,8 +128,8 @@ async def _try_constants(context: Context) -> None:
                 if time.monotonic() > stop:
                     context.report.skipped.append("some constant answers: no time left")
                     return
-                played = await _constant(context, task, answer)
-                if played.error is None and played.turns:
+                played = await context.player.play(task, _always(answer))
+                if played.good:
                     scores[answer][task.id] = played.score
                     context.searched.append(played)
         tried = scores[answers[0]]
@@ -131,12 +138,12 @@ async def _try_constants(context: Context) -> None:
     _judge_constant(context, scores)
 
 
-async def _constant(context: Context, task: Task, answer: str) -> CheckedEpisode:
-    return await context.player.play(task, TextPolicy("constant", lambda given: answer))
+def _always(answer: str) -> TextPolicy:
+    return TextPolicy("constant", lambda given: answer)
 
 
 def _judge_constant(context: Context, scores: dict[str, dict[str, float]]) -> None:
-    most = max(len(found) for found in scores.values())
+    most = max(map(len, scores.values()))
     if not most:
         return
     best = max((answer for answer in scores if len(scores[answer]) == most), key=lambda answer: _mean(scores[answer].values()))
@@ -144,7 +151,8 @@ def _judge_constant(context: Context, scores: dict[str, dict[str, float]]) -> No
     context.report.constant = {"answer": best, "score": _mean(values), "tasks": len(values)}
     several = bool(named_agents(context.cls))  # one answer for every agent is a meeting of two, not a weakness of the task
     if not several and len(values) >= MIN_TASKS and _lower(values) >= SOLVED and _answers_matter(context):
-        context.found("constant-solves", "step", f"{_quoted(best)} has the mean score {_mean(values):.2f} over {len(values)} tasks")
+        quoted = repr(best if len(best) <= 60 else best[:57] + "...") if best else "the empty answer"
+        context.found("constant-solves", "step", f"{quoted} has the mean score {_mean(values):.2f} over {len(values)} tasks")
 
 
 def _answers_matter(context: Context) -> bool:
@@ -176,13 +184,13 @@ async def _search(context: Context) -> None:
         text, (count, prefix) = min(visited.items(), key=lambda item: (item[1][0], rng.random()))
         visited[text] = (count + 1, prefix)
         played = await _explore(context, task, list(prefix), words, number)
-        if played.error is None and played.turns:
+        if played.good:
             context.searched.append(played)
         for turn_number, turn in enumerate(played.turns):
             if turn.text and not turn.result.terminated and turn.text not in visited:
                 visited[turn.text] = (0, played.actions[: turn_number + 1])
-        finished = any(found.finished for found in context.searched) or any(found.finished for found in context.good())
-        if finished and _range([*context.good(), *context.searched]) > SAME:
+        everything = [*context.good(), *context.searched]
+        if any(episode.finished for episode in everything) and _range(everything) > SAME:
             return
 
 
@@ -206,9 +214,10 @@ def _flat_share(context: Context) -> float:
     return _mean([float(_range(group) <= SAME) for group in groups.values()])
 
 
-def _row(name: str, played: Sequence[CheckedEpisode]) -> dict[str, Any]:
-    good = [one for one in played if one.error is None and one.turns]
-    row = {
+def policy_row(name: str, played: Sequence[CheckedEpisode | PlayedAgent]) -> dict[str, Any]:
+    """Return the row of a policy in the report's table of rewards."""
+    good = [one for one in played if one.good]
+    return {
         "policy": name,
         "episodes": len(played),
         "failed": len(played) - len(good),
@@ -216,9 +225,6 @@ def _row(name: str, played: Sequence[CheckedEpisode]) -> dict[str, Any]:
         "turns": _mean([len(one.turns) for one in good]),
         **_earned([one.reward for one in good], [one.score for one in good]),
     }
-    if several := [agent for agent in played[0].agents if agent]:
-        row["agents"] = {agent: _earned([one.rewards[agent] for one in good], [one.scores[agent] for one in good]) for agent in several}
-    return row
 
 
 def _earned(rewards: Sequence[float], scores: Sequence[float]) -> dict[str, float]:
@@ -241,7 +247,3 @@ def _lower(values: Sequence[float]) -> float:
     """Mean less `ERRORS` standard errors."""
     mean = _mean(values)
     return mean - ERRORS * math.sqrt(_mean([(value - mean) ** 2 for value in values]) / len(values))
-
-
-def _quoted(text: str) -> str:
-    return "the empty answer" if not text else repr(text if len(text) <= 60 else text[:57] + "...")

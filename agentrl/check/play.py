@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from agentrl.check.findings import CheckSettings
 from agentrl.check.probe import Watch, probed
 from agentrl.config.sections import changed
-from agentrl.core.errors import EngineError, EnvError, EnvResultError
+from agentrl.core.errors import EngineError, EnvError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Generation, Prompt, Sampling, Task, Ticket
 from agentrl.env.agent import AgentClass, StepState
@@ -61,11 +61,6 @@ SOLVER = TextPolicy("solve", lambda given: "")
 def repeating(actions: list[str]) -> TextPolicy:
     """A policy that writes given texts and then leaves the episode."""
     return TextPolicy("again", lambda given: actions[given.turn] if given.turn < len(actions) else None)
-
-
-def solves(cls: AgentClass) -> bool:
-    """Return True if a class has a method that gives the right answer."""
-    return callable(getattr(cls, "solve", None))
 
 
 class SolvingSession(EnvSession):
@@ -118,6 +113,11 @@ class CheckedEpisode:
     images: tuple[str, int] | None = None  # method that first gave some to the model, and how many
 
     @property
+    def good(self) -> bool:
+        """True if nothing failed, and a turn was taken."""
+        return self.error is None and bool(self.turns)
+
+    @property
     def finished(self) -> bool:
         """True if the environment ended the episode."""
         return bool(self.turns) and self.turns[-1].result.terminated
@@ -145,20 +145,22 @@ class CheckedEpisode:
     @property
     def scores(self) -> dict[str, float]:
         """Last score of each agent; without one its reward, clipped to 0..1."""
-        given = self.turns[-1].scores if self.turns else {}
-        return {agent: float(given.get(agent, min(max(reward, 0.0), 1.0))) for agent, reward in self.rewards.items()}
+        last = self.turns[-1].scores if self.turns else {}
+        return {agent: float(last.get(agent, min(max(reward, 0.0), 1.0))) for agent, reward in self.rewards.items()}
 
     @property
     def score(self) -> float:
         """Score of the episode; with several agents, the mean of theirs."""
         return math.fsum(self.scores.values()) / len(self.agents)
 
-    def steps(self) -> list[tuple[Any, ...]]:
-        """Return the comparable results of each turn: observation, reward, terminated, truncated, score."""
-        rewards = [turn.rewards if any(self.agents) else turn.result.reward for turn in self.turns]
-        results = [(turn.text, turn.result) for turn in self.turns]
-        told = zip(results, rewards, strict=True)
-        return [(text, reward, result.terminated, result.truncated, result.score) for (text, result), reward in told]
+    def values(self) -> list[dict[str, Any]]:
+        """Return the values to compare with those of another episode, in JSON's own types: of `reset`, then of each turn."""
+        values: list[dict[str, Any]] = [{"first": self.first}]
+        for turn in self.turns:
+            reward, result = turn.rewards if any(self.agents) else turn.result.reward, turn.result
+            flags = {"terminated": result.terminated, "truncated": result.truncated, "score": result.score}
+            values.append({"observation": turn.text, "reward": reward, **flags})
+        return values
 
 
 class TextEpisode:
@@ -287,7 +289,6 @@ def make_player(settings: CheckSettings, spec: AgentSpec, codec: ChatCodec, watc
     """Return a player of an environment; `watch` sees every call of user code."""
     cls = spec.load()
     rollout = replace(settings.rollout, reset_timeout_s=settings.check.timeout_s, step_timeout_s=settings.check.timeout_s)
-    close_timeout_s = min(settings.check.timeout_s, CLOSE_TIMEOUT_S)
     return Player(
         cls=probed(cls, watch),
         source=spec.source,
@@ -299,7 +300,7 @@ def make_player(settings: CheckSettings, spec: AgentSpec, codec: ChatCodec, watc
             data=settings.data,
             rollout=rollout,
             endpoint=settings.endpoint,
-            close_timeout_s=close_timeout_s,
+            close_timeout_s=min(settings.check.timeout_s, CLOSE_TIMEOUT_S),
             is_training=settings.ratios,
             weighs_ratios=settings.ratios,
         ),
@@ -311,9 +312,4 @@ def plain(value: Prompt) -> str:
     if isinstance(value, str):
         return str(value)
     contents = (message.get("content") for message in value)
-    return "\n".join(content if isinstance(content, str) else "" if content is None else str(content) for content in contents)
-
-
-def refused_by_template(error: EnvError) -> bool:
-    """Return True if the model's chat template refused an observation."""
-    return isinstance(error, EnvResultError) and "chat template" in str(error)
+    return "\n".join("" if content is None else str(content) for content in contents)

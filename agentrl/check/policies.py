@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from agentrl.check.play import SOLVER, PolicyInput, TextPolicy, plain, solves
+from agentrl.check.play import SOLVER, PolicyInput, TextPolicy, plain
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentClass
 
@@ -56,7 +56,7 @@ def standard_policies(cls: AgentClass, tasks: Sequence[Task], form: str = PLAIN)
     """Return the policies that play in every environment; `form` is one that earns more than the plain label."""
     labels = label_texts(tasks)
     return [
-        *([SOLVER] if solves(cls) else []),
+        *([SOLVER] if callable(getattr(cls, "solve", None)) else []),
         *(label_policy(name) for name in dict.fromkeys((PLAIN, form))),
         TextPolicy("random choice", lambda given: written(form, _choose(given, [*words_of(cls), *labels]))),
         TextPolicy("random text", lambda given: _random_text(given.rng)),
@@ -107,7 +107,7 @@ def constant_answers(cls: AgentClass, tasks: Sequence[Task], form: str = PLAIN) 
 
 def options_in(text: str) -> list[str]:
     """Return the choices that a text seems to offer: words joined by "or", and numbers."""
-    listed = [word for found in _OPTIONS.findall(text) for word in re.split(r",? or |, ", found)]
+    listed = [word for choices in _OPTIONS.findall(text) for word in re.split(r",? or |, ", choices)]
     return list(dict.fromkeys([*listed, *re.findall(r"-?\d+", text)]))[:MAX_OPTIONS]
 
 
@@ -121,14 +121,14 @@ def bracketed(text: str, rng: Random) -> list[str]:
 def _varied(form: str, letters: Sequence[str], rng: Random) -> str:
     if form == "<answer>":
         return f"<answer>{rng.randint(0, 20)}</answer>"
-    words = re.sub(r"\d+", lambda found: str(rng.randrange(10 ** len(found.group()))), form)
-    return re.sub(r"\b[A-Za-z]\b", lambda found: rng.choice(letters), words) if letters else words
+    words = re.sub(r"\d+", lambda number: str(rng.randrange(10 ** len(number.group()))), form)
+    return re.sub(r"\b[A-Za-z]\b", lambda letter: rng.choice(letters), words) if letters else words
 
 
 def fill_form(text: str, label: Any) -> str | None:
     """The first JSON form in a text (``{"tool": "add|sub", "args": [a, b]}``) with its blanks filled from the label."""
-    found = _FORM.search(text)
-    if found is None:
+    form = _FORM.search(text)
+    if form is None:
         return None
     leaves = _leaves(label)
     texts = [leaf for leaf in leaves if isinstance(leaf, str)]
@@ -141,7 +141,7 @@ def fill_form(text: str, label: Any) -> str | None:
     def fill(match: re.Match[str]) -> str:
         return match.group(1) + _as_json(next(others, 0))
 
-    return _NAME.sub(fill, re.sub(r'"([^"]*\|[^"]*)"', choose, found.group()))
+    return _NAME.sub(fill, re.sub(r'"([^"]*\|[^"]*)"', choose, form.group()))
 
 
 def _choose(given: PolicyInput, words: Sequence[str]) -> str:

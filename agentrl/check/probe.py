@@ -30,9 +30,24 @@ OWN = ("_async_method.", "_timed", "EnvSession.")
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
+    """State of the process that all its code shares."""
+
     cwd: str
     environ: dict[str, str]
     handlers: dict[int, Any]
+
+    def signals_replaced(self, before: _Shared) -> str:
+        """Names of the signals whose handlers are others than before."""
+        return ", ".join(signal.Signals(number).name for number in SIGNALS if before.handlers[number] != self.handlers[number])
+
+
+def shared_state() -> _Shared:
+    """Return the state of the process now."""
+    try:
+        cwd = os.getcwd()
+    except OSError:
+        cwd = ""
+    return _Shared(cwd, dict(os.environ), {number: signal.getsignal(number) for number in SIGNALS})
 
 
 class Effects:
@@ -40,16 +55,12 @@ class Effects:
 
     def __init__(self, report: Report, where: Callable[[str], str]) -> None:
         self._report, self._where = report, where
-        self._first = self.before()
+        self._first = shared_state()
         self._once: set[str] = set()
-
-    def before(self) -> _Shared:
-        """The state to compare with."""
-        return _Shared(_cwd(), dict(os.environ), {number: signal.getsignal(number) for number in SIGNALS})
 
     def compare(self, before: _Shared, method: str) -> None:
         """Report what differs from `before`."""
-        after = self.before()
+        after = shared_state()
         if after == before:
             return
         where = self._where(method)
@@ -57,9 +68,8 @@ class Effects:
             self._report.add("changes-cwd", where, f"{method} changed it to {after.cwd!r}")
             os.chdir(before.cwd)
         self._compare_environ(before.environ, after.environ, method)
-        names = [signal.Signals(number).name for number in SIGNALS if before.handlers[number] != after.handlers[number]]
-        if names:
-            self._report.add("changes-signals", where, f"{method} replaced the handler of {', '.join(names)}")
+        if names := after.signals_replaced(before):
+            self._report.add("changes-signals", where, f"{method} replaced the handler of {names}")
             self.restore_signals()
 
     def _compare_environ(self, before: dict[str, str], after: dict[str, str], method: str) -> None:
@@ -85,31 +95,32 @@ class Effects:
 @contextmanager
 def importing(report: Report, where: str) -> Iterator[None]:
     """Report what importing a file does to the process; environment variables it may set, as some libraries ask for."""
-    cwd, handlers = _cwd(), {number: signal.getsignal(number) for number in SIGNALS}
+    before = shared_state()
     threads, children = set(threading.enumerate()), {child.pid for child in psutil.Process().children()}
     yield
     started = [thread.name for thread in threading.enumerate() if thread not in threads and thread.name != "agentrl-env"]
     new = [child for child in psutil.Process().children() if child.pid not in children]
-    names = [signal.Signals(number).name for number in SIGNALS if signal.getsignal(number) != handlers[number]]
+    after = shared_state()
+    names = after.signals_replaced(before)
     seen = (
-        f"the current directory is {_cwd()!r} after it" if _cwd() != cwd else "",
-        f"it replaced the handler of {', '.join(names)}" if names else "",
+        f"the current directory is {after.cwd!r} after it" if after.cwd != before.cwd else "",
+        f"it replaced the handler of {names}" if names else "",
         f"it started {len(started)} threads: {', '.join(started[:3])}" if started else "",
         f"it started {len(new)} processes" if new else "",
     )
     for words in filter(None, seen):
         report.add("import-effects", where, words)
-    if _cwd() != cwd:
-        os.chdir(cwd)
+    if after.cwd != before.cwd:
+        os.chdir(before.cwd)
 
 
 def watch_background(report: Report, where: Callable[[str], str]) -> None:
     """From now on report coroutines that are never awaited, and errors that end threads."""
 
     def warned(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
-        found = NEVER_AWAITED.match(str(message))
-        if found and issubclass(category, RuntimeWarning) and not found.group(1).startswith(OWN):
-            report.add("never-awaited", where(found.group(1).rpartition(".")[2]), str(message))
+        coroutine = NEVER_AWAITED.match(str(message))
+        if coroutine and issubclass(category, RuntimeWarning) and not coroutine.group(1).startswith(OWN):
+            report.add("never-awaited", where(coroutine.group(1).rpartition(".")[2]), str(message))
 
     def ended(error: threading.ExceptHookArgs) -> None:
         if error.exc_type is not SystemExit:
@@ -138,13 +149,6 @@ def output_size() -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return sum(os.fstat(number).st_size for number in (1, 2))
-
-
-def _cwd() -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
 
 
 METHODS = ("reset", "step", "close", "solve")
@@ -193,20 +197,28 @@ class Watch:
             self.holds = None
 
     @contextmanager
+    def comparing(self, method: str) -> Iterator[None]:
+        """Report what a call changes in the process."""
+        before = shared_state() if self.effects else None
+        try:
+            yield
+        finally:
+            if self.effects and before:
+                self.effects.compare(before, method)
+
+    @contextmanager
     def measured(self, method: str) -> Iterator[UserCall]:
         """Measure a plain call."""
         call = self.begin(method, False)
-        before = self.effects.before() if self.effects else None
-        started = time.perf_counter()
-        try:
-            yield call
-        except BaseException as error:
-            call.error = error
-            raise
-        finally:
-            call.seconds, call.done = time.perf_counter() - started, True
-            if self.effects and before:
-                self.effects.compare(before, method)
+        with self.comparing(method):
+            started = time.perf_counter()
+            try:
+                yield call
+            except BaseException as error:
+                call.error = error
+                raise
+            finally:
+                call.seconds, call.done = time.perf_counter() - started, True
 
 
 def probed(cls: AgentClass, watch: Watch) -> AgentClass:
@@ -259,13 +271,9 @@ def _async_method(name: str, watch: Watch) -> Callable[..., Any]:
 
 
 async def _async_call(method: Callable[..., Any], name: str, watch: Watch, *args: Any) -> Any:
-    record = watch.begin(name, True)
-    before = watch.effects.before() if watch.effects else None
-    try:
-        return await _timed(method(*args), watch, record)
-    finally:
-        if watch.effects and before:
-            watch.effects.compare(before, name)
+    call = watch.begin(name, True)
+    with watch.comparing(name):
+        return await _timed(method(*args), watch, call)
 
 
 @types.coroutine

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.check.findings import Finding, Report, Severity, by_severity
+from agentrl.track.text import counted
 
 COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 WIDTH = 110
@@ -24,7 +25,7 @@ def print_report(report: Report, *, fix_hints: bool = False, console: Console | 
     out.width = min(out.width, WIDTH) if out.is_terminal else WIDTH
     tasks = report.env.get("tasks")
     name = Text.assemble((str(report.env.get("name", "")), "bold"), f" ({report.env.get('source', '')}), ")
-    out.print(name.append("tasks without an end" if tasks is None else f"{tasks} task{'s' * (tasks != 1)}"))
+    out.print(name.append("tasks without an end" if tasks is None else counted(tasks, "task")))
     for title, table in (("Rewards by policy", _policies(report)), ("Time per call", _timing(report))):
         if table.row_count:
             out.print()
@@ -102,10 +103,9 @@ def _finding(finding: Finding, fix_hints: bool, width: int) -> Text:
 
 
 def _summary(report: Report) -> Text:
-    errors, warnings, notes = (sum(finding.rule.severity is severity for finding in report.findings) for severity in Severity)
-    numbers = zip((errors, warnings, notes), Severity, strict=True)
-    words = ", ".join(f"{number} {name}{'' if number == 1 else 's'}" for number, name in numbers)
-    style = COLOURS[Severity.ERROR] if errors else COLOURS[Severity.WARNING] if warnings else "bold green"
+    counts = {severity: sum(finding.rule.severity is severity for finding in report.findings) for severity in Severity}
+    words = ", ".join(counted(count, severity) for severity, count in counts.items())
+    style = next((COLOURS[severity] for severity in (Severity.ERROR, Severity.WARNING) if counts[severity]), "bold green")
     return Text.assemble((words, style), f" in {report.seconds:.1f} s")
 
 
@@ -115,14 +115,14 @@ def _seconds(value: float) -> str:
     return f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} us"
 
 
-def _request_lines(found: Mapping[str, Any]) -> list[str]:
+def _request_lines(asked: Mapping[str, Any]) -> list[str]:
     """Requests and branches of a black-box agent."""
-    tools = f"; tools: {', '.join(found['tools'])}" if found["tools"] else ""
-    sizes = found["prompt_tokens"]
+    tools = f"; tools: {', '.join(asked['tools'])}" if asked["tools"] else ""
+    sizes = asked["prompt_tokens"]
     tokens = f"; prompts of {sizes[0]} to {sizes[2]} tokens (median {sizes[1]})" if sizes else ""
-    head = f"Requests: {found['requests']} in {found['episodes']} episodes, {found['streamed']} streamed, {found['refused']} refused"
-    branches = ", ".join(f"{reason} {count}" for reason, count in found["branches"].items()) or "none besides the first of each episode"
-    untrained = ", ".join(f"{reason} {count}" for reason, count in found["untrained"].items())
+    head = f"Requests: {asked['requests']} in {asked['episodes']} episodes, {asked['streamed']} streamed, {asked['refused']} refused"
+    branches = ", ".join(f"{reason} {count}" for reason, count in asked["branches"].items()) or "none besides the first of each episode"
+    untrained = ", ".join(f"{reason} {count}" for reason, count in asked["untrained"].items())
     lines = [f"{head}{tokens}{tools}", f"Branches that were opened: {branches}"]
     lines += [f"Answers that would not be trained: {untrained}"] if untrained else []
-    return [*lines, "Requests of the first episode:", *(f"  {line}" for line in found["first"])]
+    return [*lines, "Requests of the first episode:", *(f"  {line}" for line in asked["first"])]

@@ -60,7 +60,9 @@ async def _cancel(context: Context, task: Task, action: str, number: int) -> Non
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
-            _check_ended(context, method)
+            call = next((call for call in reversed(context.watch.calls) if call.method == method), None)
+            if call is not None and not call.done:  # the boundary has waited for a second
+                context.found("ignores-cancellation", method, f"{method} was cancelled, and still ran a second later")
         finally:
             await episode.close()
 
@@ -73,12 +75,6 @@ async def _until_waiting(context: Context, method: str) -> None:
         await asyncio.sleep(0)
         if any(call.method == method for call in context.watch.calls[count:]):
             return
-
-
-def _check_ended(context: Context, method: str) -> None:
-    call = next((call for call in reversed(context.watch.calls) if call.method == method), None)
-    if call is not None and not call.done:  # the boundary has waited for a second
-        context.found("ignores-cancellation", method, f"{method} was cancelled, and still ran a second later")
 
 
 async def _settled(base: dict[str, int] | None) -> dict[str, int]:

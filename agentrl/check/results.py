@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from agentrl.check.context import Context
-from agentrl.check.play import CheckedEpisode, refused_by_template
+from agentrl.check.play import CheckedEpisode
 from agentrl.check.policies import CALL, FORMS, PLAIN, label_policy, recorded_policy, standard_policies
 from agentrl.check.probe import output_size
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
@@ -86,7 +86,8 @@ def _report(context: Context, played: CheckedEpisode) -> None:
         method, count = played.images
         context.found("images-unread", method, f"{count} image{'s' * (count != 1)} for the model (task {played.task.id!r})")
     if played.error is not None:
-        context.found(rule_of(played.error, played.method), _method(played), _seen(played))
+        method = "__init__" if _raised_in_init(played.error) else played.method
+        context.found(rule_of(played.error, played.method), method, _seen(played))
 
 
 async def _label_form(context: Context, tasks: Sequence[Task]) -> str:
@@ -122,17 +123,14 @@ def rule_of(error: EnvError, method: str) -> str:
     text = str(error)
     if isinstance(error, EnvTimeoutError):
         return "timeout"
-    if refused_by_template(error):
+    if isinstance(error, EnvResultError) and "chat template" in text:
         return "template-refuses"
     if method == "solve":
         return "solve-raises"
     if not isinstance(error, EnvResultError):
-        return "init-raises" if ".__init__ raised" in text.partition("\n")[0] else f"{method}-raises"
-    found = _RETURNED.search(text)
-    return _result_rule(found.group(1) if found else "", text)
-
-
-def _result_rule(field: str, text: str) -> str:
+        return "init-raises" if _raised_in_init(error) else f"{method}-raises"
+    returned = _RETURNED.search(text)
+    field = returned.group(1) if returned else ""
     if field == "result":
         return "result-key" if "unknown key" in text or "is missing" in text else "result-type"
     if field in ("reward", "rewards") and "must be finite" in text:
@@ -151,8 +149,8 @@ def _hopeless(played: Sequence[CheckedEpisode]) -> bool:
     return (len(errors) >= 8 or late >= 2) and None not in errors
 
 
-def _method(played: CheckedEpisode) -> str:
-    return "__init__" if ".__init__ raised" in str(played.error).partition("\n")[0] else played.method
+def _raised_in_init(error: EnvError) -> bool:
+    return ".__init__ raised" in str(error).partition("\n")[0]
 
 
 def _seen(played: CheckedEpisode) -> str:

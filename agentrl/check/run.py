@@ -37,12 +37,13 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
 from agentrl.env.load import AgentKind, load_agent, preload
 from agentrl.rollout.chat import ChatCodec
+from agentrl.track.jsonl import read_lines
 
 POLL_S = 0.1
 HOLD_GRACE_S = 1.0
 
-Emit = Callable[[Mapping[str, Any]], None]
-"""Gets ``{"phase": what comes next, "report": all so far}``, and at the end a phase of ``done``."""
+Emit = Callable[[str, Report], None]
+"""Gets the phase that comes next, ``done`` at the end, and the report so far."""
 
 
 def run_checks(
@@ -56,7 +57,7 @@ def run_checks(
     logging.getLogger("agentrl.env.boundary").setLevel(logging.ERROR)  # what it warns of is reported
     started = time.monotonic()
     report, watch = Report(), Watch(status_fd)
-    emit({"phase": "load", "report": report.to_dict()})
+    emit("load", report)
     with _Watchdog(watch, report, settings, emit):
         file = os.path.basename(settings.env.partition(".py:")[0])
         with watch.holding("import"), importing(report, f"{file if file.endswith('.py') else file + '.py'}: import"):
@@ -68,17 +69,17 @@ def run_checks(
         player = make_player(settings, spec, codec, watch)
         context = Context(settings, spec, cls, player, report, watch, started, recorded, after_import=random_states())
         watch_background(report, context.where)
-        emit({"phase": "tasks", "report": report.to_dict()})
+        emit("tasks", report)
         read_tasks(context)
         if spec.kind is AgentKind.BLACK_BOX:
-            emit({"phase": "run", "report": report.to_dict()})
+            emit("run", report)
             asyncio.new_event_loop().run_until_complete(check_black_box(context))
         elif spec.kind is AgentKind.EXECUTOR:
             report.skipped.append("everything but the tasks: the executor calls the model itself, so there is nothing to play")
         elif context.tasks:
             asyncio.new_event_loop().run_until_complete(_play(context, emit, command))  # not closed: that would wait for threads that hang
     report.seconds = time.monotonic() - started
-    emit({"phase": "done", "report": report.to_dict()})
+    emit("done", report)
     _end_children()
 
 
@@ -90,12 +91,12 @@ def run_rehearsal(settings: CheckSettings, task: Task, codec: ChatCodec, emit: E
         with watch.holding("import"):
             spec = load_agent(settings.env)
             report.env = {"spec": settings.env, "name": spec.name, "source": os.path.basename(spec.source), "tasks": None}
-            emit({"phase": "preload", "report": report.to_dict()})
+            emit("preload", report)
             cls = preload(spec)
-        emit({"phase": "one episode", "report": report.to_dict()})
+        emit("one episode", report)
         context = Context(settings, spec, cls, make_player(settings, spec, codec, watch), report, watch, started)
         asyncio.new_event_loop().run_until_complete(rehearse(context, task))
-    emit({"phase": "done", "report": report.to_dict()})
+    emit("done", report)
     _end_children()
 
 
@@ -115,7 +116,7 @@ async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
         "leaks": check_leaks,
     }
     for name, check in phases.items():
-        emit({"phase": name, "report": report.to_dict()})
+        emit(name, report)
         if name == "learning":  # hundreds of episodes; what they would do to the process is known by now
             context.watch.effects = None
         outcome = check(context)
@@ -164,7 +165,7 @@ class _Watchdog:
                 seen = f"{method} has not returned, nor let others run, for {time.monotonic() - since:.0f} s{place}"
                 self._report.add("hangs", name, seen)
                 self._report.skipped.append("everything after this")
-                self._emit({"phase": "done", "report": self._report.to_dict()})
+                self._emit("done", self._report)
                 _end_children()
                 os._exit(0)
 
@@ -183,18 +184,17 @@ def recorded_actions(path: str) -> dict[str, list[str]]:
     """
     file = Path(path) / "trajectories.jsonl" if Path(path).is_dir() else Path(path)
     try:
-        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+        records = read_lines(file)
     except (OSError, ValueError) as error:
         raise ConfigError("--recorded", path, f"cannot be read: {error}", "Name the directory of a run that recorded episodes.") from error
-    best: dict[str, tuple[float, list[str]]] = {}
+    best: dict[str, dict[str, Any]] = {}
     for record in records:
-        reward, turns = record.get("reward"), record.get("turns") or []
         task = str((record.get("task") or {}).get("id", ""))
-        if reward is not None and turns and (task not in best or reward > best[task][0]):
-            best[task] = (reward, [str(turn.get("text", "")) for turn in turns])
+        if record.get("reward") is not None and record.get("turns") and (task not in best or record["reward"] > best[task]["reward"]):
+            best[task] = record
     if not best:
         raise ConfigError("--recorded", path, "holds no episode that ended well", "Record some with --record all.")
-    return {task: texts for task, (_, texts) in best.items()}
+    return {task: [str(turn.get("text", "")) for turn in record["turns"]] for task, record in best.items()}
 
 
 def main() -> int:
@@ -208,9 +208,12 @@ def main() -> int:
     status = os.open(os.environ.pop("AGENTRL_CHECK_STATUS"), os.O_CREAT | os.O_WRONLY)
     with open(os.environ.pop("AGENTRL_CHECK_EVENTS"), "a", encoding="utf-8") as events:
 
-        def emit(event: Mapping[str, Any]) -> None:
+        def write(**event: Any) -> None:
             events.write(json.dumps(event) + "\n")
             events.flush()
+
+        def emit(phase: str, report: Report) -> None:
+            write(phase=phase, report=report.to_dict())
 
         try:
             recorded = recorded_actions(settings.check.recorded) if settings.check.recorded else {}
@@ -220,9 +223,9 @@ def main() -> int:
             else:
                 run_checks(settings, codec, _without_end(recorded, codec), emit, status, command=(sys.executable, "-m", __spec__.name))
         except ConfigError as error:
-            emit({"phase": "refused", "field": error.field, "value": str(error.value), "problem": error.problem, "remedy": error.remedy})
+            write(phase="refused", field=error.field, value=str(error.value), problem=error.problem, remedy=error.remedy)
         except Exception:
-            emit({"phase": "failed", "error": traceback.format_exc(), "report": {"findings": []}})
+            write(phase="failed", error=traceback.format_exc(), report={"findings": []})
     os._exit(0)  # threads that the environment left behind must not keep it
 
 

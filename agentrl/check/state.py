@@ -22,7 +22,7 @@ def class_state(context: Context) -> dict[str, bytes]:
     return {name: value for name, value in values if value is not None}
 
 
-def put_class_state(context: Context, state: Mapping[str, bytes]) -> None:
+def restore_class_state(context: Context, state: Mapping[str, bytes]) -> None:
     """Make the values those of `class_state` again: lists, dictionaries and sets stay the objects that they are."""
     for label, owner, name, value in list(_values(context)):
         if label not in state or pickled(value) == state[label]:
@@ -56,7 +56,7 @@ def _values(context: Context) -> Iterator[tuple[str, Any, str, Any]]:
     for holder, owner in owners.items():
         for name, value in list(vars(owner).items()):
             if isinstance(value, FunctionType):
-                yield from ((f"{holder}.{name.strip('_')}({word}=)", value, "", given) for word, given in _defaults(value))
+                yield from ((f"{holder}.{name.strip('_')}({word}=)", value, "", default) for word, default in _defaults(value))
             elif name.startswith("__"):
                 continue
             elif isinstance(value, PLAIN):
@@ -69,5 +69,5 @@ def _values(context: Context) -> Iterator[tuple[str, Any, str, Any]]:
 def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Default values of a function: there is one of each for all calls."""
     words, values = function.__code__.co_varnames[: function.__code__.co_argcount], function.__defaults__ or ()
-    given = dict(zip(words[len(words) - len(values) :], values, strict=True)) | (function.__kwdefaults__ or {})
-    yield from ((word, value) for word, value in given.items() if isinstance(value, PLAIN))
+    defaults = dict(zip(words[len(words) - len(values) :], values, strict=True)) | (function.__kwdefaults__ or {})
+    yield from ((word, value) for word, value in defaults.items() if isinstance(value, PLAIN))

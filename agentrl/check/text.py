@@ -68,15 +68,15 @@ def _model(context: Context) -> str:
 
 def _check_control(context: Context, played: CheckedEpisode) -> None:
     """Text in messages must not spell control tokens; raw text must, where it follows a turn."""
-    if not played.raw_first and (found := context.player.codec.control_in(played.first)):
-        context.found("control-tokens", "reset", f"{found!r} in the first prompt of task {played.task.id!r}")
+    if not played.raw_first and (token := context.player.codec.control_in(played.first)):
+        context.found("control-tokens", "reset", f"{token!r} in the first prompt of task {played.task.id!r}")
     for turn in played.turns[:-1] if played.over else played.turns:
         is_raw = isinstance(turn.result.observation, str)
-        found = context.player.codec.control_in(turn.text)
-        if is_raw and not found:
+        token = context.player.codec.control_in(turn.text)
+        if is_raw and not token:
             context.found("raw-observation", "step", f"{turn.text[:60]!r}")
-        elif not is_raw and found and found not in turn.action:
-            context.found("control-tokens", "step", f"{found!r} in {turn.text[:60]!r}")
+        elif not is_raw and token and token not in turn.action:
+            context.found("control-tokens", "step", f"{token!r} in {turn.text[:60]!r}")
 
 
 def _check_history(context: Context, played: CheckedEpisode) -> None:
@@ -114,7 +114,9 @@ def check_leaks(context: Context) -> None:
     labelled = [played for played in idle if isinstance(played.task.label, str | int | float) and label_text(played.task.label).strip()]
     if len(labelled) < MIN_LABELLED or len({label_text(played.task.label) for played in labelled}) < MIN_LABELS:
         return
-    for method, texts in (("reset", [played.first for played in labelled]), ("step", list(map(_answers, labelled)))):
+    # The texts of the last turn may tell the answer, because no action follows them.
+    read = ["\n".join(turn.text for turn in (played.turns[:-1] if played.over else played.turns)) for played in labelled]
+    for method, texts in (("reset", [played.first for played in labelled]), ("step", read)):
         places = [set(_places(text, label_text(played.task.label).strip())) for text, played in zip(texts, labelled, strict=True)]
         if common := set.intersection(*places):
             example = f"{labelled[0].task.label!r} in {texts[0][-80:]!r}"
@@ -122,15 +124,10 @@ def check_leaks(context: Context) -> None:
             return
 
 
-def _answers(played: CheckedEpisode) -> str:
-    """Return the texts read by a player that earned no reward."""
-    return "\n".join(turn.text for turn in (played.turns[:-1] if played.over else played.turns))
-
-
 def _places(text: str, label: str) -> Iterator[str]:
     """Yield descriptions of the label's positions that fit other tasks too."""
-    for found in re.finditer(rf"(?<!\w){re.escape(label)}(?!\w)", text):
-        before, after = TOKEN.findall(text[: found.start()]), TOKEN.findall(text[found.end() :])
+    for match in re.finditer(rf"(?<!\w){re.escape(label)}(?!\w)", text):
+        before, after = TOKEN.findall(text[: match.start()]), TOKEN.findall(text[match.end() :])
         yield f"word {len(before) + 1}"
         yield f"followed by {len(after)} words"
         if before and before.count(before[-1]) + after.count(before[-1]) == 1:

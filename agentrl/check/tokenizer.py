@@ -27,7 +27,8 @@ class FileTokenizer:
         config = json.loads((directory / FILES[1]).read_text(encoding="utf-8"))
         template = directory / "chat_template.jinja"
         self.chat_template: Any = template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template")
-        self._names = {key: _content(value) for key, value in config.items() if key.endswith("_token") and value}
+        tokens = {key: value for key, value in config.items() if key.endswith("_token") and value}
+        self._names = {key: str(value["content"] if isinstance(value, Mapping) else value) for key, value in tokens.items()}
         self.added_tokens_decoder: Mapping[int, Any] = self._tokenizer.get_added_tokens_decoder()
         self.all_special_tokens = list(dict.fromkeys(self._names.values()))
         self._compiled: Any = None
@@ -85,10 +86,6 @@ def load_codec(settings: CheckSettings) -> ChatCodec:
     path = Path(settings.model.model)
     tokenizer = FileTokenizer(path) if FileTokenizer.can_read(path) else load_tokenizer(settings.model.model)
     return ChatCodec(tokenizer, system_prompt=settings.data.system_prompt, template_tools=has_own_form(settings.endpoint))
-
-
-def _content(value: Any) -> str:
-    return str(value["content"]) if isinstance(value, Mapping) else str(value)
 
 
 def _compile(template: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import tyro
@@ -12,7 +12,7 @@ from agentrl.config.commands import TRAIN
 from agentrl.config.load import TYRO, read_flags
 from agentrl.config.model_shape import find_shape
 from agentrl.core.errors import ConfigError
-from agentrl.core.ranges import Count, NonNegative, Positive
+from agentrl.core.ranges import Count, Positive
 from agentrl.profile.memory import GIB
 from agentrl.profile.plan import Hardware, Workload, divide, make_plan, plan_lines
 
@@ -28,14 +28,7 @@ class PlanArgs:
     """GPUs in all."""
     gpu_memory: Positive = 80.0
     """Memory of a GPU, GiB."""
-    prompt_tokens: Count = 512
-    """Tokens of a typical prompt."""
-    answer_tokens: Count = 1024
-    """Tokens that are sampled in a typical episode."""
-    learner_tflops: NonNegative = 0.0
-    """Measured speed of a learner rank, 1e12 floating-point operations per second. 0: the time of training is left out."""
-    decode_tokens_per_s: NonNegative = 0.0
-    """Measured speed of an engine with many episodes, tokens per second. 0: the time of generation is left out."""
+    work: Workload = field(default_factory=Workload)
     debug: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Show tracebacks."""
 
@@ -52,12 +45,6 @@ def main(words: list[str]) -> int:
     named = any(word.partition("=")[0].replace("_", "-") in DIVISION for word in rest)
     if not named and (config.engine.num_engines, config.learner.num_learners, config.engine.tensor_parallel_size) == (1, 1, 1):
         config = divide(config, shape, hardware)
-    work = Workload(
-        prompt_tokens=args.prompt_tokens,
-        answer_tokens=args.answer_tokens,
-        learner_tflops=args.learner_tflops,
-        decode_tokens_per_s=args.decode_tokens_per_s,
-    )
-    plan = make_plan(config, shape, hardware, work)
-    sys.stdout.write("\n".join(plan_lines(plan, work)) + "\n")
+    plan = make_plan(config, shape, hardware, args.work)
+    sys.stdout.write("\n".join(plan_lines(plan, args.work)) + "\n")
     return UNFIT if plan.problems else 0

@@ -47,8 +47,6 @@ FORMS = (
 )
 MAX_NAMES = 8
 """Names of a file that an error lists."""
-KEPT = "environment"
-"""Folder of a run's directory with a copy of the environment's file."""
 REWARDS = ("reward_func", "reward")
 """Names that a file gives to its reward, if it has no environment."""
 
@@ -178,17 +176,9 @@ def keep_environment(spec: str, run_dir: Path) -> None:
     if file is None:
         write_source(spec, run_dir)
     elif file.is_file():
-        (run_dir / KEPT).mkdir(exist_ok=True)
+        (run_dir / plugins.KEPT).mkdir(exist_ok=True)
         with suppress(shutil.SameFileError):  # a resumed run may name its own copy
-            shutil.copyfile(file, run_dir / KEPT / file.name)
-
-
-def found_or_kept(spec: str, run_dir: Path) -> str:
-    """Return a run's specification, or one of the kept copy if the file is not found from this folder."""
-    file, name = split_file(spec)
-    if file is None or file.exists() or not (copy := run_dir / KEPT / file.name).is_file():
-        return spec
-    return f"{copy}:{name}" if name else str(copy)
+            shutil.copyfile(file, run_dir / plugins.KEPT / file.name)
 
 
 def _named(spec: str, module: ModuleType, name: str) -> AgentClass:

@@ -140,7 +140,7 @@ async def send_copy(path: Path, address: str, learner: Learner, keep: int) -> in
     files, target = read_manifest(path), f"{address}/{path.name}"
     size = 0
     if await on_thread(manifest_at, target) != files:
-        size += sum(await learner.share_out(put_files, learner_files(files), str(path), target))
+        size += sum(await learner.map_files(put_files, learner_files(files), str(path), target))
         size += await on_thread(put_files, {name: entry for name, entry in files.items() if is_own(name)}, path, target)
         await on_thread(put_text, target, MANIFEST, manifest_text(files))
     await on_thread(_remove_old, address, keep)
@@ -211,7 +211,7 @@ async def fetch_copy(copy: CheckpointCopy, run_dir: Path, learner: Learner) -> P
     temporary = await asyncio.to_thread(temporary_directory, target)
     try:
         (temporary / LEARNER).mkdir()
-        await learner.share_out(get_files, learner_files(copy.files), copy.address, str(temporary))
+        await learner.map_files(get_files, learner_files(copy.files), copy.address, str(temporary))
         await on_thread(get_files, {name: entry for name, entry in copy.files.items() if is_own(name)}, copy.address, temporary)
         await asyncio.to_thread(_commit, temporary, target, copy.files)
     finally:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from agentrl.core.differences import AGENT, END, Difference, Tokens, TurnValues, first_difference, first_place, in_words
 from agentrl.core.types import Status, Trajectory, Turn
 from agentrl.rollout.records import recorded_turn
 from agentrl.track.text import Screen, counted, duration, text_difference
@@ -21,60 +21,51 @@ INTERRUPTED = (Status.TIMEOUT, Status.ENGINE_ERROR)
 """Ends that depend on time and on the engine; they are not waited for again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """The first thing that was not as recorded; `expected` and `got` are text for people, and for an observation its tokens too."""
-
-    turn: int  # from 0, with the observation before it
-    what: str  # observation, reward, reward part NAME, score, end, or agent: the one that acts
-    expected: str
-    got: str
-    agent: str = ""
-    expected_ids: tuple[int, ...] = ()
-    got_ids: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """The turns of all agents in order of time, each with its agent's name, and the one that was not answered."""
+    """The turns of all agents in order of time, the one that was not answered, and the end."""
 
-    turns: list[tuple[str, Turn]]
-    unanswered: tuple[str, Turn] | None
+    turns: list[TurnValues]
+    unanswered: TurnValues | None
     status: Status
     error: str | None
 
 
-def first_difference(records: Sequence[Mapping[str, Any]], replayed: Sequence[Trajectory], *, penalized: bool = False) -> Difference | None:
+def replay_difference(
+    records: Sequence[Mapping[str, Any]], replayed: Sequence[Trajectory], *, penalized: bool = False
+) -> Difference | None:
     """Return the first difference of an episode from its records, one per agent; `None` if observations, rewards, scores and end agree.
 
     With `penalized`, rewards include penalties for length, which only episodes that ended properly pay.
     """
-    then, now = _recorded(records), _replayed(replayed)
-    comparable = not penalized or then.status.trainable == now.status.trainable
-    for number, (old, new) in enumerate(zip(then.turns, now.turns, strict=False)):
-        if (found := _turn(number, old, new, rewards=comparable)) is not None:
-            return found
-    if len(then.turns) == len(now.turns) and then.unanswered and now.unanswered:
-        found = _turn(len(now.turns), then.unanswered, now.unanswered, rewards=False)
-        if found is not None:
-            return found
-    ended_alike = now.status is (Status.ENGINE_ERROR if then.status in INTERRUPTED else then.status)
-    if len(then.turns) != len(now.turns) or not ended_alike:
+    turns = [(record["agent"], recorded_turn(turn, index)) for record in records for index, turn in enumerate(record["turns"])]
+    left = [(record["agent"], recorded_turn(record["unanswered"])) for record in records if record.get("unanswered")]
+    then = _episode(turns, left, Status(records[0]["status"]), records[0]["error"])
+    turns = [(trajectory.agent, turn) for trajectory in replayed for turn in trajectory.turns]
+    left = [(trajectory.agent, trajectory.unanswered) for trajectory in replayed if trajectory.unanswered is not None]
+    now = _episode(turns, left, replayed[0].status, replayed[0].error)
+    expected: Sequence[TurnValues] = then.turns
+    got: Sequence[TurnValues] = now.turns
+    if len(expected) == len(got) and then.unanswered and now.unanswered:
+        expected, got = [*expected, then.unanswered], [*got, now.unanswered]
+    if penalized and then.status.trainable != now.status.trainable:
+        expected, got = ([{**values, "reward": None} for values in part] for part in (expected, got))
+    difference = first_difference(expected, got, tolerance=TOLERANCE)
+    if difference is not None and difference.what != END:
+        return difference
+    if difference is not None or now.status is not (Status.ENGINE_ERROR if then.status in INTERRUPTED else then.status):
         return _end(then, now)
     return _totals(records, replayed, max(len(then.turns) - 1, 0)) if then.status.trainable else None
 
 
-def _turn(number: int, old: tuple[str, Turn], new: tuple[str, Turn], *, rewards: bool) -> Difference | None:
-    (agent, then), (actor, now) = old, new
-    if agent != actor:
-        return Difference(turn=number, what="agent", expected=agent, got=actor, agent=agent)
-    expected, got = tuple(then.prompt_ids.tolist()), tuple(now.prompt_ids.tolist())
-    if expected != got:
-        texts = {"expected": then.prompt_text, "got": now.prompt_text}
-        return Difference(turn=number, what="observation", agent=agent, **texts, expected_ids=expected, got_ids=got)
-    if rewards and not _close(then.reward, now.reward):
-        return Difference(turn=number, what="reward", expected=_value(then.reward), got=_value(now.reward), agent=agent)
-    return None
+def _episode(turns: Iterable[tuple[str, Turn]], unanswered: Iterable[tuple[str, Turn]], status: Status, error: str | None) -> _Episode:
+    in_order = sorted(turns, key=lambda pair: pair[1].number)
+    values: list[TurnValues] = [{**_read(agent, turn), "reward": turn.reward} for agent, turn in in_order]
+    return _Episode(values, next((_read(agent, turn) for agent, turn in unanswered), None), status, error)
+
+
+def _read(agent: str, turn: Turn) -> TurnValues:
+    return {AGENT: agent, "observation": Tokens(tuple(turn.prompt_ids.tolist()), turn.prompt_text)}
 
 
 def _end(then: _Episode, now: _Episode) -> Difference:
@@ -83,11 +74,11 @@ def _end(then: _Episode, now: _Episode) -> Difference:
     expected = "it goes on" if before > after or then.status in INTERRUPTED else _ended(then)
     got = _ended(now)
     if after > before:
-        got = f"an answer with reward {_value(now.turns[before][1].reward)}"
+        got = f"an answer with reward {in_words(now.turns[before]['reward'])}"
     elif after == before and now.status is Status.ENGINE_ERROR:
         got = "it goes on"
     failed = after > before or now.unanswered is not None
-    return Difference(turn=max(min(before, after) - (not failed), 0), what="end", expected=expected, got=got)
+    return Difference(turn=max(min(before, after) - (not failed), 0), what=END, expected=expected, got=got)
 
 
 def _ended(episode: _Episode) -> str:
@@ -96,42 +87,18 @@ def _ended(episode: _Episode) -> str:
 
 
 def _totals(records: Sequence[Mapping[str, Any]], replayed: Sequence[Trajectory], last: int) -> Difference | None:
+    """Compare the scores and the rewards of whole episodes, which count as values of the last turn."""
     by_agent = {trajectory.agent: trajectory for trajectory in replayed}
     for record in records:
         now = by_agent[record["agent"]]
-        pairs = [("score", record["score"], now.score), ("reward", record["reward"], now.reward)]
-        names = dict.fromkeys((*record["reward_parts"], *now.reward_parts))
-        pairs += [(f"reward part {name}", record["reward_parts"].get(name), now.reward_parts.get(name)) for name in names]
-        for what, expected, got in pairs:
-            if not _close(expected, got):
-                return Difference(turn=last, what=what, expected=_value(expected), got=_value(got), agent=now.agent)
+        both = ((record["score"], record["reward"], record["reward_parts"]), (now.score, now.reward, now.reward_parts))
+        expected, got = (
+            {AGENT: now.agent, "score": score, "reward": reward, **{f"reward part {name}": value for name, value in parts.items()}}
+            for score, reward, parts in both
+        )
+        if (difference := first_difference([expected], [got], tolerance=TOLERANCE)) is not None:
+            return replace(difference, turn=last)
     return None
-
-
-def _recorded(records: Sequence[Mapping[str, Any]]) -> _Episode:
-    turns = [(record["agent"], recorded_turn(turn, index)) for record in records for index, turn in enumerate(record["turns"])]
-    unanswered = ((record["agent"], recorded_turn(record["unanswered"])) for record in records if record.get("unanswered"))
-    return _Episode(_in_order(turns), next(unanswered, None), Status(records[0]["status"]), records[0]["error"])
-
-
-def _replayed(trajectories: Sequence[Trajectory]) -> _Episode:
-    turns = [(trajectory.agent, turn) for trajectory in trajectories for turn in trajectory.turns]
-    unanswered = ((trajectory.agent, trajectory.unanswered) for trajectory in trajectories if trajectory.unanswered is not None)
-    return _Episode(_in_order(turns), next(unanswered, None), trajectories[0].status, trajectories[0].error)
-
-
-def _in_order(turns: list[tuple[str, Turn]]) -> list[tuple[str, Turn]]:
-    return sorted(turns, key=lambda pair: pair[1].number)
-
-
-def _close(expected: float | None, got: float | None) -> bool:
-    if expected is None or got is None:
-        return expected is got
-    return math.isclose(expected, got, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-
-
-def _value(number: float | None, digits: int = 12) -> str:
-    return "none" if number is None else f"{number:.{digits}g}"
 
 
 def show_replays(screen: Screen, outcomes: Sequence[Replay], seconds: float, *, run: str, agent: str = "", limit: int = 20) -> None:
@@ -162,62 +129,57 @@ def show_replays(screen: Screen, outcomes: Sequence[Replay], seconds: float, *, 
 
 
 def _row(outcome: Replay) -> tuple[str, ...]:
-    found = outcome.difference
-    if found is None:
+    difference = outcome.difference
+    if difference is None:
         return (outcome.episode_id, _task_name(outcome), "", "", "", "")
-    what = f"{found.what} ({found.agent})" if found.agent else found.what
-    expected, got = (_short(text, other) for text, other in ((found.expected, found.got), (found.got, found.expected)))
-    return (outcome.episode_id, _task_name(outcome), str(found.turn + 1), what, expected, got)
+    what = f"{difference.what} ({difference.agent})" if difference.agent else difference.what
+    expected, got = difference.expected, difference.got
+    return (outcome.episode_id, _task_name(outcome), str(difference.turn + 1), what, _short(expected, got), _short(got, expected))
 
 
 def _short(text: str, other: str, width: int = 40) -> str:
     """The part of a text from shortly before where it differs from another."""
-    same = next((index for index, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), min(len(text), len(other)))
-    start = max(0, same - 12) if len(text) > width else 0
+    place = first_place(text, other)
+    start = max(0, (len(text) if place is None else place) - 12) if len(text) > width else 0
     cut = text[start : start + width]
     return ("..." if start else "") + cut + ("..." if start + width < len(text) else "")
 
 
 def show_replay(screen: Screen, outcome: Replay) -> None:
     """Print the outcome of one replay, with its difference in full."""
-    record = outcome.records[0]
+    record, difference = outcome.records[0], outcome.difference
     turns = sum(len(record["turns"]) for record in outcome.records)
-    count = counted(turns, "turn")
-    rewards = ", ".join(f"{record['agent'] or 'reward'} {_value(record['reward'], 6)}" for record in outcome.records)
-    screen.line(
-        (f"episode {outcome.episode_id}", "bold"), f"  task {_task_name(outcome)}, {count}, {record['status']}, {rewards}", prose=True
-    )
-    found = outcome.difference
+    rewards = ((record["agent"] or "reward", record["reward"]) for record in outcome.records)
+    earned = ", ".join(f"{name} none" if reward is None else f"{name} {reward:.6g}" for name, reward in rewards)
+    about = f"  task {_task_name(outcome)}, {counted(turns, 'turn')}, {record['status']}, {earned}"
+    screen.line((f"episode {outcome.episode_id}", "bold"), about, prose=True)
     if outcome.verdict == "skipped":
         screen.line(("not compared", "yellow"), f": {outcome.reason}", prose=True)
-    elif found is None:
+    elif difference is None:
         note = f", {outcome.reason}" if outcome.reason else ""
         same = "every prompt, branch and mask is" if outcome.offline else "every observation, every reward, the score and the end are"
         screen.line(("replays", "green"), f": {same} the same{note}", prose=True)
     else:
-        who = f", agent {found.agent}" if found.agent else ""
-        where = f"request {found.turn + 1}" if outcome.offline else f"turn {found.turn + 1} of {max(turns, found.turn + 1)}"
-        screen.line(("differs", "bold red"), f" at {where}{who}: {found.what}")
-        _show_difference(screen, outcome)
+        who = f", agent {difference.agent}" if difference.agent else ""
+        number = difference.turn + 1
+        where = f"request {number}" if outcome.offline else f"turn {number} of {max(turns, number)}"
+        screen.line(("differs", "bold red"), f" at {where}{who}: {difference.what}")
+        _show_difference(screen, difference)
         screen.line(outcome.reason, prose=True)
 
 
-def _show_difference(screen: Screen, outcome: Replay) -> None:
-    found = outcome.difference
-    if found is None:
+def _show_difference(screen: Screen, difference: Difference) -> None:
+    if not difference.expected_ids and not difference.got_ids:
+        screen.line(("expected  ", "red"), difference.expected, indent=2)
+        screen.line(("got       ", "green"), difference.got, indent=2)
         return
-    if not found.expected_ids and not found.got_ids:
-        screen.line(("expected  ", "red"), found.expected, indent=2)
-        screen.line(("got       ", "green"), found.got, indent=2)
-        return
-    pairs = zip(found.expected_ids, found.got_ids, strict=False)
-    at = next((index for index, (then, now) in enumerate(pairs) if then != now), min(len(found.expected_ids), len(found.got_ids)))
-    then, now = (str(ids[at]) if at < len(ids) else "nothing" for ids in (found.expected_ids, found.got_ids))
-    lengths = f"{len(found.expected_ids)} expected, {len(found.got_ids)} got"
-    screen.line(f"first different token: number {at} of the {found.what}, {then} expected, {now} got ({lengths} in all)", indent=2)
-    if found.expected == found.got:
+    both, at = (difference.expected_ids, difference.got_ids), difference.token
+    then, now = (str(ids[at]) if at < len(ids) else "nothing" for ids in both)
+    lengths = f"{len(both[0])} expected, {len(both[1])} got"
+    screen.line(f"first different token: number {at} of the {difference.what}, {then} expected, {now} got ({lengths} in all)", indent=2)
+    if difference.expected == difference.got:
         screen.line("the text is the same: the tokenizer or its chat template is not that of the run", indent=2)
-    for line, style in text_difference(found.expected, found.got):
+    for line, style in text_difference(difference.expected, difference.got):
         screen.line((line, style), indent=2)
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from agentrl.core.annotations import Annotation, read_annotation
+from agentrl.core.differences import Tokens, first_difference
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import FinishReason, Status
 from agentrl.inspect.groups import GroupFacts, find_group
 from agentrl.inspect.reader import RunReader
 from agentrl.inspect.tokens import FIELDS, MASK_TEXTS, Part, every_value, masks, ranges, turn_views
+from agentrl.rollout.records import started_s
 from agentrl.track.index import TRAINING
 
 Record: TypeAlias = Mapping[str, Any]
@@ -33,8 +35,8 @@ def find_records(run: RunReader, episode: str, attempt: int | None = None) -> li
     rows = run.store.query(sql, (episode,)) or run.store.query(sql.replace("episode =", "name ="), (episode,))
     attempts = [row[0] for row in rows]
     wanted = attempts[-1] if attempts and attempt is None else attempt
-    found = run.store.lines("episodes", [(row[1], row[2]) for row in rows if row[0] == wanted])
-    by_name = {record.get("trajectory_id"): record for record in found}  # the last of each, should there be two
+    lines = run.store.lines("episodes", [(row[1], row[2]) for row in rows if row[0] == wanted])
+    by_name = {record.get("trajectory_id"): record for record in lines}  # the last of each, should there be two
     if not by_name:
         remedy = "A run with --record sample records one episode of each group, and with --record all every one."
         raise ConfigError("EPISODE", episode, "is not among the recorded episodes", remedy)
@@ -57,12 +59,12 @@ def images_of(records: Sequence[Record]) -> list[Shown]:
     """Return the images of an episode: those of its task, then those of the observations of each agent."""
     task = records[0].get("task")
     images = task.get("images") if isinstance(task, Mapping) else None
-    found = [Shown(image) for image in (images if isinstance(images, list) else ())]
+    shown = [Shown(image) for image in (images if isinstance(images, list) else ())]
     for place, record in enumerate(records):
         rows = record.get("images")
         pairs = [row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, list) and len(row) == 2]
-        found += [Shown(image, place, number) for number, image in pairs]
-    return found
+        shown += [Shown(image, place, number) for number, image in pairs]
+    return shown
 
 
 def annotation_of(run: RunReader, trajectory: str) -> Annotation | None:
@@ -76,16 +78,19 @@ def annotation_of(run: RunReader, trajectory: str) -> Annotation | None:
 
 def parts_of(run: RunReader, records: Sequence[Record]) -> list[Part]:
     """Return the trajectories of an episode with their annotations and, where there are none, why they were not trained."""
-    group = find_group(run, int(records[0].get("group_id", -1)), source=source_of(records[0]))
-    return [_part(run, record, group) for record in records]
+    group, parts = group_of(run, records[0]), []
+    for record in records:
+        annotation = None
+        if source_of(record) == TRAINING and int(record.get("attempt", 0)) == (group.attempt or 0):
+            annotation = annotation_of(run, str(record.get("trajectory_id")))
+        step = annotation.step if annotation is not None else group.step
+        parts.append(Part(record=record, annotation=annotation, mask=why_not_trained(run, record, group), step=step))
+    return parts
 
 
-def _part(run: RunReader, record: Record, group: GroupFacts) -> Part:
-    annotation = None
-    if source_of(record) == TRAINING and int(record.get("attempt", 0)) == (group.attempt or 0):
-        annotation = annotation_of(run, str(record.get("trajectory_id")))
-    step = annotation.step if annotation is not None else group.step
-    return Part(record=record, annotation=annotation, mask=why_not_trained(run, record, group), step=step)
+def group_of(run: RunReader, record: Record) -> GroupFacts:
+    """Return what is known of the group of a record."""
+    return find_group(run, int(record.get("group_id", -1)), source=source_of(record))
 
 
 def source_of(record: Record) -> str:
@@ -128,8 +133,7 @@ def episode_answer(run: RunReader, episode: str, attempt: int | None = None) -> 
         place = (view["trajectory"], view["number"])
         view["images"] = [index for index, image in enumerate(images) if (image.trajectory, image.number) == place]
     shown = {index for view in views for index in view["images"]}
-    name, group = str(first.get("episode_id", episode)), find_group(run, int(first.get("group_id", -1)), source=source_of(first))
-    found = ranges(views)
+    name, group, values = str(first.get("episode_id", episode)), group_of(run, first), ranges(views)
     before, after = _neighbours(run, name)
     return {
         "episode": name,
@@ -149,7 +153,7 @@ def episode_answer(run: RunReader, episode: str, attempt: int | None = None) -> 
         "next": after,
         "metrics": first.get("metrics") or {},
         "timings": first.get("timings") or {},
-        "started_s": _started(first),
+        "started_s": started_s(first),
         "ended_s": first.get("ended_s"),
         "images": len(images),
         "unread_images": [index for index, image in enumerate(images) if image.number is not None and index not in shown],
@@ -157,8 +161,8 @@ def episode_answer(run: RunReader, episode: str, attempt: int | None = None) -> 
         "branches": branches,
         "turns": views,
         "spans": [dict(zip(("name", "turn", "start_s", "seconds"), span, strict=False)) for span in first.get("spans") or ()],
-        "fields": [name for name in (*FIELDS, "version", "staleness") if name in found],
-        "ranges": found,
+        "fields": [name for name in (*FIELDS, "version", "staleness") if name in values],
+        "ranges": values,
         "masks": masks(views),
         "commands": _commands(run, name, str((first.get("task") or {}).get("id", ""))),
         "has_tokenizer": run.texts.tokenizer is not None,
@@ -166,20 +170,27 @@ def episode_answer(run: RunReader, episode: str, attempt: int | None = None) -> 
     }
 
 
-def _trajectory(part: Part) -> dict[str, Any]:
+def _about(part: Part) -> dict[str, Any]:
+    """Facts about a trajectory that the pages of its episode and of its group show."""
     record = part.record
-    mask = "trained" if part.annotation is not None else part.mask
     return {
-        "id": record.get("trajectory_id"),
         "agent": record.get("agent", ""),
-        "frozen": bool(record.get("frozen")),
         "reward": record.get("reward"),
         "reward_parts": record.get("reward_parts") or {},
         "score": record.get("score"),
+        "mask": "trained" if part.annotation is not None else part.mask,
+    }
+
+
+def _trajectory(part: Part) -> dict[str, Any]:
+    about = _about(part)
+    return {
+        **about,
+        "id": part.record.get("trajectory_id"),
+        "frozen": bool(part.record.get("frozen")),
         "annotated": part.annotation is not None,
         "trained_step": part.step,
-        "mask": mask,
-        "mask_text": MASK_TEXTS[mask],
+        "mask_text": MASK_TEXTS[about["mask"]],
     }
 
 
@@ -190,14 +201,6 @@ def task_answer(record: Record) -> dict[str, Any]:
     literals = task.get("literals") or {}
     values = {name: literals.get(name, task.get(name)) for name in ("prompt", "label", "metadata")}
     return {**{name: task.get(name) for name in ("id", "epoch", "position", "seed")}, **values, "images": len(task.get("images") or ())}
-
-
-def _started(record: Record) -> float | None:
-    if record.get("started_s") is not None:
-        return float(record["started_s"])
-    if record.get("ended_s") is None or record.get("group_s") is None:
-        return None
-    return float(record["ended_s"]) - float(record["group_s"])
 
 
 def _neighbours(run: RunReader, episode: str) -> tuple[str | None, str | None]:
@@ -211,12 +214,10 @@ def _commands(run: RunReader, episode: str, task: str) -> dict[str, str]:
     path, agent = str(run.path), str(run.setting("agent") or "")
     if not agent:
         return {}
-    play = {"play": shlex.join(["agentrl", "play", agent, "--task", task])} if ":" not in agent[:2] else {}
-    return {
-        "inspect": shlex.join(["agentrl", "inspect", path, episode]),
-        "replay": shlex.join(["agentrl", "replay", path, episode]),
-        **play,
-    }
+    words = {"inspect": [path, episode], "replay": [path, episode]}
+    if ":" not in agent[:2]:
+        words["play"] = [agent, "--task", task]
+    return {command: shlex.join(["agentrl", command, *rest]) for command, rest in words.items()}
 
 
 def record_answer(run: RunReader, episode: str, attempt: int | None = None) -> dict[str, Any]:
@@ -246,35 +247,28 @@ def group_answer(run: RunReader, group: int, attempt: int | None = None, source:
     for name in names:
         records = find_records(run, name, facts.attempt)
         task = task or task_answer(records[0])
-        for part, views in _member_views(run, records):
-            members.append(_member(part, views))
+        parts = parts_of(run, records)
+        views, _ = turn_views(parts, run.texts)
+        members += [_member(part, [view for view in views if view["trajectory"] == number]) for number, part in enumerate(parts)]
     members += _not_recorded(facts, {member["trajectory"] for member in members})
     recorded = [member for member in members if member["recorded"]]
-    pairs = [[first_difference(a["turns"], b["turns"]) for b in recorded] for a in recorded] if len(recorded) <= 16 else None
-    differences = [found for row in pairs or () for found in row if found is not None]
-    first = min(differences, key=lambda found: (found["turn"], found["token"]), default=None)
+    pairs = [[differs_at(a["turns"], b["turns"]) for b in recorded] for a in recorded] if len(recorded) <= 16 else None
+    places = [place for row in pairs or () for place in row if place is not None]
+    first = min(places, key=lambda place: (place["turn"], place["token"]), default=None)
     return {**facts.row(), "group": group, "task_info": task, "members": members, "first_difference": first, "pairs": pairs}
-
-
-def _member_views(run: RunReader, records: Sequence[Record]) -> Iterator[tuple[Part, list[dict[str, Any]]]]:
-    parts = parts_of(run, records)
-    views, _ = turn_views(parts, run.texts)
-    for number, part in enumerate(parts):
-        yield part, [view for view in views if view["trajectory"] == number]
 
 
 def _member(part: Part, views: list[dict[str, Any]]) -> dict[str, Any]:
     record = part.record
     advantages = [value for view in views for value in every_value(view["tokens"]["advantage"], 1) if value is not None]
     return {
+        **_about(part),
         "episode": record.get("episode_id"),
         "trajectory": record.get("trajectory_id"),
-        "agent": record.get("agent", ""),
-        **{name: record.get(name) for name in ("status", "reward", "score", "error")},
-        "reward_parts": record.get("reward_parts") or {},
+        "status": record.get("status"),
+        "error": record.get("error"),
         "recorded": True,
         "advantage": sum(advantages) / len(advantages) if advantages else None,
-        "mask": "trained" if part.annotation is not None else part.mask,
         "turns": views,
     }
 
@@ -292,13 +286,11 @@ def _not_recorded(facts: GroupFacts, known: set[Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
+def differs_at(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
     """Return the first turn of two members, and its first sampled token, that differ; `None` if there is none."""
-    for turn, (left, right) in enumerate(itertools.zip_longest(one, other)):
-        if left is None or right is None:
-            return {"turn": turn, "token": 0}
-        a, b = left["tokens"]["ids"], right["tokens"]["ids"]
-        if a != b or (not a and left["text"] != right["text"]):
-            same = next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            return {"turn": turn, "token": same}
-    return None
+    played = [
+        [{"tokens": Tokens(tuple(ids := turn["tokens"]["ids"])), "text": "" if ids else turn["text"]} for turn in turns]
+        for turns in (one, other)
+    ]
+    difference = first_difference(*played)
+    return None if difference is None else {"turn": difference.turn, "token": difference.token}

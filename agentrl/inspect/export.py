@@ -126,11 +126,8 @@ def _cast(values: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, An
 def _messages(prompt: Any) -> list[dict[str, str]]:
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    return [{"role": str(message["role"]), "content": _text(message["content"])} for message in prompt]
-
-
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else json.dumps(content)
+    contents = [(message["role"], message["content"]) for message in prompt]
+    return [{"role": str(role), "content": text if isinstance(text, str) else json.dumps(text)} for role, text in contents]
 
 
 def _write_lines(rows: Iterable[dict[str, Any]], path: Path) -> int:

@@ -10,6 +10,7 @@ import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import ConfigError
@@ -20,7 +21,6 @@ from agentrl.track.sinks import MAX_LINE_BYTES, encode_capped
 
 Row: TypeAlias = Mapping[str, Any]
 
-SUFFIXES = (".jsonl", ".json", ".eval")
 PROMPTS = ("prompt", "input", "question", "query", "instruction")
 ANSWERS = ("completion", "output", "response", "generated", "answer_text", "prediction")
 REWARDS = ("reward", "rewards", "score")
@@ -103,21 +103,18 @@ def _row_record(row: Row, number: int) -> dict[str, Any] | None:
         messages = [*_as_messages(prompt, "user"), *_as_messages(answer, "assistant")]
     else:
         return None
-    reward = _number(_first(row, REWARDS))
     numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and not isinstance(value, bool)}
     left = {name: value for name, value in numbers.items() if name not in REWARDS and not name.endswith(("_ms", "_id", "id"))}
     name = str(row.get("example_id", row.get("id", number)))
-    error = row.get("error")
     return _record(
         name=f"{name}-{number}" if "example_id" in row or "id" in row else name,
         task={"id": name if "example_id" in row else _short(prompt, name), "prompt": prompt, "label": _first(row, LABELS)},
+        metadata=row.get("info") or row.get("metadata") or {},
         messages=messages,
-        status="env_error" if error else "finished",
-        error=str(error) if error else None,
-        reward=reward,
+        error=str(row["error"]) if row.get("error") else None,
+        reward=_number(_first(row, REWARDS)),
         metrics={**left, **_numbers(row.get("metrics"))},
         timings={name.removesuffix("_ms") + "_s": value / 1000.0 for name, value in numbers.items() if name.endswith("_ms")},
-        metadata=row.get("info") or row.get("metadata") or {},
     )
 
 
@@ -155,21 +152,17 @@ def _inspect_log(path: Path) -> Iterator[dict[str, Any]]:
 def _sample_record(sample: Row, number: int) -> dict[str, Any]:
     scores = {name: score.get("value") for name, score in (sample.get("scores") or {}).items()}
     values = {name: value for name, score in scores.items() if (value := _grade(score)) is not None}
-    error = (sample.get("error") or {}).get("message")
-    reward = next(iter(values.values()), None)
     epoch = int(sample.get("epoch", 1))
     return _record(
         name=f"{sample.get('id', number)}-{epoch}",
         task={"id": str(sample.get("id", number)), "prompt": sample.get("input"), "label": sample.get("target"), "epoch": epoch - 1},
-        messages=sample.get("messages") or _as_messages(sample.get("input"), "user"),
-        status="env_error" if error else "finished",
-        error=error,
-        reward=reward,
-        metrics={},
-        timings={"total_s": float(sample["total_time"])} if sample.get("total_time") is not None else {},
         metadata=sample.get("metadata") or {},
-        parts=values if len(values) > 1 else {},
-        attachments=sample.get("attachments"),
+        messages=sample.get("messages") or _as_messages(sample.get("input"), "user"),
+        attachments=sample.get("attachments") or {},
+        error=(sample.get("error") or {}).get("message"),
+        reward=next(iter(values.values()), None),
+        reward_parts=values if len(values) > 1 else {},
+        timings={"total_s": float(sample["total_time"])} if sample.get("total_time") is not None else {},
     )
 
 
@@ -183,35 +176,31 @@ def _record(
     *,
     name: str,
     task: dict[str, Any],
+    metadata: Any,
     messages: Sequence[Any],
-    status: str,
     error: str | None,
     reward: float | None,
-    metrics: Row,
-    timings: Row,
-    metadata: Any,
-    parts: Row | None = None,
-    attachments: Row | None = None,
+    attachments: Row = MappingProxyType({}),
+    **fields: Row,
 ) -> dict[str, Any]:
-    failed = status != "finished"
+    """The record of an episode, which failed if it has an error; `fields` are named parts of the reward, metrics and timings."""
     return {
         "trajectory_id": name,
         "episode_id": name,
-        "group_id": 0,
-        "attempt": 0,
-        "version": 0,
+        **dict.fromkeys(("group_id", "attempt", "version"), 0),
         "agent": "",
         "frozen": False,
         "task": {"epoch": 0, "position": 0, "seed": None, "images": [], "metadata": metadata, **task},
-        "status": status,
-        "reward": None if failed else reward,
-        "reward_parts": dict(parts or {}),
-        "score": None if failed or reward is None else min(max(reward, 0.0), 1.0),
-        "metrics": dict(metrics),
+        "status": "env_error" if error else "finished",
+        "reward": None if error else reward,
+        "reward_parts": {},
+        "score": None if error or reward is None else min(max(reward, 0.0), 1.0),
+        "metrics": {},
         "error": error,
-        "timings": dict(timings),
+        "timings": {},
         "turns": list(_turns(messages, reward or 0.0)),
-        **({"images": images} if (images := list(_images(messages, attachments or {}))) else {}),
+        **fields,
+        **({"images": images} if (images := list(_images(messages, attachments))) else {}),
     }
 
 

@@ -82,16 +82,9 @@ class GroupFacts:
 
 def find_group(run: RunReader, group: int, attempt: int | None = None, source: str = TRAINING) -> GroupFacts:
     """Return what is known of a group: of its last attempt, or of the one that is asked for."""
-    if source != TRAINING:
-        return _recorded_only(run, group, attempt, source)
-    attempts = {} if attempt is None else {group: attempt}
-    return find_groups(run, [group], attempts)[0]
-
-
-def _recorded_only(run: RunReader, group: int, attempt: int | None, source: str) -> GroupFacts:
-    found = _episodes(run, [group], source).get(group, [])
-    last = attempt if attempt is not None else max((row[10] for row in found), default=None)
-    return GroupFacts(group=group, attempt=last, episodes=[row for row in found if row[10] == last])
+    if source == TRAINING:
+        return find_groups(run, [group], {} if attempt is None else {group: attempt})[0]
+    return _facts(group, None, None, _episodes(run, [group], source).get(group, []), attempt)
 
 
 def find_groups(run: RunReader, groups: Sequence[int], attempts: Mapping[int, int] | None = None) -> list[GroupFacts]:
@@ -122,15 +115,15 @@ def _facts(
 
 
 def _episodes(run: RunReader, groups: Sequence[int], source: str) -> dict[int, list[tuple[Any, ...]]]:
-    found: dict[int, list[tuple[Any, ...]]] = {}
+    by_group: dict[int, list[tuple[Any, ...]]] = {}
     for part in _parts(groups):
         sql = (
             'SELECT name, episode, task, status, reward, score, tokens, turns, ended_s, step, attempt, "group" FROM episodes '
             f'WHERE "group" IN ({", ".join("?" * len(part))}) AND source = ? ORDER BY id'
         )
         for row in run.store.query(sql, (*part, source)):
-            found.setdefault(row[11], []).append(row)
-    return found
+            by_group.setdefault(row[11], []).append(row)
+    return by_group
 
 
 def _parts(groups: Sequence[int]) -> Iterable[Sequence[int]]:

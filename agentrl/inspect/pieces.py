@@ -61,17 +61,17 @@ class TokenTexts:
         """
         if self.tokenizer is None:
             return None
-        found: list[str] = []
-        while len(found) < len(ids):
-            start = len(found)
+        texts: list[str] = []
+        while len(texts) < len(ids):
+            start = len(texts)
             text, count = self._one(ids[start]), 1
             while BROKEN in text and count < min(MAX_JOINED, len(ids) - start):
                 count += 1
                 text = self._decode(ids[start : start + count])
             if BROKEN in text:
                 text, count = self._one(ids[start]), 1
-            found += [text, *[""] * (count - 1)]
-        return found
+            texts += [text, *[""] * (count - 1)]
+        return texts
 
     def _one(self, token: int) -> str:
         if token not in self._known:
@@ -91,8 +91,8 @@ def _cached(name: str) -> Path | None:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, TOKENIZER)
-    return Path(found) if isinstance(found, str) else None
+    file = try_to_load_from_cache(name, TOKENIZER)
+    return Path(file) if isinstance(file, str) else None
 
 
 FORMS = (

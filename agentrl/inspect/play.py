@@ -8,7 +8,7 @@ import itertools
 import os
 import queue
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -44,21 +44,17 @@ class _Asked:
     answer: asyncio.Future[list[int]]
 
 
-class _Ended:
-    """The episode is over."""
-
-
 def task_named(source: TaskSource, name: str) -> Task:
     """Return the task with this id, or with this number in the environment's own order; a `ConfigError` if there is none."""
     tasks = source.first(SEARCHED)
-    found = next((task for task in tasks if task.id == name), None)
-    if found is None and name.isdecimal() and int(name) < len(tasks):
-        found = tasks[int(name)]
-    if found is None:
-        last = f"{SEARCHED} and more" if len(tasks) == SEARCHED else str(len(tasks))
-        examples = ", ".join(repr(task.id) for task in tasks[:3])
-        raise ConfigError("--task", name, "there is no such task", f"There are {last}, from {examples} on, or give a number from 0.")
-    return found
+    for task in tasks:
+        if task.id == name:
+            return task
+    if name.isdecimal() and int(name) < len(tasks):
+        return tasks[int(name)]
+    last = f"{SEARCHED} and more" if len(tasks) == SEARCHED else str(len(tasks))
+    examples = ", ".join(repr(task.id) for task in tasks[:3])
+    raise ConfigError("--task", name, "there is no such task", f"There are {last}, from {examples} on, or give a number from 0.")
 
 
 class PlaySession:
@@ -83,7 +79,7 @@ class PlaySession:
         self._reader = Reader(self._tell, lambda name: self._terminal.toggle(name))
         self._pausing = model and pause and self._reader.interactive
         self._most = episodes or (1 if model and not self._pausing else 0)
-        self._events: queue.SimpleQueue[_Asked | ResetEvent | SampleEvent | StepEvent | _Ended] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Asked | ResetEvent | SampleEvent | StepEvent | None] = queue.SimpleQueue()  # `None`: it is over
         self._loop = asyncio.new_event_loop()
         self._failed = False
 
@@ -135,7 +131,7 @@ class PlaySession:
         episode = make_member(ticket, 0, agent=agent, open_session=session, engine=engine, codec=codec, settings=settings)
         playing = asyncio.run_coroutine_threadsafe(self._told_when_over(episode), self._loop)
         try:
-            for event in self._until_the_end():
+            while (event := self._events.get()) is not None:
                 self._show(event)
         except BaseException as error:
             self._end(playing)
@@ -151,17 +147,13 @@ class PlaySession:
         try:
             return await episode.run()
         finally:
-            self._events.put(_Ended())
-
-    def _until_the_end(self) -> Iterator[_Asked | ResetEvent | SampleEvent | StepEvent]:
-        while not isinstance(event := self._events.get(), _Ended):
-            yield event
+            self._events.put(None)
 
     def _end(self, playing: Future[tuple[Trajectory, ...]]) -> None:
         """Cancel an episode and wait until its environment is closed."""
         playing.cancel()
         with contextlib.suppress(queue.Empty):
-            while not isinstance(self._events.get(timeout=CLOSE_TIMEOUT_S), _Ended):
+            while self._events.get(timeout=CLOSE_TIMEOUT_S) is not None:
                 pass
 
     def _show(self, event: _Asked | ResetEvent | SampleEvent | StepEvent) -> None:
@@ -173,13 +165,10 @@ class PlaySession:
             self._terminal.on_step(event)
         else:
             self._terminal.asked(event.request)
-            ids = self._pause() if self._model else self._typed(event.request)
+            if self._pausing:
+                self._reader.pause("[Enter] ")
+            ids = [] if self._model else self._typed(event.request)
             self._loop.call_soon_threadsafe(_settle, event.answer, ids)
-
-    def _pause(self) -> list[int]:
-        if self._pausing:
-            self._reader.pause("[Enter] ")
-        return []
 
     def _typed(self, request: GenerationRequest) -> list[int]:
         """A person's turn as tokens, with the token that ends one."""
@@ -201,7 +190,9 @@ class PlaySession:
                     if self._reader.ended:
                         self._tell("The input ended before the episode did.")
                     raise Leave("quit")
-                return self._chosen(left, task)
+                if left.action == "restart":
+                    return task
+                return task_named(self._tasks, left.argument) if left.action == "task" else self._tasks.draw()
             except Leave as again:
                 if again.action == "quit":
                     raise
@@ -209,11 +200,6 @@ class PlaySession:
             except ConfigError as error:
                 self._tell(str(error))
                 left = None
-
-    def _chosen(self, left: Leave, task: Task) -> Task:
-        if left.action == "restart":
-            return task
-        return task_named(self._tasks, left.argument) if left.action == "task" else self._tasks.draw()
 
     def _go_on(self, played: int) -> None:
         """After an episode: whether there is to be another."""

@@ -199,8 +199,8 @@ class PlayScreen:
             self._screen.line(("assistant", "bold green"), ("  cut at its limit" if cut else "", "yellow"))
             self._screen.line(self._codec.decode(ids), indent=2)
         elif cut:
-            kept = f"cut to {len(ids)} tokens, as a model's turn would be (--max-new-tokens): {self._codec.decode(ids)}"
-            self._screen.line((kept, "yellow"))
+            shortened = f"cut to {len(ids)} tokens, as a model's turn would be (--max-new-tokens): {self._codec.decode(ids)}"
+            self._screen.line((shortened, "yellow"))
         if self.tokens:
             self._ids(f"writes {len(ids)} tokens", ids)
         if self._logprobs:
@@ -233,15 +233,11 @@ class PlayScreen:
             self._screen.line((first.error, "red"), indent=2)
 
     def _prompt(self, prompt: Prompt, to: str, *, first: bool = True) -> None:
-        if not isinstance(prompt, str):
-            messages: list[Message] = list(prompt)
-            if first and self._system_prompt and messages[0]["role"] != "system":
-                messages.insert(0, Message(role="system", content=self._system_prompt))
-        elif isinstance(prompt, RawText) or not self._chat:
-            messages = [Message(role="text as it is", content=prompt)]
-        else:
-            system = [Message(role="system", content=self._system_prompt)] if first and self._system_prompt else []
-            messages = [*system, Message(role="user", content=prompt)]
+        is_raw = isinstance(prompt, RawText) or (isinstance(prompt, str) and not self._chat)
+        role = "text as it is" if is_raw else "user"
+        messages = [Message(role=role, content=prompt)] if isinstance(prompt, str) else list(prompt)
+        if first and self._system_prompt and not is_raw and messages[0]["role"] != "system":
+            messages.insert(0, Message(role="system", content=self._system_prompt))
         for message in messages:
             self._screen.line((str(message["role"]) + to, "bold blue"))
             self._screen.line(_content(message), indent=2)

@@ -13,15 +13,17 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from agentrl.config.schema import TrainConfig
+from agentrl.core.differences import Difference
 from agentrl.core.errors import ConfigError, EngineError, EnvLoadError
+from agentrl.core.plugins import kept_environment
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, Status, Task, Ticket, Turn
 from agentrl.engine.parsers import answer_parser
 from agentrl.env.given import PREFIX, SOURCE
 from agentrl.env.isolation.pool import open_sessions
-from agentrl.env.load import AgentSpec, found_or_kept, load_agent
-from agentrl.inspect.compare import INTERRUPTED, Difference, first_difference
+from agentrl.env.load import AgentSpec, load_agent
+from agentrl.inspect.compare import INTERRUPTED, replay_difference
 from agentrl.inspect.directory import REQUESTS, RunDirectory
 from agentrl.inspect.requests import replay_requests
 from agentrl.rollout.chat import ChatCodec
@@ -48,9 +50,9 @@ class Verdict(StrEnum):
     SAME = "same"
     """Every observation, reward, the score and the end were as recorded."""
     DIFFERS = "differs"
-    """A part differed from the record."""
+    """Something was not."""
     SKIPPED = "skipped"
-    """No part could be compared."""
+    """There was nothing to compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,40 +88,17 @@ class RecordedEngine(SamplerEngine):
         return Generation(token_ids=turn.token_ids, logprobs=turn.logprobs, versions=turn.versions, finish_reason=turn.finish_reason)
 
 
-class RequestReplayer:
-    """Replays episodes of black-box agents by their logs of requests, which `find` gives by the name of the episode."""
-
-    def __init__(
-        self,
-        find: Callable[[str], Mapping[str, Any] | None],
-        settings: EpisodeSettings,
-        *,
-        make_codec: Callable[[Sequence[int]], ChatCodec],
-        parser: AnswerParser,
-    ) -> None:
-        self._find, self._settings, self._parser, self._make_codec = find, settings, parser, cache(make_codec)
-
-    async def replay(self, records: Records) -> Replay | None:
-        """Drive the requests of an episode again; `None` if they were not recorded."""
-        log = self._find(str(records[0].get("episode_id")))
-        if log is None:
-            return None
-        try:
-            limits = recorded_limits(log)
-            codec = self._make_codec(limits.end_token_ids if limits else ())
-            found = await replay_requests(log, codec=codec, settings=self._settings, parser=self._parser)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            reason = f"its log of requests cannot be used: {type(error).__name__}: {error}"
-            return Replay(records=records, verdict=Verdict.SKIPPED, reason=reason)
-        if found is None:
-            return Replay(records=records, verdict=Verdict.SAME, reason=OFFLINE, offline=True)
-        return Replay(records=records, verdict=Verdict.DIFFERS, difference=found, reason=CHANGED, offline=True)
-
-
 class Replayer:
-    """Replays records of one run; `find_task` finds a task by its id, for values that a record could not hold.
+    """Replays records of one run.
 
-    Episodes of which `requests` has a log are not run again: their requests are.
+    Args:
+        agent: The environment.
+        settings: Settings of the run's episodes.
+        make_codec: Makes a codec for an engine that ends turns with certain tokens.
+        find_task: Finds a task by its id, for values that a record could not hold.
+        limits: Facts about the engine, for records that do not have them.
+        find_log: Finds the log of the requests of an episode by its name; an episode that has one is not run again: its requests are.
+        parser: Parser of the answers to requests; without one every episode is run again.
     """
 
     def __init__(
@@ -127,37 +106,50 @@ class Replayer:
         agent: AgentSpec,
         settings: EpisodeSettings,
         *,
-        make_codec: Callable[[Sequence[int]], ChatCodec],
+        make_codec: Callable[[tuple[int, ...]], ChatCodec],
         find_task: Callable[[str], Task | None],
         limits: EngineLimits,
-        requests: RequestReplayer | None = None,
+        find_log: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
+        parser: AnswerParser | None = None,
     ) -> None:
-        self._requests = requests
         self._agent, self._settings, self._limits = agent, settings, limits
-        self._make_codec, self._find_task = make_codec, find_task
-        self._codecs: dict[tuple[int, ...], ChatCodec] = {}
+        self._make_codec, self._find_task = cache(make_codec), find_task
+        self._find_log, self._parser = find_log, parser
         self._sessions = open_sessions(agent, settings.env)
 
     async def replay(self, records: Records) -> Replay:
         """Replay one episode from its lines of ``trajectories.jsonl``."""
-        if self._requests is not None and (outcome := await self._requests.replay(records)) is not None:
-            return outcome
+        if self._parser is not None and (log := self._find_log(str(records[0].get("episode_id")))) is not None:
+            return await self._replay_requests(records, log, self._parser)
         reason = next(filter(None, map(not_replayable, records)), "")
         if reason:
             return Replay(records=records, verdict=Verdict.SKIPPED, reason=reason)
         try:
             ticket, lost = self._ticket(records[0])
-            found = await self._difference(records, ticket)
+            difference = await self._difference(records, ticket)
         except (KeyError, TypeError, ValueError, SyntaxError) as error:
             said, name = str(error), type(error).__name__
             reason = said if said.startswith("its executor") else f"its record cannot be used: {name}: {said}"
             return Replay(records=records, verdict=Verdict.SKIPPED, reason=reason)
-        if found is None:
+        if difference is None:
             status = records[0]["status"]
             return Replay(records=records, verdict=Verdict.SAME, reason=f"up to its end by {status}" if status in INTERRUPTED else "")
         if lost:
             lost = f"the task's {lost} could not be recorded exactly, and the run's tasks do not hold it"
-        return Replay(records=records, verdict=Verdict.DIFFERS, difference=found, reason=lost)
+        return Replay(records=records, verdict=Verdict.DIFFERS, difference=difference, reason=lost)
+
+    async def _replay_requests(self, records: Records, log: Mapping[str, Any], parser: AnswerParser) -> Replay:
+        """Drive the requests of an episode again."""
+        try:
+            limits = recorded_limits(log)
+            codec = self._make_codec(limits.end_token_ids if limits else ())
+            difference = await replay_requests(log, codec=codec, settings=self._settings, parser=parser)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            reason = f"its log of requests cannot be used: {type(error).__name__}: {error}"
+            return Replay(records=records, verdict=Verdict.SKIPPED, reason=reason)
+        if difference is None:
+            return Replay(records=records, verdict=Verdict.SAME, reason=OFFLINE, offline=True)
+        return Replay(records=records, verdict=Verdict.DIFFERS, difference=difference, reason=CHANGED, offline=True)
 
     async def replay_all(self, episodes: Iterable[Records], *, jobs: int = 8) -> AsyncIterator[Replay]:
         """Yield the outcomes of many replays, `jobs` at a time; those that differ are played once more at the end, alone, to tell why."""
@@ -195,24 +187,27 @@ class Replayer:
         ticket, inexact = recorded_ticket(record), inexact_parts(record)
         if not inexact:
             return ticket, ""
-        found = self._find_task(ticket.task.id)
-        if found is None:
+        task = self._find_task(ticket.task.id)
+        if task is None:
             return ticket, " and ".join(inexact)
-        return replace(ticket, task=replace(found, position=ticket.task.position, epoch=ticket.task.epoch)), ""
+        return replace(ticket, task=replace(task, position=ticket.task.position, epoch=ticket.task.epoch)), ""
 
     async def _difference(self, records: Records, ticket: Ticket) -> Difference | None:
         limits = recorded_limits(records[0]) or self._limits
-        codec = self._codecs.get(limits.end_token_ids)
-        if codec is None:
-            codec = self._codecs[limits.end_token_ids] = self._make_codec(limits.end_token_ids)
-        index = int(str(records[0]["episode_id"]).rpartition("-")[2])
         engine = RecordedEngine({record["agent"]: _sampled(record) for record in records}, limits)
-        agent, session, settings = self._agent, self._sessions.session, self._settings
-        member = make_member(ticket, index, agent=agent, open_session=session, engine=engine, codec=codec, settings=settings)
+        member = make_member(
+            ticket,
+            int(str(records[0]["episode_id"]).rpartition("-")[2]),
+            agent=self._agent,
+            open_session=self._sessions.session,
+            engine=engine,
+            codec=self._make_codec(limits.end_token_ids),
+            settings=self._settings,
+        )
         replayed = await member.run()
         if isinstance(member, ExecutorEpisode) and engine.exhausted and records[0]["status"] not in INTERRUPTED:
             raise ValueError("its executor made a call that is not recorded: one that failed, or that it discarded")
-        return first_difference(records, replayed, penalized=settings.penalty.changes_rewards)
+        return replay_difference(records, replayed, penalized=self._settings.penalty.changes_rewards)
 
 
 def _sampled(record: Mapping[str, Any]) -> list[Turn]:
@@ -267,21 +262,26 @@ def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
     model = run.tokenizer_path(config)
     tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
 
-    def make_codec(end_token_ids: Sequence[int]) -> ChatCodec:
+    def make_codec(end_token_ids: tuple[int, ...]) -> ChatCodec:
         prompt, template_tools = config.data.system_prompt, has_own_form(config.endpoint)
         return ChatCodec(tokenizer, system_prompt=prompt, end_token_ids=end_token_ids, template_tools=template_tools)
 
     limits = EngineLimits(max_model_len=config.engine.max_model_len or context_length(model) or 4096)
     settings = episode_settings(config, model)
-    requests = None
-    if (run.path / REQUESTS).is_file() and not agent:
-        parser = answer_parser(config.endpoint, tokenizer)
-        requests = RequestReplayer(run.request_logs(), settings, make_codec=make_codec, parser=parser)
-    return Replayer(spec, settings, make_codec=make_codec, find_task=_task_finder(config, spec), limits=limits, requests=requests)
+    has_requests = (run.path / REQUESTS).is_file() and not agent
+    return Replayer(
+        spec,
+        settings,
+        make_codec=make_codec,
+        find_task=_task_finder(config, spec),
+        limits=limits,
+        find_log=run.request_logs(),
+        parser=answer_parser(config.endpoint, tokenizer) if has_requests else None,
+    )
 
 
 def _load(run: RunDirectory, config: TrainConfig, agent: str) -> AgentSpec:
-    own = found_or_kept(config.run.agent, run.path)
+    own = kept_environment(config.run.agent, run.path)
     if own != config.run.agent and not agent:
         _log.warning("%s is not found from this folder; replaying in the run's copy of it, %s", config.run.agent, own)
     try:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
+from agentrl.core.differences import Difference, Tokens, TurnValues, first_difference
 from agentrl.core.errors import EngineError, StructureError
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import FinishReason, Generation, floats, ints
-from agentrl.inspect.compare import Difference
+from agentrl.core.types import FinishReason, Generation
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.neutral import ApiError
 from agentrl.rollout.endpoint.request_log import outcome, recorded_requests, turn_rows
 from agentrl.rollout.endpoint.session import EndpointSession
-from agentrl.rollout.observers import SamplerEngine
+from agentrl.rollout.observers import SamplerEngine, written_turn
 from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.records import EngineLimits, recorded_limits
 from agentrl.rollout.settings import EpisodeSettings
@@ -116,11 +117,8 @@ class RequestReplay:
         row, exchange = self._rows[number], self.session.exchanges[number]
         if exchange.task.done() or exchange.sample is None:
             return
-        ids = ints(row["token_ids"])
-        zeros = [0] * len(ids)
-        generation = Generation(
-            token_ids=ids, logprobs=floats(zeros), versions=ints(zeros), finish_reason=FinishReason(row["finish_reason"])
-        )
+        generation = written_turn(row["token_ids"], len(row["token_ids"]))
+        generation = replace(generation, finish_reason=FinishReason(row["finish_reason"]))
         self._engine.waiting[exchange.sample].set_result(generation)
         await asyncio.wait({exchange.task})
         if row["delivered"] and exchange.answered:
@@ -139,34 +137,22 @@ async def replay_requests(log: Row, *, codec: ChatCodec, settings: EpisodeSettin
     now_numbers = {exchange.sample: number for number, exchange in enumerate(replay.session.exchanges) if exchange.sample is not None}
     then = {numbers[turn["number"]]: turn for turn in log["turns"]}
     now = {now_numbers[turn["number"]]: turn for turn in replay.turns()}
-    for number, row in enumerate(log["requests"]):
-        if (found := _turn(number, then.get(number), now.get(number), codec)) is not None:
-            return found
-        if row["outcome"] != (got := replay.outcome(number)):
-            return Difference(turn=number, what="answer", expected=row["outcome"], got=got)
-    return None
+    expected = [_values(then.get(number), row["outcome"]) for number, row in enumerate(log["requests"])]
+    got = [_values(now.get(number), replay.outcome(number)) for number in range(len(expected))]
+    difference = first_difference(expected, got)
+    if difference is not None and difference.what == "prompt":
+        return replace(difference, expected=codec.decode(difference.expected_ids), got=codec.decode(difference.got_ids))
+    return difference
 
 
-def _turn(number: int, then: Row | None, now: Row | None, codec: ChatCodec) -> Difference | None:
-    """The first difference of one request: its place among the branches, then its prompt, then if it is trained."""
-    if then is None and now is None:
-        return None
-    if (before := _place(then)) != (after := _place(now)):
-        return Difference(turn=number, what="branch", expected=before, got=after)
-    assert then is not None
-    assert now is not None
-    expected, got = tuple(then["prompt_ids"]), tuple(now["prompt_ids"])
-    if expected != got:
-        texts = {"expected": codec.decode(expected), "got": codec.decode(got)}
-        return Difference(turn=number, what="prompt", **texts, expected_ids=expected, got_ids=got)
-    if then["masked"] != now["masked"]:
-        before, after = (f"masked: {turn['masked']}" if turn["masked"] else "trained" for turn in (then, now))
-        return Difference(turn=number, what="mask", expected=before, got=after)
-    return None
-
-
-def _place(turn: Row | None) -> str:
+def _values(turn: Row | None, outcome: str) -> TurnValues:
+    """Values of one request: its place among the branches, its prompt, whether it is trained, and its answer."""
     if turn is None:
-        return "no turn"
+        return {"branch": "no turn", "answer": outcome}
     why = f", opened because of {turn['branch_reason']!r}" if turn["branch_reason"] else ""
-    return f"branch {turn['context'] + 1}, turn {turn['turn'] + 1}{why}"
+    return {
+        "branch": f"branch {turn['context'] + 1}, turn {turn['turn'] + 1}{why}",
+        "prompt": Tokens(tuple(turn["prompt_ids"])),
+        "mask": f"masked: {turn['masked']}" if turn["masked"] else "trained",
+        "answer": outcome,
+    }

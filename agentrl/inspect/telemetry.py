@@ -17,6 +17,7 @@ from agentrl.core.types import FinishReason, Status
 from agentrl.env.timing import TOOL
 from agentrl.inspect.pieces import split_messages
 from agentrl.inspect.reader import RunReader
+from agentrl.rollout.records import started_s
 from agentrl.track.jsonl import encode
 
 Record: TypeAlias = Mapping[str, Any]
@@ -106,14 +107,14 @@ def _sample(record: Record, name: str, epoch: int, model: str) -> dict[str, Any]
     task, turns = record.get("task") or {}, record["turns"]
     messages = [message for turn in turns for message in _messages(turn, model)]
     rewards = {"reward": record.get("reward"), "score": record.get("score"), **(record.get("reward_parts") or {})}
-    failed = record.get("status") not in (Status.FINISHED, Status.TRUNCATED)
+    label = task.get("label")
     last = messages[-1] if messages else {"role": "assistant", "content": "", "source": "generate", "model": model}
     reason = STOP_REASONS.get(turns[-1].get("finish_reason"), "unknown") if turns else "unknown"
     sample = {
         "id": name,
         "epoch": epoch,
         "input": _task_input(task.get("prompt")),
-        "target": _target(task.get("label")),
+        "target": label if isinstance(label, str) else "" if label is None else json.dumps(label),
         "messages": messages,
         "output": {"model": model, "choices": [{"message": last, "stop_reason": reason}]},
         "scores": {part: {"value": value} for part, value in rewards.items() if value is not None},
@@ -129,7 +130,7 @@ def _sample(record: Record, name: str, epoch: int, model: str) -> dict[str, Any]
     }
     if (total_s := (record.get("timings") or {}).get("total_s")) is not None:
         sample["total_time"] = total_s
-    if failed:
+    if _failed(record):
         text = str(record.get("error") or record.get("status"))
         sample["error"] = {"message": text, "traceback": text, "traceback_ansi": text}
     return sample
@@ -138,8 +139,7 @@ def _sample(record: Record, name: str, epoch: int, model: str) -> dict[str, Any]
 def _messages(turn: Record, model: str) -> Iterator[dict[str, Any]]:
     prompt = str(turn.get("prompt_text", ""))
     for message in turn.get("prompt_messages") or split_messages(prompt) or [{"role": "user", "text": prompt}]:
-        role = message["role"] if message["role"] in ROLES else "user"
-        yield {"role": role, "content": message["text"]}
+        yield {"role": _role(message), "content": message["text"]}
     yield {"role": "assistant", "content": str(turn.get("text", "")), "source": "generate", "model": model}
 
 
@@ -153,35 +153,35 @@ def _usage(turns: Iterable[Record]) -> dict[str, int]:
 
 
 def _task_input(prompt: Any) -> Any:
-    if isinstance(prompt, list):
-        known = [message for message in prompt if isinstance(message, Mapping)]
-        return [
-            {"role": message["role"] if message.get("role") in ROLES else "user", "content": str(message.get("content"))}
-            for message in known
-        ]
-    return str(prompt)
+    if not isinstance(prompt, list):
+        return str(prompt)
+    messages = [message for message in prompt if isinstance(message, Mapping)]
+    return [{"role": _role(message), "content": str(message.get("content"))} for message in messages]
 
 
-def _target(label: Any) -> Any:
-    return label if isinstance(label, str) else "" if label is None else json.dumps(label)
+def _role(message: Record) -> str:
+    return str(message["role"]) if message.get("role") in ROLES else "user"
+
+
+def _failed(record: Record) -> bool:
+    return record.get("status") not in (Status.FINISHED, Status.TRUNCATED)
 
 
 def has_times(record: Record) -> bool:
     """Return True if a record says when its episode was played."""
-    return bool(record.get("spans")) and record.get("ended_s") is not None and record.get("group_s") is not None
+    return bool(record.get("spans")) and started_s(record) is not None
 
 
 def _traces(run: RunReader, record: Record) -> dict[str, Any]:
     """The trace of one trajectory: a span for the episode, and one in it for each wait."""
     trace = _digest(16, run.path.name, record.get("trajectory_id"), record.get("attempt", 0))
     root = _digest(8, trace)
-    origin = float(record["ended_s"]) - float(record["group_s"])
-    total_s = float((record.get("timings") or {}).get("total_s") or record["group_s"])
+    origin = started_s(record) or 0.0
+    total_s = float((record.get("timings") or {}).get("total_s") or record.get("group_s") or 0.0)
     names = ("trajectory_id", "episode_id", "group_id", "attempt", "version", "agent", "status", "reward", "score")
     about = {f"{PRODUCER}.{name}": record.get(name) for name in names} | {"gen_ai.operation.name": "invoke_agent"}
     about |= {f"{PRODUCER}.task": (record.get("task") or {}).get("id"), "error.type": record.get("error")}
-    failed = record.get("status") not in (Status.FINISHED, Status.TRUNCATED)
-    spans = [_span(trace, root, None, f"episode {record.get('trajectory_id')}", origin, total_s, about, failed=failed)]
+    spans = [_span(trace, root, None, f"episode {record.get('trajectory_id')}", origin, total_s, about, failed=_failed(record))]
     turns = {turn.get("number", place): turn for place, turn in enumerate(record.get("turns") or ())}
     waits = [(_digest(8, trace, place), *wait) for place, wait in enumerate(record["spans"])]
     calls = {number: key for key, name, number, *_ in waits if name in ("reset", "step")}  # turn -> the call that its tools are part of
@@ -236,17 +236,19 @@ def _span(
 
 
 def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for key, value in values.items():
-        if isinstance(value, bool | int):
-            found.append({"key": key, "value": {"boolValue": value} if isinstance(value, bool) else {"intValue": str(value)}})
-        elif isinstance(value, float):
-            found.append({"key": key, "value": {"doubleValue": value}})
-        elif isinstance(value, list):
-            found.append({"key": key, "value": {"arrayValue": {"values": [{"stringValue": str(item)} for item in value]}}})
-        elif value not in (None, ""):
-            found.append({"key": key, "value": {"stringValue": str(value)}})
-    return found
+    return [{"key": key, "value": _attribute(value)} for key, value in values.items() if value not in (None, "")]
+
+
+def _attribute(value: Any) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    if isinstance(value, float):
+        return {"doubleValue": value}
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [{"stringValue": str(item)} for item in value]}}
+    return {"stringValue": str(value)}
 
 
 def _digest(size: int, *parts: Any) -> str:

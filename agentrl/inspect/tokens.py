@@ -64,11 +64,10 @@ def turn_views(parts: Sequence[Part], texts: TokenTexts | None) -> tuple[list[di
             answered = not turn.get("_unanswered")
             if not index or turn.get("fresh"):
                 branches.append(_branch(len(branches), number, part, turn))
-            size = len(turn.get("token_ids", ()))
             trained = answered and not turn.get("masked")
-            figures = _Figures(part, turn, offset, size) if trained else _Figures(part, turn, None, size)
-            offset += size if trained else 0
-            views.append(_view(turn, number, part, len(branches) - 1, texts) | {"tokens": figures.view(texts), "unanswered": not answered})
+            tokens = _sampled(part, turn, offset if trained else None, texts)
+            offset += len(turn.get("token_ids", ())) if trained else 0
+            views.append(_view(turn, number, part, len(branches) - 1, texts) | {"tokens": tokens, "unanswered": not answered})
     order = sorted(range(len(views)), key=lambda place: (views[place]["number"], place))
     views = [views[place] | {"turn": turn} for turn, place in enumerate(order)]
     for view in views:
@@ -149,53 +148,46 @@ def _view(turn: Record, number: int, part: Part, branch: int, texts: TokenTexts 
     }
 
 
-class _Figures:
-    """Figures of the sampled tokens of one turn; `offset` is where its trajectory's annotation has them, `None` if nowhere."""
+def _sampled(part: Part, turn: Record, offset: int | None, texts: TokenTexts | None) -> dict[str, Any]:
+    """The sampled tokens of a turn with their figures; `offset` is where its trajectory's annotation has them, `None` if nowhere."""
+    ids, behaviour, versions = (_list(turn, name) for name in ("token_ids", "logprobs", "versions"))
+    annotation, size = part.annotation, len(turn.get("token_ids", ()))
+    figures: dict[str, npt.NDArray[Any]] = {}
+    masks_of_tokens: list[str] | None = None
+    if annotation is not None and offset is not None and offset + size <= len(annotation.masks):
+        figures = {name: values[offset : offset + size] for name, values in annotation.figures.items()}
+        masks_of_tokens = [str(MASKS[number]) for number in annotation.masks[offset : offset + size]]
+    values: dict[str, Any] = dict.fromkeys(FIELDS)
+    values["logprob"] = as_plain(_numbers(behaviour)) if behaviour else None
+    values |= {"learner" if name == "logprob" else name: as_plain(learned) for name, learned in figures.items()}
+    if "logprob" in figures and len(behaviour) == size:
+        values["difference"] = as_plain(figures["logprob"] - _numbers(behaviour), 4)
+    pieces, step = texts.pieces(ids) if texts is not None else None, part.step
+    return {
+        "ids": ids,
+        "pieces": pieces,
+        "exact": pieces is not None and "".join(pieces) == str(turn.get("text", "")),
+        "version": _same(versions),
+        "staleness": _same([step - 1 - version for version in versions]) if step is not None and masks_of_tokens is not None else None,
+        **values,
+        "mask": _mask(part, turn, masks_of_tokens),
+    }
 
-    def __init__(self, part: Part, turn: Record, offset: int | None, size: int) -> None:
-        self._part, self._turn, self._size = part, turn, size
-        annotation = part.annotation if offset is not None else None
-        self._figures: dict[str, npt.NDArray[Any]] = {}
-        self._masks: npt.NDArray[np.uint8] | None = None
-        if annotation is not None and offset is not None and offset + size <= len(annotation.masks):
-            self._figures = {name: values[offset : offset + size] for name, values in annotation.figures.items()}
-            self._masks = annotation.masks[offset : offset + size]
 
-    def view(self, texts: TokenTexts | None) -> dict[str, Any]:
-        ids, behaviour, versions = (_list(self._turn, name) for name in ("token_ids", "logprobs", "versions"))
-        text = str(self._turn.get("text", ""))
-        pieces = texts.pieces(ids) if texts is not None else None
-        values: dict[str, Any] = dict.fromkeys(FIELDS)
-        values["logprob"] = as_plain(_numbers(behaviour)) if behaviour else None
-        for name, found in self._figures.items():
-            values["learner" if name == "logprob" else name] = as_plain(found)
-        if "logprob" in self._figures and len(behaviour) == self._size:
-            values["difference"] = as_plain(self._figures["logprob"] - _numbers(behaviour), 4)
-        step = self._part.step
-        return {
-            "ids": ids,
-            "pieces": pieces,
-            "exact": pieces is not None and "".join(pieces) == text,
-            "version": _same(versions),
-            "staleness": _same([step - 1 - version for version in versions]) if step is not None and self._masks is not None else None,
-            **values,
-            "mask": self._mask(),
-        }
-
-    def _mask(self) -> str | list[str]:
-        if self._turn.get("masked"):
-            return "branch"
-        if self._turn.get("_unanswered"):
-            return "failed"
-        if self._masks is None:
-            return "unknown" if self._part.mask == "trained" else self._part.mask
-        names = [str(MASKS[number]) for number in self._masks]
-        return names[0] if len(set(names)) == 1 else names
+def _mask(part: Part, turn: Record, learned: list[str] | None) -> str | list[str]:
+    """Masks of the sampled tokens of a turn, one if they are the same; `learned` are those that the learner wrote."""
+    if turn.get("masked"):
+        return "branch"
+    if turn.get("_unanswered"):
+        return "failed"
+    if learned is None:
+        return "unknown" if part.mask == "trained" else part.mask
+    return learned[0] if len(set(learned)) == 1 else learned
 
 
 def _list(turn: Record, name: str) -> list[int]:
-    found = turn.get(name)
-    return found if isinstance(found, list) else []
+    values = turn.get(name)
+    return values if isinstance(values, list) else []
 
 
 def _numbers(values: Iterable[float | None]) -> npt.NDArray[np.float64]:
@@ -213,22 +205,20 @@ def every_value(value: Any, count: int) -> list[Any]:
 
 def ranges(views: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Return the least and the largest value of each figure that some token has."""
-    found: dict[str, list[float]] = {}
+    extremes: dict[str, list[float]] = {}
     for view in views:
         for name in (*FIELDS, "version", "staleness"):
-            value = view["tokens"][name]
-            values = [number for number in (value if isinstance(value, list) else [value]) if number is not None]
+            values = [number for number in every_value(view["tokens"][name], 1) if number is not None]
             if values and view["tokens"]["ids"]:
-                low, high = found.get(name, (values[0], values[0]))
-                found[name] = [min(low, *values), max(high, *values)]
-    return found
+                low, high = extremes.get(name, (values[0], values[0]))
+                extremes[name] = [min(low, *values), max(high, *values)]
+    return extremes
 
 
 def masks(views: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the masks that occur, with a sentence on each."""
-    found = {"not_action": MASK_TEXTS["not_action"]}
+    texts = {"not_action": MASK_TEXTS["not_action"]}
     for view in views:
-        names = every_value(view["tokens"]["mask"], 1)
-        for name in dict.fromkeys(names):
-            found[name] = f"not trained: {view['masked']}" if name == "branch" and view["masked"] else MASK_TEXTS[name]
-    return found
+        for name in every_value(view["tokens"]["mask"], 1):
+            texts[name] = f"not trained: {view['masked']}" if name == "branch" and view["masked"] else MASK_TEXTS[name]
+    return texts

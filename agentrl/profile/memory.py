@@ -8,7 +8,7 @@ not been compared with the allocator.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentrl.algo.estimators import estimator_facts
@@ -25,14 +25,6 @@ BATCH_BYTES = 96  # of a sampled token of the step: flat tensors, and float64 co
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One line of a plan."""
-
-    name: str
-    size: float  # bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
     """Memory of one GPU of an engine."""
 
@@ -42,59 +34,59 @@ class EnginePlan:
     cache_tokens: int  # tokens that the cache of the whole engine holds
 
 
-def learner_parts(config: TrainConfig, shape: ModelShape, *, bf16: bool = True, step_tokens: int = 0) -> list[Part]:
-    """Return what the GPU of the busiest learner rank holds at the peak of a step, the largest thing of each kind.
+def number_bytes(config: TrainConfig) -> int:
+    """Return the bytes of a number that the learner computes with: 2 in bfloat16, with float32 master weights, or 4 in float32."""
+    return 4 if config.learner.learner_dtype == "float32" else 2
+
+
+def learner_parts(config: TrainConfig, shape: ModelShape, *, step_tokens: int = 0) -> dict[str, float]:
+    """Return what the GPU of the busiest learner rank holds at the peak of a step, the largest thing of each kind, in bytes by name.
 
     Args:
         config: The settings.
         shape: Sizes of the model.
-        bf16: True if the learner computes in bfloat16, with float32 master weights.
         step_tokens: Sampled tokens of a step.
     """
-    learner, algo, width = config.learner, config.algo, 2 if bf16 else 4
+    learner, algo, width = config.learner, config.algo, number_bytes(config)
     parts_of_layers, native = learner.learner_tensor_parallel, config.weights.publish == "adapter"
     whole = shape.embedding * (1 if shape.tied else 2)
     trained = whole + (shape.parameters - whole) // parts_of_layers
     critic = estimator_facts(algo.advantage_estimator).needs_critic
     models = [trained, *([trained - (0 if shape.tied else shape.embedding)] if critic else [])]
     adapter = adapter_parameters(shape, config.lora.lora_rank)
-    states = [_adapted_states(size, adapter, shape, config, bf16=bf16) if adapter else _states(size, config, bf16=bf16) for size in models]
+    states = [_adapted_states(size, adapter, shape, config) if adapter else _states(size, config) for size in models]
     sharded = learner.num_learners // parts_of_layers if learner.zero_stage == 3 else 1
     offload = learner.optimizer_offload and learner.zero_stage > 0  # DeepSpeed then sums gradients in CPU memory as well
-    parts = [
-        Part(name="parameters", size=sum(state[0] for state in states)),
-        Part(name="gradients", size=0.0 if offload else sum(state[1] for state in states)),
-        Part(name="optimizer", size=0.0 if offload else sum(state[2] for state in states)),
-    ]
+    parameters, gradients, optimizer = map(sum, zip(*states, strict=True))
+    parts = {"parameters": parameters, "gradients": 0.0 if offload else gradients, "optimizer": 0.0 if offload else optimizer}
     if learner.zero_hpz_size > 1 and learner.zero_stage == 3:
-        parts.append(Part(name="second copy (hpZ)", size=trained * width / learner.zero_hpz_size))
+        parts["second copy (hpZ)"] = trained * width / learner.zero_hpz_size
     if algo.init_kl_coef > 0 and not adapter and not learner.reference_offload:  # the reference is the model with the adapter off
-        parts.append(Part(name="reference model", size=trained * width / sharded))
+        parts["reference model"] = trained * width / sharded
     if algo.teacher and not learner.reference_offload and (taught := read_shape(algo.teacher)) is not None:
-        parts.append(Part(name="teacher", size=taught.parameters * width / sharded))
+        parts["teacher"] = taught.parameters * width / sharded
     if learner.ema_decay is not None and not learner.ema_offload:
-        parts.append(Part(name="moving average", size=(adapter or trained) * 4 / sharded))
-    tokens = learner.micro_batch_tokens
-    parts += [
-        *micro_batch_parts(shape, tokens, bf16=bf16, checkpointing=learner.gradient_checkpointing, parts=parts_of_layers),
-        Part(name="buffers", size=_buffers(shape, config, width) + CONTEXT + BATCH_BYTES * step_tokens),
-    ]
+        parts["moving average"] = (adapter or trained) * 4 / sharded
+    parts |= micro_batch_parts(
+        shape, learner.micro_batch_tokens, width=width, checkpointing=learner.gradient_checkpointing, parts=parts_of_layers
+    )
+    parts["buffers"] = _buffers(shape, config) + CONTEXT + BATCH_BYTES * step_tokens
     if native:
-        parts.append(Part(name="for the engines", size=adapter * width))
+        parts["for the engines"] = adapter * width
     elif config.weights.weight_transport in ("auto", "nccl", "ipc"):  # two buckets, which end with the tensor that fills them
-        parts.append(Part(name="for the engines", size=2.0 * (config.weights.weight_bucket_mib * 2**20 + shape.embedding * width)))
+        parts["for the engines"] = 2.0 * (config.weights.weight_bucket_mib * 2**20 + shape.embedding * width)
     return parts
 
 
-def kept_parts(config: TrainConfig, parts: Sequence[Part]) -> list[Part]:
+def parts_beside_engine(config: TrainConfig, parts: Mapping[str, float]) -> dict[str, float]:
     """Return those of the parts of a learner rank that are on its GPU while an engine generates there: with turns, what is not trained.
 
     Bytes of the process itself are among them.
     """
     if not config.weights.sleeps:
-        return list(parts)
+        return dict(parts)
     stay = {"second copy (hpZ)", "reference model", "teacher", "moving average", *(["parameters"] if config.lora.lora_rank else [])}
-    return [*(part for part in parts if part.name in stay), Part(name="process", size=CONTEXT)]
+    return {**{name: size for name, size in parts.items() if name in stay}, "process": CONTEXT}
 
 
 def adapter_parameters(shape: ModelShape, rank: int) -> int:
@@ -104,58 +96,61 @@ def adapter_parameters(shape: ModelShape, rank: int) -> int:
     return rank * shape.layers * (attention + (3 * (width + inner) if inner else 0))
 
 
-def _adapted_states(size: int, adapter: int, shape: ModelShape, config: TrainConfig, *, bf16: bool) -> tuple[float, float, float]:
+def _adapted_states(size: int, adapter: int, shape: ModelShape, config: TrainConfig) -> tuple[float, float, float]:
     """As `_states` of a model that stays as it is, whole or in 4 bits, and of the adapter beside it."""
-    frozen = size * (2.0 if bf16 else 4.0)
+    width = number_bytes(config)
+    frozen = float(size * width)
     if config.learner.load_in_4bit:
         whole = min(size, shape.embedding * (1 if shape.tied else 2))  # embeddings and output layer
-        frozen = whole * (2 if bf16 else 4) + (size - whole) * BYTES_IN_4_BITS
+        frozen = whole * width + (size - whole) * BYTES_IN_4_BITS
     if config.learner.zero_stage == 3:
         frozen /= config.learner.num_learners
-    parameters, gradients, optimizer = _states(adapter, config, bf16=bf16)
+    parameters, gradients, optimizer = _states(adapter, config)
     return frozen + parameters, gradients, optimizer
 
 
-def _stage(config: TrainConfig, *, bf16: bool) -> int:
+def _stage(config: TrainConfig) -> int:
     """The ZeRO stage of the learner, which is at least 1 in bfloat16."""
-    return max(config.learner.zero_stage, int(bf16))
+    return max(config.learner.zero_stage, int(number_bytes(config) == 2))
 
 
-def _states(size: int, config: TrainConfig, *, bf16: bool) -> tuple[float, float, float]:
+def _states(size: int, config: TrainConfig) -> tuple[float, float, float]:
     """Bytes of parameters, gradients and optimizer of one trained model on one rank.
 
     Adam has two moments, and master weights unless it trains in float32 without ZeRO. ZeRO-1 sums the gradients of all parameters in
     float32 before it divides them.
     """
-    stage, ranks = _stage(config, bf16=bf16), config.learner.num_learners
+    stage, ranks = _stage(config), config.learner.num_learners
     sharded = size * config.learner.learner_tensor_parallel / ranks
-    parameters = (sharded if stage == 3 else size) * (2 if bf16 else 4)
+    parameters = (sharded if stage == 3 else size) * number_bytes(config)
     if stage == 0:
         return parameters, size * 4, size * 8
     gradients = (size if stage == 1 else sharded) * 4
     return parameters, gradients, sharded * 12
 
 
-def micro_batch_parts(shape: ModelShape, tokens: int, *, bf16: bool, checkpointing: bool, parts: int = 1) -> list[Part]:
+def micro_batch_parts(shape: ModelShape, tokens: int, *, width: int, checkpointing: bool, parts: int = 1) -> dict[str, float]:
     """Return the activations and the logits of a micro-batch at its peak, all of whose tokens are sampled.
 
     The peak is either while the logits are there or in the backward pass of a layer; what the layer needs beyond the logits counts as
     activations. Attention keeps its inputs and its output, not the scores: true for the kernels that need no mask. A rank has one of
-    the `parts` of every layer.
+    the `parts` of every layer, and computes with numbers of `width` bytes.
     """
-    width = 2 if bf16 else 4
-    layer, inner = _layer(shape, bf16=bf16, parts=parts)
-    kept = tokens * shape.layers * (shape.hidden_size * width if checkpointing else layer)
+    layer, inner = _layer(shape, width, parts)
+    activations = tokens * shape.layers * (shape.hidden_size * width if checkpointing else layer)
     temporary = tokens * (2 * inner * width + (layer if checkpointing else 0))
-    output = logits(shape, tokens, bf16=bf16)
-    return [Part(name="activations", size=kept + max(0.0, temporary - output)), Part(name="logits", size=output)]
+    output = _logits(shape, tokens, width)
+    return {"activations": activations + max(0.0, temporary - output), "logits": output}
 
 
-def _layer(shape: ModelShape, *, bf16: bool, parts: int) -> tuple[float, float]:
+def _norm(width: int) -> int:
+    """Bytes that a norm keeps for a number: its float32 input, normalised, and scaled."""
+    return 4 + 2 * width
+
+
+def _layer(shape: ModelShape, width: int, parts: int) -> tuple[float, float]:
     """Bytes that a layer keeps for a token, and the inner width that the token goes through."""
-    width = 2 if bf16 else 4
     queries = shape.heads * shape.head_dim
-    norm = 4 + 2 * width if bf16 else 3 * width  # float32 input, normalised, and scaled
     inner: float = shape.ffn_width
     routed = 0.0
     if shape.experts:
@@ -163,44 +158,41 @@ def _layer(shape: ModelShape, *, bf16: bool, parts: int) -> tuple[float, float]:
         routed = shape.experts_per_token * 3 * shape.hidden_size * width + 8 * shape.experts
     heads = (queries + shape.kv_width / 2) * (4 + width) if shape.head_norms else 0.0
     attention = 2 * queries * width + shape.kv_width * width + 4 * shape.heads
-    return 2 * norm * shape.hidden_size + (attention + heads + 4 * inner * width) / parts + routed, inner / parts
+    return 2 * _norm(width) * shape.hidden_size + (attention + heads + 4 * inner * width) / parts + routed, inner / parts
 
 
-def logits(shape: ModelShape, tokens: int, *, bf16: bool) -> float:
+def _logits(shape: ModelShape, tokens: int, width: int) -> float:
     """Return the bytes of a chunk of logits, of the gradient of the output layer in float32, and of the hidden states before it."""
-    width = 2 if bf16 else 4
     rows = min(tokens, chunk_rows(shape.vocabulary))
     chunks = math.ceil(tokens / rows)
     chunk = rows * shape.vocabulary * (12 + width + (width if chunks > 2 else 0))
     gradient = shape.embedding * 4 if chunks > 1 else 0
-    norm = 4 + 2 * width if bf16 else 3 * width
-    return chunk + gradient + tokens * shape.hidden_size * (norm + (2 if chunks > 1 else 1) * width)
+    return chunk + gradient + tokens * shape.hidden_size * (_norm(width) + (2 if chunks > 1 else 1) * width)
 
 
-def _buffers(shape: ModelShape, config: TrainConfig, width: int) -> float:
-    stage = _stage(config, bf16=width == 2)
+def _buffers(shape: ModelShape, config: TrainConfig) -> float:
+    stage, width = _stage(config), number_bytes(config)
     reduce = BUCKET_ELEMENTS * width * (2 if stage in (1, 2) else 1 if stage else 0)  # two, so that one is sent while the other fills
     gathered = min(LIVE_PARAMETERS, shape.parameters) * width if stage == 3 else 0
     return reduce + gathered
 
 
-def host_bytes(config: TrainConfig, shape: ModelShape, *, bf16: bool = True) -> float:
+def host_bytes(config: TrainConfig, shape: ModelShape) -> float:
     """Return the CPU memory of the first learner rank: while it loads, or later for what is offloaded, if that is more.
 
     Under ZeRO-3 the first rank reads the whole model and hands it out, and layers are divided in CPU memory; otherwise weights go from
     their files to the GPU.
     """
-    size, learner = shape.parameters, config.learner
-    width = 2 if bf16 else 4
+    size, learner, width = shape.parameters, config.learner, number_bytes(config)
     sharded = learner.num_learners if learner.zero_stage == 3 else 1
-    kept = size * 16 / learner.num_learners if learner.optimizer_offload else 0.0
+    offloaded = size * 16 / learner.num_learners if learner.optimizer_offload else 0.0
     if learner.reference_offload:
-        kept += size * width / sharded
+        offloaded += size * width / sharded
     if learner.ema_offload:
-        kept += size * 4 / sharded
+        offloaded += size * 4 / sharded
     if config.weights.sleeps:  # state of the learner or weights of the engine, and buffers of both stay
-        kept += sum(_states(size, config, bf16=bf16)) + (size * 2 / config.engine.tensor_parallel_size)
-    return max(size * width if learner.zero_stage == 3 or learner.learner_tensor_parallel > 1 else 0.0, kept)
+        offloaded += sum(_states(size, config)) + (size * 2 / config.engine.tensor_parallel_size)
+    return max(size * width if learner.zero_stage == 3 or learner.learner_tensor_parallel > 1 else 0.0, offloaded)
 
 
 def engine_plan(config: TrainConfig, shape: ModelShape, gpu: float, *, kv_width: int = 2) -> EnginePlan:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.config.model_shape import ModelShape, read_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, flag
-from agentrl.profile.memory import CONTEXT, ENGINE_EXTRA, GIB, EnginePlan, Part, engine_plan, host_bytes, kept_parts, learner_parts
+from agentrl.core.ranges import Count, NonNegative
+from agentrl.profile.memory import CONTEXT, ENGINE_EXTRA, GIB, EnginePlan, engine_plan, host_bytes, learner_parts, parts_beside_engine
 from agentrl.track.text import counted
 
 LEAST_MICRO_BATCH = 4096
@@ -28,10 +29,14 @@ class Hardware:
 class Workload:
     """Episodes of a step, and measured rates; a rate of 0 is unknown."""
 
-    prompt_tokens: int = 512
-    answer_tokens: int = 1024  # tokens sampled in an episode
-    learner_tflops: float = 0.0  # of one rank, measured
-    decode_tokens_per_s: float = 0.0  # of one engine, measured
+    prompt_tokens: Count = 512
+    """Tokens of a typical prompt."""
+    answer_tokens: Count = 1024
+    """Tokens that are sampled in a typical episode."""
+    learner_tflops: NonNegative = 0.0
+    """Measured speed of a learner rank, 1e12 floating-point operations per second. 0: the time of training is left out."""
+    decode_tokens_per_s: NonNegative = 0.0
+    """Measured speed of an engine with many episodes, tokens per second. 0: the time of generation is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +47,14 @@ class Plan:
     sized: TrainConfig  # the same with the memory that engines leave to learner ranks, where they share GPUs
     shape: ModelShape
     hardware: Hardware
-    parts: Sequence[Part]  # of the busiest learner rank's GPU
+    parts: Mapping[str, float]  # bytes by name on the busiest learner rank's GPU
     engine: EnginePlan
     episode_tokens: int
 
     @property
     def learner_bytes(self) -> float:
         """Bytes on the GPU of the busiest learner rank."""
-        return sum(part.size for part in self.parts)
+        return sum(self.parts.values())
 
     @property
     def gpus(self) -> int:
@@ -84,8 +89,8 @@ class Plan:
 
     def _handing_over(self) -> Iterator[str]:
         """Yield a sentence if the weights of both do not fit while they go from a learner rank to its engine."""
-        there = {"parameters", "for the engines"} | {part.name for part in kept_parts(self.sized, self.parts)}
-        needed = sum(part.size for part in self.parts if part.name in there) + CONTEXT + self.engine.weights + ENGINE_EXTRA
+        there = {"parameters", "for the engines", *parts_beside_engine(self.sized, self.parts)}
+        needed = sum(size for name, size in self.parts.items() if name in there) + CONTEXT + self.engine.weights + ENGINE_EXTRA
         limit = SPARE * self.hardware.gpu_bytes
         if needed > limit:
             yield f"the weights of a learner rank and of its engine need {needed / GIB:.1f} GiB of {limit / GIB:.1f} during a publication"
@@ -94,10 +99,10 @@ class Plan:
 def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, work: Workload) -> Plan:
     """Compute the memory of a run."""
     groups = config.flow.groups_per_step * config.sampling.n_samples_per_prompt
-    parts = learner_parts(config, shape, bf16=config.learner.learner_dtype != "float32", step_tokens=groups * work.answer_tokens)
+    parts = learner_parts(config, shape, step_tokens=groups * work.answer_tokens)
     sized = config
     if config.weights.colocate and not config.weights.learner_memory_gib:
-        sized = changed(config, learner_memory_gib=sum(part.size for part in kept_parts(config, parts)) / GIB)
+        sized = changed(config, learner_memory_gib=sum(parts_beside_engine(config, parts).values()) / GIB)
     return Plan(
         config=config,
         sized=sized,
@@ -128,11 +133,10 @@ def improve(plan: Plan, work: Workload) -> tuple[Plan, list[str]]:
     Changes that cost little speed come first. A change that saves nothing is left out.
     """
     tried, values_so_far = plan, dict[str, object]()
-    for changes in _changes(plan):
+    for change in CHANGES:
         if not tried.problems:
             break
-        values = changes(tried)
-        if not values:
+        if not (values := change(tried)):
             continue
         following = make_plan(changed(tried.config, **values), plan.shape, plan.hardware, work)
         if following.learner_bytes < tried.learner_bytes or following.engine.cache > tried.engine.cache:
@@ -141,38 +145,40 @@ def improve(plan: Plan, work: Workload) -> tuple[Plan, list[str]]:
     return tried, [flag(name) if value is True else f"{flag(name)} {value}" for name, value in values_so_far.items()]
 
 
-def _changes(plan: Plan) -> Iterator[Callable[[Plan], dict[str, object]]]:
-    gpus = plan.hardware.gpus
+def _wider_engines(plan: Plan) -> dict[str, object]:
+    engine = plan.config.engine
+    room = plan.hardware.gpus - (0 if plan.config.weights.colocate else plan.config.learner.num_learners)
+    parallel = 2 * engine.tensor_parallel_size
+    if plan.engine.cache_tokens >= plan.episode_tokens or parallel > room:
+        return {}
+    return {"tensor_parallel_size": parallel, "num_engines": max(1, room // parallel)}
 
-    def learner(name: str, value: object, wanted: bool) -> Callable[[Plan], dict[str, object]]:
-        return lambda now: {name: value} if wanted and _learner_is_full(now) else {}
 
-    def fewer_tokens(now: Plan) -> dict[str, object]:
-        tokens = now.config.learner.micro_batch_tokens // 2
-        return {"micro_batch_tokens": tokens} if tokens >= LEAST_MICRO_BATCH and _learner_is_full(now) else {}
+def _fewer_tokens(plan: Plan) -> dict[str, object]:
+    tokens = plan.config.learner.micro_batch_tokens // 2
+    return {"micro_batch_tokens": tokens} if tokens >= LEAST_MICRO_BATCH and _learner_is_full(plan) else {}
 
-    def wider_engines(now: Plan) -> dict[str, object]:
-        engine = now.config.engine
-        room = gpus - (0 if now.config.weights.colocate else now.config.learner.num_learners)
-        parallel = 2 * engine.tensor_parallel_size
-        if now.engine.cache_tokens >= now.episode_tokens or parallel > room:
-            return {}
-        return {"tensor_parallel_size": parallel, "num_engines": max(1, room // parallel)}
 
-    config = plan.config.learner
-    yield wider_engines
-    yield wider_engines
-    yield learner("gradient_checkpointing", True, not config.gradient_checkpointing)
-    yield learner("ema_offload", True, config.ema_decay is not None and not config.ema_offload)
-    yield learner("reference_offload", True, not config.reference_offload)
-    yield learner("zero_stage", 3, config.zero_stage < 3)
-    yield fewer_tokens
-    yield fewer_tokens
-    yield learner("optimizer_offload", True, not config.optimizer_offload)
+def _learner_with(name: str, value: object) -> Callable[[Plan], dict[str, object]]:
+    return lambda plan: {name: value} if _learner_is_full(plan) else {}
 
 
 def _learner_is_full(plan: Plan) -> bool:
     return any("learner rank" in problem for problem in plan.problems)
+
+
+CHANGES: Sequence[Callable[[Plan], dict[str, object]]] = (
+    _wider_engines,
+    _wider_engines,
+    _learner_with("gradient_checkpointing", True),
+    _learner_with("ema_offload", True),
+    _learner_with("reference_offload", True),
+    _learner_with("zero_stage", 3),
+    _fewer_tokens,
+    _fewer_tokens,
+    _learner_with("optimizer_offload", True),
+)
+"""Changes of the settings of a plan that does not fit, which return no settings where they would not help."""
 
 
 def pass_flops(shape: ModelShape, length: int) -> int:
@@ -188,7 +194,7 @@ def step_seconds(plan: Plan, work: Workload) -> dict[str, float]:
     """
     config, shape = plan.config, plan.shape
     episodes = config.flow.groups_per_step * config.sampling.n_samples_per_prompt
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     if work.learner_tflops:
         passes = (4 if config.learner.gradient_checkpointing else 3) * config.algo.ppo_epochs
         passes += 1 if config.algo.init_kl_coef else 0
@@ -196,12 +202,12 @@ def step_seconds(plan: Plan, work: Workload) -> dict[str, float]:
         if config.algo.teacher and (teacher := read_shape(config.algo.teacher)) is not None:
             token += pass_flops(teacher, plan.episode_tokens)
         flops = token * plan.episode_tokens * episodes
-        found["train"] = flops / (work.learner_tflops * 1e12 * config.learner.num_learners)
+        seconds["train"] = flops / (work.learner_tflops * 1e12 * config.learner.num_learners)
     if work.decode_tokens_per_s:
-        found["generate"] = episodes * work.answer_tokens / (work.decode_tokens_per_s * config.engine.num_engines)
-    if len(found) == 2:
-        found["step"] = max(found.values()) if config.flow.staleness else sum(found.values())
-    return found
+        seconds["generate"] = episodes * work.answer_tokens / (work.decode_tokens_per_s * config.engine.num_engines)
+    if len(seconds) == 2:
+        seconds["step"] = max(seconds.values()) if config.flow.staleness else sum(seconds.values())
+    return seconds
 
 
 def plan_lines(plan: Plan, work: Workload) -> list[str]:
@@ -218,17 +224,11 @@ def plan_lines(plan: Plan, work: Workload) -> list[str]:
         f"micro-batches of {learner.micro_batch_tokens:,} tokens, gradient checkpointing {switch}",
         "",
         f"learner rank 0, GiB of {gpu / GIB:.0f}",
-        *_rows([*plan.parts, Part(name="total", size=plan.learner_bytes)]),
+        *_rows({**plan.parts, "total": plan.learner_bytes}),
         f"  host memory          {host_bytes(config, shape) / GIB:>8.1f}",
         "",
         f"GPU of an engine, GiB of {gpu / GIB:.0f}",
-        *_rows(
-            [
-                Part(name="weights", size=plan.engine.weights),
-                Part(name="graphs and buffers", size=plan.engine.extra),
-                Part(name="KV cache", size=plan.engine.cache),
-            ]
-        ),
+        *_rows({"weights": plan.engine.weights, "graphs and buffers": plan.engine.extra, "KV cache": plan.engine.cache}),
         f"  {plan.engine.cache_tokens:,} tokens per engine: {plan.episodes:,} episodes of {plan.episode_tokens:,} tokens in all engines",
         "",
     ]
@@ -238,8 +238,8 @@ def plan_lines(plan: Plan, work: Workload) -> list[str]:
     return lines + _verdict(plan, work)
 
 
-def _rows(parts: Sequence[Part]) -> list[str]:
-    return [f"  {part.name:<20} {part.size / GIB:>8.1f}" for part in parts]
+def _rows(parts: Mapping[str, float]) -> list[str]:
+    return [f"  {name:<20} {size / GIB:>8.1f}" for name, size in parts.items()]
 
 
 def _verdict(plan: Plan, work: Workload) -> list[str]:
@@ -250,6 +250,6 @@ def _verdict(plan: Plan, work: Workload) -> list[str]:
     if not better.problems:
         return [*lines, f"fits with {' '.join(flags)} ({better.learner_bytes / GIB:.1f} GiB on a learner rank)"]
     tried = f", not even {' '.join(flags)}" if flags else ""
-    largest = sorted(better.parts, key=lambda part: -part.size)[:2]
-    where = " and ".join(f"{part.name} {part.size / GIB:.1f}" for part in largest)
+    largest = sorted(better.parts.items(), key=lambda part: -part[1])[:2]
+    where = " and ".join(f"{name} {size / GIB:.1f}" for name, size in largest)
     return [*lines, f"no flags help{tried}: {'; '.join(better.problems)} ({where}, above all)", "use more GPUs, or larger ones"]

@@ -63,8 +63,8 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
-    """Activity that costs time."""
+class TimeCost:
+    """Something that costs time."""
 
     name: str  # text for people
     step_s: float  # seconds per step without it
@@ -87,31 +87,43 @@ def predict(
     """
     sizes = {"max_staleness": max_staleness, "groups_per_step": groups_per_step, "oversample": oversample}
     plan = replace(
-        recorded.plan(seed=seed),
-        settings=changed(recorded.settings, **{name: value for name, value in sizes.items() if value is not None}),
-        num_engines=num_engines or recorded.num_engines,
-        learner=replace(recorded.learner, ranks=num_learners or recorded.num_learners),
+        recorded.plan,
+        settings=changed(recorded.plan.settings, **{name: value for name, value in sizes.items() if value is not None}),
+        num_engines=num_engines or recorded.plan.num_engines,
+        learner=replace(recorded.plan.learner, ranks=num_learners or recorded.plan.learner.ranks),
+        seed=seed,
     )
-    return _prediction(_simulated(plan))
+    simulated = _simulated(plan)
+    return Prediction(
+        num_engines=plan.num_engines,
+        num_learners=plan.learner.ranks,
+        max_staleness=plan.settings.max_staleness,
+        groups_per_step=plan.settings.flow.groups_per_step,
+        spare_groups=plan.settings.spare_groups,
+        step_s=simulated.step_s,
+        episodes_per_s=simulated.episodes_per_s,
+        staleness_mean=simulated.mean("staleness/mean"),
+        staleness_max=simulated.max_staleness,
+        idle_generator=simulated.mean("idle/generator"),
+        idle_learner=simulated.mean("idle/learner"),
+    )
 
 
 def bound_of(recorded: Recorded) -> Bound:
     """The bound for the run's own sizes, from simulations of its parts."""
-    plan = recorded.plan()
+    plan = recorded.plan
     alone = _simulated(replace(plan, settings=changed(plan.settings, max_staleness=0)))
-    train_s = alone.mean("time/train_s") + recorded.learner.overhead_s
+    train_s = alone.mean("time/train_s") + plan.learner.overhead_s
     publish_s = alone.mean("publish/seconds") + alone.mean("publish/export_s")
-    free = LearnerModel(ranks=plan.learner.ranks)
     ahead = changed(plan.settings, max_staleness=max(4, plan.settings.max_staleness))
-    pipelined = _simulated(replace(plan, settings=ahead, learner=free))
-    return Bound(
-        generate_s=max(0.0, alone.step_s - train_s - publish_s), train_s=train_s, publish_s=publish_s, pipelined_s=pipelined.step_s
-    )
+    pipelined_s = _simulated(replace(plan, settings=ahead, learner=LearnerModel(ranks=plan.learner.ranks))).step_s
+    generate_s = max(0.0, alone.step_s - train_s - publish_s)
+    return Bound(generate_s=generate_s, train_s=train_s, publish_s=publish_s, pipelined_s=pipelined_s)
 
 
-def causes_of(recorded: Recorded) -> list[Cause]:
+def time_costs(recorded: Recorded) -> list[TimeCost]:
     """Return the costs of the run, each found by a simulation without it; the largest first. Gains do not add up."""
-    plan = recorded.plan()
+    plan = recorded.plan
     base_s = _simulated(plan).step_s
     instant = replace(plan.engine, pause_s=none, load_s=none)
     variants: dict[str, Plan] = {
@@ -129,12 +141,12 @@ def causes_of(recorded: Recorded) -> list[Cause]:
     if plan.pass_rate < 1.0:
         variants["filtered groups"] = replace(plan, pass_rate=1.0)
     times = {name: _simulated(variant).step_s for name, variant in variants.items()}
-    return sorted((Cause(name, step_s, base_s / step_s - 1.0) for name, step_s in times.items()), key=lambda cause: -cause.gain)
+    return sorted((TimeCost(name, step_s, base_s / step_s - 1.0) for name, step_s in times.items()), key=lambda cost: -cost.gain)
 
 
 def staleness_predictions(recorded: Recorded, *, num_engines: int | None = None, num_learners: int | None = None) -> list[Prediction]:
     """The run with several staleness bounds, its own among them."""
-    bounds = sorted({*STALENESS, recorded.settings.max_staleness})
+    bounds = sorted({*STALENESS, recorded.plan.settings.max_staleness})
     return [predict(recorded, num_engines=num_engines, num_learners=num_learners, max_staleness=bound) for bound in bounds]
 
 
@@ -166,22 +178,22 @@ def splits_of(recorded: Recorded, devices: int, *, devices_per_engine: int = 1, 
         learners = devices - engines * devices_per_engine
         return predict(recorded, num_engines=engines, num_learners=learners, max_staleness=max_staleness)
 
-    found = {engines: split(engines) for engines in _spread(1, most, MAX_SPLITS)}
-    while found:
-        best = max(found, key=lambda engines: found[engines].episodes_per_s)
-        below = max((engines for engines in found if engines < best), default=best)
-        above = min((engines for engines in found if engines > best), default=best)
-        wanted = {(below + best) // 2, (best + above) // 2} - found.keys()
-        if not wanted or len(found) > 2 * MAX_SPLITS:
+    splits = {engines: split(engines) for engines in _spread(1, most, MAX_SPLITS)}
+    while splits:
+        best = max(splits, key=lambda engines: splits[engines].episodes_per_s)
+        below = max((engines for engines in splits if engines < best), default=best)
+        above = min((engines for engines in splits if engines > best), default=best)
+        wanted = {(below + best) // 2, (best + above) // 2} - splits.keys()
+        if not wanted or len(splits) > 2 * MAX_SPLITS:
             break
-        found |= {engines: split(engines) for engines in wanted}
-    return sorted(found.values(), key=lambda prediction: -prediction.episodes_per_s)
+        splits |= {engines: split(engines) for engines in wanted}
+    return sorted(splits.values(), key=lambda prediction: -prediction.episodes_per_s)
 
 
 def driver_us_per_group(recorded: Recorded) -> float:
     """Microseconds of CPU that the flow takes for a group on this machine; the simulated engines are an upper part of it."""
     begin = time.process_time()
-    simulated = _simulated(recorded.plan())
+    simulated = _simulated(recorded.plan)
     return (time.process_time() - begin) / simulated.result.counts.submitted * 1e6
 
 
@@ -189,23 +201,6 @@ def _simulated(plan: Plan) -> Simulated:
     settings = plan.settings
     steps = max(4 * (settings.max_staleness + 2), min(40, SIMULATED_GROUPS // settings.flow.groups_per_step))
     return simulate(replace(plan, settings=changed(settings, num_steps=steps)))
-
-
-def _prediction(simulated: Simulated) -> Prediction:
-    plan = simulated.plan
-    return Prediction(
-        num_engines=plan.num_engines,
-        num_learners=plan.learner.ranks,
-        max_staleness=plan.settings.max_staleness,
-        groups_per_step=plan.settings.flow.groups_per_step,
-        spare_groups=plan.settings.spare_groups,
-        step_s=simulated.step_s,
-        episodes_per_s=simulated.episodes_per_s,
-        staleness_mean=simulated.mean("staleness/mean"),
-        staleness_max=simulated.max_staleness,
-        idle_generator=simulated.mean("idle/generator"),
-        idle_learner=simulated.mean("idle/learner"),
-    )
 
 
 def _spread(first: int, last: int, count: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ from agentrl.core.types import Status
 from agentrl.flow.settings import FlowSettings
 from agentrl.profile.simulated_engine import DrawGroup, EngineModel, EpisodeShape
 from agentrl.profile.simulation import LearnerModel, Plan, samples, simulate
+from agentrl.rollout.records import started_s
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -45,16 +47,9 @@ class RecordedEpisode:
 class Recorded:
     """A run's times."""
 
-    settings: FlowSettings
-    num_engines: int
-    num_learners: int
+    plan: Plan  # the run itself, to be simulated or changed; its groups are drawn like those recorded
     rows: Sequence[Row]  # metrics of the steps that tell of its pace: without the first, which fill the line, and those after an evaluation
     episodes: Sequence[RecordedEpisode]  # recorded episodes that ended well
-    engine: EngineModel
-    learner: LearnerModel
-    draw: DrawGroup  # draws groups like those recorded
-    pass_rate: float  # share of the groups that were kept
-    failure_rate: float  # share of the episodes that failed
     notes: Sequence[str] = field(default_factory=tuple)  # what is missing or was assumed, for people
 
     def mean(self, name: str, default: float = 0.0) -> float:
@@ -69,20 +64,7 @@ class Recorded:
     @property
     def episodes_per_s(self) -> float:
         """Episodes trained on per second, measured."""
-        return self.mean("group/count") * self.settings.sampling.n_samples_per_prompt / self.step_s
-
-    def plan(self, *, seed: int = 0) -> Plan:
-        """The run itself, to be simulated or changed."""
-        return Plan(
-            settings=self.settings,
-            num_engines=self.num_engines,
-            engine=self.engine,
-            learner=self.learner,
-            episodes=self.draw,
-            pass_rate=self.pass_rate,
-            failure_rate=self.failure_rate,
-            seed=seed,
-        )
+        return self.mean("group/count") * self.plan.settings.sampling.n_samples_per_prompt / self.step_s
 
 
 def read_recorded(
@@ -113,22 +95,18 @@ def read_recorded(
         episodes = []
     pauses = [float(row.get("publish/pause_s", 0.0)) for row in rows]
     loads = [max(0.0, float(row.get("publish/seconds", 0.0)) - pause) for row, pause in zip(rows, pauses, strict=True)]
-    draw = draw_like(episodes) if episodes else _draw_mean(rows)
-    engine = EngineModel(token_s=1.0, max_sequences=max_sequences, pause_s=samples(pauses), load_s=samples(loads))
-    recorded = Recorded(
+    plan = Plan(
         settings=changed(settings, stall_timeout_s=1e9, min_pass_rate=0.0, max_failure_rate=1.0, record="none"),
         num_engines=num_engines,
-        num_learners=num_learners,
-        rows=rows,
-        episodes=episodes,
-        engine=engine,
+        engine=EngineModel(token_s=1.0, max_sequences=max_sequences, pause_s=samples(pauses), load_s=samples(loads)),
         learner=_learner(rows, num_learners, notes),
-        draw=draw,
+        episodes=draw_like(episodes) if episodes else _draw_mean(rows),
         pass_rate=max(1e-3, _mean(rows, "group/pass_rate", 1.0)),
         failure_rate=_failure_rate(rows),
     )
+    recorded = Recorded(plan=plan, rows=rows, episodes=episodes)
     share = _growing_share(recorded, notes)
-    return replace(recorded, engine=_calibrated(recorded, share), notes=tuple(notes))
+    return replace(recorded, plan=replace(plan, engine=_calibrated(recorded, share)), notes=tuple(notes))
 
 
 def read_episodes(records: Iterable[Row]) -> list[RecordedEpisode]:
@@ -147,13 +125,13 @@ def draw_like(episodes: Sequence[RecordedEpisode]) -> DrawGroup:
     groups: dict[tuple[int, int], list[EpisodeShape]] = {}
     for episode in episodes:
         groups.setdefault(episode.group, []).append(episode.shape)
-    kept = list(groups.values())
+    shapes = list(groups.values())
 
     def draw(rng: random.Random, size: int) -> list[EpisodeShape]:
-        chosen = kept[int(rng.random() * len(kept))]
+        chosen = shapes[int(rng.random() * len(shapes))]
         if len(chosen) >= max(2, size // 2):
             return rng.sample(chosen, size) if len(chosen) >= size else rng.choices(chosen, k=size)
-        return [rng.choice(kept[int(rng.random() * len(kept))]) for _ in range(size)]
+        return [rng.choice(shapes[int(rng.random() * len(shapes))]) for _ in range(size)]
 
     return draw
 
@@ -173,16 +151,13 @@ def _played(key: tuple[Any, ...], parts: Sequence[Row]) -> RecordedEpisode | Non
         return None
     generate_s, total_s = float(timings.get("generate_s", 0.0)), float(timings.get("total_s", 0.0))
     outside_s = max(0.0, total_s - generate_s) / (len(turns) + 1)  # spread evenly: only sums are recorded
-    shape = EpisodeShape(outside_s, tuple((float(max(1, len(turn["token_ids"]))), outside_s) for turn in turns))
-    ended_s, group_s = parts[0].get("ended_s"), parts[0].get("group_s")
-    started_s = float(ended_s) - float(group_s) if ended_s is not None and group_s is not None else None
     return RecordedEpisode(
         group=(int(key[0]), int(key[1])),
         version=int(key[3]),
-        shape=shape,
+        shape=EpisodeShape(outside_s, tuple((float(max(1, len(turn["token_ids"]))), outside_s) for turn in turns)),
         generate_s=generate_s,
         total_s=total_s,
-        started_s=started_s,
+        started_s=started_s(parts[0]),
     )
 
 
@@ -222,7 +197,7 @@ def _growing_share(recorded: Recorded, notes: list[str]) -> tuple[float, float]:
     """Share of a decoding step that grows with its sequences, and the sequences at which it is that."""
     points = sequences_and_pace(recorded)
     if points:
-        sequences, pace = [point[0] for point in points], [point[1] for point in points]
+        sequences, pace = zip(*points, strict=True)
         slope, level = _slope(sequences, pace), statistics.fmean(pace)
         if slope is not None and level > 0.0:
             return min(1.0, max(0.0, slope * statistics.fmean(sequences) / level)), statistics.fmean(sequences)
@@ -231,7 +206,7 @@ def _growing_share(recorded: Recorded, notes: list[str]) -> tuple[float, float]:
         "taken to grow with them. Predictions for other numbers of engines depend on it; --record all may tell"
     )
     generating = recorded.mean("episode/generate_s") * recorded.mean("episode/count") / max(1e-9, recorded.step_s)
-    return ASSUMED_SHARE, max(1.0, generating / recorded.num_engines)
+    return ASSUMED_SHARE, max(1.0, generating / recorded.plan.num_engines)
 
 
 def sequences_and_pace(recorded: Recorded) -> list[tuple[float, float]]:
@@ -240,25 +215,27 @@ def sequences_and_pace(recorded: Recorded) -> list[tuple[float, float]]:
     Who was there when follows from when groups began; episodes that were not recorded are taken to be like the recorded ones of
     their group, and to be spread evenly over the engines.
     """
-    synchronous = recorded.settings.max_staleness == 0
-    if not recorded.episodes or not (synchronous or all(episode.started_s is not None for episode in recorded.episodes)):
+    plan, episodes = recorded.plan, recorded.episodes
+    if not episodes or (plan.settings.max_staleness and any(episode.started_s is None for episode in episodes)):
         return []
-    sizes: dict[tuple[int, int], int] = {}
-    for episode in recorded.episodes:
-        sizes[episode.group] = sizes.get(episode.group, 0) + 1
+    sizes = Counter(episode.group for episode in episodes)
     timeline: dict[float, list[tuple[float, float, float]]] = {}
-    for episode in recorded.episodes:
-        # Without times, the groups of a synchronous step are taken to begin together.
-        base, start = (0.0, episode.started_s) if episode.started_s is not None else (float(episode.version), 0.0)
-        weight = recorded.settings.sampling.n_samples_per_prompt / sizes[episode.group] / recorded.num_engines
+    for episode in episodes:
+        base, start = _beginning(episode)
+        weight = plan.settings.sampling.n_samples_per_prompt / sizes[episode.group] / plan.num_engines
         density = weight * episode.generate_s / episode.total_s if episode.total_s > 0.0 else 0.0
         timeline.setdefault(base, []).append((start, start + episode.total_s, density))
     points: list[tuple[float, float]] = []
-    chosen = recorded.episodes[:: max(1, len(recorded.episodes) // MAX_POINTS)]
-    for episode, base, start in ((e, 0.0 if e.started_s is not None else float(e.version), e.started_s or 0.0) for e in chosen):
+    for episode in episodes[:: max(1, len(episodes) // MAX_POINTS)]:
         if episode.total_s > 0.0 and episode.shape.num_tokens and episode.generate_s > 0.0:
+            base, start = _beginning(episode)
             points.append((_beside(timeline[base], start, start + episode.total_s), episode.generate_s / episode.shape.num_tokens))
     return points
+
+
+def _beginning(episode: RecordedEpisode) -> tuple[float, float]:
+    """The timeline of an episode and its beginning there; without times, the groups of a synchronous step are taken to begin together."""
+    return (float(episode.version), 0.0) if episode.started_s is None else (0.0, episode.started_s)
 
 
 def _beside(timeline: Sequence[tuple[float, float, float]], start: float, end: float) -> float:
@@ -269,20 +246,22 @@ def _beside(timeline: Sequence[tuple[float, float, float]], start: float, end: f
 def _calibrated(recorded: Recorded, share: tuple[float, float]) -> EngineModel:
     """The engine with which the simulated run has the recorded seconds per token."""
     growing, sequences = share
-    engine = replace(recorded.engine, token_s=1.0 - growing, token_s_per_sequence=growing / sequences)
+    plan = recorded.plan
+    engine = replace(plan.engine, token_s=1.0 - growing, token_s_per_sequence=growing / sequences)
     tokens = max(1e-9, recorded.mean("episode/tokens_mean"))
     wanted = recorded.mean("episode/generate_s") / tokens
     if wanted <= 0.0:
         raise ConfigError("RUN", "episode/generate_s", "is missing in metrics.jsonl", "Profile a run of this version of agentrl.")
     scale = wanted / engine.step_s(max(1, round(sequences)))
+    steps = max(8, min(24, 1500 // plan.settings.flow.groups_per_step))
+
+    def scaled() -> EngineModel:
+        return replace(engine, token_s=engine.token_s * scale, token_s_per_sequence=engine.token_s_per_sequence * scale)
+
     for _ in range(3):
-        trial = replace(engine, token_s=engine.token_s * scale, token_s_per_sequence=engine.token_s_per_sequence * scale)
-        plan = replace(recorded.plan(), engine=trial)
-        steps = max(8, min(24, 1500 // plan.settings.flow.groups_per_step))
-        got = simulate(replace(plan, settings=changed(plan.settings, num_steps=steps)))
-        pace = got.mean("episode/generate_s") / got.mean("episode/tokens_mean")
-        scale *= wanted / pace
-    return replace(engine, token_s=engine.token_s * scale, token_s_per_sequence=engine.token_s_per_sequence * scale)
+        simulated = simulate(replace(plan, engine=scaled(), settings=changed(plan.settings, num_steps=steps)))
+        scale *= wanted / (simulated.mean("episode/generate_s") / simulated.mean("episode/tokens_mean"))
+    return scaled()
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> float | None:

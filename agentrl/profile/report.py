@@ -10,16 +10,16 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.profile.prediction import (
     Bound,
-    Prediction,
     bound_of,
-    causes_of,
     driver_us_per_group,
     predict,
     recommended,
     splits_of,
     staleness_predictions,
+    time_costs,
 )
 from agentrl.profile.recorded import Recorded, time_shares
+from agentrl.profile.simulation import Plan
 from agentrl.track.text import Screen, counted, number, percent
 
 
@@ -106,7 +106,7 @@ def _speeds(profile: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _bound(profile: Mapping[str, Any]) -> list[tuple[str, str]]:
     bound = profile["bound"]
-    found = [
+    lines = [
         (
             "bound",
             f"a step's generation takes {seconds(bound['generate_s'])}, its training {seconds(bound['train_s'])}, publication "
@@ -121,7 +121,7 @@ def _bound(profile: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     costs = [cause for cause in profile["causes"] if cause["gain"] >= 0.01]
     texts = [f"without {cause['name']}: {seconds(cause['step_s'])} a step, {percent(cause['gain'])} faster" for cause in costs]
-    return found + [("costs" if i == 0 else "", text) for i, text in enumerate(texts)]
+    return lines + [("costs" if i == 0 else "", text) for i, text in enumerate(texts)]
 
 
 def _table(screen: Screen, title: str, predictions: Sequence[Mapping[str, Any]], varied: str, sizes: Mapping[str, int]) -> None:
@@ -180,16 +180,16 @@ def make_profile(
     Raises:
         ConfigError: If the devices are too few.
     """
-    per_engine = config.engine.gpus_per_engine
-    used = recorded.num_engines * per_engine + recorded.num_learners
-    devices = devices or used
+    plan, per_engine = recorded.plan, config.engine.gpus_per_engine
+    used = plan.num_engines * per_engine + plan.learner.ranks
+    devices, sizes = devices or used, asked or {}
     if devices < per_engine + 1:
         raise ConfigError("--devices", devices, f"is too few for an engine of {per_engine} and a learner rank", f"Give {per_engine + 1}.")
     itself, bound = predict(recorded), bound_of(recorded)
     depths = staleness_predictions(recorded)
     splits = splits_of(recorded, devices, devices_per_engine=per_engine, max_staleness=recommended(depths).max_staleness)
     best = staleness_predictions(recorded, num_engines=splits[0].num_engines, num_learners=splits[0].num_learners)
-    groups = recorded.settings.flow.groups_per_step
+    groups = plan.settings.flow.groups_per_step
     return {
         "run": run,
         "steps": len(recorded.rows),
@@ -199,24 +199,22 @@ def make_profile(
             "staleness_mean": recorded.mean("staleness/mean"),
             "staleness_max": max(float(row.get("staleness/max", 0.0)) for row in recorded.rows),
         },
-        "sizes": _sizes(recorded, devices=used),
+        "sizes": _sizes(plan, devices=used),
         "time": time_shares(recorded),
         "model": _model(recorded),
         "itself": asdict(itself),
         "error": itself.step_s / recorded.step_s - 1.0,
         "bound": _bound_reached(bound, recorded.step_s),
-        "causes": [asdict(cause) for cause in causes_of(recorded)],
-        "staleness": _predictions(depths),
-        "groups_per_step": _predictions(
-            [predict(recorded, groups_per_step=size) for size in sorted({max(1, groups // 2), groups, 2 * groups})]
-        ),
+        "causes": list(map(asdict, time_costs(recorded))),
+        "staleness": list(map(asdict, depths)),
+        "groups_per_step": [asdict(predict(recorded, groups_per_step=size)) for size in sorted({max(1, groups // 2), groups, 2 * groups})],
         "oversample": [
             {"oversample": share, **asdict(predict(recorded, oversample=share))}
-            for share in sorted({0.0, 0.25, 0.5, recorded.settings.flow.oversample})
+            for share in sorted({0.0, 0.25, 0.5, plan.settings.flow.oversample})
         ],
-        "asked": _asked(recorded, asked or {}),
+        "asked": asdict(predict(recorded, **sizes)) if any(value is not None for value in sizes.values()) else None,
         "devices": devices,
-        "splits": _predictions(splits),
+        "splits": list(map(asdict, splits)),
         "best": asdict(recommended(best)),
         "driver_us_per_group": driver_us_per_group(recorded),
         "notes": [*recorded.notes, *_assumptions(recorded, devices, used, config)],
@@ -228,50 +226,40 @@ def _bound_reached(bound: Bound, step_s: float) -> dict[str, float]:
     return {**asdict(bound), **derived, "reached": bound.ideal_s / step_s}
 
 
-def _predictions(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-    return [asdict(prediction) for prediction in predictions]
-
-
-def _sizes(recorded: Recorded, *, devices: int) -> dict[str, int]:
-    settings = recorded.settings
+def _sizes(plan: Plan, *, devices: int) -> dict[str, int]:
     return {
         "devices": devices,
-        "num_engines": recorded.num_engines,
-        "num_learners": recorded.num_learners,
-        "groups_per_step": settings.flow.groups_per_step,
-        "n_samples_per_prompt": settings.sampling.n_samples_per_prompt,
-        "spare_groups": settings.spare_groups,
-        "max_staleness": settings.max_staleness,
+        "num_engines": plan.num_engines,
+        "num_learners": plan.learner.ranks,
+        "groups_per_step": plan.settings.flow.groups_per_step,
+        "n_samples_per_prompt": plan.settings.sampling.n_samples_per_prompt,
+        "spare_groups": plan.settings.spare_groups,
+        "max_staleness": plan.settings.max_staleness,
     }
 
 
 def _model(recorded: Recorded) -> dict[str, float]:
     """The speeds that predictions are made with."""
-    engine, learner = recorded.engine, recorded.learner
+    engine, learner = recorded.plan.engine, recorded.plan.learner
     return {
         "token_s": engine.token_s,
         "token_s_per_sequence": engine.token_s_per_sequence,
         "train_step_s": learner.step_s,
         "train_token_s": learner.token_s,
         "train_overhead_s": learner.overhead_s,
-        "pass_rate": recorded.pass_rate,
-        "failure_rate": recorded.failure_rate,
+        "pass_rate": recorded.plan.pass_rate,
+        "failure_rate": recorded.plan.failure_rate,
         "recorded_episodes": float(len(recorded.episodes)),
     }
 
 
-def _asked(recorded: Recorded, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the prediction for the sizes that were asked for; `None` if none were."""
-    return asdict(predict(recorded, **sizes)) if any(value is not None for value in sizes.values()) else None
-
-
 def _assumptions(recorded: Recorded, devices: int, used: int, config: TrainConfig) -> list[str]:
     notes = []
-    if devices != used or recorded.num_learners > 1 or used > 2:
+    if devices != used or recorded.plan.learner.ranks > 1 or used > 2:
         notes.append("splits: training is taken to divide evenly over learner ranks, and publication to take as long as now")
     if config.weights.colocate:
         notes.append("engines and learner share devices here; the predictions are for devices of their own")
-    if recorded.settings.max_staleness == 0:
+    if recorded.plan.settings.max_staleness == 0:
         notes.append("the run took turns; what engine and learner take from each other when both work, as on shared cores, it cannot tell")
     if config.training.save_every:
         notes.append("checkpoints: their time is in the measured steps and not in the predictions")

@@ -18,7 +18,8 @@ from agentrl.core.types import Status, Ticket
 
 Answer: TypeAlias = Callable[[], None]
 Wanted: TypeAlias = Callable[[], bool]
-Seconds: TypeAlias = Callable[[random.Random], float]
+Draw: TypeAlias = Callable[[random.Random], float]
+"""Draws a value from a distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,6 @@ class EpisodeShape:
     def num_tokens(self) -> int:
         """Tokens sampled in the whole episode."""
         return round(sum(tokens for tokens, _ in self.turns))
-
-    @property
-    def env_s(self) -> float:
-        """Seconds in the environment."""
-        return self.reset_s + sum(seconds for _, seconds in self.turns)
 
 
 DrawGroup: TypeAlias = Callable[[random.Random, int], Sequence[EpisodeShape]]
@@ -60,9 +56,9 @@ class EngineModel:
     token_s: float
     token_s_per_sequence: float = 0.0
     max_sequences: int = 256
-    pause_s: Seconds = lambda rng: 0.0
-    load_s: Seconds = lambda rng: 0.0
-    lifetime_s: Seconds | None = None
+    pause_s: Draw = lambda rng: 0.0
+    load_s: Draw = lambda rng: 0.0
+    lifetime_s: Draw | None = None
     restart_s: float = 60.0
 
     def step_s(self, sequences: int) -> float:
@@ -108,7 +104,7 @@ class Decoder:
 
     def add(self, tokens: float, answer: Answer, wanted: Wanted) -> None:
         """Sample so many tokens, then call `answer`, unless nobody wants it any more."""
-        self._advance()
+        self.advance()
         if len(self._running) < self._model.max_sequences:
             self._begin(tokens, answer, wanted)
             self._arm()
@@ -117,22 +113,18 @@ class Decoder:
 
     def pause(self, paused: bool) -> None:
         """Stop decoding, or go on."""
-        self._advance()
+        self.advance()
         self._paused = paused
         self._arm()
 
     def forget(self) -> None:
         """Drop the sequences that nobody wants any more."""
-        self._advance()
+        self.advance()
         self._running = [entry for entry in self._running if entry[3]()]
         heapq.heapify(self._running)
         self._waiting = deque(entry for entry in self._waiting if entry[2]())
         self._fill()
         self._arm()
-
-    def count(self) -> None:
-        """Bring the counters up to now."""
-        self._advance()
 
     def _begin(self, tokens: float, answer: Answer, wanted: Wanted) -> None:
         heapq.heappush(self._running, (self._steps + tokens, next(self._numbers), answer, wanted))
@@ -141,7 +133,8 @@ class Decoder:
         while self._waiting and len(self._running) < self._model.max_sequences:
             self._begin(*self._waiting.popleft())
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Bring the counters up to now."""
         now = self._loop.time()
         passed, self._at = now - self._at, now
         if self._paused:
@@ -167,7 +160,7 @@ class Decoder:
 
     def _due(self) -> None:
         self._timer = None
-        self._advance()
+        self.advance()
         ended: list[Answer] = []
         while self._running and self._running[0][0] <= self._steps + 1e-9 * max(1.0, self._steps):
             ended.append(heapq.heappop(self._running)[2])
@@ -283,7 +276,7 @@ class SimulatedWorker:
     async def stats(self) -> EngineStats:
         """Counters on virtual time."""
         decoder = self.decoder
-        decoder.count()
+        decoder.advance()
         now = asyncio.get_running_loop().time()
         fault = "simulated: it is dead" if self._dead else ""
         return EngineStats(busy_s=decoder.busy_s, clock_s=now, tokens=round(decoder.tokens), paused_s=decoder.paused_s, fault=fault)
@@ -315,13 +308,9 @@ def _summary(ticket: Ticket, group: _Episodes, shapes: Sequence[EpisodeShape], f
             num_turns=len(shape.turns),
             truncated=False,
             error="simulated" if broken else None,
-            timings={
-                "generate_s": group.generate_s[index],
-                "env_s": group.total_s[index] - group.generate_s[index],
-                "total_s": group.total_s[index],
-            },
+            timings={"generate_s": generate_s, "env_s": total_s - generate_s, "total_s": total_s},
         )
-        for index, (shape, broken) in enumerate(zip(shapes, failed, strict=True))
+        for index, (shape, broken, generate_s, total_s) in enumerate(zip(shapes, failed, group.generate_s, group.total_s, strict=True))
     )
     versions = (group.oldest, group.newest) if any(m.trainable for m in members) else None
     return GroupSummary(group_id=ticket.group_id, members=members, versions=versions, seconds=max(group.total_s))

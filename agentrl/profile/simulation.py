@@ -8,12 +8,13 @@ the learner takes what its model says. Thousands of engines fit into one process
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import selectors
 import statistics
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
@@ -25,7 +26,7 @@ from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.flow.driver import RunResult, train
 from agentrl.flow.settings import FlowSettings
-from agentrl.profile.simulated_engine import DrawGroup, EngineModel, EpisodeShape, SimulatedWorker, World
+from agentrl.profile.simulated_engine import Draw, DrawGroup, EngineModel, EpisodeShape, SimulatedWorker, World
 from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.worker_slots import Supervision
 
@@ -48,9 +49,9 @@ class LearnerModel:
     step_s: float = 0.0
     token_s: float = 0.0
     ranks: int = 1
-    noise: Callable[[random.Random], float] = lambda rng: 1.0
+    noise: Draw = lambda rng: 1.0
     overhead_s: float = 0.0
-    export_s: Callable[[random.Random], float] = lambda rng: 0.0
+    export_s: Draw = lambda rng: 0.0
 
     def train_s(self, tokens: float) -> float:
         """Seconds that a step of so many tokens takes on average."""
@@ -97,7 +98,7 @@ class SimulatedLearner:
         """Return no files: none was written."""
         return {}
 
-    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+    async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
         """Call `work` once."""
         return [work(files, *arguments)]
 
@@ -157,10 +158,6 @@ def run_virtual(main: Callable[[], Awaitable[T]]) -> T:
     return anyio.run(main, backend_options={"loop_factory": VirtualLoop})
 
 
-Draw: TypeAlias = Callable[[random.Random], float]
-"""Draws a value from a distribution."""
-
-
 def constant(value: float) -> Draw:
     """Always `value`."""
     return lambda rng: value
@@ -183,8 +180,8 @@ def samples(values: Sequence[float]) -> Draw:
     """
     if not values:
         raise ValueError("an empirical distribution needs at least one sample")
-    kept = tuple(values)
-    return lambda rng: kept[int(rng.random() * len(kept))]
+    recorded = tuple(values)
+    return lambda rng: recorded[int(rng.random() * len(recorded))]
 
 
 def episodes_of(*, tokens: Draw, env_s: Draw = none, reset_s: Draw = none, turns: int = 1) -> DrawGroup:
@@ -313,11 +310,5 @@ async def _run(plan: Plan, world: World, log: _Log) -> RunResult:
         supervision = Supervision(respawn=respawn, max_restarts=1_000_000)
     learner = SimulatedLearner(plan.learner, plan.seed)
     pool = RolloutPool(workers, supervision)
-    return await train(settings=plan.settings, pool=pool, learner=learner, tasks=_tasks(), observer=log, keep=keep)
-
-
-def _tasks() -> Iterator[Task]:
-    number = 0
-    while True:
-        yield Task("", id=str(number), position=number)
-        number += 1
+    tasks = (Task("", id=str(number), position=number) for number in itertools.count())
+    return await train(settings=plan.settings, pool=pool, learner=learner, tasks=tasks, observer=log, keep=keep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -113,7 +114,7 @@ class LearnedRewards:
                 rewards[place] += value
             parts[f"{METRIC}{name}"] = math.fsum(paid)
             metrics[f"{METRIC}{name}"] = math.fsum(found.values) / len(found.values)
-            metrics[f"{METRIC}{name}/clipped"] = sum(map(_differ, values, cut)) / len(cut)
+            metrics[f"{METRIC}{name}/clipped"] = sum(map(operator.ne, values, cut)) / len(cut)
             metrics[f"{METRIC}{name}/cut"] = float(found.was_cut)
         turns = tuple(replace(turn, reward=value) for turn, value in zip(trajectory.turns, rewards, strict=True))
         total = math.fsum(rewards)
@@ -155,10 +156,6 @@ def _contexts(turns: Sequence[Turn]) -> list[list[int]]:
             parts.append([])
         parts[-1].append(index)
     return parts
-
-
-def _differ(before: float, after: float) -> bool:
-    return before != after
 
 
 def _failed(trajectories: Sequence[Trajectory], status: Status, error: str) -> tuple[Trajectory, ...]:

@@ -137,6 +137,15 @@ def recorded_turn(turn: Mapping[str, Any], number: int = 0) -> Turn:
     )
 
 
+def started_s(record: Mapping[str, Any]) -> float | None:
+    """Return when a recorded episode began, which is taken to be when its group did, in seconds since 1970; `None` if that is unknown."""
+    if record.get("started_s") is not None:
+        return float(record["started_s"])
+    if record.get("ended_s") is None or record.get("group_s") is None:
+        return None
+    return float(record["ended_s"]) - float(record["group_s"])
+
+
 def recorded_limits(record: Mapping[str, Any]) -> EngineLimits | None:
     """Return the record's facts about its engine; `None` for a record of an older version without them."""
     engine = record.get("engine")

@@ -145,7 +145,7 @@ class Bench:
             engine.close()
             del engine
             parts = learner_parts(changed(config, micro_batch_tokens=tokens), self.shape)
-            planned = sum(part.size for part in parts if part.name != "for the engines") - CONTEXT
+            planned = sum(size for name, size in parts.items() if name != "for the engines") - CONTEXT
             error = planned / found - 1.0
             value = f"{found / 2**30:.1f} GiB, planned {planned / 2**30:.1f} ({error:+.0%})"
             met = abs(error) <= PLAN_ERROR

@@ -283,7 +283,7 @@ async def test_nothing_to_copy_is_no_failure(address: str) -> None:
 
 async def test_whatever_a_file_system_raises_training_goes_on(tmp_path: Path, address: str) -> None:
     class Odd(WritingLearner):
-        async def share_out(self, *args: Any) -> list[Any]:
+        async def map_files(self, *args: Any) -> list[Any]:
             raise KeyError("odd")
 
     said: list[str] = []

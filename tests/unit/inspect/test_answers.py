@@ -14,7 +14,7 @@ from agentrl.core.callbacks import GroupJudged
 from agentrl.core.errors import ConfigError
 from agentrl.core.summaries import summarize
 from agentrl.core.types import Group, Status, Task, Ticket, Trajectory, floats, ints
-from agentrl.inspect.episode import episode_answer, find_records, first_difference, group_answer, record_answer
+from agentrl.inspect.episode import differs_at, episode_answer, find_records, group_answer, record_answer
 from agentrl.inspect.listing import changes_answer, episode_list, run_answer
 from agentrl.inspect.reader import RunReader, settings_differ
 from agentrl.inspect.search import search
@@ -240,7 +240,7 @@ def test_members_side_by_side_begin_at_the_first_token_that_differs(tmp_path):
     answer = group_answer(RunReader(made.close()).open(), 0)
     assert answer["pairs"][0] == [None, {"turn": 1, "token": 4}, {"turn": 1, "token": 0}]
     assert answer["first_difference"] == {"turn": 1, "token": 0}
-    assert first_difference([], []) is None
+    assert differs_at([], []) is None
 
 
 def test_members_that_are_not_recorded_are_listed_with_their_rewards(tmp_path):

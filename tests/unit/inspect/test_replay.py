@@ -12,12 +12,12 @@ import pytest
 
 from agentrl import AgentInstance, Executor, Message, StepResult, Task
 from agentrl.config.sections import changed
+from agentrl.core.differences import Difference
 from agentrl.core.errors import EngineError
 from agentrl.core.types import EvalSampling
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import ExecutorSession
 from agentrl.env.load import AgentKind, kind_of
-from agentrl.inspect.compare import Difference
 from agentrl.inspect.replay import Replay, Replayer, Verdict
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.executor_episode import ExecutorEpisode

@@ -18,11 +18,11 @@ from agentrl.cli.replay import main
 from agentrl.config.mapping import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
+from agentrl.core.differences import Difference
 from agentrl.core.errors import EngineError, StructureError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
 from agentrl.env.load import load_agent
-from agentrl.inspect.compare import Difference
 from agentrl.inspect.requests import replay_requests
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint import graph, session

@@ -61,8 +61,8 @@ def test_a_micro_batch_needs_what_is_computed(bf16: bool, checkpointing: bool, v
     with PeakMemory() as memory:
         memory.ignore(*policy.parameters(), *policy.buffers(), *(parameter.grad for parameter in policy.parameters()))
         policy(micro)[0].sum().backward()
-    parts = micro_batch_parts(shape_of(sizes), 1024, bf16=bf16, checkpointing=checkpointing)
-    assert sum(part.size for part in parts) == pytest.approx(memory.peak, rel=0.1)
+    parts = micro_batch_parts(shape_of(sizes), 1024, width=2 if bf16 else 4, checkpointing=checkpointing)
+    assert sum(parts.values()) == pytest.approx(memory.peak, rel=0.1)
 
 
 def live_storages() -> dict[int, Any]:
@@ -98,8 +98,8 @@ def test_deepspeed_holds_what_is_computed(stage: int, dtype: str, tmp_path: Path
     sizes = [storage.nbytes() for address, storage in live_storages().items() if address not in before]
     held = sum(size for size in sizes if size < 2**28)  # the rest are DeepSpeed's buckets, as large for any model
     learner.close()
-    config = changed(TrainConfig(), zero_stage=stage, num_learners=1)
-    parts = {part.name: part.size for part in learner_parts(config, find_shape(model), bf16=dtype == "bfloat16")}
+    config = changed(TrainConfig(), zero_stage=stage, num_learners=1, learner_dtype=dtype)
+    parts = learner_parts(config, find_shape(model))
     kept = 0.0 if (stage, dtype) == (0, "float32") else parts["gradients"]  # without ZeRO the gradients are gone after the step
     assert parts["parameters"] + parts["optimizer"] + kept == pytest.approx(held, rel=0.1)
 
@@ -123,7 +123,7 @@ def test_an_adapter_needs_no_gradients_and_no_optimizer_for_the_model() -> None:
     shape, config = find_shape(str(MODELS / "qwen2.5-7b.json")), TrainConfig()
 
     def parts(**changes: Any) -> dict[str, float]:
-        return {part.name: part.size for part in learner_parts(changed(config, init_kl_coef=0.1, zero_stage=2, **changes), shape)}
+        return learner_parts(changed(config, init_kl_coef=0.1, zero_stage=2, **changes), shape)
 
     whole, adapted, small = parts(), parts(lora_rank=16), parts(lora_rank=16, load_in_4bit=True)
     trained = adapter_parameters(shape, 16)

@@ -65,6 +65,7 @@ def test_every_saving_saves() -> None:
     away = {"init_kl_coef": 0.1, "reference_offload": True, "ema_decay": 0.9, "ema_offload": True}
     assert make_plan(changed(base, **away), shape, EIGHT, Workload()).learner_bytes == least
     assert host_bytes(changed(base, **away), shape) == 6 * shape.parameters  # the reference in bfloat16, the average in float32
+    assert host_bytes(changed(base, learner_dtype="float32", reference_offload=True), shape) == 4 * shape.parameters
     assert make_plan(changed(base, learner_tensor_parallel=2), shape, EIGHT, Workload()).learner_bytes < least
     sharded = changed(base, zero_stage=3)
     second = make_plan(changed(sharded, zero_hpz_size=2), shape, EIGHT, Workload()).learner_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.profile.prediction import Prediction, bound_of, causes_of, predict, recommended, splits_of, staleness_predictions
+from agentrl.profile.prediction import Prediction, bound_of, predict, recommended, splits_of, staleness_predictions, time_costs
 from agentrl.profile.simulated_engine import EngineModel
 from agentrl.profile.simulation import LearnerModel, constant, episodes_of, simulate
 from tests.unit.profile.recordings import plan, recorded_run
@@ -33,16 +33,16 @@ def test_the_bound_of_constant_durations_is_exact() -> None:
     assert bound.speedup == pytest.approx((decode_s + 0.6 + train_s) / (decode_s + 0.6))
 
 
-def test_causes_are_told_apart() -> None:
-    same_length = {cause.name: cause for cause in causes_of(recorded_run(episodes=STEADY)[1])}
+def test_costs_are_told_apart() -> None:
+    same_length = {cost.name: cost for cost in time_costs(recorded_run(episodes=STEADY)[1])}
     assert same_length["episodes of different length (stragglers)"].gain == pytest.approx(0.0, abs=1e-6)
     step_s = recorded_run(episodes=STEADY)[1].step_s
     assert same_length["time outside the engine (environment)"].step_s == pytest.approx(step_s - 0.6)
     assert same_length["publication"].step_s == pytest.approx(step_s - 0.17)
     assert same_length["handing groups to the learner"].step_s == pytest.approx(step_s - 0.05)
     assert same_length["taking turns (synchronous)"].gain > 0.3
-    mixed = causes_of(recorded_run()[1])
-    assert [cause.gain for cause in mixed] == sorted((cause.gain for cause in mixed), reverse=True)
+    mixed = time_costs(recorded_run()[1])
+    assert [cost.gain for cost in mixed] == sorted((cost.gain for cost in mixed), reverse=True)
     assert next(c for c in mixed if "stragglers" in c.name).gain > 0.5
 
 

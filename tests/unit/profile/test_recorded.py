@@ -18,24 +18,24 @@ from tests.unit.profile.recordings import plan, recorded, recorded_run, records_
 def test_the_speeds_of_engine_and_learner_are_recovered(staleness: int) -> None:
     run, found = recorded_run(max_staleness=staleness)
     assert found.notes == ()
-    assert (found.learner.step_s, found.learner.token_s, found.learner.overhead_s) == pytest.approx((0.5, 0.0001, 0.05))
+    assert (found.plan.learner.step_s, found.plan.learner.token_s, found.plan.learner.overhead_s) == pytest.approx((0.5, 0.0001, 0.05))
     sequences = round(statistics.fmean(point[0] for point in sequences_and_pace(found)))
-    assert found.engine.step_s(sequences) == pytest.approx(run.plan.engine.step_s(sequences), rel=0.05)
-    assert found.engine.token_s_per_sequence == pytest.approx(run.plan.engine.token_s_per_sequence, rel=0.15)
-    assert found.engine.pause_s(random.Random()) == pytest.approx(0.1)
-    assert found.engine.load_s(random.Random()) == pytest.approx(0.05)
+    assert found.plan.engine.step_s(sequences) == pytest.approx(run.plan.engine.step_s(sequences), rel=0.05)
+    assert found.plan.engine.token_s_per_sequence == pytest.approx(run.plan.engine.token_s_per_sequence, rel=0.15)
+    assert found.plan.engine.pause_s(random.Random()) == pytest.approx(0.1)
+    assert found.plan.engine.load_s(random.Random()) == pytest.approx(0.05)
 
 
 def test_a_synchronous_run_without_times_tells_as_much() -> None:
     run = simulate(plan(), keep_groups=True)
-    with_times, without = recorded(run).engine, recorded(run, times=False).engine
+    with_times, without = recorded(run).plan.engine, recorded(run, times=False).plan.engine
     assert without.token_s == pytest.approx(with_times.token_s, rel=0.02)
 
 
 def test_one_recorded_episode_of_each_group_is_enough() -> None:
     run = simulate(plan(max_staleness=1, num_steps=40), keep_groups=True)
     found = recorded(run, members=1)
-    assert found.engine.step_s(32) == pytest.approx(run.plan.engine.step_s(32), rel=0.1)
+    assert found.plan.engine.step_s(32) == pytest.approx(run.plan.engine.step_s(32), rel=0.1)
 
 
 def test_what_is_missing_or_assumed_is_said() -> None:
@@ -53,7 +53,7 @@ def test_what_is_missing_or_assumed_is_said() -> None:
     )
     assert "--record all" in without.notes[0]
     assert any("did not record how long the driver waited" in note for note in without.notes)
-    assert without.draw(random.Random(0), 3)[0].num_tokens == 60
+    assert without.plan.episodes(random.Random(0), 3)[0].num_tokens == 60
 
 
 def test_a_run_of_too_few_steps_tells_nothing() -> None:

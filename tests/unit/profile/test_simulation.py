@@ -45,7 +45,7 @@ def ends(model: EngineModel, script: list[tuple[float, float]], pauses: list[tup
         for at, paused in pauses:
             loop.call_at(at, decoder.pause, paused)
         await anyio.sleep(1000.0)
-        decoder.count()
+        decoder.advance()
         return answered, decoder
 
     return run_virtual(main)
