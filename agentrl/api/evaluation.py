@@ -17,7 +17,7 @@ from rich.text import Text
 from agentrl.api.resume import agent_name
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import load_environment, model_path
-from agentrl.cluster.runtime import make_runtime
+from agentrl.cluster.runtime import pool_of, make_runtime
 from agentrl.config.evaluate import EvaluateConfig, PlayConfig
 from agentrl.config.load import to_json
 from agentrl.config.sections import changed, num_recorded
@@ -161,7 +161,7 @@ class _Measurement:
         runtime = make_runtime(config, progress.on_stage)
         try:
             await runtime.start()
-            pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
+            pool = pool_of(runtime)
             progress.on_stage("playing")
             outcomes = await play_tasks(pool, self.tasks, settings, version=0, on_group=on_group, supervise=True)
         finally:

@@ -19,7 +19,7 @@ from agentrl.api.evaluation import model_name
 from agentrl.api.resume import agent_name
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import load_environment, model_path
-from agentrl.cluster.runtime import make_runtime
+from agentrl.cluster.runtime import pool_of, make_runtime
 from agentrl.config.load import to_json
 from agentrl.config.sample import SampleConfig
 from agentrl.core.errors import ConfigError, TooManyFailuresError
@@ -159,7 +159,7 @@ async def _sample_missing(config: SampleConfig, tasks: Sequence[Task], journal: 
     runtime = make_runtime(config, progress.on_stage)
     try:
         await runtime.start()
-        pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
+        pool = pool_of(runtime)
         progress.on_stage("sampling")
         settings = replace(eval_settings(config, samples), with_messages=True)
         await play_tasks(pool, missing, settings, version=0, name="sample", on_group=on_group, supervise=True)

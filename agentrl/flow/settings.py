@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +13,7 @@ from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import FlowConfig, RolloutConfig, RunConfig, TrackConfig, TrainConfig
 from agentrl.config.sections import num_recorded
+from agentrl.core.types import Ticket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,14 @@ class FlowSettings:
     def num_recorded(self) -> int:
         """Members per group to render as JSON records."""
         return num_recorded(self.track.record, self.rollout.n_samples_per_prompt)
+
+    def tickets(self) -> Callable[..., Ticket]:
+        """Return a maker of tickets for training groups, which is told what differs: `group_id`, `task`, `version`, `reward_scales`.
+
+        The facts of the estimator, which may be of a user's file, are read here, once.
+        """
+        samples = self.rollout.n_samples_per_prompt
+        return partial(Ticket, n_samples_per_prompt=samples, record=self.num_recorded, greedy=self.greedy_baseline)
 
 
 def flow_settings(config: TrainConfig) -> FlowSettings:
