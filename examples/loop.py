@@ -13,6 +13,7 @@ import agentrl
 
 
 async def train(settings, model_dir="runs/loop/model"):
+    """Train as `settings` say, and save the policy."""
     async with agentrl.open_runtime(settings) as run:
         for step in range(settings.run.num_steps):
             # 1. Tasks, in an order that follows from the seed.

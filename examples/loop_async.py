@@ -56,6 +56,7 @@ async def publish(run, settings, slots, exported):
 
 
 async def train(settings, model_dir="runs/loop_async/model"):
+    """Run the three loops until the last step is published, save the policy, and return the metrics of each step."""
     slots = asyncio.Semaphore((settings.flow.staleness + 1) * settings.rollout.groups_per_step)
     line, exported, rows = asyncio.Queue(), asyncio.Queue(), []
     async with agentrl.open_runtime(settings) as run:

@@ -17,7 +17,7 @@ from rich.text import Text
 from agentrl.api.resume import agent_name
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import load_environment, model_path
-from agentrl.cluster.runtime import pool_of, make_runtime
+from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import EvaluateConfig, PlayConfig
 from agentrl.config.load import to_json
 from agentrl.config.sections import changed, num_recorded
@@ -33,7 +33,6 @@ from agentrl.evaluation.evaluations import check_failures, eval_settings, outcom
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress, estimate_text, print_assessment, print_comparison
 from agentrl.inspect.directory import TRAJECTORIES
-from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, eval_tasks, open_tasks
 from agentrl.track.jsonl import encode

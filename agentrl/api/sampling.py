@@ -19,7 +19,7 @@ from agentrl.api.evaluation import model_name
 from agentrl.api.resume import agent_name
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import load_environment, model_path
-from agentrl.cluster.runtime import pool_of, make_runtime
+from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.load import to_json
 from agentrl.config.sample import SampleConfig
 from agentrl.core.errors import ConfigError, TooManyFailuresError
@@ -33,7 +33,6 @@ from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.sample_config import changed_settings, fixed_settings
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
-from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, open_tasks
 from agentrl.track.jsonl import encode

@@ -260,7 +260,7 @@ def _token_rewards(
 
 
 def advantage_inputs(batch: Batch, values: Tensor | None = None, kl: Tensor | None = None) -> AdvantageInputs:
-    """Return what estimators are given of a batch, with the critic's values and the penalty of KL in the reward, if there are any. # [A]."""
+    """Return what estimators are given of a batch, with the critic's values and the KL penalty, if there are any. # [A]."""
     return AdvantageInputs(
         token_rewards=batch.token_rewards,
         episode=batch.episode,
