@@ -44,6 +44,7 @@ from agentrl.core.errors import (
 )
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Message, Task
+from agentrl.engine.own import Engine
 from agentrl.env.adapters.gymnasium import GymEnv
 from agentrl.env.adapters.gymnasium_vector import GymVectorEnv
 from agentrl.env.adapters.nemo_gym import NemoGymEnv
@@ -77,6 +78,7 @@ __all__ = [
     "Completion",
     "ConfigError",
     "DataError",
+    "Engine",
     "EngineError",
     "Engines",
     "EnvError",

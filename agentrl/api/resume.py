@@ -51,6 +51,7 @@ MAY_CHANGE = frozenset(
             "wandb_project",
             "trackio_project",
             "save_model",
+            "sink",
             "callback",
             "callback_timeout_s",
         ),

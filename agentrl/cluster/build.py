@@ -17,9 +17,11 @@ from agentrl.config.evaluate import PlayConfig
 from agentrl.config.reward import ANSWER
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import EnvLoadError
+from agentrl.core.plugins import is_plugin
 from agentrl.core.process import cuda_device_count
 from agentrl.core.protocols import Engine, RolloutWorker
 from agentrl.core.scoring import Scorer
+from agentrl.engine.own import load_engine_class
 from agentrl.engine.settings import Device, EngineSettings, engine_environment, weight_transport
 from agentrl.env.load import AgentSpec, load_agent
 
@@ -40,11 +42,14 @@ MAX_SENT = 60_000
 
 
 def load_environment(config: PlayConfig) -> AgentSpec:
-    """Load the environment, and make sure that the other processes of the run can have it.
+    """Load the environment, and make sure that the other processes of the run can have it; look at the user's own engine too.
 
     Raises:
         EnvLoadError: If it cannot be loaded, or is an object of this process that cannot be sent.
+        ConfigError: If the file of an engine cannot be used.
     """
+    if is_plugin(config.engine.engine):
+        load_engine_class(config.engine.engine)
     agent, isolated = load_agent(config.run.agent), config.isolation.env_isolation == "process"
     size = len(pickle.dumps(agent)) if isolated or config.run.runtime == "ray" else 0
     if isolated and size > MAX_SENT:
@@ -82,8 +87,15 @@ def engine_settings(config: PlayConfig, index: int, on: Device | None = None) ->
 
 
 def build_engine(config: PlayConfig, index: int = 0, on: Device | None = None) -> Engine:
-    """Return engine number `index`; nothing is loaded before its `start`."""
+    """Return engine number `index`; nothing is loaded before its `start`.
+
+    Raises:
+        ConfigError: If it is the user's own, and its file cannot be used.
+    """
     settings = engine_settings(config, index, on)
+    if is_plugin(config.engine.engine):
+        own: Engine = load_engine_class(config.engine.engine)(settings)
+        return own
     if config.engine.uses_vllm:
         from agentrl.engine.vllm_engine import VllmEngine
 

@@ -23,7 +23,7 @@ from agentrl.config.help import help_text
 from agentrl.config.model_defaults import with_defaults
 from agentrl.config.rules import check
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag
+from agentrl.config.sections import changed, flag
 from agentrl.core.errors import ConfigError, UnknownFlagError
 
 
@@ -84,8 +84,8 @@ def read_flags(args: Sequence[str], *, prog: str) -> TrainConfig:
     data = read_file(path) if path else {}
     refuse_removed(data, str(path))
     default = from_mapping(data, source=str(path))
-    if flag_value(rest, "--callback") is not None:  # flags replace what a file says; tyro would append to it
-        default = dataclasses.replace(default, track=dataclasses.replace(default.track, callback=()))
+    appended = {name: () for name in ("callback", "sink") if flag_value(rest, f"--{name}") is not None}
+    default = changed(default, **appended)  # flags replace what a file says; tyro would append to it
     config = validate(tyro.cli(TrainConfig, prog=prog, args=rest, default=default, config=TYRO))
     return with_defaults(config, given_names(rest, data))
 

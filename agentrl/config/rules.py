@@ -19,6 +19,7 @@ from agentrl.config.reward import ANSWER, check_reward_models, judged_by_models,
 from agentrl.config.schema import EvalConfig, IsolationConfig, TrainConfig
 from agentrl.config.sections import flag as flag_of
 from agentrl.core.errors import ConfigError
+from agentrl.core.plugins import is_plugin, resolve_plugin, suggest
 from agentrl.core.process import cuda_device_count
 from agentrl.core.remote import check_address
 
@@ -235,6 +236,16 @@ def _budgets_fit(config: PlayConfig) -> None:
         raise ConfigError("--max-new-tokens", budget, f"leaves no room for a prompt in --max-model-len {context}", "Lower it.")
 
 
+ENGINES = ("auto", "vllm", "transformers")
+
+
+def _engine_is_known(config: PlayConfig) -> None:
+    name = config.engine.engine
+    if name not in ENGINES and not is_plugin(name):
+        remedy = f"{suggest(name, ENGINES)} Choose one of {', '.join(ENGINES)}, or give file.py:Name.".strip()
+        raise ConfigError("--engine", name, "is not known", remedy)
+
+
 def _engine_args_are_known(config: PlayConfig) -> None:
     check_engine_args(config.engine.engine_args)
     engine = config.engine
@@ -335,6 +346,7 @@ PLAY_RULES: tuple[Callable[[PlayConfig], None], ...] = (
     _local_runtime_is_single,
     _shared_engines_fit,
     _budgets_fit,
+    _engine_is_known,
     _engine_args_are_known,
     _gpu_flags_have_a_gpu,
     _a_group_may_begin,
@@ -372,6 +384,9 @@ def check_evaluation(config: EvaluateConfig) -> EvaluateConfig:
         runtime = "ray" if several or config.run.ray_address else "local"
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, agent=_judged_agent(config), runtime=runtime))
     config = dataclasses.replace(config, reward=with_absolute_paths(config.reward))
+    if is_plugin(config.engine.engine):
+        engine = dataclasses.replace(config.engine, engine=resolve_plugin("--engine", config.engine.engine))
+        config = dataclasses.replace(config, engine=engine)
     for rule in (*PLAY_RULES, _penalties_of_the_run_fit):
         rule(config)
     return config

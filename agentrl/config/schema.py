@@ -211,8 +211,9 @@ class EndpointConfig:
 class EngineConfig:
     """The engines that sample: vLLM, or models of transformers."""
 
-    engine: Literal["auto", "vllm", "transformers"] = "auto"
-    """Software that samples. ``auto``: vLLM if it is installed, else transformers, which is for small models and single devices."""
+    engine: str = "auto"
+    """Software that samples: ``vllm``; ``transformers``, which is for small models and single devices; or a class of your own,
+    ``file.py:Name``, as ``docs/engines.md`` describes. ``auto``: vLLM if it is installed, else transformers."""
     num_engines: Count = 1
     """Inference engines; a group runs on the least loaded one."""
     tensor_parallel_size: Count = 1
@@ -359,6 +360,8 @@ class TrackConfig:
     """Weights & Biases project; empty: off. Needs ``pip install wandb``."""
     trackio_project: str = ""
     """Trackio project; empty: off. Needs ``pip install trackio``."""
+    sink: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Metric sink of your own, ``file.py:Name``, beside the others; may be given several times. See ``docs/callbacks.md``."""
     callback: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Class that follows the run, ``file.py:Name``; may be given several times. See ``docs/callbacks.md``."""
     callback_timeout_s: Positive = 300.0

@@ -112,23 +112,26 @@ def clip(value: Any, keep: int) -> Any:
 
 
 def open_metric_sinks(run_dir: Path, track: TrackConfig, promised: Iterable[str] = PROMISED) -> list[Callback]:
-    """Open the sinks of metrics that the settings ask for: files in `run_dir`, whose lines have the `promised` keys, and services.
+    """Open the sinks of metrics that the settings ask for: files in `run_dir`, with the `promised` keys, services, the user's.
 
     Raises:
-        ConfigError: If the package of a service is not installed; then no file is made.
+        ConfigError: If the package of a service is not installed, or a sink of the user cannot be used; then no file is made.
     """
+    from agentrl.track.own_sinks import OwnSink, load_sinks  # which reads the promised keys from here
+
+    own = [OwnSink(cls) for cls in load_sinks(track.sink)]
     services = (("wandb", track.wandb_project), ("trackio", track.trackio_project))
     sinks: list[Callback] = [ExperimentTracker(package, project) for package, project in services if project]
     if track.tensorboard:
         sinks.append(TensorBoard(run_dir / "tensorboard"))
-    return [JsonlMetrics(run_dir / "metrics.jsonl", promised), *sinks]
+    return [JsonlMetrics(run_dir / "metrics.jsonl", promised), *sinks, *own]
 
 
 def open_sinks(run_dir: Path, track: TrackConfig) -> list[Callback]:
     """Open all sinks of a run of reinforcement learning.
 
     Raises:
-        ConfigError: If the package of a service is not installed; then no file is made.
+        ConfigError: If the package of a service is not installed, or a sink of the user cannot be used; then no file is made.
     """
     metrics, *others = open_metric_sinks(run_dir, track)
     if track.record != "none":

@@ -26,6 +26,7 @@ NAMES = [
     "Completion",
     "ConfigError",
     "DataError",
+    "Engine",
     "EngineError",
     "Engines",
     "EnvError",
