@@ -23,7 +23,7 @@ MAX_PORT = 65_535
 class ServedEngineConfig(EngineConfig):
     """The engine that samples."""
 
-    engine: tyro.conf.Suppress[Literal["auto", "vllm", "transformers"]] = EngineConfig.engine
+    engine: tyro.conf.Suppress[str] = EngineConfig.engine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from agentrl.core.callbacks import METHODS, Callback, Event, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, ConfigError
 from agentrl.core.plugins import load_plugin, suggest
-from agentrl.track.sinks import PROMISED
+from agentrl.track.jsonl import PROMISED
 
 _log = logging.getLogger(__name__)
 
