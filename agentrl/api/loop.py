@@ -9,6 +9,7 @@ import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import nan
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,8 @@ class PlayedGroup:
 
     @property
     def reward(self) -> float:
-        """Mean reward of the episodes that may be trained on; 0 if there are none."""
-        return fmean([member.reward or 0.0 for member in self.summary.trainable] or [0.0])
+        """Mean reward of the episodes that may be trained on; not a number if there are none, because a failure is no reward."""
+        return fmean([member.reward for member in self.summary.trainable if member.reward is not None] or [nan])
 
     @property
     def versions(self) -> tuple[int, int]:

@@ -1,9 +1,14 @@
-"""docs/loop.md quotes the loops as they are: every block is a part of a file, in its order, and the parts of the sync loop are all there."""
+"""docs/loop.md quotes the loops as they are: every block is a part of a file, and each numbered part of the loop is on the page."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
+
+import pytest
+
+import agentrl
 
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -26,3 +31,15 @@ def test_the_engine_on_its_page_is_the_example() -> None:
     page = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
     (block,) = BLOCK.findall(page)
     assert (ROOT / "examples" / "own_engine.py").read_text(encoding="utf-8").endswith(block)
+
+
+@pytest.mark.parametrize("name", ["loop.py", "loop_async.py"])
+def test_the_settings_of_the_loops_are_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (settings,) = [
+        node
+        for node in ast.walk(ast.parse((ROOT / "examples" / name).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "agentrl.settings"
+    ]
+    config = eval(ast.unparse(settings), {"agentrl": agentrl})
+    assert (config.run.num_steps, config.run.runtime, config.flow.staleness) == (20, "local", int(name == "loop_async.py"))
