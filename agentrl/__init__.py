@@ -16,6 +16,7 @@ from agentrl.api.commands import (
     train,
     train_async,
 )
+from agentrl.api.loop import Engines, OpenRuntime, PlayedGroup, advantages, open_runtime, settings
 from agentrl.core.callbacks import (
     BestModelSaved,
     Callback,
@@ -43,6 +44,7 @@ from agentrl.core.errors import (
 )
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Message, Task
+from agentrl.engine.own import Engine
 from agentrl.env.adapters.gymnasium import GymEnv
 from agentrl.env.adapters.gymnasium_vector import GymVectorEnv
 from agentrl.env.adapters.nemo_gym import NemoGymEnv
@@ -76,7 +78,9 @@ __all__ = [
     "Completion",
     "ConfigError",
     "DataError",
+    "Engine",
     "EngineError",
+    "Engines",
     "EnvError",
     "EnvLoadError",
     "EnvResultError",
@@ -96,6 +100,8 @@ __all__ = [
     "ModelEndpoint",
     "NemoGymEnv",
     "OpenEnvEnv",
+    "OpenRuntime",
+    "PlayedGroup",
     "PluginError",
     "Policy",
     "ResetResult",
@@ -111,6 +117,7 @@ __all__ = [
     "TokenLosses",
     "ToolEnv",
     "advantage_estimator",
+    "advantages",
     "check",
     "check_async",
     "combine_rewards",
@@ -120,11 +127,13 @@ __all__ = [
     "iterate",
     "judge",
     "load_run",
+    "open_runtime",
     "policy_loss",
     "remote_reward",
     "run_python",
     "sample",
     "sample_async",
+    "settings",
     "timed",
     "train",
     "train_async",

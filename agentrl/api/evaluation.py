@@ -17,7 +17,7 @@ from rich.text import Text
 from agentrl.api.resume import agent_name
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import load_environment, model_path
-from agentrl.cluster.runtime import make_runtime
+from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.mapping import to_json
 from agentrl.config.schema import PlaySettings
@@ -33,7 +33,6 @@ from agentrl.evaluation.evaluations import check_failures, eval_settings, outcom
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress, estimate_text, print_assessment, print_comparison
 from agentrl.inspect.directory import TRAJECTORIES
-from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings, temperature_of
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, eval_tasks, open_tasks
 from agentrl.track.jsonl import encode
@@ -159,7 +158,7 @@ class _Measurement:
         runtime = make_runtime(config, progress.on_stage)
         try:
             await runtime.start()
-            pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
+            pool = pool_of(runtime)
             progress.on_stage("playing")
             outcomes = await play_tasks(pool, self.tasks, settings, version=0, on_group=on_group, supervise=True)
         finally:

@@ -19,7 +19,7 @@ from agentrl.api.evaluation import model_name
 from agentrl.api.resume import agent_name
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import load_environment, model_path
-from agentrl.cluster.runtime import make_runtime
+from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import SampleConfig
 from agentrl.config.mapping import differences, to_json
 from agentrl.core.errors import ConfigError, TooManyFailuresError
@@ -31,7 +31,6 @@ from agentrl.evaluation.evaluations import eval_settings
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
-from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, open_tasks
 from agentrl.track.jsonl import encode
@@ -156,7 +155,7 @@ async def _sample_missing(config: SampleConfig, tasks: Sequence[Task], journal: 
     runtime = make_runtime(config, progress.on_stage)
     try:
         await runtime.start()
-        pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
+        pool = pool_of(runtime)
         progress.on_stage("sampling")
         settings = replace(eval_settings(config, samples), with_messages=True)
         await play_tasks(pool, missing, settings, version=0, name="sample", on_group=on_group, supervise=True)

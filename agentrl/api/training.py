@@ -19,7 +19,7 @@ from agentrl.api.memory import gpu_bytes, memory_sign, with_shares
 from agentrl.api.resume import ResumePoint, make_run_dir, resume_point, rewind_records
 from agentrl.api.scaling import answer_requests
 from agentrl.cluster.build import load_environment, model_path
-from agentrl.cluster.runtime import Runtime, make_runtime
+from agentrl.cluster.runtime import Runtime, learner_beside, make_runtime, pool_of
 from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
@@ -39,12 +39,9 @@ from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
 from agentrl.flow import RunResult, flow_settings, group_filter
 from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint, repeated_tasks
-from agentrl.flow.exports import JointLearner
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
-from agentrl.flow.turns import TurnTakingLearner
 from agentrl.flow.uploads import Uploads
-from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, missing_labels, open_tasks
 from agentrl.track.callbacks import CallbackLike, load_callbacks
@@ -227,12 +224,8 @@ async def _train(
     begin: ResumePoint,
     stop: StopRequest,
 ) -> RunResult:
-    pool = RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
-    learner = runtime.learner
-    if runtime.joint and config.weights.publish != "adapter":
-        learner = JointLearner(learner, pool, version=begin.progress.step)
-    if config.weights.sleeps:
-        learner = TurnTakingLearner(learner, pool, sleep_level=config.weights.sleep_level)
+    pool = pool_of(runtime)
+    learner = learner_beside(pool, runtime, config, version=begin.progress.step)
     if begin.progress.step:
         source = f" from {begin.copy.address}" if begin.copy else ""
         tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}{source}")

@@ -17,9 +17,11 @@ from agentrl.config.engine import WeightsConfig
 from agentrl.config.reward import ANSWER
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import EnvLoadError
+from agentrl.core.plugins import is_plugin
 from agentrl.core.process import cuda_device_count
 from agentrl.core.protocols import Engine, RolloutWorker
 from agentrl.core.scoring import Scorer
+from agentrl.engine.own import load_engine_class
 from agentrl.engine.settings import Device, EngineSettings, engine_environment, weight_transport
 from agentrl.env.load import AgentSpec, load_agent
 
@@ -44,7 +46,10 @@ def load_environment(config: PlaySettings) -> AgentSpec:
 
     Raises:
         EnvLoadError: If it cannot be loaded, or is an object of this process that cannot be sent.
+        ConfigError: If the file of an engine cannot be used.
     """
+    if is_plugin(config.engine.engine):
+        load_engine_class(config.engine.engine)
     agent, isolated = load_agent(config.run.agent), config.isolation.env_isolation == "process"
     size = len(pickle.dumps(agent)) if isolated or config.run.runtime == "ray" else 0
     if isolated and size > MAX_SENT:
@@ -94,8 +99,15 @@ def engine_settings(config: PlaySettings, index: int, on: Device | None = None) 
 
 
 def build_engine(config: PlaySettings, index: int = 0, on: Device | None = None) -> Engine:
-    """Return engine number `index`; nothing is loaded before its `start`."""
+    """Return engine number `index`; nothing is loaded before its `start`.
+
+    Raises:
+        ConfigError: If it is the user's own, and its file cannot be used.
+    """
     settings = engine_settings(config, index, on)
+    if is_plugin(config.engine.engine):
+        own: Engine = load_engine_class(config.engine.engine)(settings)
+        return own
     if config.engine.uses_vllm:
         from agentrl.engine.vllm_engine import VllmEngine
 

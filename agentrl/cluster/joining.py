@@ -202,7 +202,7 @@ def _with_files(config: C, renamed: Callable[[Path], str]) -> C:
             return spec
         return f"{renamed(file)}:{name}" if name else renamed(file)
 
-    new: dict[str, Any] = {"agent": named(config.run.agent)}
+    new: dict[str, Any] = {"agent": named(config.run.agent), "engine": named(config.engine.engine)}
     if config.model.model and (model := Path(config.model.model).expanduser()).is_dir():
         new["model"] = str(model.absolute())
     if isinstance(config, TrainConfig):

@@ -19,6 +19,9 @@ from agentrl.core.protocols import GroupRef, Learner, Membership, RolloutWorker,
 from agentrl.core.scoring import Scorer
 from agentrl.engine.settings import weight_transport
 from agentrl.env.boundary import blocked_at
+from agentrl.flow.exports import JointLearner
+from agentrl.flow.turns import TurnTakingLearner
+from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.worker_slots import Supervision
 
 _log = logging.getLogger(__name__)
@@ -215,6 +218,24 @@ class ThreadedLearner:
 
     async def _call(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def pool_of(runtime: Runtime) -> RolloutPool:
+    """Return the rollout workers of a started runtime as one."""
+    return RolloutPool({f"engine-{index}": worker for index, worker in enumerate(runtime.workers)}, runtime.supervision)
+
+
+def learner_beside(pool: RolloutPool, runtime: Runtime, config: TrainConfig, *, version: int = 0) -> Learner:
+    """Return the learner of a started runtime as the settings have it work beside the engines of `pool`.
+
+    That is alone; in a group that takes weights together; or in turns on the same GPUs. `version` is that of its weights.
+    """
+    learner = runtime.learner
+    if runtime.joint and config.weights.publish != "adapter":
+        learner = JointLearner(learner, pool, version=version)
+    if config.weights.sleeps:
+        learner = TurnTakingLearner(learner, pool, sleep_level=config.weights.sleep_level)
+    return learner
 
 
 def make_runtime(config: PlaySettings, on_stage: Stage) -> Runtime:

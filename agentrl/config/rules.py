@@ -21,7 +21,7 @@ from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
 from agentrl.core.errors import ConfigError
-from agentrl.core.plugins import is_plugin
+from agentrl.core.plugins import is_plugin, resolve_plugin, suggest
 from agentrl.core.process import cuda_device_count
 from agentrl.core.remote import check_address
 
@@ -143,7 +143,8 @@ def _explicit(config: P) -> P:
         runtime = "ray" if isinstance(config, TrainConfig) or several or config.run.ray_address else "local"
     paths = ((model, Path(model).expanduser()) for model in config.reward.reward_model)
     models = tuple(str(path.absolute()) if path.is_dir() else model for model, path in paths)  # so that every process finds it
-    return changed(config, agent=_judged_agent(config), runtime=runtime, reward_model=models)
+    engine = resolve_plugin("--engine", config.engine.engine) if is_plugin(config.engine.engine) else config.engine.engine
+    return changed(config, agent=_judged_agent(config), runtime=runtime, reward_model=models, engine=engine)
 
 
 def _judged_agent(config: PlaySettings) -> str:
@@ -283,7 +284,8 @@ ENGINES = ("auto", "vllm", "transformers")
 def _engine_is_known(config: PlaySettings) -> None:
     name, known = config.engine.engine, (*ENGINES, NO_ENGINE) if isinstance(config, ServeConfig) else ENGINES
     if name not in known and not is_plugin(name):
-        raise ConfigError("--engine", name, "is not known", f"Use {', '.join(known)}, or file.py:Name.")
+        remedy = f"{suggest(name, known)} Choose one of {', '.join(known)}, or give file.py:Name.".strip()
+        raise ConfigError("--engine", name, "is not known", remedy)
 
 
 def _engine_args_are_known(config: PlaySettings) -> None:

@@ -253,6 +253,8 @@ class TrackConfig:
     """Weights & Biases project; empty: off. Needs ``pip install wandb``."""
     trackio_project: Annotated[str, ResumeMayChange] = ""
     """Trackio project; empty: off. Needs ``pip install trackio``."""
+    sink: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], ResumeMayChange, UserFile] = ()
+    """Metric sink of your own, ``file.py:Name``, beside the others; may be given several times. See ``docs/callbacks.md``."""
 
 
 @dataclass(frozen=True, kw_only=True)

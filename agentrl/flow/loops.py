@@ -36,8 +36,7 @@ async def admit(run: RunState, spawn: Spawn) -> None:
     Consumes slots and tasks. Produces running groups. Waits for a free slot. Unblocked by `collect` (a group was filtered or
     dropped) and by `publish` (weights are live). Ends when every group that the run needs is trained, or tasks run out.
     """
-    settings, why = run.settings, "no more groups are needed"
-    samples, recorded, greedy = settings.sampling.n_samples_per_prompt, settings.num_recorded, settings.greedy_baseline
+    ticket, why = run.settings.tickets(), "no more groups are needed"
     run.board.waiting("admit", "a free slot")
     while await run.slots.acquire(group_id := run.admissions.next_id):
         task = run.admissions.draw()
@@ -47,17 +46,7 @@ async def admit(run: RunState, spawn: Spawn) -> None:
             break
         run.ledger.submit(group_id)
         run.queue.admit(group_id)
-        spawn(
-            Ticket(
-                group_id=group_id,
-                task=task,
-                n_samples_per_prompt=samples,
-                version=run.live_version,
-                record=recorded,
-                greedy=greedy,
-                reward_scales=run.reward_scales,
-            )
-        )
+        spawn(ticket(group_id=group_id, task=task, version=run.live_version, reward_scales=run.reward_scales))
         run.board.waiting("admit", "a free slot")
         # `acquire` does not yield while slots are free, so with thousands of them the other loops would stand still.
         if group_id % TOGETHER == 0:

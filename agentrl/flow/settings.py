@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 from agentrl.algo.estimators import estimator_facts
@@ -10,6 +11,7 @@ from agentrl.algo.filters import GroupFilter, dynamic_filter, filter_truncated, 
 from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import num_recorded, sections_of
+from agentrl.core.types import Ticket
 
 
 class FlowSettings(TrainConfig):
@@ -54,6 +56,14 @@ class FlowSettings(TrainConfig):
     def num_recorded(self) -> int:
         """Members per group to render as JSON records."""
         return num_recorded(self.record.record, self.sampling.n_samples_per_prompt)
+
+    def tickets(self) -> Callable[..., Ticket]:
+        """Return a maker of tickets for training groups, which is told what differs: `group_id`, `task`, `version`, `reward_scales`.
+
+        The facts of the estimator, which may be of a user's file, are read here, once.
+        """
+        samples = self.sampling.n_samples_per_prompt
+        return partial(Ticket, n_samples_per_prompt=samples, record=self.num_recorded, greedy=self.greedy_baseline)
 
 
 def flow_settings(config: TrainConfig) -> FlowSettings:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from agentrl.algo.advantages import AdvantageInputs
 from agentrl.core.errors import BatchError
 from agentrl.core.metrics import MetricSums
 from agentrl.core.types import FloatArray, Group, IntArray, Trajectory, Turn, floats, ints
@@ -256,6 +257,21 @@ def _token_rewards(
     last = np.flatnonzero(np.append(episode[1:] != episode[:-1], True))
     placed[last] += (rewards - sums)[episode[last]]
     return placed.astype(np.float32)
+
+
+def advantage_inputs(batch: Batch, values: Tensor | None = None, kl: Tensor | None = None) -> AdvantageInputs:
+    """Return what estimators are given of a batch, with the critic's values and the KL penalty, if there are any. # [A]."""
+    return AdvantageInputs(
+        token_rewards=batch.token_rewards,
+        episode=batch.episode,
+        group=batch.group,
+        rewards=batch.rewards,
+        values=values,
+        kl=kl,
+        turn=batch.turn,
+        parts=dict(zip(batch.part_names, batch.parts, strict=True)),
+        baseline=batch.baseline,
+    )
 
 
 def describe_batch(batch: Batch, step: int) -> MetricSums:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.algo.advantages import AdvantageInputs, Advantages
+from agentrl.algo.advantages import Advantages
 from agentrl.algo.estimators import compute_advantages
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import approximate_kl
@@ -27,7 +27,7 @@ from agentrl.core.metrics import MetricSums
 from agentrl.learner.algorithm import Algorithm, advantage_options, loss_options
 from agentrl.learner.annotations import Annotator
 from agentrl.learner.attention import KERNELS, Kernel
-from agentrl.learner.batch import Batch, describe_batch
+from agentrl.learner.batch import Batch, advantage_inputs, describe_batch
 from agentrl.learner.engine import Clock, TrainEngine, learning_rate, on_device
 from agentrl.learner.layout import Layout, MicroBatch, describe_layout, one_row_bundles, share_prompts
 from agentrl.learner.models import balance_share, experts_per_token
@@ -241,19 +241,7 @@ class TrainingStep:
         return several or in_reward or self.frozen or whole
 
     def _advantages(self, values: Tensor | None, kl: Tensor | None) -> Advantages:
-        batch = self.batch
-        inputs = AdvantageInputs(
-            token_rewards=batch.token_rewards,
-            episode=batch.episode,
-            group=batch.group,
-            rewards=batch.rewards,
-            values=values,
-            kl=kl,
-            turn=batch.turn,
-            parts=dict(zip(batch.part_names, batch.parts, strict=True)),
-            baseline=batch.baseline,
-        )
-        return compute_advantages(self.algorithm.estimator, inputs, advantage_options(self.algo))
+        return compute_advantages(self.algorithm.estimator, advantage_inputs(self.batch, values, kl), advantage_options(self.algo))
 
     def _weigh(self, old: Tensor, actions: Tensor, advantages: Tensor, *, record: bool) -> Tensor:
         """Off-policy weights of some action tokens, which must be whole rows. # [a]."""

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from agentrl.core.callbacks import METHODS, Callback, Event, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, ConfigError
 from agentrl.core.plugins import load_plugin, suggest
-from agentrl.track.sinks import PROMISED
+from agentrl.track.jsonl import PROMISED
 
 _log = logging.getLogger(__name__)
 
@@ -38,37 +38,37 @@ _Answer: TypeAlias = tuple[Any, BaseException | None]
 """Return value of a call, and the exception that it raised."""
 
 
-def load_callbacks(specs: Iterable[str]) -> list[type[Callback]]:
-    """Import the classes that ``--callback`` names, each once, and check them; an empty name stands for no class.
+def load_callbacks(specs: Iterable[str], flag: str = FLAG) -> list[type[Callback]]:
+    """Import the classes that ``--callback``, or another flag, names, each once, and check them; an empty name stands for no class.
 
     Raises:
         ConfigError: If there is no such file or class, or it cannot be a callback.
     """
     classes = []
     for spec in dict.fromkeys(filter(None, specs)):
-        classes.append(load_plugin(FLAG, spec))
-        check_callback(classes[-1], spec)
+        classes.append(load_plugin(flag, spec))
+        check_callback(classes[-1], spec, flag)
     return classes
 
 
-def check_callback(value: Any, spec: str) -> None:
+def check_callback(value: Any, spec: str, flag: str = FLAG) -> None:
     """Check that a class, or an object, can be a callback: its ``on_...`` methods are those of `Callback`, and a class needs no arguments.
 
     Raises:
         ConfigError: If it cannot.
     """
     if inspect.isroutine(value):
-        raise ConfigError(FLAG, spec, f"is a {type(value).__name__}, not a class", "Name a class that inherits from agentrl.Callback.")
+        raise ConfigError(flag, spec, f"is a {type(value).__name__}, not a class", "Name a class that inherits from agentrl.Callback.")
     cls = value if inspect.isclass(value) else type(value)
     names = [name for name in dir(cls) if name.startswith("on_") and callable(getattr(cls, name))]
     for name in names:
         if name not in METHODS.values():
             near = suggest(name, METHODS.values()) or f"There are {', '.join(METHODS.values())}."
-            raise ConfigError(FLAG, spec, f"{cls.__name__} has a method {name}, and there is no such event", near)
-    followed = [name for name in names if _defines(cls, name)]
+            raise ConfigError(flag, spec, f"{cls.__name__} has a method {name}, and there is no such event", near)
+    followed = [name for name in names if defines(cls, name)]
     if not followed:
         remedy = f"Define one or more of {', '.join(METHODS.values())}."
-        raise ConfigError(FLAG, spec, f"{cls.__name__} has no method of a callback", remedy)
+        raise ConfigError(flag, spec, f"{cls.__name__} has no method of a callback", remedy)
     made = [("__init__", ())] if cls is value else []
     for name, arguments in (*made, *((name, (None, None)) for name in followed)):
         function = cls if name == "__init__" else getattr(cls, name)
@@ -76,12 +76,13 @@ def check_callback(value: Any, spec: str) -> None:
             inspect.signature(function).bind(*arguments)
         except TypeError as error:
             wanted = "must work without arguments" if name == "__init__" else "must take one argument, the event"
-            raise ConfigError(FLAG, spec, f"{cls.__name__}.{name} {wanted}: {error}", "Change its parameters.") from None
+            raise ConfigError(flag, spec, f"{cls.__name__}.{name} {wanted}: {error}", "Change its parameters.") from None
         except ValueError:  # a method without a readable signature is taken as it is
             continue
 
 
-def _defines(cls: type[Any], method: str) -> bool:
+def defines(cls: type[Any], method: str) -> bool:
+    """Return whether a class has a method of its own for an event."""
     return getattr(cls, method, None) not in (None, getattr(Callback, method))
 
 
@@ -125,7 +126,7 @@ class _Followed:
 
     def follows(self, method: str) -> bool:
         """Return whether the callback has a method of its own for an event."""
-        return not self.lost and _defines(self.made if inspect.isclass(self.made) else type(self.made), method)
+        return not self.lost and defines(self.made if inspect.isclass(self.made) else type(self.made), method)
 
     def took(self, method: str, seconds: float) -> None:
         """Add up the time of a call, and warn of a slow one once."""
@@ -229,7 +230,7 @@ class UserCallbacks:
             raise CallbackError(f"{where} cancelled the task that called it")
         result, error = work.result()
         if error is not None:
-            raise CallbackError(f"{where} raised {type(error).__name__}: {error}{_place(error, call)}") from error
+            raise CallbackError(f"{where} raised {type(error).__name__}: {error}{place(error, call)}") from error
         return result
 
     async def _answer(self, call: Callable[[], Any], is_async: bool) -> _Answer:
@@ -279,7 +280,7 @@ def _function(call: Callable[[], Any]) -> Any:
     return call.func if isinstance(call, functools.partial) else call
 
 
-def _place(error: BaseException, call: Callable[[], Any]) -> str:
+def place(error: BaseException, call: Callable[[], Any]) -> str:
     """Return the innermost line of the callback's own file that the error passed through, in brackets."""
     function = _function(call)
     function = function.__init__ if inspect.isclass(function) else inspect.unwrap(getattr(function, "__func__", function))

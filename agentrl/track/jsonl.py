@@ -11,6 +11,14 @@ from typing import Any, TextIO
 
 from agentrl.core.errors import StorageError
 
+PROMISED = (
+    *("step", "time_s", "reward/mean", "score/mean", "staleness/mean", "staleness/max", "mismatch/max"),
+    *("tokens_per_s", "idle/generator", "idle/learner"),
+    *("ledger/submitted", "ledger/trained", "ledger/filtered", "ledger/dropped", "ledger/in_flight"),
+)
+"""Keys that every line of ``metrics.jsonl`` has; ``null`` where a step had nothing to measure, as ``mismatch/max`` has
+in an asynchronous step without a token of the current weights."""
+
 
 def encode(value: Any) -> str:
     """Return one line of ASCII JSON without its newline; a non-finite number becomes ``null``, what JSON does not know its text."""

@@ -13,17 +13,10 @@ from agentrl.core.callbacks import Callback, GroupJudged, MetricsRow, RunEnd
 from agentrl.core.summaries import GroupSummary
 from agentrl.track.card import ModelCard
 from agentrl.track.index import IndexWriter
-from agentrl.track.jsonl import JsonLines, encode
+from agentrl.track.jsonl import PROMISED, JsonLines, encode
+from agentrl.track.own_sinks import OwnSink, load_sinks
 from agentrl.track.recorders import GroupRecorder, LaunchRecorder, StepRecorder
 from agentrl.track.services import ExperimentTracker, TensorBoard
-
-PROMISED = (
-    *("step", "time_s", "reward/mean", "score/mean", "staleness/mean", "staleness/max", "mismatch/max"),
-    *("tokens_per_s", "idle/generator", "idle/learner"),
-    *("ledger/submitted", "ledger/trained", "ledger/filtered", "ledger/dropped", "ledger/in_flight"),
-)
-"""Keys that every line of ``metrics.jsonl`` has; ``null`` where a step had nothing to measure, as ``mismatch/max`` has
-in an asynchronous step without a token of the current weights."""
 
 MAX_LINE_BYTES = 1_000_000
 EVAL_TRAJECTORIES = "eval_trajectories.jsonl"
@@ -113,23 +106,24 @@ def clip(value: Any, keep: int) -> Any:
 
 
 def open_metric_sinks(run_dir: Path, track: TrackConfig, promised: Iterable[str] = PROMISED) -> list[Callback]:
-    """Open the sinks of metrics that the settings ask for: files in `run_dir`, whose lines have the `promised` keys, and services.
+    """Open the sinks of metrics that the settings ask for: files in `run_dir`, with the `promised` keys, services, the user's.
 
     Raises:
-        ConfigError: If the package of a service is not installed; then no file is made.
+        ConfigError: If the package of a service is not installed, or a sink of the user cannot be used; then no file is made.
     """
+    own = [OwnSink(cls) for cls in load_sinks(track.sink)]
     services = (("wandb", track.wandb_project), ("trackio", track.trackio_project))
     sinks: list[Callback] = [ExperimentTracker(package, project) for package, project in services if project]
     if track.tensorboard:
         sinks.append(TensorBoard(run_dir / "tensorboard"))
-    return [JsonlMetrics(run_dir / "metrics.jsonl", promised), *sinks]
+    return [JsonlMetrics(run_dir / "metrics.jsonl", promised), *sinks, *own]
 
 
 def open_sinks(run_dir: Path, track: TrackConfig, record: Record) -> list[Callback]:
     """Open all sinks of a run of reinforcement learning.
 
     Raises:
-        ConfigError: If the package of a service is not installed; then no file is made.
+        ConfigError: If the package of a service is not installed, or a sink of the user cannot be used; then no file is made.
     """
     metrics, *others = open_metric_sinks(run_dir, track)
     if record != "none":

@@ -17,6 +17,7 @@ from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError
 from agentrl.core.protocols import Engine, SleepingEngine, WeightUpdate
 from agentrl.core.types import FinishReason, Generation
 from agentrl.engine.shared import EngineHost, SharedEngine
+from agentrl.testing import engines as contract
 from agentrl.weights.sender import SharedMemorySender
 from tests.e2e.vllm_support import CONTEXT, END, equal, expect_fence, prompt, random_llama, reference, request, saved, settings
 
@@ -99,18 +100,12 @@ async def test_logprobs_are_those_of_the_tempered_distribution(engine: Engine, m
 
 async def test_an_aborted_request_returns_what_was_sampled_so_far(engine: Engine, model: Any) -> None:
     asked = request(prompt(3), max_tokens=CONTEXT - 100, temperature=1.0, seed=5)
-    generating = asyncio.create_task(engine.generate(asked))
-    while not engine.stats().load.running:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    await asyncio.sleep(0.02)
-    await engine.abort(asked.request_id)
-    generation = await generating
+    generation = await contract.aborted_requests_return(engine, asked)
     assert generation.finish_reason is FinishReason.ABORTED
     assert 0 < len(generation.token_ids) < asked.sampling.max_tokens
     np.testing.assert_allclose(generation.logprobs, reference(model, prompt(3), generation, 1.0), atol=1e-4)
     whole = await engine.generate(request(prompt(3), max_tokens=len(generation.token_ids), temperature=1.0, seed=5))
     assert whole.token_ids.tolist() == generation.token_ids.tolist()
-    await engine.abort(asked.request_id)  # over, and passed over
 
 
 async def test_the_end_token_ends_a_turn_and_is_kept(kind: str, tmp_path: Path) -> None:
@@ -127,17 +122,18 @@ async def test_the_end_token_ends_a_turn_and_is_kept(kind: str, tmp_path: Path) 
     assert all(END not in g.token_ids for g in ended if g.finish_reason is FinishReason.LENGTH)
 
 
+async def test_answers_are_whole(engine: Engine) -> None:
+    await contract.answers_are_whole(engine)
+
+
 async def test_stop_tokens_end_a_turn_and_are_kept(engine: Engine) -> None:
-    free = await engine.generate(request(prompt(2), max_tokens=20, seed=3))
+    free, cut = await contract.stop_tokens_end_a_turn(engine)
     assert (free.finish_reason, len(free.token_ids)) == (FinishReason.LENGTH, 20)
-    stop = int(free.token_ids[7])
-    cut = await engine.generate(request(prompt(2), max_tokens=20, seed=3, stop_token_ids=(stop,)))
-    first = free.token_ids.tolist().index(stop)
-    assert cut.token_ids.tolist() == free.token_ids[: first + 1].tolist()
-    assert cut.finish_reason is FinishReason.STOP
+    assert len(cut.token_ids) < 20
 
 
 async def test_the_seed_decides(engine: Engine) -> None:
+    await contract.the_seed_decides(engine)
     one, again, other = [await engine.generate(request(prompt(5), max_tokens=30, seed=seed)) for seed in (1, 1, 2)]
     assert equal(one, again)
     assert not np.array_equal(one.token_ids, other.token_ids)
@@ -145,33 +141,18 @@ async def test_the_seed_decides(engine: Engine) -> None:
 
 async def test_the_context_is_used_to_its_last_token_and_not_beyond(engine: Engine) -> None:
     assert engine.max_model_len == CONTEXT
-    last = await engine.generate(request(prompt(3, CONTEXT - 1), max_tokens=50, seed=0))
-    assert len(last.token_ids) == 1
-    for length in (CONTEXT, CONTEXT + 10):
-        with pytest.raises(ContextLengthError, match=str(CONTEXT)):
-            await engine.generate(request(prompt(3, length), max_tokens=50))
+    await contract.the_context_is_bounded(engine)
+    with pytest.raises(ContextLengthError, match=str(CONTEXT)):
+        await engine.generate(request(prompt(3, CONTEXT), max_tokens=50))
 
 
 async def test_a_bad_request_fails_alone(engine: Engine) -> None:
-    for bad in (request([5, 256]), request([-1, 5]), request([]), request([5], stop=("x",)), request([5], top_p=7.0)):
-        with pytest.raises(EngineError) as error:
-            await engine.generate(bad)
-        assert not isinstance(error.value, EngineDeadError)
-    assert len((await engine.generate(request([5], max_tokens=2, seed=0, stop_token_ids=()))).token_ids) > 0
+    await contract.bad_requests_fail_alone(engine, request([5, 256]), request([5], stop=("x",)))
 
 
 async def test_cancelling_drops_the_request_from_the_engine(engine: Engine) -> None:
-    tasks = [asyncio.create_task(engine.generate(request(prompt(i, 20), max_tokens=230, seed=i))) for i in range(20)]
-    await asyncio.sleep(0.03)
-    for task in tasks:
-        task.cancel()
-    assert all(isinstance(result, asyncio.CancelledError) for result in await asyncio.gather(*tasks, return_exceptions=True))
-    for _ in range(200):
-        if not engine.stats().load.running:
-            break
-        await asyncio.sleep(0.01)
-    assert not engine.stats().load.running
-    await engine.generate(request(prompt(1), max_tokens=2))
+    answers = await contract.cancelled_requests_are_dropped(engine)
+    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers)
 
 
 async def test_more_prompt_tokens_than_one_step_takes(engine: Engine) -> None:
@@ -180,16 +161,8 @@ async def test_more_prompt_tokens_than_one_step_takes(engine: Engine) -> None:
 
 
 async def test_usage_is_counted(kind: str, engine: Engine) -> None:
-    before = engine.stats()
-    await asyncio.sleep(0.05)
-    first = await engine.generate(request(prompt(77, 140), max_tokens=8, seed=0))
-    second = await engine.generate(request(prompt(77, 140), max_tokens=8, seed=1))
-    after = engine.stats()
+    first, second = await contract.usage_is_counted(engine)
     assert (first.cached_tokens, second.cached_tokens) == (0, 128 if kind == "vllm" else 140)
-    assert after.cached_tokens - before.cached_tokens == second.cached_tokens
-    assert after.prompt_tokens - before.prompt_tokens == 280
-    assert after.tokens - before.tokens == len(first.token_ids) + len(second.token_ids)
-    assert 0 < after.busy_s - before.busy_s <= after.clock_s - before.clock_s - 0.05
 
 
 async def test_a_request_does_not_notice_its_neighbours(kind: str, tmp_path: Path) -> None:
@@ -328,6 +301,10 @@ async def test_a_missing_file_fences_the_engine(own: Engine) -> None:
     await expect_fence(own, WeightUpdate(version=4, transport="shm", payload={"update": {"path": "/nowhere.safetensors"}}), "nowhere")
 
 
+async def test_after_a_failed_publication_everything_is_refused(own: Engine) -> None:
+    await contract.ends_after_a_failed_publication(own, WeightUpdate(version=4, transport="shm"))
+
+
 async def test_a_missing_tensor_fences_the_engine(own: Engine, sender: SharedMemorySender) -> None:
     most = [(name, tensor) for name, tensor in random_llama(seed=1).named_parameters() if "layers.1.mlp.down_proj" not in name]
     await expect_fence(own, sender.send(most, 4), "layers.1.mlp.down_proj")
@@ -357,17 +334,21 @@ async def test_a_longer_prompt_of_the_same_session_is_not_computed_again(engine:
 
 async def test_closing_fails_what_is_running(kind: str, model: Any, tmp_path: Path) -> None:
     engine = made(kind, saved(model, tmp_path))
-    with pytest.raises(EngineDeadError, match="not started"):
-        await engine.generate(request([5]))
+    assert "not started" in str(await contract.refuses_before_start(engine))
     await engine.start()
-    running = asyncio.create_task(engine.generate(request(prompt(1, 20), max_tokens=230)))
-    await asyncio.sleep(0.02)
-    await engine.close()
-    await engine.close()
-    with pytest.raises(EngineDeadError, match="closed"):
-        await running
-    with pytest.raises(EngineDeadError, match="closed"):
-        await engine.generate(request([5]))
+    errors = await contract.ends_when_closed(engine)
+    assert len(errors) == 2
+    assert all("closed" in str(error) for error in errors)
+
+
+async def test_a_publication_of_the_same_weights_changes_the_version_alone(kind: str, model: Any, tmp_path: Path) -> None:
+    engine = made(kind, saved(model, tmp_path / "model"))
+    await engine.start()
+    try:
+        (tmp_path / "shm").mkdir()
+        await contract.takes_the_same_weights(engine, tmp_path / "model", tmp_path / "shm")
+    finally:
+        await engine.close()
 
 
 async def test_a_sleeping_engine_keeps_its_requests_and_takes_weights_before_its_cache_is_back(

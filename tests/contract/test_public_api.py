@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import agentrl
+from agentrl.core.protocols import Learner
 
 NAMES = [
     "AdvantageInputs",
@@ -25,7 +26,9 @@ NAMES = [
     "Completion",
     "ConfigError",
     "DataError",
+    "Engine",
     "EngineError",
+    "Engines",
     "EnvError",
     "EnvLoadError",
     "EnvResultError",
@@ -45,6 +48,8 @@ NAMES = [
     "ModelEndpoint",
     "NemoGymEnv",
     "OpenEnvEnv",
+    "OpenRuntime",
+    "PlayedGroup",
     "PluginError",
     "Policy",
     "ResetResult",
@@ -60,6 +65,7 @@ NAMES = [
     "TokenLosses",
     "ToolEnv",
     "advantage_estimator",
+    "advantages",
     "check",
     "check_async",
     "combine_rewards",
@@ -69,11 +75,13 @@ NAMES = [
     "iterate",
     "judge",
     "load_run",
+    "open_runtime",
     "policy_loss",
     "remote_reward",
     "run_python",
     "sample",
     "sample_async",
+    "settings",
     "timed",
     "train",
     "train_async",
@@ -96,6 +104,7 @@ HEAVY = ["torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "pyarr
 DRIVER_MODULES = [
     "agentrl",
     "agentrl.api.commands",
+    "agentrl.api.loop",
     "agentrl.env.tasks",
     "agentrl.env.boundary",
     "agentrl.rollout.worker",
@@ -176,6 +185,21 @@ def test_signatures_of_the_commands() -> None:
             assert parameters["settings"].kind is inspect.Parameter.VAR_KEYWORD
         assert inspect.iscoroutinefunction(getattr(agentrl, f"{name}_async"))
     assert list(inspect.signature(agentrl.load_run).parameters) == ["path"]
+
+
+def test_signatures_of_the_parts_of_a_loop() -> None:
+    functions = {
+        "settings": ["env", "settings"],
+        "open_runtime": ["settings"],
+        "advantages": ["groups", "settings"],
+    }
+    assert {name: list(inspect.signature(getattr(agentrl, name)).parameters) for name in functions} == functions
+    assert [field.name for field in dataclasses.fields(agentrl.OpenRuntime)] == ["tasks", "engines", "learner"]
+    assert [field.name for field in dataclasses.fields(agentrl.PlayedGroup)] == ["summary", "episodes", "kept"]
+    assert str(inspect.signature(agentrl.Engines.play)) == "(self, task: 'Task') -> 'PlayedGroup'"
+    assert str(inspect.signature(agentrl.Engines.publish)) == "(self, weights: 'WeightUpdate') -> 'None'"
+    learner = {name: list(inspect.signature(getattr(Learner, name)).parameters)[1:] for name in ("train", "export_weights", "save_model")}
+    assert learner == {"train": ["step", "groups"], "export_weights": ["version", "members"], "save_model": ["path"]}
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ SECTIONS = {
     "commands": ("Commands from Python", ("agentrl.api",)),
     "algorithms": ("Algorithms", ("agentrl.algo", "agentrl.core.summaries")),
     "callbacks": ("Callbacks", ("agentrl.core.callbacks",)),
+    "engines": ("Engines", ("agentrl.engine",)),
     "errors": ("Errors", ("agentrl.core.errors",)),
 }
 """Pages of the reference: the title, and the packages whose public names they hold."""

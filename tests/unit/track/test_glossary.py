@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.track.glossary import Metric, glossary
-from agentrl.track.sinks import PROMISED
+from agentrl.track.jsonl import PROMISED
 
 ROOT = Path(__file__).parents[3] / "agentrl"
 PACKAGES = ("flow", "learner", "algo", "rollout", "engine", "evaluation", "env", "cluster", "weights")

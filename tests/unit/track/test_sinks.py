@@ -8,8 +8,9 @@ import pytest
 
 from agentrl.config.schema import TrackConfig
 from agentrl.core.errors import ConfigError
+from agentrl.track.jsonl import PROMISED
 from agentrl.track.services import TensorBoard
-from agentrl.track.sinks import PROMISED, JsonlMetrics, open_sinks
+from agentrl.track.sinks import JsonlMetrics, open_sinks
 from tests.unit.track.events import END, row
 
 
