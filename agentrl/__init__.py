@@ -1,8 +1,9 @@
 """Asynchronous reinforcement learning for language-model agents: write an environment, run ``agentrl train``."""
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages
-from agentrl.algo.facts import advantage_estimator, group_filter, policy_loss
-from agentrl.algo.losses import LossInputs, LossOptions, TokenLosses
+from agentrl.algo.facts import advantage_estimator, group_filter, off_policy_correction, policy_loss
+from agentrl.algo.off_policy import CorrectionInputs, TokenWeights
+from agentrl.algo.token_losses import LossInputs, LossOptions, TokenLosses
 from agentrl.api.commands import (
     check,
     check_async,
@@ -75,6 +76,7 @@ __all__ = [
     "CheckpointWritten",
     "Completion",
     "ConfigError",
+    "CorrectionInputs",
     "DataError",
     "EngineError",
     "EnvError",
@@ -109,6 +111,7 @@ __all__ = [
     "StepState",
     "Task",
     "TokenLosses",
+    "TokenWeights",
     "ToolEnv",
     "advantage_estimator",
     "check",
@@ -120,6 +123,7 @@ __all__ = [
     "iterate",
     "judge",
     "load_run",
+    "off_policy_correction",
     "policy_loss",
     "remote_reward",
     "run_python",

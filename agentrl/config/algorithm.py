@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
+from agentrl.algo.facts import facts_of
+from agentrl.algo.options import option_names
 from agentrl.config.sections import Count, CountOrZero, Fraction, NonNegative, Positive
-from agentrl.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,9 @@ class AlgoConfig:
     """Episodes over which an error of 20 % or more changes an adaptive KL coefficient by 20 %."""
     ref_reset_every: CountOrZero = 0
     """Steps after which the reference model becomes the current policy, again and again; 0: never."""
-    off_policy: Literal["tis", "seq-tis", "icepop", "seq-mask-tis", "decoupled", "opsm", "m2po", "none"] = "tis"
-    """Correction for tokens sampled by older weights; a preset that the flags below may change."""
+    off_policy: str = "tis"
+    """Correction for tokens sampled by older weights: ``tis``, ``seq-tis``, ``icepop``, ``seq-mask-tis``, ``decoupled``, ``opsm``,
+    ``m2po``, ``none``, each a preset that the flags below may change, or a function of your own, ``file.py:name``."""
     off_policy_level: Literal["token", "seq", "geo"] | None = None
     """What an importance ratio belongs to: a token, or a sequence by product or geometric mean. Default: the preset's."""
     off_policy_mode: Literal["none", "truncate", "clip", "mask"] | None = None
@@ -127,20 +128,12 @@ def has_ratios(algo: AlgoConfig) -> bool:
     return algo.off_policy != "none" or algo.reuse_behaviour_logprobs
 
 
-def named_weights(given: Sequence[str]) -> dict[str, float]:
-    """Return the weights of ``--gdpo-weights`` by name.
+def chosen_options(algo: AlgoConfig, function: Callable[..., Any]) -> Any:
+    """Return the options of an estimator, a loss or a correction: its own defaults, and in their place the settings that were changed.
 
     Raises:
-        ConfigError: If one is not of the form ``name=number``, or a name stands twice.
+        ConfigError: If they contradict each other.
     """
-    weights: dict[str, float] = {}
-    for text in given:
-        name, _, number = text.rpartition("=")
-        try:
-            weight = float(number)
-        except ValueError:
-            weight = math.nan
-        if not name or name in weights or not math.isfinite(weight):
-            raise ConfigError("--gdpo-weights", text, "is not a name of its own with a number", "Write for example correct=1 format=0.5.")
-        weights[name] = weight
-    return weights
+    kind = facts_of(function).options
+    changed = {name: value for name, value in vars(algo).items() if value != getattr(AlgoConfig, name)}
+    return kind(**{name: changed[name] for name in option_names(kind) if name in changed})

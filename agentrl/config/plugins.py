@@ -11,7 +11,10 @@ from agentrl.config.sections import flag as flag_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, plugin_copies, resolve_plugin
 
-PLUGIN_FIELDS = (("algo", "advantage_estimator"), ("algo", "policy_loss"), ("flow", "group_filter"), ("track", "callback"))
+PLUGIN_FIELDS = (
+    *(("algo", "advantage_estimator"), ("algo", "policy_loss"), ("algo", "off_policy")),
+    *(("flow", "group_filter"), ("track", "callback")),
+)
 """Section and field of the settings that may name a function or class of a user's file, ``file.py:name``, or a tuple of them."""
 
 

@@ -1,21 +1,17 @@
-"""Parts of settings: the ranges that numbers lie in, the flag of a field, and changes to what is made of sections."""
+"""Parts of settings: the flag of a field, and changes to what is made of sections."""
 
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from annotated_types import Ge, Gt, Le
-
-from agentrl.core.types import MAX_TEMPERATURE, MIN_TEMPERATURE
-
-Count = Annotated[int, Ge(1)]
-CountOrZero = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-Fraction = Annotated[float, Ge(0), Le(1)]
-Temperature = Annotated[float, Ge(MIN_TEMPERATURE), Le(MAX_TEMPERATURE)]
-TemperatureOrZero = Annotated[float, Ge(0), Le(MAX_TEMPERATURE)]
+from agentrl.core.ranges import Count as Count
+from agentrl.core.ranges import CountOrZero as CountOrZero
+from agentrl.core.ranges import Fraction as Fraction
+from agentrl.core.ranges import NonNegative as NonNegative
+from agentrl.core.ranges import Positive as Positive
+from agentrl.core.ranges import Temperature as Temperature
+from agentrl.core.ranges import TemperatureOrZero as TemperatureOrZero
 
 Record = Literal["none", "sample", "all"]
 
