@@ -31,7 +31,7 @@ class AdvantageOptions:
     """Options that every estimator has; those of an estimator inherit from them.
 
     Raises:
-        ConfigError: If the range of rewards does not contain 0.
+        ConfigError: If the range of rewards is empty or does not contain 0.
     """
 
     advantage_std_norm: bool = True
@@ -40,11 +40,11 @@ class AdvantageOptions:
     """Rewards are clipped to this range before any baseline."""
 
     def __post_init__(self) -> None:
-        low, high = self.reward_clip_range
+        flag, (low, high) = "--reward-clip-range", self.reward_clip_range
+        if not low < high:
+            raise ConfigError(flag, (low, high), "the first number must be smaller than the second", "Swap them.")
         if not low <= 0.0 <= high:
-            raise ConfigError(
-                "--reward-clip-range", self.reward_clip_range, "must contain 0", "Give a lower bound <= 0 and an upper bound >= 0"
-            )
+            raise ConfigError(flag, (low, high), "must contain 0", "Give a lower bound <= 0 and an upper bound >= 0.")
 
 
 @dataclass(frozen=True, kw_only=True)

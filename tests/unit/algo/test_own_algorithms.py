@@ -205,7 +205,7 @@ def loss(inputs, options):
 def test_options_of_ones_own(tmp_path: Path) -> None:
     spec = own(tmp_path, OPTIONS, "loss")
     function = find_loss(spec)
-    assert defaults(type(chosen_options(AlgoConfig(), function))) == {"tau": 0.5, "cov_share": 0.25}
+    assert dataclasses.asdict(chosen_options(AlgoConfig(), function)) == {"tau": 0.5, "cov_share": 0.25}
     assert chosen_options(AlgoConfig(cov_share=0.1, sapo_tau_positive=3.0), function).cov_share == 0.1
     inputs = loss_batch()
     found = compute_policy_loss(spec, inputs, chosen_options(AlgoConfig(), function))
