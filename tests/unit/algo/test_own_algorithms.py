@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, DiscountedOptions
-from agentrl.algo.corrections import CORRECTIONS, compute_correction, correction_facts, find_correction
+from agentrl.algo.corrections import CORRECTIONS, correction_facts
 from agentrl.algo.estimators import ESTIMATORS, compute_advantages, estimator_facts, find_estimator
 from agentrl.algo.estimators.gae import GaeOptions
 from agentrl.algo.estimators.gdpo import GdpoOptions
 from agentrl.algo.estimators.pass_at_k import PassAtKOptions
-from agentrl.algo.facts import CorrectionFacts, EstimatorFacts, LossFacts, facts_of
+from agentrl.algo.facts import CorrectionFacts, EstimatorFacts, LossFacts
 from agentrl.algo.filters import dynamic_filter, find_filter
 from agentrl.algo.losses import POLICY_LOSSES, compute_policy_loss, find_loss, loss_facts
 from agentrl.algo.losses.covariance import ClipCovOptions, KlCovOptions, high_covariance, random_in_covariance_range
@@ -27,14 +24,12 @@ from agentrl.algo.losses.gmpo import GmpoOptions
 from agentrl.algo.losses.ipo import IpoOptions
 from agentrl.algo.losses.ppo import PpoOptions
 from agentrl.algo.losses.sapo import SapoOptions
-from agentrl.algo.off_policy import CorrectionInputs
 from agentrl.algo.options import NoOptions
 from agentrl.algo.token_losses import LossInputs, LossOptions
-from agentrl.config.algorithm import AlgoConfig, chosen_options
 from agentrl.config.load import load_config
 from agentrl.core.errors import ConfigError, PluginError
 from agentrl.core.summaries import GroupSummary
-from tests.unit.algo.chosen import correction_options, estimator_options, loss_options
+from tests.unit.algo.chosen import estimator_options, loss_options
 from tests.unit.algo.ragged import ragged
 from tests.unit.flow.fakes import member
 
@@ -137,136 +132,11 @@ def test_the_facts_of_built_in_algorithms() -> None:
     assert {name: correction_facts(name).whole_batch for name in CORRECTIONS} == dict.fromkeys(CORRECTIONS, False)
 
 
-def defaults(options: type[Any]) -> dict[str, Any]:
-    return dataclasses.asdict(options())
-
-
-def test_the_options_of_built_in_losses() -> None:
-    clip = {name: tuple(defaults(loss_facts(name).options).get(f"eps_clip_{side}") for side in ("low", "high")) for name in POLICY_LOSSES}
-    assert clip == {
-        **dict.fromkeys(("ppo", "gspo", "cispo", "clip_cov"), (0.2, 0.2)),
-        **dict.fromkeys(("reinforce", "sapo", "kl_cov"), (None, None)),
-        "dppo_tv": (0.15, 0.15),
-        "dppo_kl": (0.05, 0.05),
-        "ipo": (0.3, 0.3),
-        "gmpo": (0.4, 0.4),
-    }
-    others = {name: set(defaults(loss_facts(name).options)) - {"eps_clip_low", "eps_clip_high"} for name in POLICY_LOSSES}
-    assert {name: names for name, names in others.items() if names} == {
-        "ppo": {"dual_clip"},
-        "ipo": {"ipo_kl_coef"},
-        "sapo": {"sapo_tau_positive", "sapo_tau_negative"},
-        "clip_cov": {"cov_share", "clip_cov_range"},
-        "kl_cov": {"cov_share", "kl_cov_coef"},
-    }
-
-
-def test_a_setting_and_the_option_of_its_name_have_the_same_default() -> None:
-    """Or none; corrections have their own for the same option."""
-    for function in (*ESTIMATORS.values(), *POLICY_LOSSES.values()):
-        for name, value in defaults(facts_of(function).options).items():
-            assert getattr(AlgoConfig, name) in (None, value), (function, name)
-
-
 def test_a_decorator_without_parentheses_states_the_defaults(tmp_path: Path) -> None:
     text = "@agentrl.advantage_estimator\ndef plain(inputs, options):\n    return inputs.over_tokens(inputs.rewards)\n"
     assert estimator_facts(own(tmp_path, text, "plain")) == EstimatorFacts()
     text = "@agentrl.off_policy_correction\ndef plain(inputs, options):\n    return inputs.ratio()\n"
     assert correction_facts(own(tmp_path, text, "plain")) == CorrectionFacts()
-
-
-def test_a_decorator_makes_options_of_what_is_stated(tmp_path: Path) -> None:
-    def stated(decorator: str) -> dict[str, Any]:
-        spec = own(tmp_path, f"@agentrl.{decorator}\ndef mine(inputs, options): ...\n", "mine")
-        return defaults((estimator_facts if "estimator" in decorator else loss_facts)(spec).options)
-
-    common = {"advantage_std_norm": True, "reward_clip_range": (-10.0, 10.0)}
-    assert stated("advantage_estimator(discounts=True)") == common | {"gamma": 1.0}
-    assert stated("advantage_estimator(whitens=True)") == common
-    assert stated("policy_loss") == {"eps_clip_low": 0.2, "eps_clip_high": 0.2}
-    assert stated("policy_loss(clip=(0.1, 0.3))") == {"eps_clip_low": 0.1, "eps_clip_high": 0.3}
-    assert stated("policy_loss(clip=None, single_update=True)") == {}
-
-
-OPTIONS = """
-from dataclasses import dataclass
-
-@dataclass(frozen=True, kw_only=True)
-class Mine:
-    tau: float = 0.5
-    cov_share: float = 0.25
-
-@agentrl.policy_loss(options=Mine)
-def loss(inputs, options):
-    return -options.tau * inputs.new * inputs.advantages
-"""
-
-
-def test_options_of_ones_own(tmp_path: Path) -> None:
-    spec = own(tmp_path, OPTIONS, "loss")
-    function = find_loss(spec)
-    assert dataclasses.asdict(chosen_options(AlgoConfig(), function)) == {"tau": 0.5, "cov_share": 0.25}
-    assert chosen_options(AlgoConfig(cov_share=0.1, sapo_tau_positive=3.0), function).cov_share == 0.1
-    inputs = loss_batch()
-    found = compute_policy_loss(spec, inputs, chosen_options(AlgoConfig(), function))
-    assert torch.equal(found.per_token, -0.5 * inputs.new * inputs.advantages)
-    with pytest.raises(ConfigError, match=r"--eps-clip-low = 0.1: has no effect on --policy-loss"):
-        load_config(["--agent", "module:Name", "--policy-loss", spec, "--eps-clip-low", "0.1"])
-    assert load_config(["--agent", "module:Name", "--policy-loss", spec, "--cov-share", "0.1"]).algo.cov_share == 0.1
-
-
-@pytest.mark.parametrize(
-    ("text", "decorator", "problem"),
-    [
-        ("class Mine: ...\n", "policy_loss", "is not a dataclass"),
-        ("@dataclass\nclass Mine:\n    tau: float = 1.0\n", "policy_loss", "can be changed"),
-        ("@dataclass(frozen=True)\nclass Mine:\n    tau: float\n", "off_policy_correction", "has no default for tau"),
-        ("@dataclass(frozen=True)\nclass Mine:\n    tau: float = 1.0\n", "advantage_estimator", r"write class Mine\(AdvantageOptions\)"),
-        ("class Mine(agentrl.LossOptions):\n    tau: float = 1.0\n", "policy_loss", "is not a dataclass"),
-    ],
-)
-def test_what_is_no_class_of_options_is_refused(tmp_path: Path, text: str, decorator: str, problem: str) -> None:
-    text = f"from dataclasses import dataclass\n{text}@agentrl.{decorator}(options=Mine)\ndef mine(inputs, options): ...\n"
-    find = {"policy_loss": find_loss, "off_policy_correction": find_correction, "advantage_estimator": find_estimator}[decorator]
-    with pytest.raises(ConfigError, match=problem):
-        find(own(tmp_path, text, "mine"))
-
-
-def test_an_estimator_that_discounts_has_a_gamma(tmp_path: Path) -> None:
-    text = "@agentrl.advantage_estimator(options=agentrl.AdvantageOptions, discounts=True)\ndef mine(inputs, options): ...\n"
-    with pytest.raises(ConfigError, match="has no gamma"):
-        find_estimator(own(tmp_path, text, "mine"))
-
-
-def correction_batch() -> CorrectionInputs:
-    draw = torch.Generator().manual_seed(4)
-    old, step, advantages = (torch.randn(64, generator=draw) for _ in range(3))
-    rows = torch.arange(64) // 8
-    return CorrectionInputs(old=old, behaviour=old + 0.4 * step, sequence=rows, same_version=rows < 4, advantages=advantages)
-
-
-def test_the_correction_of_the_example_is_icepop() -> None:
-    spec = f"{EXAMPLE}:agreeing_tokens"
-    mine, built_in = (compute_correction(name, correction_batch(), correction_options(name)) for name in (spec, "icepop"))
-    assert torch.equal(mine.weights, built_in.weights)
-    assert torch.equal(mine.keep, built_in.keep)
-    assert 0 < int(mine.keep.sum()) < 64
-    assert mine.stats.result() == built_in.stats.result()
-
-
-def test_a_correction_may_return_weights_alone(tmp_path: Path) -> None:
-    text = (
-        "@agentrl.off_policy_correction\ndef mine(inputs, options):\n"
-        "    return inputs.sequence_geometric_mean().where(inputs.sequence_product() < 1, 0.0)\n"
-    )
-    inputs = correction_batch()
-    found = compute_correction(own(tmp_path, text, "mine"), inputs, NoOptions())
-    log_rho = inputs.log_rho.reshape(8, 8)
-    expected = log_rho.mean(1).exp().where(log_rho.sum(1) < 0, 0.0).repeat_interleave(8)
-    torch.testing.assert_close(found.weights, expected)
-    assert torch.equal(found.keep, expected != 0)
-    assert found.stats.result()["off_policy/masked"] == pytest.approx(float((expected == 0).float().mean()))
-    assert found.stats.result()["off_policy/bounded"] == 0.0
 
 
 def test_advantages_are_whitened_where_that_is_a_fact(tmp_path: Path) -> None:
@@ -345,34 +215,6 @@ LOSS = "@agentrl.policy_loss\ndef loss(inputs, options):\n    {}\n"
 def test_what_a_loss_returns_is_checked(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(PluginError, match=rf"--policy-loss: loss of .*own.py {message}"):
         compute_policy_loss(own(tmp_path, LOSS.format(body), "loss"), loss_batch(), LossOptions())
-
-
-CORRECTION = "@agentrl.off_policy_correction\ndef correction(inputs, options):\n    {}\n"
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("return inputs.ratio().sum()", "returned weights of shape .*one per action token"),
-        ("return inputs.ratio().tolist()", "returned weights of type list"),
-        ("return None", "returned weights of type NoneType"),
-        ("return inputs.ratio() / 0", "returned weights that are not all finite"),
-        ("return agentrl.TokenWeights(weights=inputs.ratio(), keep=inputs.same_version[:3])", "returned keep of shape"),
-        ("return agentrl.TokenWeights(weights=inputs.ratio(), keep=inputs.old)", "returned keep of torch.float32"),
-        ("return agentrl.TokenWeights(weights=inputs.ratio(), bounded=0.5)", "returned bounded of type float"),
-        ("return inputs.nothing", r"raised AttributeError: .*own.py, line 5"),
-    ],
-)
-def test_what_a_correction_returns_is_checked(tmp_path: Path, body: str, message: str) -> None:
-    name = own(tmp_path, CORRECTION.format(body), "correction")
-    with pytest.raises(PluginError, match=rf"--off-policy: correction of .*own.py {message}"):
-        compute_correction(name, correction_batch(), NoOptions())
-
-
-def test_log_probabilities_that_are_no_numbers_are_not_the_fault_of_a_correction() -> None:
-    inputs = correction_batch()
-    inputs.old[3] = math.nan
-    assert compute_correction("tis", inputs, correction_options("tis")).weights.isnan().sum() == 1
 
 
 @pytest.mark.parametrize(
