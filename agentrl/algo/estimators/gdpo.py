@@ -28,11 +28,10 @@ class GdpoOptions(AdvantageOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.weights
+        self.weights()
 
-    @property
     def weights(self) -> Mapping[str, float]:
-        """The weights by name."""
+        """Return the weights by name."""
         weights: dict[str, float] = {}
         for text in self.gdpo_weights:
             name, _, number = text.rpartition("=")
@@ -56,7 +55,7 @@ def gdpo(inputs: AdvantageInputs, options: GdpoOptions) -> Tensor:
     """
     import torch
 
-    weights = options.weights or dict.fromkeys(inputs.parts, 1.0)
+    weights = options.weights() or dict.fromkeys(inputs.parts, 1.0)
     if len(inputs.rewards) and (not weights or not weights.keys() <= inputs.parts.keys()):
         wanted = ", ".join(weights.keys() - inputs.parts.keys()) or "any"
         known = ", ".join(inputs.parts) or "none"
