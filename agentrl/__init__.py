@@ -1,8 +1,9 @@
 """Asynchronous reinforcement learning for language-model agents: write an environment, run ``agentrl train``."""
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages
-from agentrl.algo.facts import advantage_estimator, group_filter, policy_loss
-from agentrl.algo.losses import LossInputs, LossOptions, TokenLosses
+from agentrl.algo.facts import advantage_estimator, group_filter, off_policy_correction, policy_loss
+from agentrl.algo.off_policy import CorrectionInputs, TokenWeights
+from agentrl.algo.token_losses import LossInputs, LossOptions, TokenLosses
 from agentrl.api.commands import (
     check,
     check_async,
@@ -77,6 +78,7 @@ __all__ = [
     "CheckpointWritten",
     "Completion",
     "ConfigError",
+    "CorrectionInputs",
     "DataError",
     "Engine",
     "EngineError",
@@ -115,6 +117,7 @@ __all__ = [
     "StepState",
     "Task",
     "TokenLosses",
+    "TokenWeights",
     "ToolEnv",
     "advantage_estimator",
     "advantages",
@@ -128,6 +131,7 @@ __all__ = [
     "judge",
     "load_run",
     "open_runtime",
+    "off_policy_correction",
     "policy_loss",
     "remote_reward",
     "run_python",

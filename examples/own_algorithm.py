@@ -1,15 +1,17 @@
-"""An advantage estimator, a policy loss and a group filter of one's own; copy the file, and change what you want to try.
+"""An advantage estimator, a policy loss, an off-policy correction and a group filter of one's own; copy the file, and change it.
 
     agentrl train --agent envs/calculator.py \
         --advantage-estimator examples/own_algorithm.py:group_advantages \
         --policy-loss examples/own_algorithm.py:clipped_loss \
+        --off-policy examples/own_algorithm.py:agreeing_tokens \
         --group-filter examples/own_algorithm.py:mixed_results
 
-As they stand, they compute what `group_norm`, `ppo` and `--dynamic-filtering` do, so a run gives the same weights with either.
+As they stand, they compute what `group_norm`, `ppo`, `icepop` and `--dynamic-filtering` do, so a run gives the same weights with either.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import agentrl
@@ -37,6 +39,23 @@ def clipped_loss(inputs: agentrl.LossInputs, options: agentrl.LossOptions) -> ag
         clipped=bounded < free,  # reported as policy/clip_fraction
         metrics={"distance": (ratio - 1).abs()},  # reported as policy/distance
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Options of the correction; each has a default."""
+
+    lowest: float = 0.5
+    """Smallest ratio of a token that is trained."""
+    highest: float = 5.0
+    """Largest ratio of a token that is trained."""
+
+
+@agentrl.off_policy_correction(options=Agreement)
+def agreeing_tokens(inputs: agentrl.CorrectionInputs, options: Agreement) -> agentrl.TokenWeights:
+    """Weigh each token by its importance ratio, and leave out those whose ratio is far from 1."""
+    ratio = inputs.ratio()
+    return agentrl.TokenWeights(weights=ratio, keep=(ratio >= options.lowest) & (ratio <= options.highest))
 
 
 @agentrl.group_filter(compares_group=True)

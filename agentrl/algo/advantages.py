@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agentrl.algo.statistics import (
     SAME,
@@ -20,40 +20,39 @@ from agentrl.algo.statistics import (
     segment_sum,
 )
 from agentrl.core.errors import BatchError, ConfigError
+from agentrl.core.settings import Fraction
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AdvantageOptions:
-    """Settings of the estimators, named as in the configuration.
-
-    Attributes:
-        gamma: Discount per action token.
-        gae_lambda: GAE's lambda.
-        advantage_std_norm: Divide by the standard deviation where the estimator whitens or normalises.
-        reward_clip_range: Bounds of an episode's reward; contains 0.
-        pass_at_k: Size of the sets whose best member counts in `pass_at_k`; `None`: the whole group.
-        gdpo_weights: Weight of each named component of the reward in `gdpo`; empty: all of them, with weight 1.
+    """Options that every estimator has; those of an estimator inherit from them.
 
     Raises:
-        ConfigError: If the range does not contain 0.
+        ConfigError: If the range of rewards is empty or does not contain 0.
     """
 
-    gamma: float = 1.0
-    gae_lambda: float = 1.0
     advantage_std_norm: bool = True
+    """Divide by the standard deviation where the estimator whitens or normalises."""
     reward_clip_range: tuple[float, float] = (-10.0, 10.0)
-    pass_at_k: int | None = None
-    gdpo_weights: Mapping[str, float] = field(default_factory=dict)
+    """Rewards are clipped to this range before any baseline."""
 
     def __post_init__(self) -> None:
-        low, high = self.reward_clip_range
+        flag, (low, high) = "--reward-clip-range", self.reward_clip_range
+        if not low < high:
+            raise ConfigError(flag, (low, high), "the first number must be smaller than the second", "Swap them.")
         if not low <= 0.0 <= high:
-            raise ConfigError(
-                "--reward-clip-range", self.reward_clip_range, "must contain 0", "Give a lower bound <= 0 and an upper bound >= 0"
-            )
+            raise ConfigError(flag, (low, high), "must contain 0", "Give a lower bound <= 0 and an upper bound >= 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscountedOptions(AdvantageOptions):
+    """Options of an estimator with a discount."""
+
+    gamma: Fraction = 1.0
+    """Discount per action token, or per turn for ``turn_gae`` and ``turn_norm``; estimators without a discount take 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -223,7 +222,8 @@ class Advantages:
     returns: Tensor | None = None
 
 
-Estimator: TypeAlias = "Callable[[AdvantageInputs, AdvantageOptions], Tensor | Advantages]"
+Estimator: TypeAlias = "Callable[[AdvantageInputs, Any], Tensor | Advantages]"
+"""From the inputs and the estimator's own options to advantages."""
 
 
 def standardised(values: Tensor, index: Tensor, size: int, *, divide: bool = True) -> Tensor:

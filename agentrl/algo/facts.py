@@ -1,7 +1,7 @@
 """Facts of an algorithm, stated beside its function, and the functions of a user's own file.
 
-A decorator states the facts of an estimator or a loss; config, flow, rollout and learner read them from the function. Nothing here
-loads torch, so that a configuration can be checked without it.
+A decorator states the facts of an estimator, a loss, a correction or a filter; config, flow, rollout and learner read them from the
+function. Nothing here loads torch, so that a configuration can be checked without it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
+from agentrl.algo.advantages import AdvantageOptions, DiscountedOptions
+from agentrl.algo.options import NoOptions, checked_options, option_names
+from agentrl.algo.token_losses import LossOptions, clip_options
 from agentrl.core.errors import AgentRLError, ConfigError, PluginError
 from agentrl.core.plugins import FORM, is_plugin, last_user_frame, load_plugin, suggest
 
@@ -23,27 +26,37 @@ _FACTS = "agentrl_facts"
 class EstimatorFacts:
     """Facts of an advantage estimator; see `advantage_estimator` for each."""
 
+    options: type[AdvantageOptions] = AdvantageOptions
     compares_group: bool = False
     needs_critic: bool = False
     whitens: bool = False
-    discounts: bool = False
     charges_kl: bool = False
     length_neutral: bool = False
     needs_teacher: bool = False
     token_baseline: bool = False
     greedy_baseline: bool = False
-    reads: tuple[str, ...] = ()
+
+    @property
+    def discounts(self) -> bool:
+        """True if the estimator has a discount."""
+        return "gamma" in option_names(self.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFacts:
     """Facts of a policy loss; see `policy_loss` for each."""
 
+    options: type[Any] = LossOptions
     single_update: bool = False
-    dual_clip: bool = False
-    clip: tuple[float, float] | None = (0.2, 0.2)
     selects: Callable[..., Any] | None = None
-    reads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectionFacts:
+    """Facts of an off-policy correction; see `off_policy_correction` for each."""
+
+    options: type[Any] = NoOptions
+    whole_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +71,7 @@ def advantage_estimator(function: F, /) -> F: ...
 @overload
 def advantage_estimator(
     *,
+    options: type[AdvantageOptions] | None = ...,
     compares_group: bool = ...,
     needs_critic: bool = ...,
     whitens: bool = ...,
@@ -67,12 +81,12 @@ def advantage_estimator(
     needs_teacher: bool = ...,
     token_baseline: bool = ...,
     greedy_baseline: bool = ...,
-    reads: tuple[str, ...] = ...,
 ) -> Callable[[F], F]: ...
 def advantage_estimator(
     function: F | None = None,
     /,
     *,
+    options: type[AdvantageOptions] | None = None,
     compares_group: bool = False,
     needs_critic: bool = False,
     whitens: bool = False,
@@ -82,38 +96,42 @@ def advantage_estimator(
     needs_teacher: bool = False,
     token_baseline: bool = False,
     greedy_baseline: bool = False,
-    reads: tuple[str, ...] = (),
 ) -> Any:
-    """Make a function of (`AdvantageInputs`, `AdvantageOptions`) an advantage estimator.
+    """Make a function of (`AdvantageInputs`, options) an advantage estimator.
 
     The function returns the advantage of every action token, or `Advantages` with targets for a critic.
 
     Args:
         function: The function, where the decorator is written without parentheses.
+        options: Class of its options, a frozen dataclass that inherits from `AdvantageOptions`, the default. The estimator discounts if
+            one of them is ``gamma``; otherwise ``--gamma`` must be 1.
         compares_group: It compares the episodes of a group, which must have at least 2 of them.
         needs_critic: It reads ``inputs.values``, and returns the targets of the critic.
         whitens: Its advantages are whitened over all tokens of the step after it returned.
-        discounts: It reads ``options.gamma``; otherwise ``--gamma`` must be 1.
+        discounts: Without `options`: it reads ``options.gamma`` too.
         charges_kl: It subtracts ``inputs.kl``; otherwise a KL penalty must be part of the loss.
         length_neutral: It exists to treat short and long episodes alike, which ``--group-quorum`` would undo.
         needs_teacher: It teaches nothing by itself, so that ``--teacher`` must be given.
         token_baseline: Its baseline is made of tokens or turns of the group's episodes, so that one of which no token is trained
             (``--mask-truncated``) cannot be part of it.
         greedy_baseline: It reads ``inputs.baseline``: each task is also attempted greedily, in an episode that is not trained.
-        reads: Names of further options that it reads, such as ``pass_at_k``; the flags of the others are refused.
+
+    Raises:
+        TypeError: If `options` is no such class.
     """
     facts = EstimatorFacts(
+        options=checked_options(options or (DiscountedOptions if discounts else AdvantageOptions), AdvantageOptions),
         compares_group=compares_group,
         needs_critic=needs_critic,
         whitens=whitens,
-        discounts=discounts,
         charges_kl=charges_kl,
         length_neutral=length_neutral,
         needs_teacher=needs_teacher,
         token_baseline=token_baseline,
         greedy_baseline=greedy_baseline,
-        reads=reads,
     )
+    if discounts and not facts.discounts:
+        raise TypeError(f"discounts=True, and options={facts.options.__name__} has no gamma; inherit from DiscountedOptions")
     return _stated(function, facts)
 
 
@@ -122,38 +140,59 @@ def policy_loss(function: F, /) -> F: ...
 @overload
 def policy_loss(
     *,
+    options: type[Any] | None = ...,
     single_update: bool = ...,
-    dual_clip: bool = ...,
     clip: tuple[float, float] | None = ...,
     selects: Callable[..., Any] | None = ...,
-    reads: tuple[str, ...] = ...,
 ) -> Callable[[F], F]: ...
 def policy_loss(
     function: F | None = None,
     /,
     *,
+    options: type[Any] | None = None,
     single_update: bool = False,
-    dual_clip: bool = False,
     clip: tuple[float, float] | None = (0.2, 0.2),
     selects: Callable[..., Any] | None = None,
-    reads: tuple[str, ...] = (),
 ) -> Any:
-    """Make a function of (`LossInputs`, `LossOptions`) a policy loss.
+    """Make a function of (`LossInputs`, options) a policy loss.
 
     The function returns the loss of every action token, or `TokenLosses`.
 
     Args:
         function: The function, where the decorator is written without parentheses.
-        single_update: It has no ratio of new to old policy, and is right for one update per batch only.
-        dual_clip: It reads ``options.dual_clip``; otherwise ``--dual-clip`` is refused.
-        clip: The defaults of ``options.eps_clip_low`` and ``options.eps_clip_high``; `None` if it reads neither, and both flags are
+        options: Class of its options, a frozen dataclass; by default `LossOptions`, the two bounds of the ratio. Flags of other losses are
             refused.
-        selects: A function of (`LossInputs`, `LossOptions`) that marks tokens of the whole batch before the first update, in a bool tensor.
+        single_update: It has no ratio of new to old policy, and is right for one update per batch only.
+        clip: Without `options`: the defaults of ``options.eps_clip_low`` and ``options.eps_clip_high``; `None` if it reads neither.
+        selects: A function of (`LossInputs`, options) that marks tokens of the whole batch before the first update, in a bool tensor.
             The loss finds them in ``inputs.selected``.
-        reads: Names of further options that it reads, such as ``cov_share``; the flags of the others are refused.
+
+    Raises:
+        TypeError: If `options` is no such class.
     """
-    facts = LossFacts(single_update=single_update, dual_clip=dual_clip, clip=clip, selects=selects, reads=reads)
+    facts = LossFacts(options=checked_options(options or clip_options(clip)), single_update=single_update, selects=selects)
     return _stated(function, facts)
+
+
+@overload
+def off_policy_correction(function: F, /) -> F: ...
+@overload
+def off_policy_correction(*, options: type[Any] = ..., whole_batch: bool = ...) -> Callable[[F], F]: ...
+def off_policy_correction(function: F | None = None, /, *, options: type[Any] = NoOptions, whole_batch: bool = False) -> Any:
+    """Make a function of (`CorrectionInputs`, options) an off-policy correction.
+
+    The function returns the weight of every action token in the loss, or `TokenWeights`.
+
+    Args:
+        function: The function, where the decorator is written without parentheses.
+        options: Class of its options, a frozen dataclass; none by default. Flags of other corrections are refused.
+        whole_batch: It compares tokens of different rows, and is given the whole batch before the first update; others may be given a part
+            of the rows at a time.
+
+    Raises:
+        TypeError: If `options` is no such class.
+    """
+    return _stated(function, CorrectionFacts(options=checked_options(options), whole_batch=whole_batch))
 
 
 @overload
@@ -173,7 +212,7 @@ def group_filter(function: F | None = None, /, *, compares_group: bool = False) 
     return _stated(function, facts)
 
 
-def _stated(function: F | None, facts: EstimatorFacts | LossFacts | FilterFacts) -> Any:
+def _stated(function: F | None, facts: EstimatorFacts | LossFacts | CorrectionFacts | FilterFacts) -> Any:
     """Keep the facts with the function; without one, return the decorator that does."""
     if function is None:
         return lambda decorated: _stated(decorated, facts)
@@ -193,6 +232,7 @@ class Kind:
 
 ESTIMATOR = Kind("--advantage-estimator", "advantage_estimator", EstimatorFacts, ("inputs", "options"))
 LOSS = Kind("--policy-loss", "policy_loss", LossFacts, ("inputs", "options"))
+CORRECTION = Kind("--off-policy", "off_policy_correction", CorrectionFacts, ("inputs", "options"))
 FILTER = Kind("--group-filter", "group_filter", FilterFacts, ("group",))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.assets import tiny_model_path
 from agentrl.config.load import Command
 from agentrl.config.schema import PlaySettings, SamplingConfig
-from agentrl.core.ranges import Count, Positive
+from agentrl.core.settings import Count, Positive
 
 
 class Severity(StrEnum):

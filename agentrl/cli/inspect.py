@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from agentrl.core.errors import ConfigError
-from agentrl.core.ranges import CountOrZero
+from agentrl.core.settings import CountOrZero
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
 from agentrl.inspect.episodes import SORTS, Choice, Pieces, make_table, show_episode, show_run, show_table
 from agentrl.inspect.export import export, plot_rewards

@@ -12,7 +12,7 @@ from agentrl.config.commands import TRAIN
 from agentrl.config.load import TYRO, read_flags
 from agentrl.config.model_shape import find_shape
 from agentrl.core.errors import ConfigError
-from agentrl.core.ranges import Count, Positive
+from agentrl.core.settings import Count, Positive
 from agentrl.profile.memory import GIB
 from agentrl.profile.plan import Hardware, Workload, divide, make_plan, plan_lines
 

@@ -9,7 +9,7 @@ import tyro
 
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.core.ranges import Count, CountOrZero
+from agentrl.core.settings import Count, CountOrZero
 from agentrl.flow import flow_settings
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
 from agentrl.profile.recorded import Recorded, read_recorded

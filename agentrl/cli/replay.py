@@ -15,7 +15,7 @@ import tyro
 
 from agentrl.api.background import run_until_signal
 from agentrl.core.errors import ConfigError
-from agentrl.core.ranges import Count
+from agentrl.core.settings import Count
 from agentrl.inspect.directory import Record, RunDirectory
 from agentrl.track.text import Screen, counted
 

@@ -11,7 +11,7 @@ import tyro
 from agentrl.api.background import run_until_signal
 from agentrl.config.reward import reward_model_facts
 from agentrl.core.errors import ConfigError
-from agentrl.core.ranges import Count, CountOrZero
+from agentrl.core.settings import Count, CountOrZero
 
 MAX_PORT = 65_535
 

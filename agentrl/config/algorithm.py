@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from agentrl.config.sections import Alias, UserFile
 from agentrl.core.errors import ConfigError
-from agentrl.core.ranges import Count, CountOrZero, Fraction, NonNegative, Positive
+from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, UserFile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,24 +1,27 @@
 """Rules about the algorithm: its parts fit together, to each other and to the groups that are sampled.
 
-The facts of estimators, losses and filters stand beside their functions; a user's own file is imported here, before anything heavy.
+The facts of estimators, losses, corrections and filters stand beside their functions; a user's own file is imported here, before anything
+heavy.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
+from agentrl.algo import facts
+from agentrl.algo.corrections import CORRECTIONS, correction_facts, find_correction, needs_whole_batch
 from agentrl.algo.estimators import ESTIMATORS, estimator_facts
 from agentrl.algo.filters import filter_facts
-from agentrl.algo.policy_losses import POLICY_LOSSES, loss_facts
-from agentrl.config.algorithm import AlgoConfig, has_ratios, named_weights
+from agentrl.algo.losses import POLICY_LOSSES, loss_facts
+from agentrl.algo.options import option_names
+from agentrl.config.algorithm import AlgoConfig, chosen_options, has_ratios
 from agentrl.config.flow import FlowConfig
 from agentrl.config.model_shape import read_shape
-from agentrl.config.reward import PenaltyConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag as flag_of
-from agentrl.config.sections import refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import cuda_device_count
 
@@ -43,26 +46,37 @@ def _discount_has_an_estimator(config: TrainConfig) -> None:
         raise ConfigError("--gamma", gamma, f"the estimator {name!r} has no discount", "Use 1, or --advantage-estimator reinforce or gae.")
 
 
-ESTIMATOR_OPTIONS = ("pass_at_k", "gdpo_weights")
-"""Settings that only the estimators that state them among what they read have use for."""
+KINDS = ((facts.ESTIMATOR, ESTIMATORS), (facts.LOSS, POLICY_LOSSES), (facts.CORRECTION, CORRECTIONS))
+"""Kinds of algorithms with options, and the built-in ones of each."""
 
 
-def _estimator_flags_have_their_estimator(config: TrainConfig) -> None:
+def _options_have_their_algorithm(config: TrainConfig) -> None:
+    """The flags of an algorithm that is not chosen have no effect, and those of the chosen one must go together."""
+    algo = config.algo
+    for kind, built_in in KINDS:
+        name = getattr(algo, kind.flag.removeprefix("--").replace("-", "_"))
+        chosen = facts.find(kind, name, built_in)
+        known = {other: option_names(facts.facts_of(function).options) for other, function in built_in.items()}
+        for option in dict.fromkeys(chain.from_iterable(known.values())):
+            value = getattr(algo, option)
+            if option not in option_names(facts.facts_of(chosen).options) and value != getattr(AlgoConfig, option):
+                others = [other for other, names in known.items() if option in names]
+                remedy = f"Leave it out, or use {kind.flag} {' or '.join(others if len(others) < 3 else others[:1])}."
+                raise ConfigError(flag_of(option), value, f"has no effect on {kind.flag} {name}", remedy)
+        chosen_options(algo, chosen)
+
+
+def _estimator_fits_the_rewards(config: TrainConfig) -> None:
     algo, n = config.algo, config.sampling.n_samples_per_prompt
-    stated = estimator_facts(algo.advantage_estimator)
-    for name in ESTIMATOR_OPTIONS:
-        value = getattr(algo, name)
-        if name not in stated.reads and value != getattr(AlgoConfig, name):
-            others = [other for other in ESTIMATORS if name in estimator_facts(other).reads]
-            problem, remedy = f"has no effect on --advantage-estimator {algo.advantage_estimator}", f"use {' or '.join(others)}"
-            raise ConfigError(flag_of(name), value, problem, f"Leave it out, or {remedy}.")
     if algo.pass_at_k is not None and algo.pass_at_k > n:
         raise ConfigError("--pass-at-k", algo.pass_at_k, f"exceeds --n-samples-per-prompt {n}", f"Use at most {n}.")
-    named_weights(algo.gdpo_weights)
-    if "gdpo_weights" in stated.reads:
-        problem = f"changes the reward, and --advantage-estimator {algo.advantage_estimator} reads its components"
-        penalties = ("overlong_buffer", "stop_properly_penalty")
-        refuse_set(config.penalty, penalties, problem, "Leave it out, or return the penalty as a component.")
+    if "gdpo_weights" not in option_names(estimator_facts(algo.advantage_estimator).options):
+        return
+    for name in ("overlong_buffer", "stop_properly_penalty"):
+        value = getattr(algo, name)
+        if value != getattr(AlgoConfig, name):
+            problem = f"changes the reward, and --advantage-estimator {algo.advantage_estimator} reads its components"
+            raise ConfigError(flag_of(name), value, problem, "Leave it out, or return the penalty as a component.")
 
 
 def _the_greedy_episode_is_played(config: TrainConfig) -> None:
@@ -143,24 +157,6 @@ def _entropy_step_has_a_target(config: TrainConfig) -> None:
         raise ConfigError("--entropy-coef-step", algo.entropy_coef_step, problem, "Give --entropy-target too, for example 0.2.")
 
 
-LOSS_OPTIONS = ("ipo_kl_coef", "sapo_tau_positive", "sapo_tau_negative", "cov_share", "clip_cov_range", "kl_cov_coef")
-"""Settings that only the losses that state them among what they read have use for."""
-
-
-def _loss_flags_have_their_loss(config: TrainConfig) -> None:
-    algo, stated = config.algo, loss_facts(config.algo.policy_loss)
-    known = {"dual_clip": stated.dual_clip, "eps_clip_low": stated.clip is not None, "eps_clip_high": stated.clip is not None}
-    for name, used in (known | {name: name in stated.reads for name in LOSS_OPTIONS}).items():
-        value = getattr(algo, name)
-        if not used and value != getattr(AlgoConfig, name):
-            others = [loss for loss in POLICY_LOSSES if name in loss_facts(loss).reads] or ["ppo"]
-            remedy = f"Leave it out, or use --policy-loss {' or '.join(others)}."
-            raise ConfigError(flag_of(name), value, f"has no effect on --policy-loss {algo.policy_loss}", remedy)
-    low, high = algo.clip_cov_range
-    if low >= high:
-        raise ConfigError("--clip-cov-range", algo.clip_cov_range, "holds no covariance", "Give the smaller bound first, for example 1 5.")
-
-
 def _kl_in_the_loss_has_a_gradient(config: TrainConfig) -> None:
     if config.algo.kl_bias_correction and not config.algo.use_kl_loss:
         problem = "weighs the KL penalty in the loss, and this one is in the reward"
@@ -192,11 +188,14 @@ def _interpolation_saves_a_pass(config: TrainConfig) -> None:
     algo = config.algo
     if not algo.interpolate_old_logprobs:
         return
+    correction = find_correction(algo.off_policy)
+    whole = needs_whole_batch(correction, chosen_options(algo, correction))
+    judge = f"--off-policy {algo.off_policy}" if correction_facts(algo.off_policy).whole_batch else "M2PO"
     problems = (
         (algo.ppo_epochs * algo.mini_batches == 1, "saves nothing with one update per batch", "Leave it out, or raise --mini-batches."),
         (algo.reuse_behaviour_logprobs, "does not go with --reuse-behaviour-logprobs", "Leave out one of the two."),
         (algo.init_kl_coef and not algo.use_kl_loss, "comes too late for a KL penalty in the reward", "Add --use-kl-loss."),
-        (algo.off_policy == "m2po" or algo.m2po_tau, "is made per micro-batch, and M2PO judges the whole batch", "Use --off-policy tis."),
+        (whole, f"is made per micro-batch, and {judge} judges the whole batch", "Use --off-policy tis."),
         (algo.aux_loss_coef, "saves nothing: --aux-loss-coef needs the same forward pass", "Leave it out."),
         (algo.top_entropy_share < 1.0, "saves nothing: --top-entropy-share needs the same forward pass", "Leave it out."),
         (loss_facts(algo.policy_loss).selects, f"comes too late for --policy-loss {algo.policy_loss}", "Leave it out."),
@@ -210,7 +209,7 @@ def _length_penalties_fit(config: TrainConfig) -> None:
     buffer, factor, budget = config.penalty.overlong_buffer, config.penalty.overlong_penalty, config.rollout.max_new_tokens
     if buffer > budget:
         raise ConfigError("--overlong-buffer", buffer, f"exceeds --max-new-tokens {budget}", f"Use at most {budget}.")
-    if not buffer and factor != PenaltyConfig.overlong_penalty:
+    if not buffer and factor != AlgoConfig.overlong_penalty:
         raise ConfigError("--overlong-penalty", factor, "has no effect without a buffer", f"Give --overlong-buffer, up to {budget}.")
 
 
@@ -225,7 +224,7 @@ def _baseline_may_lack_truncated(config: TrainConfig) -> None:
     problems = (
         (not algo.mask_truncated, "has no effect while truncated episodes are trained", "Add --mask-truncated."),
         (not estimator_facts(name).compares_group, f"has no effect: {name!r} has no baseline of a group", "Leave it out."),
-        (config.penalty.stop_properly_penalty is not None, "leaves --stop-properly-penalty without effect", "Leave out one of the two."),
+        (algo.stop_properly_penalty is not None, "leaves --stop-properly-penalty without effect", "Leave out one of the two."),
     )
     for wrong, problem, remedy in problems:
         if wrong:
@@ -317,13 +316,13 @@ def _experts_can_be_replayed(config: TrainConfig) -> None:
 ALGORITHM_RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _groups_can_be_compared,
     _discount_has_an_estimator,
-    _estimator_flags_have_their_estimator,
+    _options_have_their_algorithm,
+    _estimator_fits_the_rewards,
     _the_greedy_episode_is_played,
     _kl_penalty_has_a_place,
     _a_teacher_can_be_heard,
     _critic_fits_the_estimator,
     _loss_without_ratio_updates_once,
-    _loss_flags_have_their_loss,
     _kl_in_the_loss_has_a_gradient,
     _entropy_step_has_a_target,
     _corrections_have_a_ratio,

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Gt, Le
 
 from agentrl.config.engine_args import workers_per_engine
-from agentrl.config.sections import Alias, ResumeMayChange, UserFile
-from agentrl.core.ranges import Count, CountOrZero, NonNegative, Positive
+from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, ResumeMayChange, UserFile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from agentrl.config.schema import EvalConfig, PlaySettings, SamplingConfig
-from agentrl.config.sections import Record, ResumeMayChange
-from agentrl.core.ranges import Count, CountOrZero, NonNegative
+from agentrl.config.sections import Record
+from agentrl.core.settings import Count, CountOrZero, NonNegative, ResumeMayChange
 
 
 @dataclass(frozen=True, kw_only=True)

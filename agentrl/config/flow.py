@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 import tyro
 from annotated_types import Ge, Gt, Le
 
-from agentrl.config.sections import Alias, ResumeMayChange, UserFile
-from agentrl.core.ranges import Count, Fraction, NonNegative
+from agentrl.core.settings import Alias, Count, Fraction, NonNegative, ResumeMayChange, UserFile
 
 
 @dataclass(frozen=True, kw_only=True)

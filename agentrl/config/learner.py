@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Lt
 
-from agentrl.config.sections import Alias, ResumeMayChange
-from agentrl.core.ranges import Count, CountOrZero, Fraction, NonNegative, Positive
+from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
 
 
 @dataclass(frozen=True, kw_only=True)

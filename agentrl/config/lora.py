@@ -8,8 +8,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from agentrl.config.sections import Alias
-from agentrl.core.ranges import Count, CountOrZero
+from agentrl.core.settings import Alias, Count, CountOrZero
 
 ALL_LINEAR = "all-linear"
 NATIVE_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from agentrl.config.lora import holds_adapter
-from agentrl.config.sections import Alias
 from agentrl.core.errors import ConfigError
-from agentrl.core.ranges import Count, CountOrZero, NonNegative, Positive
+from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive
 
 FLAG = "--reward-model"
 HEADS = ("score", "value_head", "reward_head", "v_head")

@@ -21,8 +21,19 @@ from agentrl.config.flow import FlowConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.reward import PenaltyConfig, RewardConfig
-from agentrl.config.sections import Alias, Record, ResumeMayChange, UserFile
-from agentrl.core.ranges import Count, CountOrZero, Fraction, NonNegative, Positive, Temperature, TemperatureOrZero
+from agentrl.config.sections import Record
+from agentrl.core.settings import (
+    Alias,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Positive,
+    ResumeMayChange,
+    Temperature,
+    TemperatureOrZero,
+    UserFile,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,30 +18,11 @@ from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agentrl.core.errors import ConfigError
+from agentrl.core.settings import Alias, ResumeMayChange
 
 Record = Literal["none", "sample", "all"]
 
 Sections = TypeVar("Sections")
-
-
-class ResumeMayChange:
-    """Marks a setting that a resumed run may have otherwise: it decides where and how fast the run goes, not what is learnt."""
-
-
-class UserFile:
-    """Marks a setting that may name a function or class of a file, ``file.py:name``, or several of them."""
-
-
-class Alias:
-    """Further flags for a setting, names of other systems mostly; one that names several settings sets all of them.
-
-    Attributes:
-        flags: The flags.
-        command: The command that has them; empty: every command with the setting.
-    """
-
-    def __init__(self, *flags: str, command: str = "") -> None:
-        self.flags, self.command = flags, command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

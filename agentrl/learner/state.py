@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.entropy import EntropyController
-from agentrl.algo.estimators import find_estimator
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import KLController
-from agentrl.algo.policy_losses import find_loss
 from agentrl.config.model_shape import text_part
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, derive_seed
-from agentrl.learner.algorithm import Algorithm
 from agentrl.learner.annotations import recorded_trajectories
 from agentrl.learner.attention import KERNELS, Kernel, choose_kernel, register, separate_rows
 from agentrl.learner.batch import collate
@@ -33,6 +30,7 @@ from agentrl.learner.replay import replay_routers
 from agentrl.learner.sequence import run_together
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.step import Models, TrainingStep
+from agentrl.learner.targets import Algorithm, load_algorithm
 
 
 class LearnerState:
@@ -112,13 +110,12 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
     """Load every model the algorithm needs and no other.
 
     Raises:
-        ConfigError: If a load-balancing loss is asked for and the model has no experts, or a user's estimator or loss cannot be used.
+        ConfigError: If a load-balancing loss is asked for and the model has no experts, or a user's algorithm cannot be used.
     """
     torch.manual_seed(derive_seed(settings.seed, "learner"))
     config, algo, bf16 = settings.learner, settings.algo, settings.bf16
     _layers_can_be_divided(settings)
-    # Before any model is loaded, which may take minutes: a user's file may be at fault.
-    algorithm = Algorithm(estimator=find_estimator(algo.advantage_estimator), loss=find_loss(algo.policy_loss))
+    algorithm = load_algorithm(algo)
     options = deepspeed_config(config, bf16=bf16)
     model = load_model(settings, options, trained=True)
     if algo.aux_loss_coef:

@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.advantages import Advantages
+from agentrl.algo.corrections import compute_correction, needs_whole_batch
 from agentrl.algo.estimators import compute_advantages
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import approximate_kl
-from agentrl.algo.losses import Denominators, LossInputs, aggregate, shares, value_loss
-from agentrl.algo.off_policy import interpolate_old, off_policy_correction
-from agentrl.algo.policy_losses import compute_policy_loss, select_tokens
+from agentrl.algo.losses import compute_policy_loss, select_tokens
+from agentrl.algo.off_policy import CorrectionInputs, interpolate_old
 from agentrl.algo.selection import high_entropy
 from agentrl.algo.statistics import record_means
+from agentrl.algo.token_losses import Denominators, LossInputs, aggregate, shares, value_loss
 from agentrl.core.metrics import MetricSums
-from agentrl.learner.algorithm import Algorithm, advantage_options, loss_options
+from agentrl.core.types import derive_seed
 from agentrl.learner.annotations import Annotator
 from agentrl.learner.attention import KERNELS, Kernel
 from agentrl.learner.batch import Batch, advantage_inputs, describe_batch
@@ -35,7 +36,7 @@ from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import describe_replay
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.sharding import plan_updates
-from agentrl.learner.targets import Anchor, CriticTargets, Update, UpdateTargets, correction_options
+from agentrl.learner.targets import Algorithm, Anchor, CriticTargets, Update, UpdateTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,7 @@ class TrainingStep:
         self.host, self.batch = batch, batch.to(ranks.device)
         self.step, self.models, self.algorithm, self.settings, self.ranks = step, models, algorithm, settings, ranks
         self.algo, self.kl_coefficient, self.entropy_coefficient = settings.algo, kl_coefficient, entropy_coefficient
-        self.off_policy = correction_options(settings)
-        self.loss_options = loss_options(settings, algorithm.loss, step)
+        self.loss_seed = derive_seed(settings.seed, "loss", step)
         self.episode_length = self.batch.episode_length().to(torch.float32)
         self.same_version = self.batch.versions == step
         self.warmup = settings.learner.critic_warmup_steps if models.critic is not None else 0
@@ -186,8 +186,8 @@ class TrainingStep:
         return gap
 
     def _select(self, old: Tensor, advantages: Tensor) -> Tensor | None:
-        inputs = LossInputs(new=old, old=old, advantages=advantages, sequence=self.batch.row)
-        return select_tokens(self.algorithm.loss, inputs, self.loss_options)
+        inputs = LossInputs(new=old, old=old, advantages=advantages, sequence=self.batch.row, seed=self.loss_seed)
+        return select_tokens(self.algorithm.loss, inputs, self.algorithm.loss_options)
 
     def _anchor(self, updates: Sequence[Update]) -> Anchor:
         """Score the batch with the policy, if anything must be known of it before the update.
@@ -237,18 +237,24 @@ class TrainingStep:
     def _anchor_is_needed(self, updates: Sequence[Update]) -> bool:
         several = len(updates) * self.algo.ppo_epochs > 1 and not self.algo.interpolate_old_logprobs
         in_reward = self.models.teacher is not None or (self.models.reference is not None and not self.algo.use_kl_loss)
-        whole = self.off_policy.m2po_tau is not None or facts_of(self.algorithm.loss).selects is not None
+        chosen = self.algorithm
+        whole = needs_whole_batch(chosen.correction, chosen.correction_options) or facts_of(chosen.loss).selects is not None
         return several or in_reward or self.frozen or whole
 
     def _advantages(self, values: Tensor | None, kl: Tensor | None) -> Advantages:
-        return compute_advantages(self.algorithm.estimator, advantage_inputs(self.batch, values, kl), advantage_options(self.algo))
+        return compute_advantages(self.algorithm.estimator, advantage_inputs(self.batch, values, kl), self.algorithm.estimator_options)
 
     def _weigh(self, old: Tensor, actions: Tensor, advantages: Tensor, *, record: bool) -> Tensor:
         """Off-policy weights of some action tokens, which must be whole rows. # [a]."""
         batch = self.batch
-        correction = off_policy_correction(
-            old, batch.logprobs[actions], batch.row[actions], self.same_version[actions], advantages, self.off_policy
+        inputs = CorrectionInputs(
+            old=old,
+            behaviour=batch.logprobs[actions],
+            sequence=batch.row[actions],
+            same_version=self.same_version[actions],
+            advantages=advantages,
         )
+        correction = compute_correction(self.algorithm.correction, inputs, self.algorithm.correction_options)
         if record:
             self.stats.merge(correction.stats)
         return correction.weights
@@ -289,8 +295,8 @@ class TrainingStep:
         advantages = signals.advantages[at]
         old, weights = self._corrected(new.detach(), at, advantages, signals, done)
         selected = None if signals.selected is None else signals.selected[at]
-        inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=self.batch.row[at], selected=selected)
-        result = compute_policy_loss(self.algorithm.loss, inputs, self.loss_options)
+        inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=self.batch.row[at], selected=selected, seed=self.loss_seed)
+        result = compute_policy_loss(self.algorithm.loss, inputs, self.algorithm.loss_options)
         self.stats.merge(result.stats)
         self._record_mean("entropy", entropy)
         per_token = result.per_token * weights

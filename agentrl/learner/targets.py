@@ -1,15 +1,49 @@
-"""Parts of a training step: an update as a rank sees it, and what is known before the first one."""
+"""Parts of a training step: its algorithm, an update as a rank sees it, and what is known before the first one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from agentrl.algo.losses import Denominators
-from agentrl.algo.off_policy import OffPolicyOptions, off_policy_options
+from agentrl.algo.advantages import AdvantageOptions, Estimator
+from agentrl.algo.corrections import find_correction
+from agentrl.algo.estimators import find_estimator
+from agentrl.algo.losses import find_loss
+from agentrl.algo.off_policy import OffPolicyCorrection
+from agentrl.algo.token_losses import Denominators, PolicyLoss
+from agentrl.config.algorithm import AlgoConfig, chosen_options
 from agentrl.learner.layout import MicroBatch
-from agentrl.learner.settings import LearnerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """The functions that make a loss of rewards, each with its options."""
+
+    estimator: Estimator  # advantage estimator
+    estimator_options: AdvantageOptions
+    loss: PolicyLoss  # policy loss
+    loss_options: Any
+    correction: OffPolicyCorrection  # off-policy correction
+    correction_options: Any
+
+
+def load_algorithm(algo: AlgoConfig) -> Algorithm:
+    """Import the algorithm, once, so that a user's file may change while the run goes on.
+
+    Raises:
+        ConfigError: If a user's estimator, loss or correction cannot be used.
+    """
+    estimator, loss, correction = find_estimator(algo.advantage_estimator), find_loss(algo.policy_loss), find_correction(algo.off_policy)
+    return Algorithm(
+        estimator=estimator,
+        estimator_options=chosen_options(algo, estimator),
+        loss=loss,
+        loss_options=chosen_options(algo, loss),
+        correction=correction,
+        correction_options=chosen_options(algo, correction),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,16 +84,3 @@ class Anchor:
     old: Tensor | None = None  # as in `UpdateTargets`
     chosen: Tensor | None = None  # as in `UpdateTargets`
     entropies: Tensor | None = None  # [A]: entropies of the policy
-
-
-def correction_options(settings: LearnerSettings) -> OffPolicyOptions:
-    """The off-policy preset with what was set explicitly in its place."""
-    algo = settings.algo
-    return off_policy_options(
-        algo.off_policy,
-        level=algo.off_policy_level,
-        mode=algo.off_policy_mode,
-        bounds=algo.off_policy_range,
-        opsm_delta=algo.opsm_delta,
-        m2po_tau=algo.m2po_tau,
-    )

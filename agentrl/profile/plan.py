@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentrl.config.model_shape import ModelShape, read_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, flag
-from agentrl.core.ranges import Count, NonNegative
+from agentrl.core.settings import Count, NonNegative
 from agentrl.profile.memory import CONTEXT, ENGINE_EXTRA, GIB, EnginePlan, engine_plan, host_bytes, learner_parts, parts_beside_engine
 from agentrl.track.text import counted
 

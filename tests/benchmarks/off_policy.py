@@ -25,10 +25,12 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
+from agentrl.algo.corrections import compute_correction, correction_facts
 from agentrl.algo.estimators import compute_advantages
-from agentrl.algo.losses import LossInputs, LossOptions
-from agentrl.algo.off_policy import interpolate_old, off_policy_correction, off_policy_options
-from agentrl.algo.policy_losses import compute_policy_loss
+from agentrl.algo.losses import compute_policy_loss
+from agentrl.algo.losses.ppo import PpoOptions
+from agentrl.algo.off_policy import CorrectionInputs, interpolate_old
+from agentrl.algo.token_losses import LossInputs
 from tests.benchmarks._runs import ROOT
 
 BOUNDS = (0, 1, 4, 16)
@@ -117,9 +119,10 @@ def loss_of(name: str, parameters: Parameters, batch: Samples, advantages: Tenso
     row = torch.arange(len(new)) // LENGTH
     same = torch.full((len(new),), batch.version == int(step))
     preset = {"tis, interpolated": "tis", "behaviour ratio": "none"}.get(name, name)
-    correction = off_policy_correction(start, behaviour, row, same, chosen, off_policy_options(preset))
+    weighed = CorrectionInputs(old=start, behaviour=behaviour, sequence=row, same_version=same, advantages=chosen)
+    correction = compute_correction(preset, weighed, correction_facts(preset).options())
     inputs = LossInputs(new=new, old=start, advantages=chosen, sequence=row)
-    per_token = compute_policy_loss("ppo", inputs, LossOptions()).per_token
+    per_token = compute_policy_loss("ppo", inputs, PpoOptions()).per_token
     return (per_token * correction.weights).sum() * SEEDS / len(new)
 
 

@@ -25,6 +25,7 @@ NAMES = [
     "CheckpointWritten",
     "Completion",
     "ConfigError",
+    "CorrectionInputs",
     "DataError",
     "Engine",
     "EngineError",
@@ -63,6 +64,7 @@ NAMES = [
     "StepState",
     "Task",
     "TokenLosses",
+    "TokenWeights",
     "ToolEnv",
     "advantage_estimator",
     "advantages",
@@ -76,6 +78,7 @@ NAMES = [
     "judge",
     "load_run",
     "open_runtime",
+    "off_policy_correction",
     "policy_loss",
     "remote_reward",
     "run_python",
@@ -146,22 +149,22 @@ def test_methods_of_an_agent() -> None:
 def test_signatures_of_algorithms() -> None:
     signatures = {
         "advantage_estimator": [
-            *("compares_group", "needs_critic", "whitens", "discounts", "charges_kl", "length_neutral"),
-            *("needs_teacher", "token_baseline", "greedy_baseline", "reads"),
+            *("options", "compares_group", "needs_critic", "whitens", "discounts", "charges_kl", "length_neutral"),
+            *("needs_teacher", "token_baseline", "greedy_baseline"),
         ],
-        "policy_loss": ["single_update", "dual_clip", "clip", "selects", "reads"],
+        "policy_loss": ["options", "single_update", "clip", "selects"],
+        "off_policy_correction": ["options", "whole_batch"],
         "group_filter": ["compares_group"],
     }
     assert {name: list(inspect.signature(getattr(agentrl, name)).parameters)[1:] for name in signatures} == signatures
     fields = {
         "AdvantageInputs": ["token_rewards", "episode", "group", "rewards", "values", "kl", "turn", "parts", "baseline"],
-        "AdvantageOptions": ["gamma", "gae_lambda", "advantage_std_norm", "reward_clip_range", "pass_at_k", "gdpo_weights"],
+        "AdvantageOptions": ["advantage_std_norm", "reward_clip_range"],
         "Advantages": ["advantages", "returns"],
-        "LossInputs": ["new", "old", "advantages", "sequence", "selected"],
-        "LossOptions": [
-            *("eps_clip_low", "eps_clip_high", "dual_clip", "ipo_kl_coef", "sapo_tau_positive", "sapo_tau_negative"),
-            *("cov_share", "clip_cov_range", "kl_cov_coef", "seed"),
-        ],
+        "LossInputs": ["new", "old", "advantages", "sequence", "selected", "seed"],
+        "LossOptions": ["eps_clip_low", "eps_clip_high"],
+        "CorrectionInputs": ["old", "behaviour", "sequence", "same_version", "advantages"],
+        "TokenWeights": ["weights", "keep", "bounded"],
         "TokenLosses": ["per_token", "ratio", "clipped", "metrics"],
         "GroupSummary": ["group_id", "members", "versions", "seconds", "records", "requests", "greedy", "worker"],
     }

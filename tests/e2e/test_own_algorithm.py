@@ -1,4 +1,4 @@
-"""An estimator, a loss and a filter of a user's own file train as built-in ones do, bit by bit."""
+"""An estimator, a loss, a correction and a filter of a user's own file train as built-in ones do, bit by bit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from tests.e2e.runs import ROOT, SMALL, Run, succeeded, train
 
 EXAMPLE = ROOT / "examples" / "own_algorithm.py"
 FLAGS = (*SMALL, "--num-steps", "2", "--record", "none", "--no-tensorboard", "--mini-batches", "2")
-BUILT_IN = ("--advantage-estimator", "group_norm", "--policy-loss", "ppo", "--dynamic-filtering")
+BUILT_IN = ("--advantage-estimator", "group_norm", "--policy-loss", "ppo", "--off-policy", "icepop", "--dynamic-filtering")
 OWN = (
     *("--advantage-estimator", f"{EXAMPLE.relative_to(ROOT)}:group_advantages"),
     *("--policy-loss", f"{EXAMPLE.relative_to(ROOT)}:clipped_loss"),
+    *("--off-policy", f"{EXAMPLE.relative_to(ROOT)}:agreeing_tokens"),
     *("--group-filter", f"{EXAMPLE.relative_to(ROOT)}:mixed_results"),
 )
 
@@ -34,6 +35,7 @@ def test_own_functions_equal_to_the_built_in_ones_give_the_same_weights(tmp_path
     assert (own.directory / "plugins" / EXAMPLE.name).read_text() == EXAMPLE.read_text()
     algo = json.loads((own.directory / "config.json").read_text())["algo"]
     assert algo["advantage_estimator"] == f"{EXAMPLE}:group_advantages"
+    assert algo["off_policy"] == f"{EXAMPLE}:agreeing_tokens"
 
 
 @pytest.mark.slow

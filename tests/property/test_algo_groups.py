@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
+from agentrl.algo.advantages import AdvantageInputs
 from agentrl.algo.estimators import ESTIMATORS, compute_advantages
+from tests.unit.algo.chosen import estimator_options
 
 BALANCED = ["rloo", "group_norm", "dr_grpo"]
 LOCAL = [*BALANCED, "pass_at_k"]
 BY_LENGTH = ["opo", "turn_norm", "remax"]
 WHITENED = ["gae", "turn_gae", "reinforce", "reinforce_baseline"]
-OPTIONS = AdvantageOptions(gae_lambda=0.9)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def run(name: str, episodes: list[Episode]) -> list[Tensor]:
         },
     )
     inputs = replace(inputs, baseline=inputs.group.float() - 1.0)
-    return list(compute_advantages(name, inputs, OPTIONS).advantages.split(lengths))
+    return list(compute_advantages(name, inputs, estimator_options(name, gae_lambda=0.9)).advantages.split(lengths))
 
 
 def same(left: list[Tensor], right: list[Tensor]) -> None:

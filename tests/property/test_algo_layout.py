@@ -11,13 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.algo.losses import AGGREGATIONS, Denominators, LossInputs, LossOptions, aggregate
-from agentrl.algo.off_policy import PRESETS, off_policy_correction, off_policy_options
-from agentrl.algo.policy_losses import POLICY_LOSSES, compute_policy_loss, select_tokens
+from agentrl.algo.corrections import CORRECTIONS, compute_correction
+from agentrl.algo.losses import POLICY_LOSSES, compute_policy_loss, select_tokens
+from agentrl.algo.token_losses import AGGREGATIONS, Denominators, LossInputs, aggregate
 from agentrl.core.metrics import MetricSums
+from tests.unit.algo.chosen import correction_inputs, correction_options, loss_options
 
 CLASSES, FEATURES = 5, 4
-OPTIONS = LossOptions(eps_clip_low=0.1, eps_clip_high=0.15, dual_clip=1.5, cov_share=0.3, clip_cov_range=(-0.3, 1.0), ipo_kl_coef=0.1)
+OPTIONS = {
+    "eps_clip_low": 0.1,
+    "eps_clip_high": 0.15,
+    "dual_clip": 1.5,
+    "cov_share": 0.3,
+    "clip_cov_range": (-0.3, 1.0),
+    "ipo_kl_coef": 0.1,
+}
 NEWER = sorted(set(POLICY_LOSSES) - {"ppo", "gspo", "cispo", "reinforce"})
 
 
@@ -76,17 +84,17 @@ def loss_and_gradient(
     sizes = Denominators(tokens=len(batch.row), episodes=len(batch.episode_of_row.unique()), constant=11.0)
     stats, parts = MetricSums(), []
     whole = LossInputs(new=batch.old, old=batch.old, advantages=batch.advantages, sequence=batch.row)
-    selected = select_tokens(POLICY_LOSSES[name], whole, OPTIONS)
+    options = loss_options(name, **OPTIONS)
+    selected = select_tokens(POLICY_LOSSES[name], whole, options)
     for rows in micro_batches:
         at, sequence = batch.take(rows)
         logits = batch.features[at] @ theta
         new = logits.log_softmax(-1)[torch.arange(len(at)), batch.actions[at]]
         chosen = None if selected is None else selected[at]
         inputs = LossInputs(new=new, old=batch.old[at], advantages=batch.advantages[at], sequence=sequence, selected=chosen)
-        result = compute_policy_loss(name, inputs, OPTIONS)
-        correction = off_policy_correction(
-            batch.old[at], batch.behaviour[at], sequence, batch.advantages[at] > 0.3, batch.advantages[at], off_policy_options(preset)
-        )
+        result = compute_policy_loss(name, inputs, options)
+        weighed = correction_inputs(batch.old[at], batch.behaviour[at], sequence, batch.advantages[at] > 0.3, batch.advantages[at])
+        correction = compute_correction(preset, weighed, correction_options(preset))
         parts.append(
             aggregate(result.per_token * correction.weights, episode_length=batch.episode_length[at], mode=mode, denominators=sizes)
         )
@@ -120,7 +128,7 @@ def test_gradient_is_invariant_to_order_micro_batches_and_shards(name: str, mode
     assert cut[2] == pytest.approx(whole[2], rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"m2po"}))
+@pytest.mark.parametrize("preset", sorted(set(CORRECTIONS) - {"m2po"}))
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), layout=layouts())
 def test_corrections_and_their_diagnostics_are_invariant(preset: str, seed: int, layout: list[list[int]]) -> None:

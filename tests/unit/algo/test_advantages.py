@@ -3,9 +3,12 @@ import math
 import pytest
 import torch
 
-from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, whiten
+from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, DiscountedOptions, whiten
 from agentrl.algo.estimators import ESTIMATORS, compute_advantages
+from agentrl.algo.estimators.gae import GaeOptions
+from agentrl.config.commands import load_config
 from agentrl.core.errors import BatchError, ConfigError
+from tests.unit.algo.chosen import estimator_options
 from tests.unit.algo.ragged import outcome_inputs, ragged
 
 LENGTHS = torch.tensor([3, 4, 5, 6])
@@ -43,7 +46,7 @@ def single(token_rewards: list[float], **extra: torch.Tensor) -> AdvantageInputs
     ],
 )
 def test_golden_values(name: str, expected: list[float]) -> None:
-    result = compute_advantages(name, outcome([1.0, 0.0, 1.0, 1.0]), AdvantageOptions())
+    result = compute_advantages(name, outcome([1.0, 0.0, 1.0, 1.0]), estimator_options(name))
     torch.testing.assert_close(result.advantages, torch.tensor(expected, dtype=torch.float32)[EPISODE], rtol=0, atol=1e-4)
 
 
@@ -56,7 +59,7 @@ def test_gae_by_hand_crosses_turns_but_not_episodes() -> None:
         rewards=torch.tensor([3.0, 5.0]),
         values=values,
     )
-    result = compute_advantages("gae", inputs, AdvantageOptions(gamma=0.9, gae_lambda=0.5))
+    result = compute_advantages("gae", inputs, estimator_options("gae", gamma=0.9, gae_lambda=0.5))
     third = 2.0 - 0.3
     second = 1.0 + 0.9 * 0.3 - 0.4 + 0.45 * third
     first = 0.0 + 0.9 * 0.4 - 0.5 + 0.45 * second
@@ -68,7 +71,7 @@ def test_gae_by_hand_crosses_turns_but_not_episodes() -> None:
 
 def test_gae_with_lambda_one_and_no_values_is_reinforce() -> None:
     inputs = outcome([1.0, -2.0, 0.5, 3.0], values=torch.zeros(len(EPISODE)))
-    options = AdvantageOptions(gamma=0.95, gae_lambda=1.0)
+    options = GaeOptions(gamma=0.95, gae_lambda=1.0)
     torch.testing.assert_close(
         compute_advantages("gae", inputs, options).advantages, compute_advantages("reinforce", inputs, options).advantages
     )
@@ -76,7 +79,7 @@ def test_gae_with_lambda_one_and_no_values_is_reinforce() -> None:
 
 def test_turn_rewards_reach_only_the_tokens_before_them_in_reinforce() -> None:
     inputs = single([0.0, 1.0, 0.0, 2.0])
-    result = compute_advantages("reinforce", inputs, AdvantageOptions(advantage_std_norm=False))
+    result = compute_advantages("reinforce", inputs, estimator_options("reinforce", advantage_std_norm=False))
     torch.testing.assert_close(result.advantages, torch.tensor([3.0, 3.0, 2.0, 2.0]) - 2.5)
 
 
@@ -86,13 +89,13 @@ def test_group_estimators_see_only_the_total_of_the_turn_rewards(name: str) -> N
     token_rewards = spread.token_rewards.clone()
     token_rewards[0], token_rewards[2] = 0.25, 0.75
     moved = AdvantageInputs(token_rewards=token_rewards, episode=EPISODE, group=PAIRS, rewards=spread.rewards)
-    options = AdvantageOptions()
+    options = estimator_options(name)
     assert torch.equal(compute_advantages(name, spread, options).advantages, compute_advantages(name, moved, options).advantages)
 
 
 def test_reinforce_baseline_discounts_the_excess_and_the_kl_from_the_end() -> None:
     kl = torch.full((len(EPISODE),), 0.1)
-    options = AdvantageOptions(gamma=0.5, advantage_std_norm=False)
+    options = DiscountedOptions(gamma=0.5, advantage_std_norm=False)
     result = compute_advantages("reinforce_baseline", outcome([1.0, 0.0, 1.0, 1.0], kl=kl), options).advantages
     first = [0.5 - 0.1]
     for _ in range(2):
@@ -102,13 +105,13 @@ def test_reinforce_baseline_discounts_the_excess_and_the_kl_from_the_end() -> No
 
 def test_an_episode_is_clipped_by_its_total_and_its_turns_are_scaled() -> None:
     inputs = single([0.0, 6.0, 0.0, 6.0])
-    options = AdvantageOptions(advantage_std_norm=False, reward_clip_range=(-1.0, 3.0))
+    options = DiscountedOptions(advantage_std_norm=False, reward_clip_range=(-1.0, 3.0))
     result = compute_advantages("reinforce", inputs, options)
     torch.testing.assert_close(result.advantages, torch.tensor([3.0, 3.0, 1.5, 1.5]) - 2.25)
 
 
 def test_rewards_are_clipped_before_the_baseline() -> None:
-    result = compute_advantages("dr_grpo", outcome([100.0, 0.0, -100.0, 0.0]), AdvantageOptions(reward_clip_range=(-1.0, 10.0)))
+    result = compute_advantages("dr_grpo", outcome([100.0, 0.0, -100.0, 0.0]), estimator_options("dr_grpo", reward_clip_range=(-1.0, 10.0)))
     torch.testing.assert_close(result.advantages[LAST], torch.tensor([5.0, -5.0, -0.5, 0.5]))
 
 
@@ -116,14 +119,14 @@ def test_group_norm_does_not_enlarge_rounding() -> None:
     """Rewards that differ by the last bit of float32 would have advantages of +-1.5; small rewards that really differ have."""
     one = torch.tensor(1.0)
     above = float(torch.nextafter(one, one + 1))
-    same = compute_advantages("group_norm", outcome([1.0, above, 1.0, 1.0]), AdvantageOptions())
+    same = compute_advantages("group_norm", outcome([1.0, above, 1.0, 1.0]), estimator_options("group_norm"))
     assert same.advantages.tolist() == [0.0] * len(EPISODE)
-    small = compute_advantages("group_norm", outcome([1e-4, 2e-4, 1e-4, 1e-4]), AdvantageOptions())
+    small = compute_advantages("group_norm", outcome([1e-4, 2e-4, 1e-4, 1e-4]), estimator_options("group_norm"))
     assert float(small.advantages.abs().max()) > 0.7
 
 
 def test_an_episode_inside_the_range_is_not_clipped_though_one_of_its_turns_is_outside() -> None:
-    options = AdvantageOptions(advantage_std_norm=False, reward_clip_range=(-10.0, 10.0))
+    options = DiscountedOptions(advantage_std_norm=False, reward_clip_range=(-10.0, 10.0))
     result = compute_advantages("reinforce", single([15.0, -10.0]), options)
     torch.testing.assert_close(result.advantages, torch.tensor([5.0, -10.0]) + 2.5)
 
@@ -131,15 +134,15 @@ def test_an_episode_inside_the_range_is_not_clipped_though_one_of_its_turns_is_o
 @pytest.mark.parametrize("name", GROUP_BASELINES)
 def test_kl_is_paid_from_each_token_on_after_the_baseline(name: str) -> None:
     kl = torch.linspace(0.0, 1.0, len(EPISODE))
-    plain = compute_advantages(name, outcome([1.0, 0.0, 1.0, 3.0]), AdvantageOptions()).advantages
-    charged = compute_advantages(name, outcome([1.0, 0.0, 1.0, 3.0], kl=kl), AdvantageOptions()).advantages
+    plain = compute_advantages(name, outcome([1.0, 0.0, 1.0, 3.0]), estimator_options(name)).advantages
+    charged = compute_advantages(name, outcome([1.0, 0.0, 1.0, 3.0], kl=kl), estimator_options(name)).advantages
     expected = torch.cat([part.flip(0).cumsum(0).flip(0) for part in kl.split(LENGTHS.tolist())])
     torch.testing.assert_close(plain - charged, expected)
 
 
 def test_kl_lowers_the_token_rewards_of_gae_and_is_not_clipped() -> None:
     kl = torch.tensor([50.0, 0.0])
-    options = AdvantageOptions(advantage_std_norm=False, reward_clip_range=(-1.0, 1.0))
+    options = GaeOptions(advantage_std_norm=False, reward_clip_range=(-1.0, 1.0))
     result = compute_advantages("gae", single([0.0, 1.0], kl=kl, values=torch.zeros(2)), options)
     assert result.returns is not None
     torch.testing.assert_close(result.returns, torch.tensor([1.0 - 50.0, 1.0]))
@@ -150,14 +153,14 @@ def test_kl_lowers_the_token_rewards_of_gae_and_is_not_clipped() -> None:
 def test_equal_rewards_and_lone_members_get_no_advantage(name: str, reward: float) -> None:
     """In float32 the mean of equal rewards is off by a rounding error, which a division by 1e-9 would blow up."""
     batch = ragged(0, groups=1, members=7)
-    equal = compute_advantages(name, outcome_inputs(batch, torch.full((7,), reward)), AdvantageOptions())
+    equal = compute_advantages(name, outcome_inputs(batch, torch.full((7,), reward)), estimator_options(name))
     assert float(equal.advantages.abs().max()) < 1e-6
-    lone = compute_advantages(name, outcome([reward, 2.0, 3.0, 4.0], group=torch.tensor([0, 1, 2, 3])), AdvantageOptions())
+    lone = compute_advantages(name, outcome([reward, 2.0, 3.0, 4.0], group=torch.tensor([0, 1, 2, 3])), estimator_options(name))
     assert float(lone.advantages.abs().max()) == 0.0
 
 
 def test_std_norm_can_be_switched_off() -> None:
-    options = AdvantageOptions(advantage_std_norm=False)
+    options = DiscountedOptions(advantage_std_norm=False)
     inputs = outcome([1.0, 0.0, 1.0, 1.0])
     torch.testing.assert_close(compute_advantages("group_norm", inputs, options).advantages[LAST], torch.tensor([0.5, -0.5, 0.0, 0.0]))
     returns = torch.tensor([1.0, 0.0, 1.0, 1.0])[EPISODE]
@@ -171,14 +174,14 @@ def test_whitening_clamps_the_variance() -> None:
 
 
 def test_group_numbers_need_not_be_dense() -> None:
-    near = compute_advantages("rloo", outcome([1.0, 0.0, 2.0, 1.0]), AdvantageOptions())
-    far = compute_advantages("rloo", outcome([1.0, 0.0, 2.0, 1.0], group=torch.tensor([70, 70, 5, 5])), AdvantageOptions())
+    near = compute_advantages("rloo", outcome([1.0, 0.0, 2.0, 1.0]), estimator_options("rloo"))
+    far = compute_advantages("rloo", outcome([1.0, 0.0, 2.0, 1.0], group=torch.tensor([70, 70, 5, 5])), estimator_options("rloo"))
     assert torch.equal(near.advantages, far.advantages)
 
 
 def test_advantages_carry_no_gradient() -> None:
     values = torch.zeros(len(EPISODE), requires_grad=True)
-    result = compute_advantages("gae", outcome([1.0, 0.0, 1.0, 1.0], values=values), AdvantageOptions())
+    result = compute_advantages("gae", outcome([1.0, 0.0, 1.0, 1.0], values=values), estimator_options("gae"))
     assert result.returns is not None
     assert not result.advantages.requires_grad
     assert not result.returns.requires_grad
@@ -189,12 +192,12 @@ def test_config_errors_name_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"--advantage-estimator = 'gpro'.*group_norm"):
         compute_advantages("gpro", inputs, AdvantageOptions())
     with pytest.raises(ConfigError, match="critic"):
-        compute_advantages("gae", inputs, AdvantageOptions())
+        compute_advantages("gae", inputs, estimator_options("gae"))
     with pytest.raises(ConfigError, match="--reward-clip-range"):
         AdvantageOptions(reward_clip_range=(0.5, 1.0))
     for name in [*GROUP_BASELINES, "grpo"]:
-        with pytest.raises(ConfigError, match="--gamma 1"):
-            compute_advantages(name, inputs, AdvantageOptions(gamma=0.9))
+        with pytest.raises(ConfigError, match=r"--gamma = 0.9.*Use 1"):
+            load_config(["--agent", "module:Name", "--advantage-estimator", name, "--gamma", "0.9"])
 
 
 def test_lengths_that_disagree_are_refused() -> None:
@@ -210,4 +213,4 @@ def test_a_rank_without_a_single_token_works(name: str) -> None:
     inputs = AdvantageInputs(
         token_rewards=empty, episode=none, group=none, rewards=empty, values=empty, kl=empty, turn=none, baseline=empty
     )
-    assert compute_advantages(name, inputs, AdvantageOptions()).advantages.shape == (0,)
+    assert compute_advantages(name, inputs, estimator_options(name)).advantages.shape == (0,)

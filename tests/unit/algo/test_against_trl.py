@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.algo.corrections import compute_correction
+from agentrl.algo.corrections.masks import opsm_keep
 from agentrl.algo.kl import approximate_kl
-from agentrl.algo.losses import Denominators, LossInputs, LossOptions, aggregate
-from agentrl.algo.off_policy import off_policy_correction, off_policy_options, opsm_keep
-from agentrl.algo.policy_losses import compute_policy_loss
+from agentrl.algo.losses import compute_policy_loss
+from agentrl.algo.losses.ppo import PpoOptions
+from agentrl.algo.token_losses import Denominators, LossInputs, aggregate
+from tests.unit.algo.chosen import correction_inputs, correction_options, loss_options
 from tests.unit.algo.ragged import Ragged, gradient, ragged
 
 SEEDS = range(5)
@@ -87,7 +90,7 @@ def batch(request: pytest.FixtureRequest) -> Ragged:
 def test_clipped_loss_in_every_aggregation(grpo: ModuleType, batch: Ragged, mode: str, loss_type: str, dual_clip: float | None) -> None:
     old, advantages = -batch.randn(batch.size).abs(), batch.randn(batch.size)
     start = old + 0.5 * batch.randn(batch.size)
-    options = LossOptions(eps_clip_low=0.2, eps_clip_high=0.28, dual_clip=dual_clip)
+    options = PpoOptions(eps_clip_low=0.2, eps_clip_high=0.28, dual_clip=dual_clip)
     inputs = {"advantages": batch.pad(advantages), "old_per_token_logps": batch.pad(old)}
 
     def ours(new: torch.Tensor) -> torch.Tensor:
@@ -108,7 +111,7 @@ def test_truncated_episodes_leave_loss_and_denominator(grpo: ModuleType, batch: 
 
     def ours(new: torch.Tensor) -> torch.Tensor:
         loss_inputs = LossInputs(new=new[kept], old=old[kept], advantages=advantages[kept], sequence=batch.episode[kept])
-        loss = compute_policy_loss("ppo", loss_inputs, LossOptions(eps_clip_low=0.2, eps_clip_high=0.28))
+        loss = compute_policy_loss("ppo", loss_inputs, loss_options("ppo", eps_clip_low=0.2, eps_clip_high=0.28))
         sizes = Denominators(tokens=int(kept.sum()), episodes=int(whole.sum()), constant=LENGTH)
         return aggregate(loss.per_token, episode_length=batch.lengths[batch.episode[kept]], mode="token-mean", denominators=sizes)
 
@@ -124,7 +127,7 @@ def test_gspo(grpo: ModuleType, batch: Ragged) -> None:
 
     def ours(new: torch.Tensor) -> torch.Tensor:
         loss_inputs = LossInputs(new=new, old=old, advantages=advantages[batch.episode], sequence=batch.episode)
-        loss = compute_policy_loss("gspo", loss_inputs, LossOptions(eps_clip_low=0.2, eps_clip_high=0.28))
+        loss = compute_policy_loss("gspo", loss_inputs, loss_options("gspo", eps_clip_low=0.2, eps_clip_high=0.28))
         return total(batch, loss.per_token, "seq-mean-token-mean")
 
     theirs = gradient(lambda new: trl_loss(grpo, batch, new, inputs, importance_sampling_level="sequence"), start)
@@ -140,7 +143,9 @@ def test_cispo(grpo: ModuleType, batch: Ragged) -> None:
     def ours(new: torch.Tensor) -> torch.Tensor:
         loss_inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=batch.episode)
         return total(
-            batch, compute_policy_loss("cispo", loss_inputs, LossOptions(eps_clip_low=1.0, eps_clip_high=0.5)).per_token, "token-mean"
+            batch,
+            compute_policy_loss("cispo", loss_inputs, loss_options("cispo", eps_clip_low=1.0, eps_clip_high=0.5)).per_token,
+            "token-mean",
         )
 
     theirs = gradient(lambda new: trl_loss(grpo, batch, new, inputs, loss_type="cispo", epsilon_high=1.5), start)
@@ -154,7 +159,7 @@ def test_kl_in_the_loss(grpo: ModuleType, batch: Ragged) -> None:
 
     def ours(new: torch.Tensor) -> torch.Tensor:
         loss_inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=batch.episode)
-        loss = compute_policy_loss("ppo", loss_inputs, LossOptions(eps_clip_low=0.2, eps_clip_high=0.28))
+        loss = compute_policy_loss("ppo", loss_inputs, loss_options("ppo", eps_clip_low=0.2, eps_clip_high=0.28))
         return total(batch, loss.per_token + BETA * approximate_kl(new, reference, "k3"), "token-mean")
 
     theirs = gradient(lambda new: trl_loss(grpo, batch, new, inputs, loss_type="bnpo", beta=BETA), start)
@@ -167,7 +172,8 @@ def test_corrected_loss(grpo: ModuleType, batch: Ragged, preset: str) -> None:
     old, advantages = -batch.randn(batch.size).abs(), batch.randn(batch.size)
     start, behaviour = old + 0.3 * batch.randn(batch.size), old + batch.randn(batch.size)
     fresh = torch.ones(batch.size, dtype=torch.bool)
-    correction = off_policy_correction(old, behaviour, batch.episode, fresh, advantages, off_policy_options(preset))
+    correction_of = correction_inputs(old, behaviour, batch.episode, fresh, advantages)
+    correction = compute_correction(preset, correction_of, correction_options(preset))
     ratio = (batch.pad(old) - batch.pad(behaviour)).exp()
     ratio = {
         "tis": ratio.clamp(max=2.0),
@@ -178,7 +184,7 @@ def test_corrected_loss(grpo: ModuleType, batch: Ragged, preset: str) -> None:
 
     def ours(new: torch.Tensor) -> torch.Tensor:
         loss_inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=batch.episode)
-        loss = compute_policy_loss("ppo", loss_inputs, LossOptions(eps_clip_low=0.2, eps_clip_high=0.28))
+        loss = compute_policy_loss("ppo", loss_inputs, loss_options("ppo", eps_clip_low=0.2, eps_clip_high=0.28))
         return total(batch, loss.per_token * correction.weights, "token-mean")
 
     theirs = gradient(lambda new: trl_loss(grpo, batch, new, inputs, loss_type="bnpo", use_vllm=True), start)
@@ -188,6 +194,7 @@ def test_corrected_loss(grpo: ModuleType, batch: Ragged, preset: str) -> None:
 def test_opsm(grpo: ModuleType, batch: Ragged) -> None:
     behaviour, advantages = -batch.randn(batch.size).abs(), batch.randn(len(batch.lengths))
     new = behaviour + 0.3 * batch.randn(batch.size)
-    ours = opsm_keep(behaviour, new, batch.episode, advantages[batch.episode], 0.05)
+    fresh = torch.ones(batch.size, dtype=torch.bool)
+    ours = opsm_keep(correction_inputs(new, behaviour, batch.episode, fresh, advantages[batch.episode]), 0.05)
     theirs = grpo.GRPOTrainer.get_off_policy_mask(advantages[:, None], batch.pad(new), batch.pad(behaviour), batch.mask.float(), 0.05)
     assert torch.equal(ours, theirs[:, 0].bool()[batch.episode])

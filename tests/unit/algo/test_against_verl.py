@@ -9,14 +9,18 @@ from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.utils import torch_functional
 from verl.workers.config import ActorConfig
 
-from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
+from agentrl.algo.advantages import AdvantageInputs
+from agentrl.algo.corrections import compute_correction
+from agentrl.algo.corrections.ratios import RatioOptions
 from agentrl.algo.estimators import compute_advantages
+from agentrl.algo.estimators.gae import GaeOptions
 from agentrl.algo.kl import KLController, approximate_kl
-from agentrl.algo.losses import Denominators, LossInputs, LossOptions, aggregate, value_loss
-from agentrl.algo.off_policy import OffPolicyOptions, off_policy_correction, off_policy_options
-from agentrl.algo.policy_losses import compute_policy_loss
+from agentrl.algo.losses import compute_policy_loss
+from agentrl.algo.losses.ppo import PpoOptions
 from agentrl.algo.statistics import segment_sum
+from agentrl.algo.token_losses import Denominators, LossInputs, aggregate, value_loss
 from agentrl.learner.head import token_scores
+from tests.unit.algo.chosen import correction_inputs, correction_options, estimator_options, loss_options
 from tests.unit.algo.ragged import Ragged, gradient, outcome_inputs, ragged
 
 SEEDS = range(5)
@@ -55,7 +59,7 @@ def test_gae(seed: int, gamma: float, lam: float) -> None:
         rewards=segment_sum(token_rewards, batch.episode, len(batch.lengths)),
         values=values,
     )
-    options = AdvantageOptions(gamma=gamma, gae_lambda=lam, reward_clip_range=(-1e9, 1e9))
+    options = GaeOptions(gamma=gamma, gae_lambda=lam, reward_clip_range=(-1e9, 1e9))
     ours = compute_advantages("gae", inputs, options)
     theirs, returns = core_algos.compute_gae_advantage_return(
         batch.pad(token_rewards), batch.pad(values, 3.0), batch.mask.float(), gamma, lam
@@ -72,7 +76,7 @@ def test_reinforce(seed: int, gamma: float) -> None:
     token_rewards, kl = batch.randn(batch.size), 0.1 * batch.randn(batch.size)
     rewards = segment_sum(token_rewards, batch.episode, len(batch.lengths))
     inputs = AdvantageInputs(token_rewards=token_rewards, episode=batch.episode, group=batch.group, rewards=rewards, kl=kl)
-    ours = compute_advantages("reinforce", inputs, AdvantageOptions(gamma=gamma, reward_clip_range=(-1e9, 1e9)))
+    ours = compute_advantages("reinforce", inputs, estimator_options("reinforce", gamma=gamma, reward_clip_range=(-1e9, 1e9)))
     theirs, _ = core_algos.compute_reinforce_plus_plus_outcome_advantage(
         batch.pad(token_rewards - kl), batch.mask.float(), SimpleNamespace(gamma=gamma)
     )
@@ -83,7 +87,7 @@ def test_reinforce(seed: int, gamma: float) -> None:
 def test_reinforce_baseline(seed: int) -> None:
     batch = ragged(seed)
     rewards = batch.randn(len(batch.lengths))
-    ours = compute_advantages("reinforce_baseline", outcome_inputs(batch, rewards), AdvantageOptions())
+    ours = compute_advantages("reinforce_baseline", outcome_inputs(batch, rewards), estimator_options("reinforce_baseline"))
     theirs, _ = core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage(
         batch.pad(batch.at_end(rewards)), batch.mask.float(), batch.index
     )
@@ -95,7 +99,7 @@ def test_reinforce_baseline(seed: int) -> None:
 def test_rloo(seed: int, theirs: str) -> None:
     batch = ragged(seed)
     rewards = batch.randn(len(batch.lengths))
-    ours = compute_advantages("rloo", outcome_inputs(batch, rewards), AdvantageOptions())
+    ours = compute_advantages("rloo", outcome_inputs(batch, rewards), estimator_options("rloo"))
     expected, _ = getattr(core_algos, theirs)(batch.pad(batch.at_end(rewards)), batch.mask.float(), batch.index)
     torch.testing.assert_close(ours.advantages, batch.flat(expected).float(), **TOLERANCE)
 
@@ -105,7 +109,7 @@ def test_rloo(seed: int, theirs: str) -> None:
 def test_group_norm_and_dr_grpo(seed: int, name: str, divide: bool) -> None:
     batch = ragged(seed)
     rewards = batch.randn(len(batch.lengths))
-    ours = compute_advantages(name, outcome_inputs(batch, rewards), AdvantageOptions())
+    ours = compute_advantages(name, outcome_inputs(batch, rewards), estimator_options(name))
     theirs, _ = core_algos.compute_grpo_outcome_advantage(
         batch.pad(batch.at_end(rewards)), batch.mask.float(), batch.index, epsilon=1e-9, norm_adv_by_std_in_grpo=divide
     )
@@ -119,7 +123,7 @@ def test_policy_losses_and_their_gradients(seed: int, mode: str, name: str) -> N
     batch = ragged(seed)
     old, advantages = -batch.randn(batch.size).abs(), batch.randn(batch.size)
     start = old + 0.5 * batch.randn(batch.size)
-    options = LossOptions(eps_clip_low=0.2, eps_clip_high=0.28, dual_clip=2.0 if name == "dual-clip" else None)
+    options = PpoOptions(eps_clip_low=0.2, eps_clip_high=0.28, dual_clip=2.0 if name == "dual-clip" else None)
     theirs = {"ppo": "vanilla", "dual-clip": "vanilla"}.get(name, name)
     config = ActorConfig(
         strategy="fsdp",
@@ -151,7 +155,7 @@ def test_reinforce_loss_is_verls_policy_gradient(seed: int, mode: str) -> None:
 
     def ours_of(new: torch.Tensor) -> torch.Tensor:
         inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=batch.episode)
-        return total(batch, compute_policy_loss("reinforce", inputs, LossOptions()).per_token, mode)
+        return total(batch, compute_policy_loss("reinforce", inputs, loss_options("reinforce")).per_token, mode)
 
     def theirs_of(new: torch.Tensor) -> torch.Tensor:
         config = ActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, global_batch_info={"loss_scale_factor": CONSTANT})
@@ -215,20 +219,21 @@ def test_entropy(temperature: float) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("options", "level", "threshold"),
+    ("name", "level", "threshold"),
     [
-        (off_policy_options("tis"), "token", 2.0),
-        (off_policy_options("icepop"), "token", "0.5_5"),
-        (off_policy_options("seq-tis"), "sequence", 2.0),
+        ("tis", "token", 2.0),
+        ("icepop", "token", "0.5_5"),
+        ("seq-tis", "sequence", 2.0),
     ],
     ids=["tis", "icepop", "sequence"],
 )
-def test_correction_weights_and_diagnostics(seed: int, options: OffPolicyOptions, level: str, threshold: float | str) -> None:
+def test_correction_weights_and_diagnostics(seed: int, name: str, level: str, threshold: float | str) -> None:
     batch = ragged(seed)
     old = -batch.randn(batch.size).abs()
     behaviour = old + batch.randn(batch.size)
     fresh = torch.ones(batch.size, dtype=torch.bool)
-    ours = off_policy_correction(old, behaviour, batch.episode, fresh, batch.randn(batch.size), options)
+    inputs = correction_inputs(old, behaviour, batch.episode, fresh, batch.randn(batch.size))
+    ours = compute_correction(name, inputs, correction_options(name))
     weights, metrics = rollout_corr_helper.compute_rollout_correction_weights(
         batch.pad(old - behaviour), batch.mask.float(), rollout_is=level, rollout_is_threshold=threshold
     )
@@ -247,9 +252,10 @@ def test_masks(seed: int, level: str, theirs: str) -> None:
     """verl bounds the inverse ratio, so its band is the inverse of ours."""
     batch = ragged(seed)
     log_rho = (0.3 if level == "token" else 0.15) * batch.randn(batch.size)
-    options = OffPolicyOptions(level=level, mode="mask", low=0.9, high=1.2)  # type: ignore[arg-type]
+    options = RatioOptions(off_policy_level=level, off_policy_mode="mask", off_policy_range=(0.9, 1.2))  # type: ignore[arg-type]
     fresh = torch.ones(batch.size, dtype=torch.bool)
-    ours = off_policy_correction(log_rho, torch.zeros(batch.size), batch.episode, fresh, batch.randn(batch.size), options)
+    inputs = correction_inputs(log_rho, torch.zeros(batch.size), batch.episode, fresh, batch.randn(batch.size))
+    ours = compute_correction("tis", inputs, options)
     mask, _ = rollout_corr_helper.compute_rollout_rejection_mask(batch.pad(log_rho), batch.mask.float(), theirs, f"{1 / 1.2}_{1 / 0.9}")
     assert 0 < int(ours.keep.sum()) < batch.size
     assert torch.equal(ours.keep, batch.flat(mask).bool())

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from agentrl.algo.losses import AGGREGATIONS, Denominators, aggregate
+from agentrl.algo.token_losses import AGGREGATIONS, Denominators, aggregate
 from agentrl.core.errors import ConfigError
 
 LOSS = torch.tensor([1.0, 2.0, 3.0, 10.0])

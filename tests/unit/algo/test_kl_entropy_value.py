@@ -5,7 +5,7 @@ import torch
 
 from agentrl.algo.entropy import EntropyController
 from agentrl.algo.kl import KLController, approximate_kl
-from agentrl.algo.losses import value_loss
+from agentrl.algo.token_losses import value_loss
 from agentrl.core.errors import ConfigError
 from agentrl.learner.head import token_scores
 

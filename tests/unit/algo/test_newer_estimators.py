@@ -9,10 +9,12 @@ import pytest
 import torch
 from verl.trainer.ppo import core_algos
 
-from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
+from agentrl.algo.advantages import AdvantageInputs
 from agentrl.algo.estimators import compute_advantages
+from agentrl.algo.estimators.gae import GaeOptions
 from agentrl.algo.statistics import segment_sum
 from agentrl.core.errors import BatchError
+from tests.unit.algo.chosen import estimator_options
 from tests.unit.algo.ragged import Ragged, outcome_inputs, ragged
 
 SEEDS = range(3)
@@ -41,7 +43,7 @@ def with_parts(batch: Ragged, parts: dict[str, torch.Tensor]) -> AdvantageInputs
 def test_opo_of_verl(seed: int) -> None:
     batch = ragged(seed)
     rewards = batch.randn(len(batch.lengths))
-    ours = compute_advantages("opo", outcome_inputs(batch, rewards), AdvantageOptions())
+    ours = compute_advantages("opo", outcome_inputs(batch, rewards), estimator_options("opo"))
     theirs, _ = core_algos.compute_opo_outcome_advantage(batch.pad(batch.at_end(rewards)), batch.mask.float(), batch.index)
     torch.testing.assert_close(ours.advantages, batch.flat(theirs), **TOLERANCE)
 
@@ -53,7 +55,7 @@ def test_remax_of_verl(seed: int) -> None:
     inputs = AdvantageInputs(
         token_rewards=batch.at_end(rewards), episode=batch.episode, group=batch.group, rewards=rewards, baseline=greedy
     )
-    ours = compute_advantages("remax", inputs, AdvantageOptions())
+    ours = compute_advantages("remax", inputs, estimator_options("remax"))
     theirs, _ = core_algos.compute_remax_outcome_advantage(batch.pad(batch.at_end(rewards)), greedy, batch.mask.float())
     torch.testing.assert_close(ours.advantages, batch.flat(theirs), **TOLERANCE)
 
@@ -61,7 +63,7 @@ def test_remax_of_verl(seed: int) -> None:
 def test_remax_needs_a_greedy_episode_of_each_task() -> None:
     batch = ragged(0)
     with pytest.raises(BatchError, match="greedy episode"):
-        compute_advantages("remax", outcome_inputs(batch, batch.randn(12)), AdvantageOptions())
+        compute_advantages("remax", outcome_inputs(batch, batch.randn(12)), estimator_options("remax"))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -69,7 +71,7 @@ def test_remax_needs_a_greedy_episode_of_each_task() -> None:
 def test_pass_at_the_size_of_the_group_of_verl(seed: int, divide: bool) -> None:
     batch = ragged(seed)
     rewards = batch.randn(len(batch.lengths))
-    ours = compute_advantages("pass_at_k", outcome_inputs(batch, rewards), AdvantageOptions(advantage_std_norm=divide))
+    ours = compute_advantages("pass_at_k", outcome_inputs(batch, rewards), estimator_options("pass_at_k", advantage_std_norm=divide))
     theirs, _ = core_algos.compute_grpo_passk_outcome_advantage(
         batch.pad(batch.at_end(rewards)), batch.mask.float(), batch.index, epsilon=1e-9, config={"norm_adv_by_std_in_grpo": divide}
     )
@@ -81,7 +83,9 @@ def test_pass_at_k_is_the_mean_over_all_sets(k: int) -> None:
     """The best reward of a set with the episode, less that of the set without it."""
     batch = ragged(1, groups=2, members=6)
     rewards = batch.randn(12).round(decimals=1)  # some are equal
-    found = compute_advantages("pass_at_k", outcome_inputs(batch, rewards), AdvantageOptions(pass_at_k=k, advantage_std_norm=False))
+    found = compute_advantages(
+        "pass_at_k", outcome_inputs(batch, rewards), estimator_options("pass_at_k", pass_at_k=k, advantage_std_norm=False)
+    )
     for episode in range(12):
         group = range(6) if episode < 6 else range(6, 12)
         sets = list(itertools.combinations([other for other in group if other != episode], k - 1))
@@ -101,7 +105,9 @@ def test_gdpo_of_verl(seed: int) -> None:
         rewards=torch.zeros(len(batch.lengths)),
         parts=parts,
     )
-    ours = compute_advantages("gdpo", inputs, AdvantageOptions(gdpo_weights={"correct": 1.0, "format": 0.3}, reward_clip_range=(-99, 99)))
+    ours = compute_advantages(
+        "gdpo", inputs, estimator_options("gdpo", gdpo_weights=("correct=1", "format=0.3"), reward_clip_range=(-99, 99))
+    )
     rows, length = batch.mask.shape
     theirs, _ = core_algos.compute_gdpo_outcome_advantage(
         torch.zeros(rows, length),
@@ -120,7 +126,7 @@ def test_gdpo_of_verl(seed: int) -> None:
 def test_gdpo_needs_components() -> None:
     batch = ragged(0)
     with pytest.raises(BatchError, match="reward_parts: any missing, found none"):
-        compute_advantages("gdpo", outcome_inputs(batch, batch.randn(12)), AdvantageOptions())
+        compute_advantages("gdpo", outcome_inputs(batch, batch.randn(12)), estimator_options("gdpo"))
     inputs = AdvantageInputs(
         token_rewards=torch.zeros(batch.size),
         episode=batch.episode,
@@ -129,7 +135,7 @@ def test_gdpo_needs_components() -> None:
         parts={"a": torch.ones(12)},
     )
     with pytest.raises(BatchError, match="b missing, found a"):
-        compute_advantages("gdpo", inputs, AdvantageOptions(gdpo_weights={"b": 1.0}))
+        compute_advantages("gdpo", inputs, estimator_options("gdpo", gdpo_weights=("b=1",)))
 
 
 def test_gdpo_hears_the_weak_reward_that_a_sum_drowns() -> None:
@@ -137,7 +143,7 @@ def test_gdpo_hears_the_weak_reward_that_a_sum_drowns() -> None:
     batch = ragged(0, groups=1, members=3)
     parts = {"big": torch.tensor([9.0, 0.0, 0.0]), "small": torch.tensor([0.0, 0.01, 0.0])}
     inputs = with_parts(batch, parts)
-    found = compute_advantages("gdpo", inputs, AdvantageOptions(advantage_std_norm=True)).advantages[batch.last]
+    found = compute_advantages("gdpo", inputs, estimator_options("gdpo", advantage_std_norm=True)).advantages[batch.last]
     assert float(found[0]) == pytest.approx(float(found[1]), abs=1e-5)
     assert float(found[2]) < float(found[0]) - 1.0
 
@@ -150,9 +156,9 @@ def test_batch_std_of_trl(seed: int) -> None:
     batch = ragged(seed)
     rewards = batch.randn(12)
     theirs = (rewards - rewards.view(4, 3).mean(1).repeat_interleave(3)) / (nanstd(rewards) + 1e-9)
-    ours = compute_advantages("batch_std", outcome_inputs(batch, rewards), AdvantageOptions())
+    ours = compute_advantages("batch_std", outcome_inputs(batch, rewards), estimator_options("batch_std"))
     torch.testing.assert_close(ours.advantages[batch.last], theirs, **TOLERANCE)
-    same = compute_advantages("batch_std", outcome_inputs(batch, torch.full((12,), 0.1)), AdvantageOptions())
+    same = compute_advantages("batch_std", outcome_inputs(batch, torch.full((12,), 0.1)), estimator_options("batch_std"))
     assert float(same.advantages.abs().max()) == 0.0
 
 
@@ -161,7 +167,7 @@ def test_batch_std_of_trl(seed: int) -> None:
 def test_turn_gae_is_gae_of_verl_on_turns(seed: int, gamma: float, lam: float) -> None:
     """With a turn as one token of verl's: its reward, minus its KL, and the value at its first token."""
     batch, inputs = turned(seed, values=lambda b: b.randn(b.size), kl=lambda b: 0.1 * b.randn(b.size))
-    options = AdvantageOptions(gamma=gamma, gae_lambda=lam, reward_clip_range=(-1e9, 1e9), advantage_std_norm=False)
+    options = GaeOptions(gamma=gamma, gae_lambda=lam, reward_clip_range=(-1e9, 1e9), advantage_std_norm=False)
     ours = compute_advantages("turn_gae", inputs, options)
     assert inputs.values is not None
     assert inputs.kl is not None
@@ -186,7 +192,7 @@ def test_turn_gae_is_gae_of_verl_on_turns(seed: int, gamma: float, lam: float) -
 def test_turn_norm_is_grpo_of_verl_on_each_turn(seed: int, gamma: float) -> None:
     """With what is earned from a turn on as the reward, and the turns at one place of the group's episodes as a group of verl's."""
     batch, inputs = turned(seed)
-    ours = compute_advantages("turn_norm", inputs, AdvantageOptions(gamma=gamma, reward_clip_range=(-1e9, 1e9)))
+    ours = compute_advantages("turn_norm", inputs, estimator_options("turn_norm", gamma=gamma, reward_clip_range=(-1e9, 1e9)))
     assert inputs.turn is not None
     firsts, ahead, index = [], [], []
     for episode in range(12):
@@ -210,7 +216,7 @@ def test_turn_norm_is_grpo_of_verl_on_each_turn(seed: int, gamma: float) -> None
 def test_turn_norm_of_single_turns_is_group_norm() -> None:
     batch = ragged(4)
     inputs = outcome_inputs(batch, batch.randn(12), kl=0.1 * batch.randn(batch.size))
-    found = [compute_advantages(name, inputs, AdvantageOptions()).advantages for name in ("turn_norm", "group_norm")]
+    found = [compute_advantages(name, inputs, estimator_options(name)).advantages for name in ("turn_norm", "group_norm")]
     torch.testing.assert_close(found[0], found[1], **TOLERANCE)
 
 
@@ -224,6 +230,6 @@ def test_a_good_turn_is_told_from_a_bad_one() -> None:
         rewards=torch.tensor([1.0, 1.0]),
         turn=torch.arange(4),
     )
-    assert compute_advantages("group_norm", inputs, AdvantageOptions()).advantages.tolist() == [0.0] * 4
-    found = compute_advantages("turn_norm", inputs, AdvantageOptions()).advantages
+    assert compute_advantages("group_norm", inputs, estimator_options("group_norm")).advantages.tolist() == [0.0] * 4
+    found = compute_advantages("turn_norm", inputs, estimator_options("turn_norm")).advantages
     torch.testing.assert_close(found, torch.tensor([0.0, -0.5, 0.0, 0.5]) * math.sqrt(2))

@@ -12,10 +12,14 @@ from verl.workers.config import ActorConfig
 from verl.workers.config.actor import PolicyLossConfig
 
 from agentrl.algo.facts import policy_loss
-from agentrl.algo.losses import Denominators, LossInputs, LossOptions, aggregate
-from agentrl.algo.policy_losses import POLICY_LOSSES, compute_policy_loss, select_tokens
-from agentrl.algo.selection import covariance, high_covariance, high_entropy, random_in_covariance_range
+from agentrl.algo.losses import POLICY_LOSSES, compute_policy_loss, select_tokens
+from agentrl.algo.losses.covariance import ClipCovOptions, KlCovOptions, covariance, high_covariance, random_in_covariance_range
+from agentrl.algo.losses.gmpo import GmpoOptions
+from agentrl.algo.losses.sapo import SapoOptions
+from agentrl.algo.selection import high_entropy
+from agentrl.algo.token_losses import Denominators, LossInputs, LossOptions, aggregate
 from agentrl.core.errors import BatchError, PluginError
+from tests.unit.algo.chosen import loss_options
 from tests.unit.algo.ragged import Ragged, gradient, ragged
 from tests.unit.algo.test_against_trl import grpo, trl_loss
 
@@ -38,9 +42,7 @@ def drawn(seed: int, spread: float = 0.5) -> tuple[Ragged, torch.Tensor, torch.T
     return batch, old, new, batch.randn(len(batch.lengths))[batch.episode]
 
 
-def ours(
-    name: str, batch: Ragged, old: torch.Tensor, advantages: torch.Tensor, options: LossOptions, mode: str, selected: Any = None
-) -> Any:
+def ours(name: str, batch: Ragged, old: torch.Tensor, advantages: torch.Tensor, options: Any, mode: str, selected: Any = None) -> Any:
     def loss(new: torch.Tensor) -> torch.Tensor:
         inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=batch.episode, selected=selected)
         return total(batch, compute_policy_loss(name, inputs, options).per_token, mode)
@@ -70,7 +72,7 @@ def verls(name: str, batch: Ragged, old: torch.Tensor, advantages: torch.Tensor,
 )
 def test_losses_and_gradients_of_verl(seed: int, name: str, theirs: str, mode: str, low: float, high: float) -> None:
     batch, old, new, advantages = drawn(seed)
-    options = LossOptions(eps_clip_low=low, eps_clip_high=high, sapo_tau_positive=1.1, sapo_tau_negative=1.7)
+    options = loss_options(name, eps_clip_low=low, eps_clip_high=high, sapo_tau_positive=1.1, sapo_tau_negative=1.7)
     settings = {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": 20.0, "tau_pos": 1.1, "tau_neg": 1.7}
     found = gradient(ours(name, batch, old, advantages, options, mode), new)
     torch.testing.assert_close(found, gradient(verls(theirs, batch, old, advantages, mode, **settings), new), **TOLERANCE)
@@ -80,7 +82,9 @@ def test_losses_and_gradients_of_verl(seed: int, name: str, theirs: str, mode: s
 def test_dppo_caps_the_weight_of_a_token(name: str) -> None:
     batch, old, _, advantages = drawn(0)
     old = old - 8.0
-    found = gradient(ours(name, batch, old, -advantages.abs(), LossOptions(eps_clip_low=1.0, eps_clip_high=1.0), "token-mean"), old + 4.0)
+    found = gradient(
+        ours(name, batch, old, -advantages.abs(), loss_options(name, eps_clip_low=1.0, eps_clip_high=1.0), "token-mean"), old + 4.0
+    )
     settings = {"clip_ratio_low": 1.0, "clip_ratio_high": 1.0, "clip_ratio_c": 20.0}
     torch.testing.assert_close(
         found, gradient(verls(name, batch, old, -advantages.abs(), "token-mean", **settings), old + 4.0), **TOLERANCE
@@ -93,7 +97,7 @@ def test_dppo_caps_the_weight_of_a_token(name: str) -> None:
 def test_kl_cov_of_verl(seed: int, share: float) -> None:
     """Selected with the log-probabilities that verl selects with, those of the policy being trained."""
     batch, old, new, advantages = drawn(seed)
-    options = LossOptions(cov_share=share, kl_cov_coef=0.7)
+    options = KlCovOptions(cov_share=share, kl_cov_coef=0.7)
     selected = high_covariance(LossInputs(new=new, old=new, advantages=advantages, sequence=batch.episode), options)
     assert int(selected.sum()) == max(1, int(share * batch.size))
     config = PolicyLossConfig(kl_cov_ratio=share, ppo_kl_coef=0.7)
@@ -107,7 +111,7 @@ def test_kl_cov_of_verl(seed: int, share: float) -> None:
 def test_clip_cov_of_verl_where_all_candidates_are_chosen(seed: int) -> None:
     """Tokens that clipping stops anyway have no gradient in either; verl keeps their loss, so only gradients are compared."""
     batch, old, new, advantages = drawn(seed)
-    options = LossOptions(cov_share=1.0, clip_cov_range=(0.05, 0.8), eps_clip_low=0.2, eps_clip_high=0.28)
+    options = ClipCovOptions(cov_share=1.0, clip_cov_range=(0.05, 0.8), eps_clip_low=0.2, eps_clip_high=0.28)
     selected = random_in_covariance_range(LossInputs(new=new, old=new, advantages=advantages, sequence=batch.episode), options)
     assert 0 < int(selected.sum()) < batch.size
     config = PolicyLossConfig(clip_cov_ratio=1.0, clip_cov_lb=0.05, clip_cov_ub=0.8)
@@ -118,8 +122,13 @@ def test_clip_cov_of_verl_where_all_candidates_are_chosen(seed: int) -> None:
 
 def test_clip_cov_draws_its_share_by_the_seed() -> None:
     batch, old, _, advantages = drawn(1)
-    inputs = LossInputs(new=old, old=old, advantages=advantages, sequence=batch.episode)
-    drawn_by = [random_in_covariance_range(inputs, LossOptions(cov_share=0.1, clip_cov_range=(-9.0, 9.0), seed=seed)) for seed in (3, 3, 4)]
+    options = ClipCovOptions(cov_share=0.1, clip_cov_range=(-9.0, 9.0))
+
+    def draw(seed: int) -> torch.Tensor:
+        inputs = LossInputs(new=old, old=old, advantages=advantages, sequence=batch.episode, seed=seed)
+        return random_in_covariance_range(inputs, options)
+
+    drawn_by = [draw(seed) for seed in (3, 3, 4)]
     assert [int(chosen.sum()) for chosen in drawn_by] == [int(0.1 * batch.size)] * 3
     assert torch.equal(drawn_by[0], drawn_by[1])
     assert not torch.equal(drawn_by[0], drawn_by[2])
@@ -137,7 +146,7 @@ def test_sapo_of_trl(grpo: ModuleType, seed: int) -> None:
     batch, old, new, advantages = drawn(seed)
     inputs = {"advantages": batch.pad(advantages), "old_per_token_logps": batch.pad(old)}
     theirs = gradient(lambda x: trl_loss(grpo, batch, x, inputs, loss_type="sapo", sapo_temperature_pos=1.1, sapo_temperature_neg=1.7), new)
-    options = LossOptions(sapo_tau_positive=1.1, sapo_tau_negative=1.7)
+    options = SapoOptions(sapo_tau_positive=1.1, sapo_tau_negative=1.7)
     torch.testing.assert_close(gradient(ours("sapo", batch, old, advantages, options, "seq-mean-token-mean"), new), theirs, **TOLERANCE)
 
 
@@ -149,7 +158,7 @@ def test_gmpo_of_trl(grpo: ModuleType, seed: int) -> None:
     inputs = {"advantages": advantages[batch.last], "old_per_token_logps": batch.pad(old)}
     trainer.get_off_policy_mask = grpo.GRPOTrainer.get_off_policy_mask
     theirs = gradient(lambda x: trl_loss(stand_in, batch, x, inputs, epsilon_low=0.3, epsilon_high=0.4), new)  # type: ignore[arg-type]
-    options = LossOptions(eps_clip_low=0.3, eps_clip_high=0.4)
+    options = GmpoOptions(eps_clip_low=0.3, eps_clip_high=0.4)
     torch.testing.assert_close(gradient(ours("gmpo", batch, old, advantages, options, "seq-mean-token-mean"), new), theirs, **TOLERANCE)
 
 
@@ -169,10 +178,10 @@ def test_ipo_written_out() -> None:
     new = torch.tensor([0.9, 0.1, 0.6, 0.1]).log()
     advantages = torch.tensor([-1.0, 1.0, 2.0, -3.0])
     inputs = LossInputs(new=new, old=old, advantages=advantages, sequence=torch.arange(4))
-    found = compute_policy_loss("ipo", inputs, LossOptions(eps_clip_low=0.3, eps_clip_high=0.3))
+    found = compute_policy_loss("ipo", inputs, loss_options("ipo", eps_clip_low=0.3, eps_clip_high=0.3))
     torch.testing.assert_close(found.per_token, torch.tensor([0.0, 0.0, -1.2 * 2.0, 0.5 * 3.0]))
     assert found.stats.result()["policy/clip_fraction"] == 0.5
-    distant = compute_policy_loss("ipo", inputs, LossOptions(eps_clip_low=0.3, eps_clip_high=0.3, ipo_kl_coef=0.1))
+    distant = compute_policy_loss("ipo", inputs, loss_options("ipo", eps_clip_low=0.3, eps_clip_high=0.3, ipo_kl_coef=0.1))
     squares = torch.tensor([math.log(1.8), math.log(0.2), math.log(1.2), math.log(0.5)]).square()
     torch.testing.assert_close(distant.per_token, found.per_token + 0.1 * squares)
 
@@ -180,7 +189,7 @@ def test_ipo_written_out() -> None:
 def test_gmpo_clips_each_token_on_one_side() -> None:
     new = torch.tensor([1.0, -1.0], requires_grad=True)
     inputs = LossInputs(new=new, old=torch.zeros(2), advantages=torch.ones(2), sequence=torch.zeros(2, dtype=torch.long))
-    loss = compute_policy_loss("gmpo", inputs, LossOptions(eps_clip_low=0.4, eps_clip_high=0.4)).per_token.mean()
+    loss = compute_policy_loss("gmpo", inputs, loss_options("gmpo", eps_clip_low=0.4, eps_clip_high=0.4)).per_token.mean()
     assert float(loss.detach()) == pytest.approx(-math.exp((0.4 - 1.0) / 2))
     (slope,) = torch.autograd.grad(loss, new)
     assert slope.tolist() == pytest.approx([0.0, -math.exp(-0.3) / 2])
@@ -189,7 +198,7 @@ def test_gmpo_clips_each_token_on_one_side() -> None:
 def test_a_loss_that_selects_needs_its_selection() -> None:
     inputs = LossInputs(new=torch.zeros(2), old=torch.zeros(2), advantages=torch.ones(2), sequence=torch.arange(2))
     with pytest.raises(BatchError, match="select_tokens"):
-        compute_policy_loss("kl_cov", inputs, LossOptions())
+        compute_policy_loss("kl_cov", inputs, loss_options("kl_cov"))
     assert select_tokens(POLICY_LOSSES["ppo"], inputs, LossOptions()) is None
 
 

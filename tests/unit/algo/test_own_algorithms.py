@@ -1,4 +1,4 @@
-"""An estimator, a loss and a filter of a user's own file: the same as built-in ones, and refused with the remedy."""
+"""An estimator, a loss, a correction and a filter of a user's own file: the same as built-in ones, and refused with the remedy."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
+from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, DiscountedOptions
+from agentrl.algo.corrections import CORRECTIONS, correction_facts
 from agentrl.algo.estimators import ESTIMATORS, compute_advantages, estimator_facts, find_estimator
-from agentrl.algo.facts import EstimatorFacts, LossFacts
+from agentrl.algo.estimators.gae import GaeOptions
+from agentrl.algo.estimators.gdpo import GdpoOptions
+from agentrl.algo.estimators.pass_at_k import PassAtKOptions
+from agentrl.algo.facts import CorrectionFacts, EstimatorFacts, LossFacts
 from agentrl.algo.filters import dynamic_filter, find_filter
-from agentrl.algo.losses import LossInputs, LossOptions
-from agentrl.algo.policy_losses import POLICY_LOSSES, compute_policy_loss, find_loss, loss_facts
-from agentrl.algo.selection import high_covariance, random_in_covariance_range
+from agentrl.algo.losses import POLICY_LOSSES, compute_policy_loss, find_loss, loss_facts
+from agentrl.algo.losses.covariance import ClipCovOptions, KlCovOptions, high_covariance, random_in_covariance_range
+from agentrl.algo.losses.dppo import DppoKlOptions, DppoTvOptions
+from agentrl.algo.losses.gmpo import GmpoOptions
+from agentrl.algo.losses.ipo import IpoOptions
+from agentrl.algo.losses.ppo import PpoOptions
+from agentrl.algo.losses.sapo import SapoOptions
+from agentrl.algo.options import NoOptions
+from agentrl.algo.token_losses import LossInputs, LossOptions
 from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError, PluginError
 from agentrl.core.summaries import GroupSummary
+from tests.unit.algo.chosen import estimator_options, loss_options
 from tests.unit.algo.ragged import ragged
 from tests.unit.flow.fakes import member
 
@@ -53,14 +64,14 @@ def group(scores: list[float | None], rewards: list[float]) -> GroupSummary:
 
 
 def test_the_estimator_of_the_example_is_group_norm() -> None:
-    mine = compute_advantages(f"{EXAMPLE}:group_advantages", batch(), AdvantageOptions()).advantages
-    assert torch.equal(mine, compute_advantages("group_norm", batch(), AdvantageOptions()).advantages)
+    mine = compute_advantages(f"{EXAMPLE}:group_advantages", batch(), estimator_options(f"{EXAMPLE}:group_advantages")).advantages
+    assert torch.equal(mine, compute_advantages("group_norm", batch(), estimator_options("group_norm")).advantages)
 
 
 def test_the_loss_of_the_example_is_ppo() -> None:
     def run(name: str) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
         inputs = loss_batch()
-        result = compute_policy_loss(name, inputs, LossOptions(eps_clip_high=0.28))
+        result = compute_policy_loss(name, inputs, loss_options(name, eps_clip_high=0.28))
         result.per_token.sum().backward()
         assert inputs.new.grad is not None
         return result.per_token, inputs.new.grad, result.stats.result()
@@ -97,32 +108,40 @@ def test_the_facts_of_built_in_algorithms() -> None:
     assert {name for name, facts in stated.items() if facts.whitens} == {"gae", "turn_gae", "reinforce", "reinforce_baseline", "gdpo"}
     discounted = {"gae", "turn_gae", "turn_norm", "reinforce", "reinforce_baseline"}
     assert {name for name, facts in stated.items() if facts.discounts} == discounted
-    assert {name: facts.reads for name, facts in stated.items() if facts.reads} == {"pass_at_k": ("pass_at_k",), "gdpo": ("gdpo_weights",)}
+    assert {name: facts.options for name, facts in stated.items() if facts.options is not AdvantageOptions} == {
+        **dict.fromkeys(("gae", "turn_gae"), GaeOptions),
+        **dict.fromkeys(("reinforce", "reinforce_baseline", "turn_norm"), DiscountedOptions),
+        "pass_at_k": PassAtKOptions,
+        "gdpo": GdpoOptions,
+    }
     assert {name for name, facts in stated.items() if facts.length_neutral} == {"dr_grpo"}
     assert {name for name, facts in stated.items() if not facts.charges_kl} == {"distillation"}
     assert {name: loss_facts(name) for name in POLICY_LOSSES} == {
-        "ppo": LossFacts(dual_clip=True),
+        "ppo": LossFacts(options=PpoOptions),
         "gspo": LossFacts(),
         "cispo": LossFacts(),
-        "reinforce": LossFacts(single_update=True, clip=None),
-        "dppo_tv": LossFacts(clip=(0.15, 0.15)),
-        "dppo_kl": LossFacts(clip=(0.05, 0.05)),
-        "ipo": LossFacts(clip=(0.3, 0.3), reads=("ipo_kl_coef",)),
-        "sapo": LossFacts(clip=None, reads=("sapo_tau_positive", "sapo_tau_negative")),
-        "gmpo": LossFacts(clip=(0.4, 0.4)),
-        "clip_cov": LossFacts(selects=random_in_covariance_range, reads=("cov_share", "clip_cov_range")),
-        "kl_cov": LossFacts(clip=None, selects=high_covariance, reads=("cov_share", "kl_cov_coef")),
+        "reinforce": LossFacts(single_update=True, options=NoOptions),
+        "dppo_tv": LossFacts(options=DppoTvOptions),
+        "dppo_kl": LossFacts(options=DppoKlOptions),
+        "ipo": LossFacts(options=IpoOptions),
+        "sapo": LossFacts(options=SapoOptions),
+        "gmpo": LossFacts(options=GmpoOptions),
+        "clip_cov": LossFacts(selects=random_in_covariance_range, options=ClipCovOptions),
+        "kl_cov": LossFacts(selects=high_covariance, options=KlCovOptions),
     }
+    assert {name: correction_facts(name).whole_batch for name in CORRECTIONS} == dict.fromkeys(CORRECTIONS, False)
 
 
 def test_a_decorator_without_parentheses_states_the_defaults(tmp_path: Path) -> None:
     text = "@agentrl.advantage_estimator\ndef plain(inputs, options):\n    return inputs.over_tokens(inputs.rewards)\n"
     assert estimator_facts(own(tmp_path, text, "plain")) == EstimatorFacts()
+    text = "@agentrl.off_policy_correction\ndef plain(inputs, options):\n    return inputs.ratio()\n"
+    assert correction_facts(own(tmp_path, text, "plain")) == CorrectionFacts()
 
 
 def test_advantages_are_whitened_where_that_is_a_fact(tmp_path: Path) -> None:
     text = "@agentrl.advantage_estimator(whitens=True)\ndef scaled(inputs, options):\n    return inputs.over_tokens(inputs.rewards)\n"
-    advantages = compute_advantages(own(tmp_path, text, "scaled"), batch(), AdvantageOptions()).advantages
+    advantages = compute_advantages(own(tmp_path, text, "scaled"), batch(), estimator_options(own(tmp_path, text, "scaled"))).advantages
     assert float(advantages.mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(advantages.std(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
 
@@ -169,13 +188,13 @@ ESTIMATOR = "@agentrl.advantage_estimator\ndef estimator(inputs, options):\n    
 def test_what_an_estimator_returns_is_checked(tmp_path: Path, body: str, message: str) -> None:
     name = own(tmp_path, ESTIMATOR.format(body), "estimator")
     with pytest.raises(PluginError, match=rf"--advantage-estimator: estimator of .*own.py {message}"):
-        compute_advantages(name, batch(), AdvantageOptions())
+        compute_advantages(name, batch(), estimator_options(name))
 
 
 def test_an_estimator_with_a_critic_returns_its_targets(tmp_path: Path) -> None:
     text = "@agentrl.advantage_estimator(needs_critic=True)\ndef estimator(inputs, options):\n    return inputs.token_rewards\n"
     with pytest.raises(PluginError, match="returned returns of type NoneType"):
-        compute_advantages(own(tmp_path, text, "estimator"), batch(), AdvantageOptions())
+        compute_advantages(own(tmp_path, text, "estimator"), batch(), estimator_options(own(tmp_path, text, "estimator")))
 
 
 LOSS = "@agentrl.policy_loss\ndef loss(inputs, options):\n    {}\n"
@@ -217,6 +236,12 @@ def critic(inputs, options): ...
 @agentrl.policy_loss(single_update=True)
 def once(inputs, options): ...
 
+@agentrl.off_policy_correction
+def weigh(inputs, options): ...
+
+@agentrl.off_policy_correction(whole_batch=True)
+def judge(inputs, options): ...
+
 @agentrl.group_filter(compares_group=True)
 def mixed(group): ...
 """
@@ -232,6 +257,12 @@ def mixed(group): ...
         ("--advantage-estimator", "critic", ["--critic-learning-rate", "0"], "--critic-learning-rate"),
         ("--policy-loss", "once", ["--ppo-epochs", "2"], "--ppo-epochs"),
         ("--policy-loss", "once", ["--dual-clip", "3"], "--dual-clip"),
+        ("--off-policy", "weigh", ["--off-policy-level", "seq"], "--off-policy-level"),
+        ("--off-policy", "weigh", ["--opsm-delta", "0.1"], "--opsm-delta"),
+        ("--off-policy", "weigh", ["--reuse-behaviour-logprobs"], "--off-policy"),
+        ("--off-policy", "weigh", ["--top-p", "0.9"], "--top-p"),
+        ("--off-policy", "judge", ["--interpolate-old-logprobs", "--mini-batches", "2"], "--interpolate-old-logprobs"),
+        ("--off-policy", "compared", [], "--off-policy"),
         ("--group-filter", "mixed", ["--dynamic-filtering"], "--group-filter"),
         ("--group-filter", "mixed", ["--n-samples-per-prompt", "1", "--advantage-estimator", "reinforce"], "--group-filter"),
         ("--group-filter", "once", [], "--group-filter"),
@@ -248,6 +279,8 @@ def test_facts_are_held_against_the_other_flags(tmp_path: Path, flag: str, name:
 def test_the_resolved_configuration_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own(tmp_path, FACTS, "compared")
     monkeypatch.chdir(tmp_path)
-    config = load_config(["--agent", "module:Name", "--advantage-estimator", "own.py:compared", "--group-filter", "own.py:mixed"])
+    flags = ["--advantage-estimator", "own.py:compared", "--group-filter", "own.py:mixed", "--off-policy", "own.py:weigh"]
+    config = load_config(["--agent", "module:Name", *flags])
     assert config.algo.advantage_estimator == f"{tmp_path}/own.py:compared"
+    assert config.algo.off_policy == f"{tmp_path}/own.py:weigh"
     assert config.flow.group_filter == f"{tmp_path}/own.py:mixed"

@@ -38,13 +38,14 @@ KL_LOSS = ["--init-kl-coef", "0.1", "--use-kl-loss"]
         (["--teacher", "/no/such/model"], "--teacher", "is not a directory"),
         (["--teacher", "org/name", "--mini-batches", "2", "--interpolate-old-logprobs"], "--interpolate-old-logprobs", "Leave out one"),
         (["--teacher", "org/name", "--learner-tensor-parallel", "2", "--num-learners", "2"], "--teacher", "--zero-stage 3"),
-        (["--pass-at-k", "2"], "--pass-at-k", "or use pass_at_k"),
+        (["--pass-at-k", "2"], "--pass-at-k", "or use --advantage-estimator pass_at_k"),
         (["--advantage-estimator", "pass_at_k", "--pass-at-k", "9", "--n-samples-per-prompt", "8"], "--pass-at-k", "at most 8"),
         (["--advantage-estimator", "pass_at_k", "--pass-at-k", "1"], "--pass-at-k", "help"),
         (["--advantage-estimator", "pass_at_k", "--n-samples-per-prompt", "1"], "--n-samples-per-prompt", "reinforce"),
         (["--advantage-estimator", "turn_gae", "--critic-learning-rate", "0"], "--critic-learning-rate", "reinforce"),
         (["--advantage-estimator", "opo", "--gamma", "0.9"], "--gamma", "Use 1"),
-        (["--gdpo-weights", "correct=1"], "--gdpo-weights", "use gdpo"),
+        (["--gae-lambda", "0.9"], "--gae-lambda", "use --advantage-estimator gae or turn_gae"),
+        (["--gdpo-weights", "correct=1"], "--gdpo-weights", "use --advantage-estimator gdpo"),
         (["--advantage-estimator", "gdpo", "--gdpo-weights", "correct"], "--gdpo-weights", "correct=1"),
         (["--advantage-estimator", "gdpo", "--gdpo-weights", "a=1", "a=2"], "--gdpo-weights", "correct=1"),
         (["--advantage-estimator", "gdpo", "--stop-properly-penalty", "0"], "--stop-properly-penalty", "component"),
@@ -135,7 +136,12 @@ def test_what_makes_sense_is_accepted(args: list[str]) -> None:
     load_config([*AGENT, *args])
 
 
-@pytest.mark.parametrize("flag", ["--off-policy", "--kl-estimator", "--loss-aggregation"])
+def test_an_unknown_correction_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"--off-policy = 'tsi': is not known. Did you mean tis\? Choose one of tis.*file.py:name"):
+        load_config([*AGENT, "--off-policy", "tsi"])
+
+
+@pytest.mark.parametrize("flag", ["--kl-estimator", "--loss-aggregation"])
 def test_an_unknown_name_is_answered_with_the_known_ones(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         load_config([*AGENT, flag, "no-such-thing"])

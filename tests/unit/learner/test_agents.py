@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
+from agentrl.algo.advantages import AdvantageInputs
 from agentrl.algo.estimators import compute_advantages
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.batch import Batch, collate
 from agentrl.learner.sharding import plan_updates
+from tests.unit.algo.chosen import estimator_options
 
 REWARDS = {"ann": [1.0, 0.0, 0.5, 0.5], "bob": [-3.0, 5.0, -3.0, 1.0]}
 
@@ -43,7 +44,7 @@ def group(number: int = 0, scale: float = 1.0, **changes: object) -> Group:
 def advantages(batch: Batch, estimator: str) -> list[float]:
     """One number per trajectory, in the batch's order."""
     inputs = AdvantageInputs(token_rewards=batch.token_rewards, episode=batch.episode, group=batch.group, rewards=batch.rewards)
-    found = compute_advantages(estimator, inputs, AdvantageOptions(advantage_std_norm=estimator == "group_norm")).advantages
+    found = compute_advantages(estimator, inputs, estimator_options(estimator, advantage_std_norm=estimator == "group_norm")).advantages
     return [float(found[batch.episode == number][0]) for number in range(batch.num_episodes)]
 
 

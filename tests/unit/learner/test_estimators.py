@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
+from agentrl.algo.advantages import AdvantageInputs
 from agentrl.algo.estimators import compute_advantages
 from agentrl.learner.batch import collate
 from tests.learner_support import action_targets, gradients, largest_difference, make_settings, write_model
+from tests.unit.algo.chosen import estimator_options
 from tests.unit.learner.test_algorithms import GROUPS, logprobs, started
 
 
@@ -33,7 +34,7 @@ def test_the_estimator_is_given_turns_and_components(tiny_model: str, name: str)
         turn=torch.cat([torch.full((len(turn.token_ids),), n) for n, turn in enumerate(t for row in batch.rows for t in row.turns)]),
         parts={"a": torch.tensor([0.0, 1.0, 2.0] * 4), "b": torch.tensor([0.0, 1.0, 0.0] * 4)},
     )
-    expected = compute_advantages(name, inputs, AdvantageOptions(gdpo_weights={"a": 1.0, "b": -2.0}))
+    expected = compute_advantages(name, inputs, estimator_options(name, gdpo_weights=("a=1", "b=-2")))
     assert found == pytest.approx(float(expected.advantages.abs().mean()), rel=1e-5)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,31 @@ def test_no_correction_depends_on_micro_batches(tiny_model: str, preset: str) ->
     whole = gradients(make_settings(tiny_model, algo=algo), GROUPS)
     rows = gradients(make_settings(tiny_model, algo=algo, learner={"micro_batch_tokens": 1}), GROUPS)
     assert largest_difference(whole, rows) < 1e-5
+
+
+CORRECTIONS = """
+import agentrl
+
+@agentrl.off_policy_correction
+def truncated(inputs, options):
+    return inputs.ratio().clamp(max=2)
+
+@agentrl.off_policy_correction(whole_batch=True)
+def median(inputs, options):
+    return inputs.ratio().where(inputs.log_rho <= inputs.log_rho.median(), 0.0)
+"""
+
+
+@pytest.mark.parametrize("name", ["truncated", "median"])
+def test_a_correction_of_ones_own_sees_what_it_asks_for(tiny_model: str, tmp_path: Path, name: str) -> None:
+    """Whole rows, or the whole batch before the first update."""
+    file = tmp_path / "own.py"
+    file.write_text(CORRECTIONS)
+    algo = {"off_policy": f"{file}:{name}"}
+    whole = gradients(make_settings(tiny_model, algo=algo), GROUPS)
+    rows = gradients(make_settings(tiny_model, algo=algo, learner={"micro_batch_tokens": 1}), GROUPS)
+    assert largest_difference(whole, rows) < 1e-5
+    assert (largest_difference(whole, plain_gradients(tiny_model)) < 1e-5) == (name == "truncated")
 
 
 def test_interpolated_old_logprobs_do_not_depend_on_micro_batches(tiny_model: str) -> None:

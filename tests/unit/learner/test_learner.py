@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.algo.losses import shares
+from agentrl.algo.token_losses import shares
 from agentrl.core.errors import BatchError, CheckpointError, LearnerError, NonFiniteError
 from agentrl.core.types import Group, Status, Task, Trajectory
 from agentrl.learner.learner import LearnerRank

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.algo.advantages import AdvantageOptions
+from agentrl.algo.corrections import compute_correction
 from agentrl.algo.estimators import ESTIMATORS, compute_advantages, estimator_facts
-from agentrl.algo.facts import EstimatorFacts, FilterFacts, LossFacts
+from agentrl.algo.facts import CorrectionFacts, EstimatorFacts, FilterFacts, LossFacts
 from agentrl.algo.filters import find_filter
-from agentrl.algo.losses import LossInputs, LossOptions
-from agentrl.algo.policy_losses import compute_policy_loss
+from agentrl.algo.losses import compute_policy_loss
+from agentrl.algo.token_losses import LossInputs
 from agentrl.core.summaries import GroupSummary
+from tests.unit.algo.chosen import correction_inputs, correction_options, estimator_options, loss_options
 from tests.unit.algo.ragged import outcome_inputs, ragged
 from tests.unit.flow.fakes import member
 
@@ -32,7 +33,7 @@ def file(tmp_path: Path) -> Path:
 def test_the_estimator_of_the_page(file: Path) -> None:
     batch = ragged(1, groups=1, members=3)
     advantages = compute_advantages(
-        f"{file}:best_of_group", outcome_inputs(batch, torch.tensor([0.0, 1.0, 0.5])), AdvantageOptions()
+        f"{file}:best_of_group", outcome_inputs(batch, torch.tensor([0.0, 1.0, 0.5])), estimator_options(f"{file}:best_of_group")
     ).advantages
     assert advantages[batch.last].tolist() == [-1.0, 1.0, 0.0]
 
@@ -40,8 +41,16 @@ def test_the_estimator_of_the_page(file: Path) -> None:
 def test_the_loss_of_the_page(file: Path) -> None:
     new = torch.tensor([0.0, 0.5], requires_grad=True)
     inputs = LossInputs(new=new, old=torch.zeros(2), advantages=torch.tensor([1.0, 1.0]), sequence=torch.tensor([0, 0]))
-    result = compute_policy_loss(f"{file}:soft_clip", inputs, LossOptions(eps_clip_high=0.25))
+    result = compute_policy_loss(f"{file}:soft_clip", inputs, loss_options(f"{file}:soft_clip", eps_clip_high=0.25))
     torch.testing.assert_close(result.per_token, torch.tensor([-1.0, 1.0 - float(torch.tensor(0.5).exp())]))
+
+
+def test_the_correction_of_the_page(file: Path) -> None:
+    old, rows = torch.tensor([0.0, 1.0, 0.05]), torch.tensor([0, 0, 1])
+    inputs = correction_inputs(old, torch.zeros(3), rows, rows < 1, torch.ones(3))
+    result = compute_correction(f"{file}:steady_sequences", inputs, correction_options(f"{file}:steady_sequences"))
+    torch.testing.assert_close(result.weights, torch.tensor([0.0, 0.0, float(torch.tensor(0.05).exp())]))
+    assert result.keep.tolist() == [False, False, True]
 
 
 def test_the_filter_of_the_page(file: Path) -> None:
@@ -67,6 +76,6 @@ def test_the_table_of_estimators_says_what_the_facts_say() -> None:
 
 
 def test_the_table_of_facts_is_complete() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| (estimator|loss|estimator, filter|estimator, loss) \|", PAGE, re.MULTILINE))
-    stated = [*EstimatorFacts.__slots__, *LossFacts.__slots__, *FilterFacts.__slots__]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ((?:estimator|loss|correction|filter|, )+) \|", PAGE, re.MULTILINE))
+    stated = [*EstimatorFacts.__slots__, *LossFacts.__slots__, *CorrectionFacts.__slots__, *FilterFacts.__slots__]
     assert set(rows) == set(stated)

@@ -1,19 +1,21 @@
 """Losses of the policy and the critic: from action tokens to a loss for each of them, and from those to one number.
 
-What the losses of the policy are given and return stands here, and the losses themselves in `agentrl.algo.policy_losses`. torch is
+What the losses of the policy are given and return stands here, and the losses themselves in `agentrl.algo.losses`. torch is
 imported when a loss is computed, so that a configuration can be checked without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from agentrl.algo.options import NoOptions
 from agentrl.algo.statistics import bounded_exp, record_means, segment_mean
 from agentrl.core.errors import BatchError, ConfigError
 from agentrl.core.metrics import MetricSums
+from agentrl.core.settings import Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,37 +61,22 @@ def value_loss(new: Tensor, old: Tensor, returns: Tensor, value_clip: float | No
     return LossResult(per_token=0.5 * worst, stats=stats)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LossOptions:
-    """Settings of the policy losses, named as in the configuration.
+    """Options of a loss that bounds how far the policy moves from the one that the batch was taken with."""
 
-    Attributes:
-        eps_clip_low: Lower bound of the loss: `ppo` clips the ratio at 1 - this.
-        eps_clip_high: Upper bound of the loss: `ppo` clips the ratio at 1 + this.
-        dual_clip: For a negative advantage A the objective of `ppo` is at least this times A; `None` switches it off.
-        ipo_kl_coef: Weight of the squared log ratio in `ipo`.
-        sapo_tau_positive: How fast the gradient of `sapo` fades with the ratio's distance from 1 where A > 0.
-        sapo_tau_negative: The same where A <= 0.
-        cov_share: Share of the tokens that `clip_cov` and `kl_cov` select.
-        clip_cov_range: Covariances between which `clip_cov` selects.
-        kl_cov_coef: Weight of the absolute log ratio of the tokens that `kl_cov` selected.
-        seed: Seed of random choices; another in every step.
-    """
+    eps_clip_low: Positive = 0.2
+    """The ratio is clipped below at 1 - this; for other losses than ``ppo``, their lower bound."""
+    eps_clip_high: Positive = 0.2
+    """The ratio is clipped above at 1 + this; larger than ``--eps-clip-low`` is clip-higher (DAPO)."""
 
-    eps_clip_low: float = 0.2
-    eps_clip_high: float = 0.2
-    dual_clip: float | None = None
-    ipo_kl_coef: float = 0.0
-    sapo_tau_positive: float = 1.0
-    sapo_tau_negative: float = 1.05
-    cov_share: float = 2e-4
-    clip_cov_range: tuple[float, float] = (1.0, 5.0)
-    kl_cov_coef: float = 1.0
-    seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.dual_clip is not None and self.dual_clip <= 1.0:
-            raise ConfigError("--dual-clip", self.dual_clip, "must be larger than 1", "Use 3, or leave it out")
+def clip_options(clip: tuple[float, float] | None) -> type[Any]:
+    """Return `LossOptions` with these defaults of the bounds, or no options if there are no bounds."""
+    if clip is None:
+        return NoOptions
+    bounds = [("eps_clip_low", Positive, clip[0]), ("eps_clip_high", Positive, clip[1])]
+    return LossOptions if clip == (0.2, 0.2) else make_dataclass("LossOptions", bounds, bases=(LossOptions,), frozen=True, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,6 +89,7 @@ class LossInputs:
         advantages: As from `compute_advantages`. # [A]
         sequence: Row of each token, from 0; rows are never split between micro-batches. # [A] int64
         selected: Tokens that the function stated as ``selects`` marked in the whole batch; `None` if the loss states none. # [A] bool
+        seed: Seed of random choices; another in every step.
 
     Raises:
         BatchError: If the lengths disagree.
@@ -112,6 +100,7 @@ class LossInputs:
     advantages: Tensor
     sequence: Tensor
     selected: Tensor | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         tensors = {"old": self.old, "advantages": self.advantages, "sequence": self.sequence, "selected": self.selected}
@@ -146,7 +135,8 @@ class TokenLosses:
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-PolicyLoss: TypeAlias = "Callable[[LossInputs, LossOptions], Tensor | TokenLosses]"
+PolicyLoss: TypeAlias = "Callable[[LossInputs, Any], Tensor | TokenLosses]"
+"""From the inputs and the loss's own options to losses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

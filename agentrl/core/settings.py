@@ -1,0 +1,38 @@
+"""Annotations of settings and options: the ranges that numbers lie in, and notes for the loader."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+
+from agentrl.core.types import MAX_TEMPERATURE, MIN_TEMPERATURE
+
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+Share = Annotated[float, Gt(0), Le(1)]
+Temperature = Annotated[float, Ge(MIN_TEMPERATURE), Le(MAX_TEMPERATURE)]
+TemperatureOrZero = Annotated[float, Ge(0), Le(MAX_TEMPERATURE)]
+
+
+class ResumeMayChange:
+    """Marks a setting that a resumed run may have otherwise: it decides where and how fast the run goes, not what is learnt."""
+
+
+class UserFile:
+    """Marks a setting that may name a function or class of a file, ``file.py:name``, or several of them."""
+
+
+class Alias:
+    """Further flags for a setting, names of other systems mostly; one that names several settings sets all of them.
+
+    Attributes:
+        flags: The flags.
+        command: The command that has them; empty: every command with the setting.
+    """
+
+    def __init__(self, *flags: str, command: str = "") -> None:
+        self.flags, self.command = flags, command
