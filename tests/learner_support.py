@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agentrl.config.algorithm import AlgoConfig
+from agentrl.config.algorithm import AlgoConfig, AlgoSettings
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
@@ -141,13 +141,20 @@ def row_scores(model: Any, row: Any) -> Any:
     return torch.log_softmax(logits[predicted] / torch.from_numpy(row.temperatures.copy())[:, None], -1)
 
 
+def algorithm(**settings: Any) -> AlgoConfig:
+    """The algorithm with settings and options by name."""
+    own = {item.name for item in fields(AlgoSettings)}
+    algo = AlgoConfig(**{name: value for name, value in settings.items() if name in own})
+    return algo.with_options(**{name: value for name, value in settings.items() if name not in own})
+
+
 def make_settings(
     model: str, *, learner: dict[str, Any] | None = None, algo: dict[str, Any] | None = None, lora: dict[str, Any] | None = None
 ) -> LearnerSettings:
     return LearnerSettings(
         model=model,
         learner=LearnerConfig(**{"learning_rate": 1e-2, "zero_stage": 0, "max_grad_norm": 1e9} | (learner or {})),
-        algo=AlgoConfig(**algo or {}),
+        algo=algorithm(**algo or {}),
         lora=LoraConfig(**lora or {}),
         num_steps=10,
         max_new_tokens=8,

@@ -159,8 +159,8 @@ def advantages(groups: Sequence[PlayedGroup], settings: TrainConfig) -> Tensor:
         ConfigError: If the estimator needs a critic, or the tokens are in the processes of a cluster.
         BatchError: If nothing in the groups can be trained.
     """
-    from agentrl.algo.estimators import compute_advantages
-    from agentrl.learner.algorithm import advantage_options
+    from agentrl.algo.estimators import compute_advantages, find_estimator
+    from agentrl.config.algorithm import options_of
     from agentrl.learner.batch import advantage_inputs, collate
 
     if not all(isinstance(group.episodes, Group) for group in groups):
@@ -168,4 +168,5 @@ def advantages(groups: Sequence[PlayedGroup], settings: TrainConfig) -> Tensor:
         raise ConfigError("--runtime", settings.run.runtime, "leaves the tokens of episodes in the processes that sampled them", remedy)
     algo = settings.algo
     batch = collate([group.episodes for group in groups], mask_truncated=algo.mask_truncated, in_baseline=algo.truncated_in_baseline)
-    return compute_advantages(algo.advantage_estimator, advantage_inputs(batch), advantage_options(algo)).advantages
+    estimator = find_estimator(algo.advantage_estimator)
+    return compute_advantages(estimator, advantage_inputs(batch), options_of(algo, estimator)).advantages

@@ -8,7 +8,6 @@ import logging
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +23,7 @@ from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import changed, flag
+from agentrl.config.sections import changed, flag, settings_of
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.errors import CheckpointError, ClusterError, ConfigError, DamagedCheckpointError, LearnerDeadError
 from agentrl.core.plugins import copy_plugins
@@ -159,13 +158,14 @@ def preview(config: TrainConfig) -> list[str]:
     check_model(config)
     agent = load_environment(config)
     tasks, questions = open_tasks(config, agent), run_eval_tasks(config, agent)
+    form = TrainConfig.schema(vars(config.algo))
+    loaded = config.to_load(form)
+    given = [(item, getattr(getattr(loaded, item.section), item.name)) for item in settings_of(form).values()]
+    implied = {("runtime", "ray"), *((("max_staleness", config.flow.staleness),) if config.flow.staleness <= 1 else ())}
     others = [
-        flag(name) if value is True else f"{flag(name)} {value}" if value is not False else flag(f"no_{name}")
-        for section, values in asdict(config).items()
-        for name, value in values.items()
-        if value != getattr(getattr(TrainConfig(), section), name)
-        and not (name == "max_staleness" and config.flow.staleness <= 1)
-        and (name, value) != ("runtime", "ray")
+        flag(item.name) if value is True else f"{flag(item.name)} {value}" if value is not False else flag(f"no_{item.name}")
+        for item, value in given
+        if value != item.default and not (isinstance(value, str | int) and (item.name, value) in implied)
     ]
     groups, samples, steps = config.flow.groups_per_step, config.sampling.n_samples_per_prompt, config.training.num_steps
     count, drawn = tasks.num_tasks, groups * steps

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt, Le
 
+from agentrl.algo import facts
+from agentrl.algo.corrections import CORRECTIONS
+from agentrl.algo.estimators import ESTIMATORS
+from agentrl.algo.facts import Kind, facts_of
+from agentrl.algo.losses import POLICY_LOSSES
+from agentrl.algo.options import option_names
+from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, UserFile
+from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, UserFile
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlgoConfig:
+class AlgoSettings:
     """The algorithm."""
 
     advantage_estimator: Annotated[str, UserFile] = "group_norm"
     """Advantage estimator: ``group_norm`` (or ``grpo``), ``dr_grpo``, ``rloo``, ``reinforce``, ``reinforce_baseline``, ``gae``, ``opo``,
     ``remax``, ``batch_std``, ``pass_at_k``, ``gdpo``, ``turn_norm``, ``turn_gae``, ``distillation``, or ``file.py:name``."""
-    gamma: Fraction = 1.0
-    """Discount per action token, or per turn for ``turn_gae`` and ``turn_norm``; estimators without a discount take 1."""
-    gae_lambda: Fraction = 1.0
-    """Lambda of ``gae``: 1 has no bias from the critic, lower has less variance."""
-    advantage_std_norm: bool = True
-    """Divide by the standard deviation where the estimator whitens or normalises."""
-    pass_at_k: Annotated[int, Ge(2)] | None = None
-    """Attempts of which the best one counts, for the estimator of that name. Default: all of the group."""
-    gdpo_weights: tuple[str, ...] = ()
-    """Components of the reward that ``gdpo`` adds up, with their weights: ``correct=1 format=0.5``. Default: all, with weight 1."""
     teacher: str = ""
     """Hugging Face directory or hub name of a model with the same tokenizer, which scores the sampled tokens: its log-probability less
     that of the policy is added to the advantage of each token (on-policy distillation)."""
@@ -39,29 +36,9 @@ class AlgoConfig:
     """Train nothing on episodes that a budget or the environment cut short (DAPO's overlong filtering)."""
     truncated_in_baseline: bool = True
     """With ``--mask-truncated``: their rewards still count in the baseline of their group; off: they are left out of it."""
-    reward_clip_range: tuple[float, float] = (-10.0, 10.0)
-    """Rewards are clipped to this range before any baseline."""
     policy_loss: Annotated[str, UserFile] = "ppo"
     """Policy objective: ``ppo``, ``gspo``, ``cispo``, ``reinforce``, ``dppo_tv``, ``dppo_kl``, ``ipo``, ``sapo``, ``gmpo``, ``clip_cov``,
     ``kl_cov``, or a function of your own, ``file.py:name``."""
-    eps_clip_low: Annotated[Positive | None, Alias("--epsilon", "--eps-clip")] = None
-    """The ratio is clipped below at 1 - this; for other losses than ``ppo``, their lower bound. Default: the loss's, 0.2 for ``ppo``."""
-    eps_clip_high: Annotated[Positive | None, Alias("--epsilon", "--epsilon-high", "--eps-clip")] = None
-    """The ratio is clipped above at 1 + this; larger than ``--eps-clip-low`` is clip-higher (DAPO). Default: the loss's, as above."""
-    dual_clip: Annotated[float, Gt(1)] | None = None
-    """For a negative advantage A, the objective of ``ppo`` is at least this times A; typically 3."""
-    ipo_kl_coef: NonNegative = 0.0
-    """Weight of the squared log ratio in ``ipo``; prime-rl used 1e-3 in earlier versions."""
-    sapo_tau_positive: Positive = 1.0
-    """Speed at which the gradient of ``sapo`` fades as the ratio leaves 1, for a positive advantage."""
-    sapo_tau_negative: Positive = 1.05
-    """The same for a negative advantage."""
-    cov_share: Annotated[float, Gt(0), Le(1)] = 2e-4
-    """Share of the tokens that ``clip_cov`` and ``kl_cov`` hold back, at least one token."""
-    clip_cov_range: tuple[float, float] = (1.0, 5.0)
-    """Covariances of log-probability and advantage between which ``clip_cov`` draws its tokens."""
-    kl_cov_coef: NonNegative = 1.0
-    """Weight of the absolute log ratio of the tokens that ``kl_cov`` holds back."""
     top_entropy_share: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the tokens, those with the highest entropy, that the policy is trained on; 0.2 is usual, 1 trains on all."""
     ppo_epochs: Annotated[Count, Alias("--num-iterations", "--max-epochs")] = 1
@@ -95,20 +72,9 @@ class AlgoConfig:
     """Episodes over which an error of 20 % or more changes an adaptive KL coefficient by 20 %."""
     ref_reset_every: CountOrZero = 0
     """Steps after which the reference model becomes the current policy, again and again; 0: never."""
-    off_policy: Annotated[
-        Literal["tis", "seq-tis", "icepop", "seq-mask-tis", "decoupled", "opsm", "m2po", "none"], Alias("--vllm-is-correction-type")
-    ] = "tis"
-    """Correction for tokens sampled by older weights; a preset that the flags below may change."""
-    off_policy_level: Literal["token", "seq", "geo"] | None = None
-    """Unit of an importance ratio: a token, or a sequence by product or geometric mean. Default: the preset's."""
-    off_policy_mode: Literal["none", "truncate", "clip", "mask"] | None = None
-    """Treatment of ratios outside ``--off-policy-range``. Default: the preset's."""
-    off_policy_range: tuple[float, float] | None = None
-    """Bounds of the importance ratio. Default: the preset's."""
-    opsm_delta: NonNegative | None = None
-    """Drop a sequence with a negative advantage whose log-probability fell by more than this on average. Default: the preset's."""
-    m2po_tau: Positive | None = None
-    """Drop the most extreme tokens until the mean squared log ratio is below this. Default: the preset's."""
+    off_policy: Annotated[str, Alias("--vllm-is-correction-type"), UserFile] = "tis"
+    """Correction for tokens sampled by older weights: ``tis``, ``seq-tis``, ``icepop``, ``seq-mask-tis``, ``decoupled``, ``opsm``,
+    ``m2po``, ``none``, each a preset that its options may change, or a function of your own, ``file.py:name``."""
     reuse_behaviour_logprobs: bool = False
     """Take the recorded log-probabilities as those of the weights before the update, instead of computing them again."""
     interpolate_old_logprobs: bool = False
@@ -118,25 +84,98 @@ class AlgoConfig:
     """Allow ``--off-policy none`` in an asynchronous run."""
 
 
-def has_ratios(algo: AlgoConfig) -> bool:
-    """Return True if recorded log-probabilities enter the loss, as those of the distribution that the learner computes."""
-    return algo.off_policy != "none" or algo.reuse_behaviour_logprobs
+@dataclass(frozen=True, kw_only=True)
+class AlgoConfig(AlgoSettings):
+    """The algorithm, with the options of its estimator, its loss and its correction.
+
+    Attributes:
+        options: Options by name, checked when they were loaded; one that is not there has its default.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_options(self, **values: Any) -> AlgoConfig:
+        """Return the algorithm with options in the place of its own, unchecked.
+
+        Raises:
+            TypeError: If no built-in algorithm and none of those that are chosen has an option of that name.
+        """
+        chosen = (name for function in chosen_functions(vars(self)).values() for name in option_names(facts_of(function).options))
+        if unknown := values.keys() - set(chosen) - built_in_options().keys():
+            raise TypeError(f"no algorithm has an option named {', '.join(sorted(unknown))}")
+        return replace(self, options={**self.options, **values})
 
 
-def named_weights(given: Sequence[str]) -> dict[str, float]:
-    """Return the weights of ``--gdpo-weights`` by name.
+@dataclass(frozen=True, slots=True)
+class AlgorithmKind:
+    """One of the parts of an algorithm that has options: its section, and the setting that chooses it."""
+
+    section: str
+    setting: str
+    kind: Kind
+    built_in: Mapping[str, Callable[..., Any]]
+
+
+KINDS = (
+    AlgorithmKind("estimator", "advantage_estimator", facts.ESTIMATOR, ESTIMATORS),
+    AlgorithmKind("loss", "policy_loss", facts.LOSS, POLICY_LOSSES),
+    AlgorithmKind("correction", "off_policy", facts.CORRECTION, CORRECTIONS),
+)
+
+
+def chosen_functions(given: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+    """Return the estimator, the loss and the correction that settings choose, by section.
+
+    Args:
+        given: Values of settings by name; one that is not there has its default.
 
     Raises:
-        ConfigError: If one is not of the form ``name=number``, or a name stands twice.
+        ConfigError: If there is none of that name, or a user's own cannot be used.
     """
-    weights: dict[str, float] = {}
-    for text in given:
-        name, _, number = text.rpartition("=")
-        try:
-            weight = float(number)
-        except ValueError:
-            weight = math.nan
-        if not name or name in weights or not math.isfinite(weight):
-            raise ConfigError("--gdpo-weights", text, "is not a name of its own with a number", "Write for example correct=1 format=0.5.")
-        weights[name] = weight
-    return weights
+    return {
+        part.section: facts.find(part.kind, str(given.get(part.setting, getattr(AlgoSettings, part.setting))), part.built_in)
+        for part in KINDS
+    }
+
+
+def options_of(algo: AlgoConfig, function: Callable[..., Any]) -> Any:
+    """Return the options of an estimator, a loss or a correction: its defaults, and in their place those that were given."""
+    kind = facts_of(function).options
+    return kind(**{name: algo.options[name] for name in option_names(kind) if name in algo.options})
+
+
+@cache
+def built_in_options() -> Mapping[str, tuple[AlgorithmKind, tuple[str, ...]]]:
+    """Return the options of the built-in algorithms by name: the kind of the algorithm, and the names of those that have it."""
+    found: dict[str, tuple[AlgorithmKind, tuple[str, ...]]] = {}
+    for part in KINDS:
+        for name, function in part.built_in.items():
+            for option in option_names(facts_of(function).options):
+                found[option] = (part, (*found.get(option, (part, ()))[1], name))
+    return found
+
+
+def foreign_option(name: str, value: Any, given: Mapping[str, Any]) -> ConfigError | None:
+    """Return the error for an option of a built-in algorithm that is not chosen; `None` if its value is a default or unset.
+
+    Args:
+        name: The option, which none of the chosen algorithms has.
+        value: Its value, also as JSON has it.
+        given: Values of the settings that choose the algorithms.
+
+    Raises:
+        KeyError: If no built-in algorithm has it.
+    """
+    part, others = built_in_options()[name]
+    value = tuple(value) if isinstance(value, list) else value
+    classes = [facts_of(part.built_in[other]).options for other in others]
+    if value is None or any(value == getattr(kind(), name) for kind in classes):
+        return None
+    chosen = given.get(part.setting, getattr(AlgoSettings, part.setting))
+    remedy = f"Leave it out, or use {part.kind.flag} {' or '.join(others if len(others) < 3 else others[:1])}."
+    return ConfigError(flag(name), value, f"has no effect on {part.kind.flag} {chosen}", remedy)
+
+
+def has_ratios(algo: AlgoSettings) -> bool:
+    """Return True if recorded log-probabilities enter the loss, as those of the distribution that the learner computes."""
+    return algo.off_policy != "none" or algo.reuse_behaviour_logprobs

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from agentrl.algo import facts
-from agentrl.algo.corrections import CORRECTIONS, correction_facts, find_correction, needs_whole_batch
-from agentrl.algo.estimators import ESTIMATORS, estimator_facts
+from agentrl.algo.corrections import correction_facts, find_correction, needs_whole_batch
+from agentrl.algo.estimators import estimator_facts, find_estimator
 from agentrl.algo.filters import filter_facts
-from agentrl.algo.losses import POLICY_LOSSES, loss_facts
-from agentrl.algo.options import option_names
-from agentrl.config.algorithm import AlgoConfig, chosen_options, has_ratios
+from agentrl.algo.losses import loss_facts
+from agentrl.config.algorithm import AlgoConfig, has_ratios, options_of
 from agentrl.config.flow import FlowConfig
 from agentrl.config.model_shape import read_shape
+from agentrl.config.reward import PenaltyConfig
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag as flag_of
+from agentrl.config.sections import refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import cuda_device_count
 
@@ -40,43 +40,15 @@ def _groups_can_be_compared(config: TrainConfig) -> None:
         raise ConfigError("--group-filter", flow.group_filter, problem, "Use --n-samples-per-prompt 2 or more.")
 
 
-def _discount_has_an_estimator(config: TrainConfig) -> None:
-    name, gamma = config.algo.advantage_estimator, config.algo.gamma
-    if gamma != 1.0 and not estimator_facts(name).discounts:
-        raise ConfigError("--gamma", gamma, f"the estimator {name!r} has no discount", "Use 1, or --advantage-estimator reinforce or gae.")
-
-
-KINDS = ((facts.ESTIMATOR, ESTIMATORS), (facts.LOSS, POLICY_LOSSES), (facts.CORRECTION, CORRECTIONS))
-"""Kinds of algorithms with options, and the built-in ones of each."""
-
-
-def _options_have_their_algorithm(config: TrainConfig) -> None:
-    """The flags of an algorithm that is not chosen have no effect, and those of the chosen one must go together."""
-    algo = config.algo
-    for kind, built_in in KINDS:
-        name = getattr(algo, kind.flag.removeprefix("--").replace("-", "_"))
-        chosen = facts.find(kind, name, built_in)
-        known = {other: option_names(facts.facts_of(function).options) for other, function in built_in.items()}
-        for option in dict.fromkeys(chain.from_iterable(known.values())):
-            value = getattr(algo, option)
-            if option not in option_names(facts.facts_of(chosen).options) and value != getattr(AlgoConfig, option):
-                others = [other for other, names in known.items() if option in names]
-                remedy = f"Leave it out, or use {kind.flag} {' or '.join(others if len(others) < 3 else others[:1])}."
-                raise ConfigError(flag_of(option), value, f"has no effect on {kind.flag} {name}", remedy)
-        chosen_options(algo, chosen)
-
-
 def _estimator_fits_the_rewards(config: TrainConfig) -> None:
     algo, n = config.algo, config.sampling.n_samples_per_prompt
-    if algo.pass_at_k is not None and algo.pass_at_k > n:
-        raise ConfigError("--pass-at-k", algo.pass_at_k, f"exceeds --n-samples-per-prompt {n}", f"Use at most {n}.")
-    if "gdpo_weights" not in option_names(estimator_facts(algo.advantage_estimator).options):
-        return
-    for name in ("overlong_buffer", "stop_properly_penalty"):
-        value = getattr(algo, name)
-        if value != getattr(AlgoConfig, name):
-            problem = f"changes the reward, and --advantage-estimator {algo.advantage_estimator} reads its components"
-            raise ConfigError(flag_of(name), value, problem, "Leave it out, or return the penalty as a component.")
+    options = options_of(algo, find_estimator(algo.advantage_estimator))
+    if (k := getattr(options, "pass_at_k", None)) is not None and k > n:
+        raise ConfigError("--pass-at-k", k, f"exceeds --n-samples-per-prompt {n}", f"Use at most {n}.")
+    if hasattr(options, "gdpo_weights"):
+        problem = f"changes the reward, and --advantage-estimator {algo.advantage_estimator} reads its components"
+        penalties = ("overlong_buffer", "stop_properly_penalty")
+        refuse_set(config.penalty, penalties, problem, "Leave it out, or return the penalty as a component.")
 
 
 def _the_greedy_episode_is_played(config: TrainConfig) -> None:
@@ -166,6 +138,12 @@ def _kl_in_the_loss_has_a_gradient(config: TrainConfig) -> None:
         raise ConfigError("--kl-estimator", "k1", problem, "Use k2 or k3, add --kl-bias-correction, or put the penalty into the reward.")
 
 
+def _changed_options(algo: AlgoConfig, function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """Flag and value of the options that do not have their defaults."""
+    options = options_of(algo, function)
+    return [(flag_of(name), value) for name, value in vars(options).items() if value != getattr(type(options)(), name)]
+
+
 def _corrections_have_a_ratio(config: TrainConfig) -> None:
     """With the recorded log-probabilities as the old ones, the ratio of every correction is 1."""
     algo = config.algo
@@ -173,11 +151,7 @@ def _corrections_have_a_ratio(config: TrainConfig) -> None:
         return
     for flag, value in (
         ("--off-policy", None if algo.off_policy in ("tis", "none") else algo.off_policy),
-        ("--off-policy-level", algo.off_policy_level),
-        ("--off-policy-mode", algo.off_policy_mode),
-        ("--off-policy-range", algo.off_policy_range),
-        ("--opsm-delta", algo.opsm_delta),
-        ("--m2po-tau", algo.m2po_tau),
+        *_changed_options(algo, find_correction(algo.off_policy)),
     ):
         if value is not None:
             problem = "has nothing to correct with --reuse-behaviour-logprobs, where the clipped ratio of the loss does all of it"
@@ -189,7 +163,7 @@ def _interpolation_saves_a_pass(config: TrainConfig) -> None:
     if not algo.interpolate_old_logprobs:
         return
     correction = find_correction(algo.off_policy)
-    whole = needs_whole_batch(correction, chosen_options(algo, correction))
+    whole = needs_whole_batch(correction, options_of(algo, correction))
     judge = f"--off-policy {algo.off_policy}" if correction_facts(algo.off_policy).whole_batch else "M2PO"
     problems = (
         (algo.ppo_epochs * algo.mini_batches == 1, "saves nothing with one update per batch", "Leave it out, or raise --mini-batches."),
@@ -209,7 +183,7 @@ def _length_penalties_fit(config: TrainConfig) -> None:
     buffer, factor, budget = config.penalty.overlong_buffer, config.penalty.overlong_penalty, config.rollout.max_new_tokens
     if buffer > budget:
         raise ConfigError("--overlong-buffer", buffer, f"exceeds --max-new-tokens {budget}", f"Use at most {budget}.")
-    if not buffer and factor != AlgoConfig.overlong_penalty:
+    if not buffer and factor != PenaltyConfig.overlong_penalty:
         raise ConfigError("--overlong-penalty", factor, "has no effect without a buffer", f"Give --overlong-buffer, up to {budget}.")
 
 
@@ -224,7 +198,7 @@ def _baseline_may_lack_truncated(config: TrainConfig) -> None:
     problems = (
         (not algo.mask_truncated, "has no effect while truncated episodes are trained", "Add --mask-truncated."),
         (not estimator_facts(name).compares_group, f"has no effect: {name!r} has no baseline of a group", "Leave it out."),
-        (algo.stop_properly_penalty is not None, "leaves --stop-properly-penalty without effect", "Leave out one of the two."),
+        (config.penalty.stop_properly_penalty is not None, "leaves --stop-properly-penalty without effect", "Leave out one of the two."),
     )
     for wrong, problem, remedy in problems:
         if wrong:
@@ -315,8 +289,6 @@ def _experts_can_be_replayed(config: TrainConfig) -> None:
 
 ALGORITHM_RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _groups_can_be_compared,
-    _discount_has_an_estimator,
-    _options_have_their_algorithm,
     _estimator_fits_the_rewards,
     _the_greedy_episode_is_played,
     _kl_penalty_has_a_place,

@@ -50,7 +50,8 @@ def _usage(prog: str) -> str:
 
 
 def _section(name: str, kind: type[Any], table: Mapping[str, Setting], width: int) -> str:
-    lines = [f"{name}: {_plain(inspect.getdoc(kind) or '')}", ""]
+    about = inspect.getdoc(kind) or ""
+    lines = [name if about.startswith(f"{kind.__name__}(") else f"{name}: {_plain(about)}", ""]  # a dataclass makes one of its fields
     for setting in table.values():
         if setting.section == name:
             lines += _entry(setting, width, short=False)

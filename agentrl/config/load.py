@@ -11,15 +11,29 @@ import difflib
 import os
 import sys
 import tomllib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import tyro
 
+from agentrl.config.algorithm import KINDS
 from agentrl.config.help import help_text
-from agentrl.config.mapping import REMOVED, build, flattened, from_mapping, read_file, refuse_removed, suggest, validated
+from agentrl.config.mapping import (
+    REMOVED,
+    build,
+    flattened,
+    from_mapping,
+    passed_over,
+    plain,
+    read_file,
+    refuse_removed,
+    schema_of,
+    suggest,
+    validated,
+)
+from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag, sections_of, settings_of
 from agentrl.core.errors import ConfigError, UnknownFlagError
 
@@ -98,9 +112,8 @@ def aliases(settings: type[Any], command: str = "train") -> Mapping[str, tuple[s
     return found
 
 
-def expand_aliases(args: Sequence[str], command: Command[Any]) -> list[str]:
+def expand_aliases(args: Sequence[str], known: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the words with every alias, ``--flag value`` or ``--flag=value``, ``_`` or ``-``, replaced by our flag or flags."""
-    known = aliases(command.settings, command.name)
     words: list[str] = []
     rest = list(args)
     while rest:
@@ -139,23 +152,39 @@ def read_flags(command: Command[C], args: Sequence[str], path: Path | None = Non
     Returns:
         The settings, the names of those that were given, and the settings of the file.
     """
-    words = expand_aliases(args, command)
-    answer_help(words, command)
-    named, rest = take_config_flag(words)
+    named, words = take_config_flag(list(args))
     if named is not None and path is not None:
         raise ConfigError("--config", str(named), "a run brings its own settings", "Leave out one of the two.")
-    path, rest = named or path, with_first_flag(rest, command.first)
-    refuse_unknown(rest, command)
+    path = named or path
     saved = flattened(read_file(path), str(path)) if path else {}
-    default = command.begin(saved, path)
-    for name in _appended(command.settings, rest):  # flags replace what a file says; tyro would append to it
-        section = settings_of(command.settings)[name].section
-        default = dataclasses.replace(default, **{section: dataclasses.replace(getattr(default, section), **{name: ()})})  # type: ignore[type-var]
-    config = validated(
-        tyro.cli(command.settings, prog=command.prog, args=rest, default=default, config=TYRO, description=command.intro), command.name
-    )
+    form, rest = _form(command, words, saved)
+    answer_help(rest, command, form)
+    rest = with_first_flag(rest, command.first)
+    refuse_unknown(rest, command, form)
+    default = as_loaded(command.begin({**saved, **_choices(rest)}, path), form)
+    for name in _appended(form, rest):  # flags replace what a file says; tyro would append to it
+        section = settings_of(form)[name].section
+        default = dataclasses.replace(default, **{section: dataclasses.replace(getattr(default, section), **{name: ()})})
+    parsed = tyro.cli(form, prog=command.prog, args=rest, default=default, config=TYRO, description=command.intro)
     given = given_names(rest) | saved.keys()
-    return command.complete(config, given), given, saved
+    return command.complete(plain(command.settings, validated(parsed, command.name)), given), given, saved
+
+
+def _form(command: Command[Any], words: Sequence[str], saved: Mapping[str, Any]) -> tuple[type[Any], list[str]]:
+    """The sections to read words into, and the words with our names; the words choose the sections, whose settings have names to replace."""
+    form = schema_of(command.settings, {**saved, **_choices(expand_aliases(words, aliases(command.settings, command.name)))})
+    return form, expand_aliases(words, aliases(form, command.name))
+
+
+def _choices(words: Sequence[str]) -> dict[str, str]:
+    """The algorithms that words choose."""
+    chosen = {part.setting: flag_value(words, flag(part.setting)) for part in KINDS}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def as_loaded(config: Any, form: type[Any]) -> Any:
+    """Return settings in the form in which they are loaded."""
+    return config.to_load(form) if isinstance(config, TrainConfig) else config
 
 
 def load_given(command: Command[C], given: Mapping[str, Any], path: Path | None = None) -> C:
@@ -170,32 +199,40 @@ def load_given(command: Command[C], given: Mapping[str, Any], path: Path | None 
         raise ConfigError("config", str(named), "a run brings its own settings", "Leave out one of the two.")
     path = Path(named) if named is not None else path
     saved = flattened(read_file(path), str(path)) if path else {}
-    names = {name for key in rest for name in fields_named(key, command)} | saved.keys()
-    config = command.complete(with_given(command.begin(saved, path), rest, command), names)
-    return command.finish(config, names, saved)
+    choices = {part.setting: str(rest[part.setting]) for part in KINDS if part.setting in rest}
+    form = schema_of(command.settings, {**saved, **choices})
+    values = _named_values(rest, form, command)
+    default = as_loaded(command.begin({**saved, **choices}, path), form)
+    sections = {name: dict(vars(getattr(default, name))) for name in sections_of(form)}
+    for name, value in values.items():
+        sections[settings_of(form)[name].section][name] = value
+    config = plain(command.settings, build(form, sections, "", command.name))
+    given_now = values.keys() | saved.keys()
+    return command.finish(command.complete(config, given_now), given_now, saved)
 
 
-def with_given(default: C, given: Mapping[str, Any], command: Command[C]) -> C:
-    """Return settings with some of them changed, types and ranges checked; see `load_given`."""
-    values, homes = dataclasses.asdict(default), settings_of(command.settings)  # type: ignore[call-overload]
-    seen: dict[str, str] = {}
+def _named_values(given: Mapping[str, Any], form: type[Any], command: Command[Any]) -> dict[str, Any]:
+    """The values that Python code gives, by the names of the settings."""
+    homes, other_names = settings_of(form), aliases(form, command.name)
+    values: dict[str, Any] = {}
     for key, value in given.items():
-        for name in fields_named(key, command):
-            if name not in homes:
+        for name in _fields_named(key, other_names):
+            if name not in homes and not passed_over(form, name, value, given):
                 known = ["async_" if field == "asynchronous" else field for field in homes]
                 raise ConfigError(key, value, "is not a setting", suggest(key, known, command.prog))
-            if name in seen:
-                raise ConfigError(key, value, f"is given twice, also as {seen[name]}", "Keep one of the two.")
-            seen[name] = key
-            values[homes[name].section][name] = os.fspath(value) if isinstance(value, os.PathLike) else value
-    return build(command.settings, values, "", command.name)
+            if name in values:
+                first = next(other for other in given if name in _fields_named(other, other_names))
+                raise ConfigError(key, value, f"is given twice, also as {first}", "Keep one of the two.")
+            if name in homes:
+                values[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return values
 
 
-def fields_named(key: str, command: Command[Any]) -> Iterator[str]:
-    """Yield the fields that a name in Python stands for."""
-    for word in aliases(command.settings, command.name).get("--" + key.replace("_", "-"), (key,)):
-        name = word.removeprefix("--").replace("-", "_").rstrip("_")
-        yield "asynchronous" if name == "async" else name
+def _fields_named(key: str, other_names: Mapping[str, Sequence[str]]) -> list[str]:
+    """The fields that a name in Python stands for."""
+    words = other_names.get("--" + key.replace("_", "-"), (key,))
+    names = [word.removeprefix("--").replace("-", "_").rstrip("_") for word in words]
+    return ["asynchronous" if name == "async" else name for name in names]
 
 
 def given_names(words: Iterable[str]) -> set[str]:
@@ -216,7 +253,7 @@ def _appended(settings: type[Any], words: Sequence[str]) -> list[str]:
     return [name for name in several if flag_value(words, flag(name)) is not None]
 
 
-def answer_help(words: Sequence[str], command: Command[Any]) -> None:
+def answer_help(words: Sequence[str], command: Command[Any], form: type[Any]) -> None:
     """Print the help that ``--help``, ``--help SECTION`` or ``--help all`` asks for.
 
     Raises:
@@ -227,25 +264,29 @@ def answer_help(words: Sequence[str], command: Command[Any]) -> None:
     if at is None:
         return
     topic = next((word for word in words[at + 1 : at + 2] if not word.startswith("-")), "")
-    sections = sections_of(command.settings)
+    sections = sections_of(form)
     if topic not in ("", "all", *sections):
         raise ConfigError("--help", topic, "is no section of the settings", f"Sections: {', '.join(sections)}, all.")
-    sys.stdout.write(help_text(command.settings, command.prog, command.intro, main=command.main, topic=topic))
+    sys.stdout.write(help_text(form, command.prog, command.intro, main=command.main, topic=topic))
     raise SystemExit(0)
 
 
-def refuse_unknown(words: Sequence[str], command: Command[Any]) -> None:
+def refuse_unknown(words: Sequence[str], command: Command[Any], form: type[Any]) -> None:
     """Answer every word that is no setting with one line.
 
     Raises:
+        ConfigError: If one is an option of an algorithm that is not chosen.
         UnknownFlagError: If there is such a word.
     """
-    known = [flag(name) for name in settings_of(command.settings)]
+    known = [flag(name) for name in settings_of(form)]
     known = sorted([*known, *(f"--no-{name[2:]}" for name in known), "--tyro-print-completion", "--tyro-write-completion"])
     unknown = []
     for word in words:
         name = word.partition("=")[0]
         if name.startswith("--") and len(name) > 2 and name not in known:
+            option = name[2:].removeprefix("no-").replace("-", "_")
+            if passed_over(form, option, flag_value(words, name), _choices(words)):
+                continue
             unknown.append((name, _answer(name, known, command)))
         elif "=" in word and name.lstrip("+") in other_systems()["verl"]:
             unknown.append((name, _answer(name.lstrip("+"), known, command)))

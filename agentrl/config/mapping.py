@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.config.sections import flag, settings_of
+from agentrl.config.algorithm import built_in_options, foreign_option
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag, sections_of, settings_of
 from agentrl.core.errors import ConfigError
 
 C = TypeVar("C")
@@ -66,14 +68,48 @@ def from_mapping(
     Raises:
         ConfigError: If a key is unknown (the nearest one is named), is given twice, or a value has the wrong type.
     """
-    homes = settings_of(settings)
+    given = flattened(data, source)
+    form = schema_of(settings, given)
+    homes = settings_of(form)
     sections: dict[str, dict[str, Any]] = {}
-    for name, value in flattened(data, source).items():
+    for name, value in given.items():
         if name in homes:
-            sections.setdefault(homes[name].section, {})[name] = value
-        elif name not in REMOVED and not any(name in settings_of(other) for other in ignored):
+            setting = homes[name]
+            if value is not None or setting.takes_none or not is_option(name):  # files of earlier versions hold unset options
+                sections.setdefault(setting.section, {})[name] = value
+        elif name in REMOVED or passed_over(form, name, value, given) or any(name in settings_of(other) for other in ignored):
+            continue
+        else:
             raise ConfigError(f"{source}: {name}", value, "is not a setting", suggest(name, homes, f"agentrl {command}"))
-    return build(settings, sections, source, command)
+    return plain(settings, build(form, sections, source, command))
+
+
+def schema_of(settings: type[Any], given: Mapping[str, Any]) -> type[Any]:
+    """Return the sections in which the settings of a command are loaded: its own, and those of the algorithms that `given` chooses."""
+    return settings.schema(given) if issubclass(settings, TrainConfig) else settings
+
+
+def plain(settings: type[C], loaded: Any) -> C:
+    """Return settings from the form in which they were loaded; see `schema_of`."""
+    return settings.loaded(loaded) if issubclass(settings, TrainConfig) else loaded  # type: ignore[return-value]
+
+
+def is_option(name: str) -> bool:
+    """Return True for the name of an option of a built-in algorithm."""
+    return name in built_in_options()
+
+
+def passed_over(form: type[Any], name: str, value: Any, given: Mapping[str, Any]) -> bool:
+    """Return True for an option, at its default, of a built-in algorithm that is not chosen.
+
+    Raises:
+        ConfigError: If it has another value.
+    """
+    if not is_option(name) or "loss" not in sections_of(form):
+        return False
+    if error := foreign_option(name, value, given):
+        raise error
+    return True
 
 
 def refuse_removed(data: Mapping[str, Any], source: str) -> None:
@@ -114,7 +150,7 @@ def validated(config: C, command: str = "train") -> C:
     Raises:
         ConfigError: For the first field that is wrong.
     """
-    return build(type(config), dataclasses.asdict(config), "", command)  # type: ignore[call-overload]
+    return build(type(config), {name: vars(getattr(config, name)) for name in sections_of(type(config))}, "", command)
 
 
 def build(settings: type[C], sections: Mapping[str, Any], source: str, command: str) -> C:
@@ -130,6 +166,8 @@ def build(settings: type[C], sections: Mapping[str, Any], source: str, command: 
 def field_error(error: ValidationError, command: str, source: str = "") -> ConfigError:
     """The first field that is wrong, named as its flag, or as the key of the file `source`."""
     first = error.errors()[0]
+    if isinstance(own := first.get("ctx", {}).get("error"), ConfigError):  # a section's own rule
+        return own
     name = str(first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0])
     problem = first["msg"].replace("Input should be", "must be").replace("valid number", "number")
     return ConfigError(f"{source}: {name}" if source else flag(name), first.get("input"), problem, f"See `agentrl {command} --help`.")
@@ -162,7 +200,14 @@ def differences(saved: Mapping[str, Any], config: Any, fixed: Container[str] = (
     table = settings_of(type(config))
     before, now = flattened(saved), json.loads(to_json(config))
     plain = {name: json.loads(json.dumps(setting.default, default=str)) for name, setting in table.items()}
-    return [
+    chosen: Mapping[str, Any] = now.get("algo", {}).get("options", {})
+    others = [
+        f"{flag(name)} (was {before[name]!r}, now {value!r})"
+        for name, value in chosen.items()
+        if before.get(name) is not None
+        and before[name] != value  # one that is not there has its default, which an earlier version left out
+    ]
+    return others + [
         f"{flag(name)} (was {before.get(name, plain[name])!r}, now {now[setting.section][name]!r})"
         for name, setting in table.items()
         if (name in fixed or not setting.may_change) and before.get(name, plain[name]) != now[setting.section][name]

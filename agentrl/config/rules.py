@@ -243,16 +243,10 @@ def _async_and_staleness_agree(config: TrainConfig) -> None:
 
 
 def _ranges_are_ordered(config: TrainConfig) -> None:
-    for flag, (low, high) in (
-        ("--reward-clip-range", config.algo.reward_clip_range),
-        ("--off-policy-range", config.algo.off_policy_range or (0.0, 1.0)),
-        ("--dynamic-filtering-range", config.flow.dynamic_filtering_range),
-    ):
-        if not low < high:
-            raise ConfigError(flag, (low, high), "the first number must be smaller than the second", "Swap them.")
-    low, high = config.algo.reward_clip_range
-    if not low <= 0.0 <= high:
-        raise ConfigError("--reward-clip-range", (low, high), "must contain 0", "Give a lower bound <= 0 and an upper bound >= 0.")
+    low, high = config.flow.dynamic_filtering_range
+    if not low < high:
+        problem = "the first number must be smaller than the second"
+        raise ConfigError("--dynamic-filtering-range", (low, high), problem, "Swap them.")
 
 
 def _local_runtime_is_single(config: PlaySettings) -> None:

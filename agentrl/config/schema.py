@@ -7,21 +7,26 @@ needs no prefix: ``--learning-rate`` is `LearnerConfig.learning_rate`. A command
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, make_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from annotated_types import Ge, Gt, Le
 
-from agentrl.config.algorithm import AlgoConfig
+from agentrl.algo.facts import facts_of
+from agentrl.algo.options import option_names
+from agentrl.config.algorithm import KINDS, AlgoConfig, AlgoSettings, chosen_functions
 from agentrl.config.data_rules import listed
 from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.config.flow import FlowConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.reward import PenaltyConfig, RewardConfig
-from agentrl.config.sections import Record
+from agentrl.config.sections import Record, sections_of, settings_of
+from agentrl.core.errors import ConfigError
 from agentrl.core.settings import (
     Alias,
     Count,
@@ -306,7 +311,7 @@ class PlaySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(PlaySettings):
-    """Sections of ``agentrl train``."""
+    """Sections of ``agentrl train``. Those of the options of its algorithms are there while it is loaded; see `TrainConfig.schema`."""
 
     training: TrainingConfig = field(default_factory=TrainingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -318,3 +323,49 @@ class TrainConfig(PlaySettings):
     eval: EvalConfig = field(default_factory=EvalConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+
+    @classmethod
+    def schema(cls, given: Mapping[str, Any]) -> type[Any]:
+        """Return the sections to load: those of training, and one for the options of the estimator, the loss and the correction each.
+
+        Args:
+            given: Values of the settings that choose the algorithms, by name.
+
+        Raises:
+            ConfigError: If an algorithm cannot be used, or has an option with the name of a setting.
+        """
+        chosen = chosen_functions(given)
+        options = {section: facts_of(function).options for section, function in chosen.items()}
+        taken = settings_of(cls)
+        for section, kind in options.items():
+            for name in option_names(kind):
+                if name in taken:
+                    problem = f"{kind.__name__} has an option {name}, and there is a setting of that name"
+                    raise ConfigError(f"--{section}", chosen[section].__name__, problem, "Give the option another name.")
+        return _with_options(tuple(options.items()))
+
+    @classmethod
+    def loaded(cls, sections: Any) -> TrainConfig:
+        """Return the settings from the form in which they were loaded; see `schema`."""
+        parts = {name: getattr(sections, name) for name in sections_of(cls)}
+        options = {name: value for part in KINDS for name, value in vars(getattr(sections, part.section)).items()}
+        return cls(**{**parts, "algo": AlgoConfig(**vars(sections.algo), options=options)})
+
+    def to_load(self, schema: type[Any]) -> Any:
+        """Return the settings in the form of `schema`."""
+        algo = {name: value for name, value in vars(self.algo).items() if name != "options"}
+        parts = {name: getattr(self, name) for name in sections_of(type(self))} | {"algo": AlgoSettings(**algo)}
+        kinds = {part.section: sections_of(schema)[part.section] for part in KINDS}
+        own = {
+            name: kind(**{option: self.algo.options[option] for option in option_names(kind) if option in self.algo.options})
+            for name, kind in kinds.items()
+        }
+        return schema(**parts, **own)
+
+
+@cache
+def _with_options(options: tuple[tuple[str, type[Any]], ...]) -> type[Any]:
+    """The sections of training with others behind them."""
+    parts = {**sections_of(TrainConfig), "algo": AlgoSettings, **dict(options)}
+    fields = [(name, kind, field(default_factory=kind)) for name, kind in parts.items()]
+    return make_dataclass("TrainSections", fields, frozen=True, kw_only=True)

@@ -59,6 +59,11 @@ class Setting:
         return bool(value == self.default or value == json.loads(json.dumps(self.default, default=str)))
 
     @property
+    def takes_none(self) -> bool:
+        """True if it may be unset."""
+        return type(None) in get_args(bare(self.hint))
+
+    @property
     def may_change(self) -> bool:
         """True if a resumed run may have it otherwise."""
         return ResumeMayChange in self.notes
@@ -80,6 +85,8 @@ def _settings_of(command: Any) -> Mapping[str, Setting]:
     for section, kind in sections_of(command).items():
         hints, docs = get_type_hints(kind, include_extras=True), section_docs(kind)
         for item in fields(kind):
+            if get_origin(bare(hints[item.name])) is Mapping:  # what a section holds for its readers, no setting
+                continue
             if item.name in found:
                 raise TypeError(f"{command.__name__} has the setting {item.name} twice: in {found[item.name].section} and {section}")
             found[item.name] = Setting(
@@ -159,8 +166,11 @@ def changed(config: Sections, **values: Any) -> Sections:
     """
     sections: dict[str, Any] = {item.name: getattr(config, item.name) for item in fields(config)}  # type: ignore[arg-type]
     homes = {item.name: name for name, section in sections.items() if is_dataclass(section) for item in fields(section)}
-    if unknown := values.keys() - homes.keys():
-        raise TypeError(f"no section of {type(config).__name__} has a setting named {', '.join(sorted(unknown))}")
+    if unknown := {name: values.pop(name) for name in list(values) if name not in homes}:
+        holder = next((name for name, section in sections.items() if hasattr(section, "with_options")), None)
+        if holder is None:
+            raise TypeError(f"no section of {type(config).__name__} has a setting named {', '.join(sorted(unknown))}")
+        sections[holder] = sections[holder].with_options(**unknown)
     for name, value in values.items():
         sections[homes[name]] = replace(sections[homes[name]], **{name: value})
     return replace(config, **sections)  # type: ignore[type-var]

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from agentrl.algo.estimators import estimator_facts
+from agentrl.algo.estimators import estimator_facts, find_estimator
 from agentrl.algo.filters import GroupFilter, dynamic_filter, filter_truncated, find_filter, keep_all
-from agentrl.config.algorithm import AlgoConfig
+from agentrl.config.algorithm import AlgoConfig, options_of
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import num_recorded, sections_of
 from agentrl.core.types import Ticket
@@ -93,4 +93,5 @@ def _chosen_filter(config: TrainConfig) -> GroupFilter:
         return find_filter(config.flow.group_filter)
     if not config.flow.dynamic_filtering:
         return keep_all
-    return partial(dynamic_filter, score_range=config.flow.dynamic_filtering_range, reward_clip_range=config.algo.reward_clip_range)
+    clip = options_of(config.algo, find_estimator(config.algo.advantage_estimator)).reward_clip_range
+    return partial(dynamic_filter, score_range=config.flow.dynamic_filtering_range, reward_clip_range=clip)

@@ -376,7 +376,7 @@ class TrainingStep:
         if not self.ranks.first:
             return
         self.stats.merge(describe_batch(self.batch, self.step))
-        low, high = self.algo.reward_clip_range
+        low, high = self.algorithm.estimator_options.reward_clip_range
         self._record_mean("reward/clipped", ((self.batch.rewards < low) | (self.batch.rewards > high)).to(torch.float32))
         self._record_mean("advantage/mean", signals.advantages)
         self._record_mean("advantage/abs", signals.advantages.abs())

@@ -13,7 +13,7 @@ from agentrl.algo.estimators import find_estimator
 from agentrl.algo.losses import find_loss
 from agentrl.algo.off_policy import OffPolicyCorrection
 from agentrl.algo.token_losses import Denominators, PolicyLoss
-from agentrl.config.algorithm import AlgoConfig, chosen_options
+from agentrl.config.algorithm import AlgoConfig, options_of
 from agentrl.learner.layout import MicroBatch
 
 
@@ -38,11 +38,11 @@ def load_algorithm(algo: AlgoConfig) -> Algorithm:
     estimator, loss, correction = find_estimator(algo.advantage_estimator), find_loss(algo.policy_loss), find_correction(algo.off_policy)
     return Algorithm(
         estimator=estimator,
-        estimator_options=chosen_options(algo, estimator),
+        estimator_options=options_of(algo, estimator),
         loss=loss,
-        loss_options=chosen_options(algo, loss),
+        loss_options=options_of(algo, loss),
         correction=correction,
-        correction_options=chosen_options(algo, correction),
+        correction_options=options_of(algo, correction),
     )
 
 

@@ -8,8 +8,9 @@ from agentrl.algo.corrections import CORRECTIONS, compute_correction, correction
 from agentrl.algo.corrections.masks import opsm_keep, second_moment_threshold
 from agentrl.algo.corrections.ratios import RatioOptions
 from agentrl.algo.off_policy import Correction, CorrectionInputs, interpolate_old
-from agentrl.config.algorithm import AlgoConfig, chosen_options
+from agentrl.config.algorithm import options_of
 from agentrl.core.errors import BatchError, ConfigError
+from tests.learner_support import algorithm
 from tests.unit.algo.chosen import correction_inputs, correction_options
 
 RHO = torch.tensor([0.1, 0.9, 1.0, 3.0, 6.0, 1.0])
@@ -76,8 +77,8 @@ def test_kept_sequences_carry_truncated_token_weights() -> None:
 
 def test_flags_replace_parts_of_a_preset() -> None:
     def chosen(**settings: Any) -> RatioOptions:
-        algo = AlgoConfig(**settings)
-        options: RatioOptions = chosen_options(algo, CORRECTIONS[algo.off_policy])
+        algo = algorithm(**settings)
+        options: RatioOptions = options_of(algo, CORRECTIONS[algo.off_policy])
         return options
 
     options = chosen(off_policy="icepop", off_policy_range=(0.8, 1.25), off_policy_level="geo")

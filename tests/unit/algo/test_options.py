@@ -13,7 +13,7 @@ from agentrl.algo.corrections import find_correction
 from agentrl.algo.estimators import ESTIMATORS, estimator_facts, find_estimator
 from agentrl.algo.facts import facts_of
 from agentrl.algo.losses import POLICY_LOSSES, compute_policy_loss, find_loss, loss_facts
-from agentrl.config.algorithm import AlgoConfig, chosen_options
+from agentrl.config.algorithm import AlgoConfig, options_of
 from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError
 from tests.unit.algo.test_own_algorithms import loss_batch, own
@@ -80,10 +80,10 @@ def loss(inputs, options):
 def test_options_of_ones_own(tmp_path: Path) -> None:
     spec = own(tmp_path, OPTIONS, "loss")
     function = find_loss(spec)
-    assert dataclasses.asdict(chosen_options(AlgoConfig(), function)) == {"tau": 0.5, "cov_share": 0.25}
-    assert chosen_options(AlgoConfig(cov_share=0.1, sapo_tau_positive=3.0), function).cov_share == 0.1
+    assert dataclasses.asdict(options_of(AlgoConfig(), function)) == {"tau": 0.5, "cov_share": 0.25}
+    assert options_of(AlgoConfig(options={"cov_share": 0.1, "sapo_tau_positive": 3.0}), function).cov_share == 0.1
     inputs = loss_batch()
-    found = compute_policy_loss(spec, inputs, chosen_options(AlgoConfig(), function))
+    found = compute_policy_loss(spec, inputs, options_of(AlgoConfig(), function))
     assert torch.equal(found.per_token, -0.5 * inputs.new * inputs.advantages)
     with pytest.raises(ConfigError, match=r"--eps-clip-low = 0.1: has no effect on --policy-loss"):
         load_config(["--agent", "module:Name", "--policy-loss", spec, "--eps-clip-low", "0.1"])

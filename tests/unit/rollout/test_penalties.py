@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl import Message, StepResult
-from agentrl.config.algorithm import AlgoConfig
+from agentrl.config.reward import PenaltyConfig
 from agentrl.config.sections import changed
 from agentrl.core.types import FinishReason, Status, Turn, floats, ints
 from agentrl.rollout.penalties import penalize
@@ -27,7 +27,7 @@ def turn(length: int, reward: float, finish: FinishReason = FinishReason.STOP) -
 
 
 def rewards(turns: list[Turn], budgets: list[int], **penalties: Any) -> list[float]:
-    return [turn.reward for turn in penalize(turns, budgets, AlgoConfig(**penalties))]
+    return [turn.reward for turn in penalize(turns, budgets, PenaltyConfig(**penalties))]
 
 
 def test_each_turn_pays_for_coming_close_to_its_own_budget() -> None:
@@ -63,7 +63,7 @@ def test_a_replaced_reward_is_not_lowered_by_the_overlong_penalty() -> None:
 
 def test_turns_that_pay_nothing_stay_the_same_objects() -> None:
     turns = [turn(3, 1.0), turn(3, 2.0, FinishReason.LENGTH)]
-    assert list(penalize(turns, [9, 3], AlgoConfig())) == turns
+    assert list(penalize(turns, [9, 3], PenaltyConfig())) == turns
 
 
 def step(state: Any) -> StepResult:
