@@ -13,7 +13,7 @@ from agentrl.env.black_box import ModelEndpoint
 from agentrl.env.remote.serving import LoopbackServer, Receive, Scope, Send, read_body, send_json
 from agentrl.rollout.endpoint import chat_completions, messages, responses
 from agentrl.rollout.endpoint.answers import AnswerParser, JsonAnswerParser
-from agentrl.rollout.endpoint.neutral import ApiError
+from agentrl.rollout.endpoint.neutral import ApiError, event
 from agentrl.rollout.endpoint.session import EndpointSession, Exchange
 
 MAX_BODY = 32 * 2**20
@@ -162,7 +162,7 @@ class _Request:
             problem = task.exception()
         if begun and isinstance(problem, ApiError):
             self._session.refused(problem)
-            await self._send_text(self._dialect.stream_error(problem), more=False)
+            await self._send_text(event(self._dialect.stream_error(problem)), more=False)
             return
         if problem is not None:
             raise problem
@@ -173,7 +173,8 @@ class _Request:
             return
         if not begun:
             await self._begin_stream()
-        await self._send_text("".join(self._dialect.stream(answer, request)), more=False)
+        events = "".join(map(event, self._dialect.stream(answer, request)))
+        await self._send_text(events + self._dialect.STREAM_END, more=False)
 
     async def _wait(self, exchange: Exchange, gone: asyncio.Task[None]) -> bool:
         """Wait for the answer; returns True if a stream had to begin meanwhile. Unblocked by the engine, or by the client that leaves."""
