@@ -32,8 +32,8 @@ from agentrl.evaluation.config import Request, as_training
 from agentrl.evaluation.evaluations import check_failures, eval_settings, outcome_of
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress, estimate_text, print_assessment, print_comparison
+from agentrl.flow.pool import RolloutPool
 from agentrl.inspect.directory import TRAJECTORIES
-from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, eval_tasks, open_tasks
 from agentrl.track.jsonl import encode

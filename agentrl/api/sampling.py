@@ -33,7 +33,7 @@ from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.sample_config import changed_settings, fixed_settings
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, open_tasks
 from agentrl.track.jsonl import encode

@@ -38,13 +38,14 @@ from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
 from agentrl.flow import RunResult, flow_settings, group_filter
 from agentrl.flow import train as run_loops
-from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint, repeated_tasks
+from agentrl.flow.checkpoint import latest_checkpoint, repeated_tasks
 from agentrl.flow.exports import JointLearner
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.turns import TurnTakingLearner
 from agentrl.flow.uploads import Uploads
-from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, missing_labels, open_tasks
 from agentrl.track.callbacks import CallbackLike, load_callbacks

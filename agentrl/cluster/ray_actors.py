@@ -24,7 +24,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ClusterError, EngineDeadError, RewardError
 from agentrl.core.files import memory_root
 from agentrl.core.manifest import FileEntry
-from agentrl.core.process import describe_process
+from agentrl.core.process import LOOPBACK, describe_process
 from agentrl.core.protocols import Engine, EngineStats, GroupRef, Memory, WeightUpdate
 from agentrl.core.scoring import ScoreAnswer, Scorer, ScoreRequest, ScorerFacts
 from agentrl.core.summaries import GroupSummary
@@ -199,7 +199,7 @@ def interface_of(host: str) -> str:
     loopback = host.startswith("127.")
     for name, addresses in psutil.net_if_addrs().items():
         for address in addresses:
-            if address.address == host or (loopback and address.address == "127.0.0.1"):
+            if address.address == host or (loopback and address.address == LOOPBACK):
                 return name
     return ""
 

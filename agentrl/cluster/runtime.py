@@ -20,7 +20,7 @@ from agentrl.core.protocols import GroupRef, Learner, Membership, RolloutWorker,
 from agentrl.core.scoring import Scorer
 from agentrl.engine.settings import weight_transport
 from agentrl.env.boundary import blocked_at
-from agentrl.rollout.worker_slots import Supervision
+from agentrl.flow.worker_slots import Supervision
 
 _log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess
 from agentrl.evaluation.best import BestModel
 from agentrl.evaluation.report import evaluation_line, log_evaluation
 from agentrl.flow.driver import first_error
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.stall import StallReport, WaitTracker, watch_for_stall
 from agentrl.flow.state import Observer, SafePoint
-from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.tasks import eval_tasks
 from agentrl.track.sinks import EVAL_TRAJECTORIES, TrajectoryRecorder
 from agentrl.track.text import counted

@@ -20,10 +20,11 @@ from anyio.abc import TaskGroup, TaskStatus
 from agentrl.core.callbacks import CheckpointWritten, GroupJudged, StepEnd
 from agentrl.core.errors import LedgerError, WeightSyncError
 from agentrl.core.types import Ticket
-from agentrl.flow.checkpoint import Checkpoints, Progress
+from agentrl.flow.checkpoint import Progress
 from agentrl.flow.ledger import failure_reason
 from agentrl.flow.metrics import Trained
 from agentrl.flow.queue import Accepted, Release, Taken
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.state import TOGETHER, Finished, RunState, Spawn
 
 OVERSAMPLED = "oversampled"

@@ -17,13 +17,14 @@ from agentrl.core.protocols import GroupRef, Learner
 from agentrl.core.scoring import ScoreMoments
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
-from agentrl.flow.checkpoint import Admissions, Checkpoints, Progress
+from agentrl.flow.checkpoint import Admissions, Progress
 from agentrl.flow.ledger import Health, Ledger
 from agentrl.flow.metrics import Meter, Trained
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.queue import GroupQueue, Slots
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.settings import FlowSettings
 from agentrl.flow.stall import WaitTracker
-from agentrl.rollout.pool import RolloutPool
 
 
 class AwaitableCounter:

@@ -7,10 +7,9 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, EngineError, EnvLoadError
@@ -21,7 +20,7 @@ from agentrl.engine.parsers import answer_parser
 from agentrl.env.given import PREFIX, SOURCE
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec, found_or_kept, load_agent
-from agentrl.inspect.compare import INTERRUPTED, Difference, first_difference
+from agentrl.inspect.compare import INTERRUPTED, Difference, Records, Replay, Verdict, first_difference
 from agentrl.inspect.directory import REQUESTS, RunDirectory
 from agentrl.inspect.requests import replay_requests
 from agentrl.rollout.chat import ChatCodec
@@ -38,36 +37,6 @@ _log = logging.getLogger(__name__)
 
 OFFLINE = "from the recorded requests, without the agent"
 CHANGED = "the endpoint, the chat template, the parsers or the settings are not those of the run"
-
-Records: TypeAlias = Sequence[Mapping[str, Any]]
-"""Records of one episode: one, or one for each of its agents."""
-
-
-class Verdict(StrEnum):
-    """Result of a replay."""
-
-    SAME = "same"
-    """Every observation, reward, the score and the end were as recorded."""
-    DIFFERS = "differs"
-    """Something was not."""
-    SKIPPED = "skipped"
-    """There was nothing to compare."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """The outcome of one replay; `reason` tells why it was skipped, or what limits or explains the outcome."""
-
-    records: Records
-    verdict: Verdict
-    difference: Difference | None = None
-    reason: str = ""
-    offline: bool = False  # recorded requests were driven through the endpoint, and no agent was run
-
-    @property
-    def episode_id(self) -> str:
-        """Name of the episode."""
-        return str(self.records[0].get("episode_id", "?"))
 
 
 class RecordedEngine(SamplerEngine):

@@ -13,7 +13,7 @@ from agentrl.inspect.compare import Difference
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.neutral import ApiError
-from agentrl.rollout.endpoint.request_log import outcome, recorded_requests, turn_rows
+from agentrl.rollout.endpoint.request_log import recorded_requests, turn_rows
 from agentrl.rollout.endpoint.session import EndpointSession
 from agentrl.rollout.observers import SamplerEngine
 from agentrl.rollout.recorder import Recorder
@@ -79,7 +79,7 @@ class RequestReplay:
     def outcome(self, number: int) -> str:
         """Return how a request ended this time, as the log says it."""
         exchanges = self.session.exchanges
-        return outcome(exchanges[number]) if number < len(exchanges) else self.refused.get(number, "unanswered")
+        return exchanges[number].outcome if number < len(exchanges) else self.refused.get(number, "unanswered")
 
     def turns(self) -> list[dict[str, Any]]:
         """Every turn with its place, as the log has them."""
@@ -96,7 +96,7 @@ class RequestReplay:
             try:
                 exchange = self.session.begin(str(place).encode(), self._requests[place], str(self._rows[place]["branch"]))
             except ApiError as problem:
-                self.refused[place] = f"{problem.status} {problem.code}".strip()
+                self.refused[place] = problem.reason
                 return False
             exchange.clients = 1
             if place < number:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.core.errors import CheckpointError, LearnerError
 from agentrl.core.manifest import FileEntry, seal_files
+from agentrl.core.process import LOOPBACK
 from agentrl.core.protocols import Membership, TrainResult, WeightUpdate
 from agentrl.core.types import Group
 from agentrl.learner.settings import LearnerSettings
@@ -43,7 +44,7 @@ class LearnerRank:
         self._written: list[Path] = []
 
     def start(
-        self, rank: int, world_size: int, master_port: int, master_addr: str = "127.0.0.1", place: tuple[int, int] | None = None
+        self, rank: int, world_size: int, master_port: int, master_addr: str = LOOPBACK, place: tuple[int, int] | None = None
     ) -> None:
         """Meet the other ranks, at a port of rank 0 unless there is one only, and load the models.
 

@@ -24,10 +24,10 @@ from agentrl.core.protocols import Membership, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.flow.driver import RunResult, train
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.settings import FlowSettings
+from agentrl.flow.worker_slots import Supervision
 from agentrl.profile.simulated_engine import DrawGroup, EngineModel, EpisodeShape, SimulatedWorker, World
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.worker_slots import Supervision
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from agentrl.core.types import Ticket
 from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, flow_settings, group_filter, train
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
 from agentrl.rollout.tasks import open_tasks
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from agentrl.core.protocols import GenerationRequest, TrainResult
 from agentrl.core.types import Group
 from agentrl.env.load import load_agent
 from agentrl.flow import RunResult, flow_settings, group_filter, train
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import succeeded

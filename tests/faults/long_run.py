@@ -27,12 +27,12 @@ from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.types import Group
 from agentrl.env.load import load_agent
 from agentrl.flow import flow_settings, group_filter, train
-from agentrl.flow.checkpoint import Checkpoints
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.saving import Checkpoints
+from agentrl.flow.worker_slots import Supervision
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
-from agentrl.rollout.worker_slots import Supervision
 from agentrl.track.tracker import RunTracker, open_tracker
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.templates import tokenizer

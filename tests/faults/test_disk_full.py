@@ -30,7 +30,8 @@ FILL = """
 import asyncio, os, sys
 from pathlib import Path
 from agentrl.core.errors import CheckpointError
-from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint, read_checkpoint
+from agentrl.flow.checkpoint import latest_checkpoint, read_checkpoint
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.checkpoint import Progress
 
 class Learner:

@@ -18,9 +18,9 @@ from agentrl.core.types import Generation, Task, Ticket
 from agentrl.engine.usage import UsageMeter
 from agentrl.env.load import load_agent
 from agentrl.flow import FlowSettings, RunResult, train
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.worker_slots import Supervision
 from agentrl.rollout.worker import EpisodeWorker
-from agentrl.rollout.worker_slots import Supervision
 from tests.e2e.runs import ENVS, SMALL, Run, succeeded
 from tests.faults.report import Saw
 from tests.faults.support import disturbed, ended, lines

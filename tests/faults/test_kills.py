@@ -152,7 +152,7 @@ SAVER = """
 import asyncio, sys
 from pathlib import Path
 from agentrl.core.manifest import seal_files
-from agentrl.flow.checkpoint import Checkpoints
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.checkpoint import Progress
 
 class Learner:

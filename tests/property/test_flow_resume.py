@@ -19,8 +19,8 @@ from agentrl.env.sampling import Sampling, TaskSampler
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, train
 from agentrl.flow.checkpoint import Progress, repeated_tasks
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import StopRequest
-from agentrl.rollout.pool import RolloutPool
 from tests.property.test_flow_staleness import Script, bounded, scripts
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, run_virtual
 

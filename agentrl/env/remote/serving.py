@@ -9,6 +9,8 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from agentrl.core.process import LOOPBACK
+
 if TYPE_CHECKING:
     import uvicorn
 
@@ -16,9 +18,6 @@ Scope: TypeAlias = dict[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
 Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-LOOPBACK = "127.0.0.1"
 
 
 async def read_body(receive: Receive, limit: int) -> bytes | None:

@@ -96,7 +96,7 @@ class BlackBoxEpisode(ProgramEpisode):
             self.requests = {
                 "episode_id": self._id,
                 "group_id": self._ticket.group_id,
-                **self._log.record(self.session.exchanges, self._recorder.contexts, self._limits),
+                **self._log.record([exchange.end() for exchange in self.session.exchanges], self._recorder.contexts, self._limits),
             }
         if status.trainable:
             try:

@@ -140,10 +140,6 @@ class MessageGraph:
             next(history for history in self.histories if history.context is going_on).keys = keys
         return context
 
-    def count(self, request: ChatRequest) -> int:
-        """Tokens of the prompt of a request that is not answered."""
-        return len(self.place(request).prompt_ids)
-
     def _tools_key(self, tools: Sequence[Json]) -> str:
         latest, key = self._latest_tools
         if tools != latest:

@@ -33,6 +33,11 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.field, self.code, self.limits = status, message, field, code, limits
 
+    @property
+    def reason(self) -> str:
+        """Status and code, for records."""
+        return f"{self.status} {self.code}".strip()
+
 
 class EchoedMessage(Message, total=False):
     """A message of a history, with what tells two equal answers apart."""

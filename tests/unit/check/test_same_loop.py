@@ -20,8 +20,9 @@ from agentrl.core.types import Status, Task, Ticket
 from agentrl.env.agent import ResetState, StepState
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.tasks import TaskSource
+from agentrl.inspect.compare import Verdict
 from agentrl.inspect.play import PlaySession
-from agentrl.inspect.replay import Replayer, Verdict
+from agentrl.inspect.replay import Replayer
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.records import EngineLimits
 from agentrl.rollout.settings import EpisodeSettings, episode_settings

@@ -23,8 +23,8 @@ from agentrl.core.types import Task, Ticket
 from agentrl.evaluation.best import Best, BestModel, read_best
 from agentrl.evaluation.evaluations import Evaluations, eval_settings
 from agentrl.flow import RunResult, train
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import StopRequest
-from agentrl.rollout.pool import RolloutPool
 from agentrl.track.index import read_index
 from tests.unit.flow.fakes import (
     Recorder,

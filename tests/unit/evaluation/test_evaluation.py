@@ -13,8 +13,8 @@ from agentrl.core.errors import EngineDeadError, StallError, TooManyFailuresErro
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Task, Ticket
 from agentrl.evaluation.evaluations import EvalSettings, Evaluations, check_failures, eval_settings, evaluate, kind_of, outcome_of
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.worker_slots import Supervision
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.worker_slots import Supervision
 from tests.unit.flow.fakes import Recorder, ScriptedWorker, failed_member, group_summary, member, run_virtual
 
 TASKS = [Task(f"question {i}", id=str(i), metadata={"kind": "odd" if i % 2 else "even"}) for i in range(6)]

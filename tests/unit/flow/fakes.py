@@ -19,9 +19,9 @@ from agentrl.core.protocols import EngineStats, Membership, Memory, TrainResult,
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Status, Task, Ticket
 from agentrl.flow import FlowSettings, RunResult, flow_settings, train
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import AfterStep
 from agentrl.profile.simulation import run_virtual
-from agentrl.rollout.pool import RolloutPool
 
 T = TypeVar("T")
 

@@ -14,10 +14,11 @@ from agentrl.config.schema import RunConfig, TrackConfig, TrainConfig
 from agentrl.core.callbacks import Callback, CheckpointWritten, GroupJudged, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, TooManyFailuresError
 from agentrl.flow import RunResult, train
-from agentrl.flow.checkpoint import Checkpoints, Progress, latest_checkpoint, read_checkpoint
+from agentrl.flow.checkpoint import Progress, latest_checkpoint, read_checkpoint
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.state import StopRequest
 from agentrl.profile.simulation import run_virtual
-from agentrl.rollout.pool import RolloutPool
 from agentrl.track.callbacks import CallbackLike
 from agentrl.track.jsonl import read_lines
 from agentrl.track.tracker import open_tracker

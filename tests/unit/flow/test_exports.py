@@ -13,9 +13,9 @@ from agentrl.core.protocols import EngineStats, Membership, TrainResult, WeightU
 from agentrl.core.types import Ticket
 from agentrl.flow import RunResult, train
 from agentrl.flow.exports import JointLearner
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.worker_slots import Supervision
 from agentrl.profile.simulation import run_virtual
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.worker_slots import Supervision
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
 

@@ -14,9 +14,10 @@ import anyio
 import pytest
 
 from agentrl.flow import train
-from agentrl.flow.checkpoint import Checkpoints, Progress, latest_checkpoint
+from agentrl.flow.checkpoint import Progress, latest_checkpoint
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.saving import Checkpoints
 from agentrl.profile.simulation import run_virtual
-from agentrl.rollout.pool import RolloutPool
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
 

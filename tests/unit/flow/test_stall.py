@@ -17,8 +17,8 @@ from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task, Ticket
 from agentrl.evaluation.evaluations import eval_settings, evaluate
 from agentrl.flow.driver import train
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.stall import StallReport
-from agentrl.rollout.pool import RolloutPool
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of, run_virtual
 
 SIZES = flow_of(num_steps=3, groups_per_step=2, n_samples_per_prompt=2, max_staleness=1)

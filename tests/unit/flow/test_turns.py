@@ -18,11 +18,11 @@ from agentrl.core.types import Task, Ticket
 from agentrl.flow import RunResult, train
 from agentrl.flow.checkpoint import Progress
 from agentrl.flow.exports import JointLearner
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import SafePoint
 from agentrl.flow.turns import TurnTakingLearner
+from agentrl.flow.worker_slots import Supervision
 from agentrl.profile.simulation import run_virtual
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.worker_slots import Supervision
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
 STEP = [

@@ -15,7 +15,8 @@ import pytest
 from agentrl.core import remote
 from agentrl.core.errors import CheckpointError, DamagedCheckpointError
 from agentrl.core.manifest import MANIFEST, FileEntry, read_manifest, seal_files
-from agentrl.flow.checkpoint import Checkpoints, Progress, check_learner_files, latest_checkpoint, read_checkpoint
+from agentrl.flow.checkpoint import Progress, check_learner_files, latest_checkpoint, read_checkpoint
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.uploads import Uploads, fetch_copy, find_copy, read_copy, send_copy
 from tests.remote_support import FlakyFileSystem, fresh_flaky
 from tests.unit.flow.fakes import ScriptedLearner

@@ -17,8 +17,8 @@ from agentrl.core.types import EvalSampling
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import ExecutorSession
 from agentrl.env.load import AgentKind, kind_of
-from agentrl.inspect.compare import Difference
-from agentrl.inspect.replay import Replay, Replayer, Verdict
+from agentrl.inspect.compare import Difference, Replay, Verdict
+from agentrl.inspect.replay import Replayer
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member

@@ -16,8 +16,9 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Ticket
 from agentrl.env.load import keep_environment, load_agent
+from agentrl.inspect.compare import Verdict
 from agentrl.inspect.directory import RunDirectory
-from agentrl.inspect.replay import Verdict, open_replayer
+from agentrl.inspect.replay import open_replayer
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import open_tasks

@@ -12,8 +12,8 @@ import pytest
 from agentrl.core.errors import ConfigError, EngineDeadError, EngineError, WeightSyncError
 from agentrl.core.protocols import EngineStats, WeightUpdate
 from agentrl.core.types import Task, Ticket
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.worker_slots import Supervision
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.worker_slots import Supervision
 from tests.unit.flow.fakes import ScriptedWorker, run_virtual
 
 

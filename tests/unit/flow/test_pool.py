@@ -8,7 +8,7 @@ import pytest
 from agentrl.core.errors import EngineDeadError, WeightSyncError
 from agentrl.core.protocols import WeightUpdate
 from agentrl.core.types import Task, Ticket
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
 from tests.unit.flow.fakes import ScriptedWorker
 
 pytestmark = pytest.mark.anyio

@@ -18,8 +18,8 @@ from agentrl.core.errors import AgentRLError, ConfigError, EngineDeadError, Tran
 from agentrl.core.protocols import EngineStats, GroupRef, Membership, Memory, RolloutWorker, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Ticket
-from agentrl.rollout.publication import Exports, load_together
-from agentrl.rollout.worker_slots import LOAD_TIMEOUT_S, LeastLoaded, Supervision, WorkerSlot, WorkerState
+from agentrl.flow.publication import Exports, load_together
+from agentrl.flow.worker_slots import LOAD_TIMEOUT_S, LeastLoaded, Supervision, WorkerSlot, WorkerState
 
 _log = logging.getLogger(__name__)
 
