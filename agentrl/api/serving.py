@@ -111,8 +111,7 @@ def _session(engine: Engine, codec: ChatCodec, settings: EpisodeSettings, parser
         return derive_seed(settings.seed, "serve", number)
 
     recorder = Recorder("serve", engine=engine, codec=codec, settings=settings, seed_of=seed_of)
-    limit = settings.endpoint.max_requests
-    session = _ServedSession("serve", recorder=recorder, codec=codec, settings=settings, parser=parser, max_requests=limit)
+    session = _ServedSession(recorder, parser=parser, max_requests=settings.endpoint.max_requests)
     session.say = say
     return session
 

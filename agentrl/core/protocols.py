@@ -150,6 +150,19 @@ class Engine(Protocol):
         """Release processes and memory; safe to call twice."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """Limits of a started engine, which its episodes and their replay need."""
+
+    max_model_len: int  # context length in tokens
+    end_token_ids: tuple[int, ...] = ()  # tokens that end a turn
+
+    @classmethod
+    def of(cls, engine: Engine) -> EngineLimits:
+        """Return those of an engine."""
+        return cls(max_model_len=engine.max_model_len, end_token_ids=engine.end_token_ids)
+
+
 Memory: TypeAlias = Literal["weights", "kv_cache"]
 """A part of an engine's GPU memory that sleeps and wakes as a whole."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, EngineError, EnvLoadError
-from agentrl.core.protocols import GenerationRequest
+from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, Status, Task, Ticket, Turn
 from agentrl.engine.parsers import answer_parser
@@ -29,7 +29,7 @@ from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member
 from agentrl.rollout.observers import SamplerEngine
 from agentrl.rollout.penalties import has_penalties
-from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits, recorded_ticket, recorded_turn
+from agentrl.rollout.records import inexact_parts, recorded_limits, recorded_ticket, recorded_turn
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import context_length, open_tasks
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import EngineError, StructureError
-from agentrl.core.protocols import GenerationRequest
+from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.types import FinishReason, Generation, floats, ints
 from agentrl.inspect.compare import Difference
 from agentrl.rollout.chat import ChatCodec
@@ -17,7 +17,7 @@ from agentrl.rollout.endpoint.request_log import recorded_requests, turn_rows
 from agentrl.rollout.endpoint.session import EndpointSession
 from agentrl.rollout.observers import SamplerEngine
 from agentrl.rollout.recorder import Recorder
-from agentrl.rollout.records import EngineLimits, recorded_limits
+from agentrl.rollout.records import recorded_limits
 from agentrl.rollout.settings import EpisodeSettings
 
 Row: TypeAlias = Mapping[str, Any]
@@ -55,9 +55,7 @@ class RequestReplay:
         self._engine = HeldEngine(limits)
         name = str(log["episode_id"])
         self._recorder = Recorder(name, engine=self._engine, codec=codec, settings=settings, seed_of=lambda number: None)
-        self.session = EndpointSession(
-            name, recorder=self._recorder, codec=codec, settings=settings, parser=parser, max_requests=max(1, len(self._rows))
-        )
+        self.session = EndpointSession(self._recorder, parser=parser, max_requests=max(1, len(self._rows)))
         self.refused: dict[int, str] = {}  # requests that did not begin, with what they were told
 
     async def run(self) -> None:

@@ -50,17 +50,12 @@ class Episode:
         self._task, self._ticket, self._index = ticket.task, ticket, index
         self._codec, self._env, self._settings, self._agents_spec = codec, env, settings, agents_spec
         self._id = episode_id(ticket, index)
-        self._agents = {
-            agent: Conversation(
-                f"{self._id}-{agent}" if agent else self._id,
-                engine=engine,
-                codec=codec,
-                settings=settings,
-                sampling=sampling or settings.sampling,
-                seed_of=turn_seed(ticket, index, settings.seed, agent if agent != agents_spec.agents[0] else "") if seeded else _no_seed,
-            )
-            for agent in agents_spec.agents
-        }
+        self._agents = dict[str, Conversation]()
+        for agent in agents_spec.agents:
+            name, first = f"{self._id}-{agent}" if agent else self._id, agent == agents_spec.agents[0]
+            seed_of = turn_seed(ticket, index, settings.seed, "" if first else agent) if seeded else _no_seed
+            recorder = Recorder(name, engine=engine, codec=codec, settings=settings, seed_of=seed_of)
+            self._agents[agent] = Conversation(recorder, sampling or settings.sampling)
         self.agent, self.number = agents_spec.agents[0], 0  # that acts now, and of its turn over all agents
         self._openings: Mapping[str, Prompt] = {}
         self._logs: list[Mapping[str, float]] = []

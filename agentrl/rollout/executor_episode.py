@@ -30,9 +30,9 @@ NEW_PROMPT = "the prompt does not begin with the tokens of any context so far"
 class RecordedPolicy(Policy):
     """The policy that an executor is given: a front end of the recorder that samples whatever it is asked for."""
 
-    def __init__(self, ticket: Ticket, index: int, *, recorder: Recorder, codec: ChatCodec, settings: EpisodeSettings) -> None:
+    def __init__(self, ticket: Ticket, index: int, recorder: Recorder) -> None:
         self._ticket, self._index = ticket, index
-        self._recorder, self._codec, self._settings, self._images = recorder, codec, settings, ticket.task.images
+        self._recorder, self._codec, self._settings = recorder, recorder.codec, recorder.settings
         self._kept: list[tuple[Completion, Sample]] = []  # in order of completion
 
     @property
@@ -65,7 +65,7 @@ class RecordedPolicy(Policy):
     async def sample(self, prompt_ids: Sequence[int], sampling: Mapping[str, Any] | None = None) -> tuple[Completion, Sample]:
         """As `agentrl.env.openrlhf.executor.RecordingPolicy.sample`."""
         prompt = _token_ids(prompt_ids)
-        sample = await self._recorder.sample(prompt, self._changed(sampling), self._images)
+        sample = await self._recorder.sample(prompt, self._changed(sampling), self._ticket.task.images)
         generation = sample.generation
         completion = Completion(
             prompt_ids=tuple(prompt),
@@ -149,7 +149,7 @@ class ExecutorEpisode(ProgramEpisode):
     ) -> None:
         super().__init__(ticket, index, engine=engine, codec=codec, settings=settings, tools=env.take_spans)
         self._env = env
-        self._llm = RecordedPolicy(ticket, index, recorder=self._recorder, codec=codec, settings=settings)
+        self._llm = RecordedPolicy(ticket, index, self._recorder)
 
     async def _play(self) -> Status:
         self._called_s = time.perf_counter()

@@ -9,24 +9,16 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from agentrl.core.protocols import EngineLimits
 from agentrl.core.types import EvalSampling, FinishReason, Group, Task, Ticket, Trajectory, Turn, floats, ints
 
 PLAIN = (str, bool, int, float, type(None))
 MAX_IMAGES = 500_000
 """Characters of images of observations that are recorded of a trajectory; a record of more than 1 MB is cut."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLimits:
-    """Facts about the engine that an episode used and a replay needs."""
-
-    max_model_len: int  # context length in tokens
-    end_token_ids: tuple[int, ...] = ()  # tokens that end a turn
 
 
 def group_records(ticket: Ticket, group: Group, limits: EngineLimits | None = None) -> tuple[dict[str, Any], ...]:

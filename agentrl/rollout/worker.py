@@ -20,7 +20,7 @@ from typing import Any
 from agentrl.config.schema import EndpointConfig
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.process import collect_rarely
-from agentrl.core.protocols import Engine, EngineLoad, EngineStats, LoadSums, Memory, SleepingEngine, WeightUpdate
+from agentrl.core.protocols import Engine, EngineLimits, EngineLoad, EngineStats, LoadSums, Memory, SleepingEngine, WeightUpdate
 from agentrl.core.scoring import Scorer
 from agentrl.core.summaries import GroupSummary, summarize
 from agentrl.core.tokenizers import load_tokenizer
@@ -33,7 +33,7 @@ from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.group import Member, Trajectories, make_member, run_group
 from agentrl.rollout.learned import LearnedRewards
-from agentrl.rollout.records import EngineLimits, group_records
+from agentrl.rollout.records import group_records
 from agentrl.rollout.settings import EpisodeSettings
 
 TICK_S = 0.1
@@ -212,7 +212,7 @@ class EpisodeWorker:
         statuses = [trajectory.status for trajectory in (*group.trajectories, *group.greedy)]
         if Status.ENGINE_ERROR in statuses and (fault := engine.stats().fault):
             raise EngineDeadError(fault)
-        limits = EngineLimits(max_model_len=engine.max_model_len, end_token_ids=engine.end_token_ids) if ticket.record else None
+        limits = EngineLimits.of(engine) if ticket.record else None
         records = group_records(ticket, group, limits)
         requests = tuple(logs[index] for index in sorted(logs))
         return summarize(group, seconds=time.perf_counter() - start, records=records, requests=requests), group

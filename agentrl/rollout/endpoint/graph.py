@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 from agentrl.core.errors import EnvResultError
 from agentrl.core.types import Message
 from agentrl.env.tools.environment import describe_tools, with_system
-from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.neutral import Answer, ApiError, ChatRequest, EchoedMessage, Json
 from agentrl.rollout.recorder import Context, Recorder, Sample
 
@@ -89,8 +88,8 @@ class MessageGraph:
     history opens a branch, for a reason that is recorded.
     """
 
-    def __init__(self, codec: ChatCodec, recorder: Recorder) -> None:
-        self._codec, self._recorder = codec, recorder
+    def __init__(self, recorder: Recorder) -> None:
+        self._codec, self._recorder = recorder.codec, recorder
         self._roots: dict[str, Place] = {}
         self._latest_tools: tuple[Sequence[Json], str] = ((), "")
         self.histories: list[History] = []  # one per context

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from agentrl.core.protocols import EngineLimits
 from agentrl.rollout.endpoint.neutral import ChatRequest, Constraint, EchoedMessage
 from agentrl.rollout.recorder import Context, Sample
-from agentrl.rollout.records import EngineLimits, limits_record
+from agentrl.rollout.records import limits_record
 
 APART = ("messages", "tools", "options")
 """Fields of a request that are kept in tables, or, as `options`, only needed to render its answer."""

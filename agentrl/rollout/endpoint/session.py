@@ -12,13 +12,11 @@ from typing import Any
 from agentrl.core.errors import ContextLengthError, EngineError, StructureError
 from agentrl.core.protocols import Structure
 from agentrl.core.types import FinishReason, Sampling
-from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.graph import MessageGraph
 from agentrl.rollout.endpoint.neutral import Answer, ApiError, Call, ChatRequest, EchoedMessage
 from agentrl.rollout.endpoint.request_log import RequestLog
 from agentrl.rollout.recorder import Context, Recorder, Sample
-from agentrl.rollout.settings import EpisodeSettings
 
 ABANDONED, UNDELIVERED, NOT_SELECTED = "abandoned", "undelivered", "not selected"
 """Reasons for which sampled tokens are recorded and not trained."""
@@ -66,22 +64,12 @@ class EndpointSession:
     cancelled when the last client that waits for it has left. A `log` keeps the requests and what was sampled for them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        recorder: Recorder,
-        codec: ChatCodec,
-        settings: EpisodeSettings,
-        parser: AnswerParser,
-        max_requests: int,
-        log: RequestLog | None = None,
-    ) -> None:
-        self._name, self._recorder, self._codec, self._settings = name, recorder, codec, settings
+    def __init__(self, recorder: Recorder, *, parser: AnswerParser, max_requests: int, log: RequestLog | None = None) -> None:
+        self._recorder, self._name, self._codec, self._settings = recorder, recorder.name, recorder.codec, recorder.settings
         self._parser, self._max_requests, self._log = parser, max_requests, log
         self._latest: dict[bytes, Exchange] = {}
         self._failures: dict[bytes, EngineError] = {}
-        self.graph = MessageGraph(codec, recorder)
+        self.graph = MessageGraph(recorder)
         self.exchanges: list[Exchange] = []
         self.counts: Counter[str] = Counter()  # requests, retries, refused, abandoned
         self.last_refusal: ApiError | None = None

@@ -15,7 +15,7 @@ from agentrl.check.play import make_player, repeating
 from agentrl.check.probe import Watch
 from agentrl.check.tokenizer import load_codec
 from agentrl.config.schema import EngineConfig, IsolationConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
-from agentrl.core.protocols import GenerationRequest
+from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.types import Status, Task, Ticket
 from agentrl.env.agent import ResetState, StepState
 from agentrl.env.load import AgentSpec, load_agent
@@ -24,7 +24,6 @@ from agentrl.inspect.compare import Verdict
 from agentrl.inspect.play import PlaySession
 from agentrl.inspect.replay import Replayer
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.records import EngineLimits
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker

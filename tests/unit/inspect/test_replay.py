@@ -13,6 +13,7 @@ import pytest
 from agentrl import AgentInstance, Executor, Message, StepResult, Task
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError
+from agentrl.core.protocols import EngineLimits
 from agentrl.core.types import EvalSampling
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import ExecutorSession
@@ -22,7 +23,7 @@ from agentrl.inspect.replay import Replayer
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member
-from agentrl.rollout.records import EngineLimits, trajectory_record
+from agentrl.rollout.records import trajectory_record
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.track.jsonl import encode
 from tests.scripted_engine import ScriptedEngine

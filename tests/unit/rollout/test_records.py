@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from agentrl import StepResult, Task
+from agentrl.core.protocols import EngineLimits
 from agentrl.core.types import Status, Trajectory
-from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits, recorded_ticket, recorded_turn, trajectory_record
+from agentrl.rollout.records import inexact_parts, recorded_limits, recorded_ticket, recorded_turn, trajectory_record
 from agentrl.track.jsonl import encode
 from tests.unit.rollout.scenes import CODEC, TASK, Scene, env_class, says
 
