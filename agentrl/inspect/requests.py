@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 from agentrl.core.errors import EngineError, StructureError
 from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.types import FinishReason, Generation, floats, ints
+from agentrl.env.remote.serving import ApiError
 from agentrl.inspect.compare import Difference
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import AnswerParser
-from agentrl.rollout.endpoint.neutral import ApiError
 from agentrl.rollout.endpoint.request_log import recorded_requests, turn_rows
 from agentrl.rollout.endpoint.session import EndpointSession
 from agentrl.rollout.observers import SamplerEngine

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.types import FinishReason, Ticket
+from agentrl.env.remote.serving import ApiError
 from agentrl.inspect.requests import replay_requests
 from agentrl.learner.batch import merge_turns
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint import chat_completions
 from agentrl.rollout.endpoint.answers import JsonAnswerParser
-from agentrl.rollout.endpoint.neutral import ApiError
 from agentrl.rollout.endpoint.request_log import RequestLog
 from agentrl.rollout.endpoint.session import EndpointSession, Exchange
 from agentrl.rollout.episode import turn_seed

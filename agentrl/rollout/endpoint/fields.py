@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.rollout.endpoint.neutral import ApiError, Constraint, Json
+from agentrl.env.remote.serving import ApiError
+from agentrl.rollout.endpoint.neutral import Constraint, Json
 
 
 @dataclass(frozen=True, slots=True)

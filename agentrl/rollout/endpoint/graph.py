@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 
 from agentrl.core.errors import EnvResultError
 from agentrl.core.types import Message
+from agentrl.env.remote.serving import ApiError
 from agentrl.env.tools.environment import describe_tools, with_system
-from agentrl.rollout.endpoint.neutral import Answer, ApiError, ChatRequest, EchoedMessage, Json
+from agentrl.rollout.endpoint.neutral import Answer, ChatRequest, EchoedMessage, Json
 from agentrl.rollout.recorder import Context, Recorder, Sample
 
 Key: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]

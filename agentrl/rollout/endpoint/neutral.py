@@ -18,27 +18,6 @@ STREAMED = ("thinking", "signature", "text", "content", "summary", "arguments", 
 ERROR_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class ApiError(Exception):
-    """A request that is not answered; each dialect words it in its own form.
-
-    Args:
-        status: Status code of HTTP.
-        message: Problem and remedy, for people.
-        field: Name of the field at fault, ``messages[2].content``; empty if it is none.
-        code: Machine-readable reason, as ``context_length_exceeded``.
-        limits: Tokens of the prompt and of the context, if the prompt is too long.
-    """
-
-    def __init__(self, status: int, message: str, field: str = "", code: str = "", limits: tuple[int, int] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.field, self.code, self.limits = status, message, field, code, limits
-
-    @property
-    def reason(self) -> str:
-        """Status and code, for records."""
-        return f"{self.status} {self.code}".strip()
-
-
 class EchoedMessage(Message, total=False):
     """A message of a history, with what tells two equal answers apart."""
 

@@ -12,9 +12,10 @@ from typing import Any
 from agentrl.core.errors import ContextLengthError, EngineError, StructureError
 from agentrl.core.protocols import Structure
 from agentrl.core.types import FinishReason, Sampling
+from agentrl.env.remote.serving import ApiError
 from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.graph import MessageGraph
-from agentrl.rollout.endpoint.neutral import Answer, ApiError, Call, ChatRequest, EchoedMessage
+from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage
 from agentrl.rollout.endpoint.request_log import RequestLog
 from agentrl.rollout.recorder import Context, Recorder, Sample
 
