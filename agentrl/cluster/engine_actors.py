@@ -19,7 +19,7 @@ from agentrl.core.process import describe_process
 from agentrl.core.protocols import EngineLimits, EngineStats, GroupRef, Memory, RolloutWorker, WeightUpdate
 from agentrl.core.scoring import Scorer
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from agentrl.engine.shared import Answers, EngineHost, Requests, SharedEngine
 from agentrl.env.load import AgentSpec
 from agentrl.rollout.front_ends import FrontEnds
@@ -192,9 +192,9 @@ class RaySharedEngine:
         await asyncio.gather(*map(placed, self._process.workers.values()))
         await self._front_ends.start()
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef]:
         """As `RolloutWorker.run_group`."""
-        return await self._front_ends.run_group(ticket)
+        return await self._front_ends.run_group(group_request)
 
     async def load_weights(self, update: WeightUpdate) -> int:
         """As `RolloutWorker.load_weights`."""

@@ -28,7 +28,7 @@ from agentrl.core.process import LOOPBACK, describe_process
 from agentrl.core.protocols import Engine, EngineStats, GroupRef, Memory, WeightUpdate
 from agentrl.core.scoring import ScoreAnswer, Scorer, ScoreRequest, ScorerFacts
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from agentrl.env.boundary import blocked_at
 from agentrl.env.load import AgentSpec
 
@@ -83,9 +83,9 @@ class RolloutActor:
         self._loops.append(asyncio.get_running_loop())
         await self._worker.start()
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef]:
         """Run one group."""
-        return await self._worker.run_group(ticket)
+        return await self._worker.run_group(group_request)
 
     async def load_weights(self, update: WeightUpdate) -> int:
         """Take over new weights."""
@@ -246,9 +246,9 @@ class RayWorker:
         """As `RolloutWorker.start`."""
         await self._answer(self.actor.start.remote(self.gpus))
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef]:
         """As `RolloutWorker.run_group`; the second value is a reference into the object store. Cancelling it ends the episodes."""
-        summary, group = self.actor.run_group.options(num_returns=2).remote(ticket)
+        summary, group = self.actor.run_group.options(num_returns=2).remote(group_request)
         try:
             return await self._answer(summary), group
         except asyncio.CancelledError:

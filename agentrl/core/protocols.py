@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from agentrl.core.manifest import FileEntry
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Generation, IntArray, Sampling, Ticket
+from agentrl.core.types import Generation, GroupRequest, IntArray, Sampling
 
 T = TypeVar("T")
 
@@ -190,7 +190,7 @@ class RolloutWorker(Protocol):
     async def start(self) -> None:
         """Load user code, tokenizer and engine."""
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef]:
         """Run every episode of a group; failures of user code and of single requests become statuses, not exceptions.
 
         Raises:

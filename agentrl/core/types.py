@@ -280,7 +280,7 @@ class EvalSampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class GroupRequest:
     """Permission to run one group, handed out by admission."""
 
     group_id: int  # order of admission, from 0; the queue is first-in first-out in this order

@@ -25,7 +25,7 @@ from agentrl.core.files import check_directory
 from agentrl.core.manifest import MANIFEST, FileEntry, differing_files, read_manifest
 from agentrl.core.protocols import Learner
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.env.tasks import TaskSource
 
 
@@ -105,11 +105,11 @@ class Admissions:
             self._next_id, self._cursor = self._next_id + 1, (task.epoch, task.position + 1)
         return task
 
-    def closed(self, ticket: Ticket, summary: GroupSummary) -> None:
+    def closed(self, group_request: GroupRequest, summary: GroupSummary) -> None:
         """Tell the sampler how a group went, once, when it is trained on or filtered; one that is run again is not closed before."""
         if self._sampler is not None:
             scores = [member.score for member in summary.trainable if member.score is not None]
-            self._sampler.outcome(ticket.task.position, ticket.group_id, scores)
+            self._sampler.outcome(group_request.task.position, group_request.group_id, scores)
 
     def step_done(self) -> dict[str, float]:
         """Let the sampler draw by all that is known after a step, and return its metrics."""

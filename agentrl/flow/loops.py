@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from agentrl.core.callbacks import CheckpointWritten, GroupJudged, StepEnd
 from agentrl.core.errors import LedgerError, WeightSyncError
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from agentrl.flow.checkpoint import Progress
 from agentrl.flow.ledger import failure_reason
 from agentrl.flow.metrics import Trained
@@ -49,7 +49,7 @@ async def admit(run: RunState, spawn: Spawn) -> None:
         run.ledger.submit(group_id)
         run.queue.admit(group_id)
         spawn(
-            Ticket(
+            GroupRequest(
                 group_id=group_id,
                 task=task,
                 n_samples_per_prompt=samples,
@@ -66,41 +66,41 @@ async def admit(run: RunState, spawn: Spawn) -> None:
     run.board.waiting("admit", f"nothing: {why}")
 
 
-async def run_attempt(run: RunState, ticket: Ticket) -> None:
+async def run_attempt(run: RunState, group_request: GroupRequest) -> None:
     """Run one attempt at a group on a worker and hand the outcome to `collect`; one task per attempt.
 
-    Consumes the ticket. Produces a finished attempt. Waits for the worker. Unblocked by the worker, or cancelled by `train` when the
+    Consumes the group request. Produces a finished attempt. Waits for the worker. Unblocked by the worker, or cancelled by `train` when the
     group is not needed; then nothing is handed on.
     """
-    group_id = ticket.group_id
+    group_id = group_request.group_id
     if run.stopped or not run.queue.waits_for(group_id):
         run.attempts.pop(group_id, None)
         return
     run.running[group_id] = run.clock()
     try:
-        summary, ref = await run.pool.run_group(ticket)
+        summary, ref = await run.pool.run_group(group_request)
     finally:
         del run.running[group_id]
         run.attempts.pop(group_id, None)
     if summary.group_id != group_id:
         raise LedgerError(f"a worker answered for group {summary.group_id} when asked for group {group_id}")
     if run.queue.waits_for(group_id):
-        run.finished.put(Finished(ticket, summary, ref))
+        run.finished.put(Finished(group_request, summary, ref))
 
 
 async def run_attempts(run: RunState, *, task_status: TaskStatus[Spawn]) -> None:
     """Hold the attempts at groups.
 
-    Consumes tickets, through the function that it starts with. Produces a task for each. Waits for the last step and then for the
+    Consumes group requests, through the function that it starts with. Produces a task for each. Waits for the last step and then for the
     attempts under way; unblocked by `train`. The first attempt that raises ends the run.
     """
     async with asyncio.TaskGroup() as attempts:  # of asyncio, because a task of anyio's costs the driver 15 us more
 
-        def spawn(ticket: Ticket) -> None:
-            group_id = ticket.group_id
+        def spawn(group_request: GroupRequest) -> None:
+            group_id = group_request.group_id
             if run.over.is_set():
                 return  # a group that failed after a run was stopped; it is run again on resumption
-            run.attempts[group_id] = attempts.create_task(run_attempt(run, ticket), name=f"group-{group_id}")
+            run.attempts[group_id] = attempts.create_task(run_attempt(run, group_request), name=f"group-{group_id}")
 
         task_status.started(spawn)
         await run.over.wait()
@@ -116,7 +116,7 @@ async def collect(run: RunState, spawn: Spawn) -> None:
     run.board.waiting("collect", "a group to finish")
     while (finished := await run.finished.take()) is not None:
         run.board.progress()
-        if not run.queue.waits_for(finished.ticket.group_id):
+        if not run.queue.waits_for(finished.group_request.group_id):
             continue  # given up as a spare group between its end and now
         judged = _judge(run, finished, min_members)
         run.board.waiting("collect", f"the callbacks about group {judged.group_id}")
@@ -128,44 +128,44 @@ async def collect(run: RunState, spawn: Spawn) -> None:
 
 def _judge(run: RunState, finished: Finished, min_members: int) -> GroupJudged:
     """Decide what becomes of a group: trained on, filtered, or, where too much of it failed, retried or dropped."""
-    ticket, summary = finished.ticket, finished.summary
+    group_request, summary = finished.group_request, finished.summary
     verdict: Literal["kept", "filtered", "retried", "dropped"]
     if summary.num_trainable < min_members:
-        verdict = "retried" if ticket.attempt + 1 < run.settings.flow.max_attempts else "dropped"
+        verdict = "retried" if group_request.attempt + 1 < run.settings.flow.max_attempts else "dropped"
         reason: str | None = failure_reason(summary)
     else:
         reason = run.keep(summary)
         verdict = "kept" if reason is None else "filtered"
     return GroupJudged(
-        group_id=ticket.group_id,
-        attempt=ticket.attempt,
-        task=ticket.task,
+        group_id=group_request.group_id,
+        attempt=group_request.attempt,
+        task=group_request.task,
         verdict=verdict,
         reason=reason or "",
         summary=summary,
-        version=ticket.version,
+        version=group_request.version,
     )
 
 
 def _carry_out(run: RunState, spawn: Spawn, finished: Finished, judged: GroupJudged) -> None:
     """Count a group as it was judged, and pass it on, repeat it, or give its slot back."""
-    ticket, summary, verdict = finished.ticket, finished.summary, judged.verdict
+    group_request, summary, verdict = finished.group_request, finished.summary, judged.verdict
     failed = verdict in ("retried", "dropped")
     run.meter.attempt(summary, failed=failed, retried=verdict == "retried")
     if not failed:
         run.meter.verdict(summary, accepted=judged.kept)
     run.health.attempt(summary, failed=failed)
     if verdict == "kept":
-        run.queue.accept(Accepted(ticket, finished.ref, summary, run.clock()))
+        run.queue.accept(Accepted(group_request, finished.ref, summary, run.clock()))
     elif verdict == "retried":
-        spawn(replace(ticket, attempt=ticket.attempt + 1))
+        spawn(replace(group_request, attempt=group_request.attempt + 1))
     else:
         filtered = verdict == "filtered"
-        (run.ledger.filter if filtered else run.ledger.drop)(ticket.group_id, judged.reason)
+        (run.ledger.filter if filtered else run.ledger.drop)(group_request.group_id, judged.reason)
         if filtered:
-            run.admissions.closed(ticket, summary)
-        run.queue.discard(ticket.group_id)
-        run.slots.release(ticket.group_id, Release.FILTERED if filtered else Release.DROPPED)
+            run.admissions.closed(group_request, summary)
+        run.queue.discard(group_request.group_id)
+        run.slots.release(group_request.group_id, Release.FILTERED if filtered else Release.DROPPED)
     if not failed:
         run.health.verdict(None if judged.kept else judged.reason)
 
@@ -217,9 +217,9 @@ async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) 
     run.board.waiting("train", f"the learner to train step {step + 1}")
     result = await run.learner.train(step, [group.ref for group in groups])
     trained_s = run.clock()
-    run.ledger.train(group.ticket.group_id for group in groups)
+    run.ledger.train(group.group_request.group_id for group in groups)
     for group in groups:
-        run.admissions.closed(group.ticket, group.summary)
+        run.admissions.closed(group.group_request, group.summary)
         run.score_moments.add(member.model_scores for member in group.summary.trainable)
     run.notes.setdefault(step + 1, {}).update(run.admissions.step_done())
     progress = run.progress(step + 1)  # now, because publication frees slots, and then the next step's groups begin to count
@@ -296,7 +296,7 @@ async def publish(run: RunState) -> None:
         run.live.advance(trained.version)
         run.publisher_idle.release()
         for group in trained.groups:
-            run.slots.release(group.ticket.group_id, Release.TRAINED)
+            run.slots.release(group.group_request.group_id, Release.TRAINED)
         for group_id in trained.spare:
             run.slots.release(group_id, Release.SPARE)
         run.board.waiting("publish", "the engines' counters")
@@ -317,5 +317,5 @@ async def publish(run: RunState) -> None:
 def _step_end(run: RunState, trained: Trained, metrics: dict[str, float], published_s: tuple[float, float]) -> StepEnd:
     """Tell of a step, with its groups and the times of its parts; `published_s` is when its publication began and ended."""
     times = {**trained.times, "publishing_s": published_s[0], "live_s": published_s[1], "now_s": run.clock()}
-    groups = tuple(group.ticket.group_id for group in trained.groups)
+    groups = tuple(group.group_request.group_id for group in trained.groups)
     return StepEnd(step=trained.version, metrics=metrics, groups=groups, spare=tuple(trained.spare), times=times)

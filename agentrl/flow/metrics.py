@@ -163,11 +163,11 @@ def _by_agent(members: Sequence[MemberSummary]) -> dict[str, list[float]]:
 
 def _tasks(groups: Sequence[Accepted]) -> dict[str, float]:
     """Over groups: the latest pass over the tasks, and by data set, if there are several, mean reward and share of the groups."""
-    metrics = {"tasks/epoch": float(max(group.ticket.task.epoch for group in groups))}
+    metrics = {"tasks/epoch": float(max(group.group_request.task.epoch for group in groups))}
     by_source: dict[str, list[Accepted]] = {}
     for group in groups:
-        source = group.ticket.task.metadata.get("source")
-        if source and group.ticket.task.id.startswith(f"{source}/"):  # the name that the run gave to the data set
+        source = group.group_request.task.metadata.get("source")
+        if source and group.group_request.task.id.startswith(f"{source}/"):  # the name that the run gave to the data set
             by_source.setdefault(source, []).append(group)
     for source, part in by_source.items():
         metrics[f"source/{source}/reward"] = statistics.fmean(m.reward or 0.0 for group in part for m in group.summary.trainable)
@@ -224,7 +224,7 @@ def _staleness(trained: Trained) -> dict[str, float]:
     """
     step = trained.version - 1
     oldest = [step - group.summary.versions[0] for group in trained.groups if group.summary.versions]
-    admission = Counter(step - group.ticket.version for group in trained.groups)
+    admission = Counter(step - group.group_request.version for group in trained.groups)
     return {
         "staleness/mean": statistics.fmean(oldest),
         "staleness/max": float(max(oldest)),

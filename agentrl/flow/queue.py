@@ -13,7 +13,7 @@ from enum import Enum, auto
 from agentrl.core.errors import LedgerError, StalenessError
 from agentrl.core.protocols import GroupRef
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 
 
 class Release(Enum):
@@ -96,7 +96,7 @@ class Slots:
 class Accepted:
     """A group that may be trained on."""
 
-    ticket: Ticket  # as admitted
+    group_request: GroupRequest  # as admitted
     ref: GroupRef  # the group, or the cluster's reference to it
     summary: GroupSummary  # what the driver knows of it
     accepted_s: float  # clock reading when it entered the queue
@@ -155,7 +155,7 @@ class GroupQueue:
 
     def accept(self, group: Accepted) -> None:
         """Resolve a group: it waits for its turn to be trained on."""
-        group_id = group.ticket.group_id
+        group_id = group.group_request.group_id
         self._check_unresolved(group_id)
         if group_id in self._window:
             self._window[group_id] = group
@@ -196,8 +196,8 @@ class GroupQueue:
         if self._stopped:
             return Taken([], [])
         accepted = [group for group in self._window.values() if group is not None]
-        first = {group.ticket.group_id for group in sorted(accepted, key=lambda group: group.accepted_s)[: self.count]}
-        taken = Taken([group for group in accepted if group.ticket.group_id in first], [i for i in self._window if i not in first])
+        first = {group.group_request.group_id for group in sorted(accepted, key=lambda group: group.accepted_s)[: self.count]}
+        taken = Taken([group for group in accepted if group.group_request.group_id in first], [i for i in self._window if i not in first])
         self._window, self._accepted = {}, 0
         self._fill_window()
         for group in taken.groups:
@@ -229,9 +229,9 @@ class GroupQueue:
     def _check_lag(self, group: Accepted, step: int) -> None:
         versions = group.summary.versions
         if versions is None:
-            raise StalenessError(f"group {group.ticket.group_id} was accepted without a single trainable token")
+            raise StalenessError(f"group {group.group_request.group_id} was accepted without a single trainable token")
         if step - versions[0] > self.max_staleness or versions[1] > step:
             raise StalenessError(
-                f"group {group.ticket.group_id} holds tokens of versions {versions[0]} to {versions[1]}, "
+                f"group {group.group_request.group_id} holds tokens of versions {versions[0]} to {versions[1]}, "
                 f"and step {step} may train on {max(0, step - self.max_staleness)} to {step} only"
             )

@@ -16,7 +16,7 @@ from agentrl.core.callbacks import Event
 from agentrl.core.protocols import GroupRef, Learner
 from agentrl.core.scoring import ScoreMoments
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.flow.checkpoint import Admissions, Progress
 from agentrl.flow.ledger import Health, Ledger
 from agentrl.flow.metrics import Meter, Trained
@@ -73,7 +73,7 @@ class Observer(Protocol):
 class Finished:
     """One attempt at a group that came to its end."""
 
-    ticket: Ticket
+    group_request: GroupRequest
     summary: GroupSummary
     ref: GroupRef
 
@@ -218,7 +218,7 @@ class RunState:
         )
 
 
-Spawn: TypeAlias = Callable[[Ticket], None]
+Spawn: TypeAlias = Callable[[GroupRequest], None]
 """Starts an attempt at a group beside the loops."""
 
 

@@ -15,7 +15,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, EngineError, EnvLoadError
 from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Generation, Status, Task, Ticket, Turn
+from agentrl.core.types import Generation, GroupRequest, Status, Task, Turn
 from agentrl.engine.parsers import answer_parser
 from agentrl.env.given import PREFIX, SOURCE
 from agentrl.env.isolation.pool import open_sessions
@@ -29,7 +29,7 @@ from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member
 from agentrl.rollout.observers import SamplerEngine
 from agentrl.rollout.penalties import has_penalties
-from agentrl.rollout.records import inexact_parts, recorded_limits, recorded_ticket, recorded_turn
+from agentrl.rollout.records import inexact_parts, recorded_group_request, recorded_limits, recorded_turn
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import context_length, open_tasks
 
@@ -116,8 +116,8 @@ class Replayer:
         if reason:
             return Replay(records=records, verdict=Verdict.SKIPPED, reason=reason)
         try:
-            ticket, lost = self._ticket(records[0])
-            found = await self._difference(records, ticket)
+            group_request, lost = self._group_request(records[0])
+            found = await self._difference(records, group_request)
         except (KeyError, TypeError, ValueError, SyntaxError) as error:
             said, name = str(error), type(error).__name__
             reason = said if said.startswith("its executor") else f"its record cannot be used: {name}: {said}"
@@ -160,17 +160,17 @@ class Replayer:
             reason = "the same difference each time: environment, tasks or settings are not those of the run"
         return replace(outcome, reason=reason)
 
-    def _ticket(self, record: Mapping[str, Any]) -> tuple[Ticket, str]:
-        """The ticket, and which parts of its task may not be what they were."""
-        ticket, inexact = recorded_ticket(record), inexact_parts(record)
+    def _group_request(self, record: Mapping[str, Any]) -> tuple[GroupRequest, str]:
+        """The group request, and which parts of its task may not be what they were."""
+        group_request, inexact = recorded_group_request(record), inexact_parts(record)
         if not inexact:
-            return ticket, ""
-        found = self._find_task(ticket.task.id)
+            return group_request, ""
+        found = self._find_task(group_request.task.id)
         if found is None:
-            return ticket, " and ".join(inexact)
-        return replace(ticket, task=replace(found, position=ticket.task.position, epoch=ticket.task.epoch)), ""
+            return group_request, " and ".join(inexact)
+        return replace(group_request, task=replace(found, position=group_request.task.position, epoch=group_request.task.epoch)), ""
 
-    async def _difference(self, records: Records, ticket: Ticket) -> Difference | None:
+    async def _difference(self, records: Records, group_request: GroupRequest) -> Difference | None:
         limits = recorded_limits(records[0]) or self._limits
         codec = self._codecs.get(limits.end_token_ids)
         if codec is None:
@@ -178,7 +178,7 @@ class Replayer:
         index = int(str(records[0]["episode_id"]).rpartition("-")[2])
         engine = RecordedEngine({record["agent"]: _sampled(record) for record in records}, limits)
         agent, session, settings = self._agent, self._sessions.session, self._settings
-        member = make_member(ticket, index, agent=agent, open_session=session, engine=engine, codec=codec, settings=settings)
+        member = make_member(group_request, index, agent=agent, open_session=session, engine=engine, codec=codec, settings=settings)
         replayed = await member.run()
         if isinstance(member, ExecutorEpisode) and engine.exhausted and records[0]["status"] not in INTERRUPTED:
             raise ValueError("its executor made a call that is not recorded: one that failed, or that it discarded")

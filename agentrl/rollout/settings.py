@@ -22,7 +22,7 @@ from agentrl.config.schema import (
     RolloutConfig,
     TrainConfig,
 )
-from agentrl.core.types import EvalSampling, Sampling, Ticket
+from agentrl.core.types import EvalSampling, GroupRequest, Sampling
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.results import bad_result
@@ -127,10 +127,10 @@ class EpisodeSettings:
         """Episodes under way at once to begin with, if their number follows the engine's load."""
         return EPISODES_PER_SEQUENCE * self.engine.max_num_seqs // self.rollout.rollout_workers_per_engine
 
-    def for_member(self, ticket: Ticket, index: int) -> EpisodeSettings:
-        """These settings with what the ticket changes for the episode of that number; the one behind the members is greedy."""
-        settings = self.for_eval_sampling(ticket.eval_sampling)
-        if index < ticket.n_samples_per_prompt:
+    def for_member(self, group_request: GroupRequest, index: int) -> EpisodeSettings:
+        """These settings with what the group request changes for the episode of that number; the one behind the members is greedy."""
+        settings = self.for_eval_sampling(group_request.eval_sampling)
+        if index < group_request.n_samples_per_prompt:
             return settings
         return replace(settings, is_training=False, rollout=replace(settings.rollout, temperature=0.0))
 

@@ -61,7 +61,7 @@ async def go() -> RunResult:
     async def hook(point: SafePoint) -> None:
         await point.until_live()
 
-    workers = [ScriptedWorker(duration=lambda ticket: 0.01, load_s=0.001) for _ in range(2)]
+    workers = [ScriptedWorker(duration=lambda group_request: 0.01, load_s=0.001) for _ in range(2)]
     pool = RolloutPool({f"engine-{i}": worker for i, worker in enumerate(workers)}, Supervision(respawn=respawn, check_every_s=0.05))
     return await train(
         settings=flow_of(num_steps=10**6, groups_per_step=2, n_samples_per_prompt=2, max_staleness=1),

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from tests.faults.report import Saw
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, flow_of
 
@@ -18,8 +18,8 @@ SLOW_S = 20.0
 def seconds(staleness: int, train_s: float, share: float, spare: int = 0) -> tuple[float, Scene]:
     """A run in which this share of the episodes takes 20 s, the others 1 s; a group takes as long as its slowest episode."""
 
-    def duration(ticket: Ticket) -> float:
-        rolls = random.Random(ticket.group_id)
+    def duration(group_request: GroupRequest) -> float:
+        rolls = random.Random(group_request.group_id)
         return max(SLOW_S if rolls.random() < share else 1.0 for _ in range(MEMBERS))
 
     flow = flow_of(num_steps=STEPS, groups_per_step=8, n_samples_per_prompt=MEMBERS, max_staleness=staleness, oversample=spare / 8)

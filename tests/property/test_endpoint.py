@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.core.protocols import EngineLimits, GenerationRequest
-from agentrl.core.types import FinishReason, Ticket
+from agentrl.core.types import FinishReason, GroupRequest
 from agentrl.env.remote.serving import ApiError
 from agentrl.inspect.requests import replay_requests
 from agentrl.learner.batch import merge_turns
@@ -120,8 +120,8 @@ async def play(family: str, deeds: list[str], seed: int) -> None:
     engine = ScriptedEngine(answer=answer, max_model_len=3000, delay=lambda request: rng.choice((0.0, 0.001)))
     engine.end_token_ids = tuple(codec.turn_end_ids)
     await engine.start()
-    ticket = Ticket(group_id=0, task=TASK, n_samples_per_prompt=1, version=0)
-    recorder = Recorder("e", engine=engine, codec=codec, settings=SETTINGS, seed_of=turn_seed(ticket, 0, 0))
+    group_request = GroupRequest(group_id=0, task=TASK, n_samples_per_prompt=1, version=0)
+    recorder = Recorder("e", engine=engine, codec=codec, settings=SETTINGS, seed_of=turn_seed(group_request, 0, 0))
     log, parser = RequestLog(), JsonAnswerParser()
     session = EndpointSession(recorder, parser=parser, max_requests=1000, log=log)
     agent = Agent(session, rng)
@@ -188,8 +188,8 @@ async def _one_branch(family: str, seed: int) -> None:
     rng, codec = random.Random(seed), CODECS[family]
     engine = ScriptedEngine(answer=lambda request: [*codec.encode_text(rng.choice(TEXTS)), *codec.turn_end_ids], max_model_len=20_000)
     await engine.start()
-    ticket = Ticket(group_id=0, task=TASK, n_samples_per_prompt=1, version=0)
-    recorder = Recorder("e", engine=engine, codec=codec, settings=SETTINGS, seed_of=turn_seed(ticket, 0, 0))
+    group_request = GroupRequest(group_id=0, task=TASK, n_samples_per_prompt=1, version=0)
+    recorder = Recorder("e", engine=engine, codec=codec, settings=SETTINGS, seed_of=turn_seed(group_request, 0, 0))
     session = EndpointSession(recorder, parser=JsonAnswerParser(), max_requests=1000)
     agent = Agent(session, random.Random(3))
     agent.rng.random = lambda: 0.0

@@ -16,7 +16,7 @@ from agentrl.check.probe import Watch
 from agentrl.check.tokenizer import load_codec
 from agentrl.config.schema import EngineConfig, IsolationConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
 from agentrl.core.protocols import EngineLimits, GenerationRequest
-from agentrl.core.types import Status, Task, Ticket
+from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.env.agent import ResetState, StepState
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.tasks import TaskSource
@@ -137,7 +137,7 @@ async def train(spec: AgentSpec, task: Task, settings: EpisodeSettings) -> list[
     worker = EpisodeWorker(says(CODEC), spec, settings)
     await worker.start()
     try:
-        summary, group = await worker.run_group(Ticket(group_id=0, task=task, n_samples_per_prompt=1, version=0, record=1))
+        summary, group = await worker.run_group(GroupRequest(group_id=0, task=task, n_samples_per_prompt=1, version=0, record=1))
         assert [trajectory.status for trajectory in group.trajectories] == [Status.FINISHED] * len(group.trajectories)
         return [dict(record) for record in summary.records]
     finally:

@@ -12,7 +12,7 @@ from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.schema import FlowConfig, TrackConfig, TrainConfig
 from agentrl.core.errors import LedgerError, NothingToTrainError, StalenessError, TooManyFailuresError
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Status, Task, Ticket
+from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.flow import flow_settings
 from agentrl.flow.ledger import Health, Ledger, failure_reason
 from agentrl.flow.queue import Accepted, GroupQueue, Release, Slots
@@ -22,16 +22,18 @@ pytestmark = pytest.mark.anyio
 SETTINGS = flow_of(num_steps=4, groups_per_step=2, n_samples_per_prompt=4, min_pass_rate=0.1)
 
 
-def ticket(group_id: int) -> Ticket:
-    return Ticket(group_id=group_id, task=Task("x"), n_samples_per_prompt=2, version=0)
+def group_request(group_id: int) -> GroupRequest:
+    return GroupRequest(group_id=group_id, task=Task("x"), n_samples_per_prompt=2, version=0)
 
 
 def accepted(group_id: int, versions: tuple[int, int] | None = (0, 0)) -> Accepted:
-    return Accepted(ticket(group_id), f"ref {group_id}", GroupSummary(group_id=group_id, members=(), versions=versions, seconds=1.0), 0.0)
+    return Accepted(
+        group_request(group_id), f"ref {group_id}", GroupSummary(group_id=group_id, members=(), versions=versions, seconds=1.0), 0.0
+    )
 
 
 def summary(*members: object) -> GroupSummary:
-    return group_summary(ticket(0), (0, 0), members)  # type: ignore[arg-type]
+    return group_summary(group_request(0), (0, 0), members)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reason", [Release.FILTERED, Release.DROPPED, Release.TRAINED])
@@ -121,7 +123,7 @@ async def test_a_step_takes_the_first_to_finish_of_the_oldest_and_gives_up_the_r
     for time_s, group_id in ((2.0, 0), (3.0, 2)):
         queue.accept(replace(accepted(group_id), accepted_s=time_s))
     taken = await queue.take(0)
-    assert [group.ticket.group_id for group in taken.groups] == [0, 3]
+    assert [group.group_request.group_id for group in taken.groups] == [0, 3]
     assert taken.spare == [1, 2]
     assert [queue.waits_for(group_id) for group_id in range(6)] == [False, False, False, False, True, False]
     assert queue.depth == 1
@@ -130,7 +132,7 @@ async def test_a_step_takes_the_first_to_finish_of_the_oldest_and_gives_up_the_r
         await queue.take(0)  # two are accepted, but with a line shorter than what a step removes, slots would be free meanwhile
     assert timeout.cancelled_caught
     queue.close()
-    assert [group.ticket.group_id for group in (await queue.take(0)).groups] == [4, 5]
+    assert [group.group_request.group_id for group in (await queue.take(0)).groups] == [4, 5]
 
 
 @pytest.mark.parametrize(("versions", "fine"), [((1, 2), True), ((2, 3), True), ((0, 3), False), ((3, 4), False), (None, False)])

@@ -11,25 +11,25 @@ import pytest
 
 from agentrl import Task
 from agentrl.core.summaries import GroupSummary, summarize
-from agentrl.core.types import FinishReason, Group, Status, Ticket, Trajectory, Turn, floats, ints
+from agentrl.core.types import FinishReason, Group, GroupRequest, Status, Trajectory, Turn, floats, ints
 from agentrl.rollout.episode import episode_id
 from agentrl.rollout.group import Trajectories, run_group
 from agentrl.rollout.settings import StragglerPolicy
 from tests.unit.flow.fakes import Recorder, Scene, ScriptedWorker, flow_of, run_virtual
 
 PATIENCE = StragglerPolicy(quorum=0.75, factor=3.0, least=2)
-TICKET = Ticket(group_id=3, task=Task("a"), n_samples_per_prompt=8, version=0)
+GROUP_REQUEST = GroupRequest(group_id=3, task=Task("a"), n_samples_per_prompt=8, version=0)
 
 
-def trajectory(ticket: Ticket, index: int, status: Status, version: int = 0) -> Trajectory:
+def trajectory(group_request: GroupRequest, index: int, status: Status, version: int = 0) -> Trajectory:
     turn = Turn(
         prompt_ids=ints([1]), token_ids=ints([2]), logprobs=floats([-1.0]), versions=ints([version]), finish_reason=FinishReason.STOP
     )
-    name = episode_id(ticket, index)
+    name = episode_id(group_request, index)
     return Trajectory(
         trajectory_id=name,
         episode_id=name,
-        group_id=ticket.group_id,
+        group_id=group_request.group_id,
         turns=(turn,),
         status=status,
         reward=float(index % 2) if status.trainable else None,
@@ -42,10 +42,10 @@ def play(seconds: list[float], failed: tuple[int, ...] = (), straggler_policy: S
     async def main() -> tuple[Group, float]:
         async def member(index: int) -> Trajectories:
             await asyncio.sleep(seconds[index])
-            return (trajectory(TICKET, index, Status.ENV_ERROR if index in failed else Status.FINISHED),)
+            return (trajectory(GROUP_REQUEST, index, Status.ENV_ERROR if index in failed else Status.FINISHED),)
 
         begin = asyncio.get_running_loop().time()
-        group = await run_group(TICKET, member, set(), straggler_policy)
+        group = await run_group(GROUP_REQUEST, member, set(), straggler_policy)
         return group, asyncio.get_running_loop().time() - begin
 
     return run_virtual(main)
@@ -90,10 +90,10 @@ def test_an_error_still_ends_the_group_at_once() -> None:
             await asyncio.sleep(float(index))
             if index == 3:
                 raise KeyError("bug")
-            return (trajectory(TICKET, index, Status.FINISHED),)
+            return (trajectory(GROUP_REQUEST, index, Status.FINISHED),)
 
         with pytest.raises(KeyError, match="bug"):
-            await run_group(TICKET, member, set(), PATIENCE)
+            await run_group(GROUP_REQUEST, member, set(), PATIENCE)
         assert asyncio.get_running_loop().time() == pytest.approx(3.0)
 
     run_virtual(main)
@@ -107,15 +107,15 @@ class Episodes(ScriptedWorker):
     straggler_policy: StragglerPolicy | None = None
     played: list[Group] = field(default_factory=list)
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, str]:
         async def member(index: int) -> Trajectories:
             version = self.version
-            await asyncio.sleep(self.takes(random.Random(f"{ticket.group_id}-{index}")))
-            return (trajectory(ticket, index, Status.FINISHED, version),)
+            await asyncio.sleep(self.takes(random.Random(f"{group_request.group_id}-{index}")))
+            return (trajectory(group_request, index, Status.FINISHED, version),)
 
-        group = await run_group(ticket, member, set(), self.straggler_policy)
+        group = await run_group(group_request, member, set(), self.straggler_policy)
         self.played.append(group)
-        return summarize(group, seconds=1.0), f"ref {ticket.group_id}"
+        return summarize(group, seconds=1.0), f"ref {group_request.group_id}"
 
 
 def clean(draw: random.Random) -> float:
