@@ -57,7 +57,7 @@ class _Window:
     failed: int = 0
     retried: int = 0
     episodes: int = 0
-    withheld: int = 0
+    stragglers_cancelled: int = 0
     accepted: int = 0
     filtered: int = 0
     statuses: Counter[Status] = field(default_factory=Counter)
@@ -87,7 +87,7 @@ class Meter:
         window.episodes += len(summary.episodes)
         if len(summary.trainable) < len(summary.members):
             statuses = [episode[0].status for episode in summary.episodes]
-            window.withheld += statuses.count(Status.WITHHELD)
+            window.stragglers_cancelled += statuses.count(Status.CANCELLED_STRAGGLER)
             window.statuses.update(status for status in statuses if status.failed)
 
     def verdict(self, summary: GroupSummary, *, accepted: bool) -> None:
@@ -240,8 +240,8 @@ def _window_metrics(window: _Window) -> dict[str, float]:
         "failures/retries": float(window.retried),
         "failures/rate": window.failed / window.attempts if window.attempts else 0.0,
         **{f"failures/{status}": float(window.statuses[status]) for status in FAILURES},
-        "group/withheld": float(window.withheld),
-        "group/withheld_share": window.withheld / window.episodes if window.episodes else 0.0,
+        "group/withheld": float(window.stragglers_cancelled),
+        "group/withheld_share": window.stragglers_cancelled / window.episodes if window.episodes else 0.0,
     }
     if judged:
         metrics["group/pass_rate"] = window.accepted / judged

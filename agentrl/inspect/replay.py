@@ -196,7 +196,7 @@ def not_replayable(record: Mapping[str, Any]) -> str:
     if record.get("clipped"):
         return "its record was cut, because it was too long"
     status, turns = record.get("status"), record.get("turns")
-    if status in (Status.CANCELLED, Status.WITHHELD):
+    if status in (Status.CANCELLED, Status.CANCELLED_STRAGGLER):
         return "it was cancelled"
     if status in INTERRUPTED and not turns and not record.get("agent"):
         return f"it ended by {status} before its first turn was answered"

@@ -39,28 +39,26 @@ async def run_group(
     Consumes the request, produces the group, waits for its members, each of which has a deadline of its own. A member that fails is an
     episode with a status and disturbs no other; an error that is no failure of user code or engine is a bug, cancels the others and is
     raised. `live` holds the members' tasks while they run; one that is cancelled becomes a cancelled trajectory. `straggler_policy` decides
-    when members that are much later than the rest are withheld: cancelled, and in the group with that status.
+    when members that are much later than the rest are cancelled as stragglers, which is their status in the group.
     """
     members = [
         asyncio.create_task(run_member(index), name=f"episode {episode_id(group_request, index)}")
         for index in range(group_request.num_episodes)
     ]
     live.update(members)
-    withheld = ""
+    late = ""
     try:
         if straggler_policy is None:
             await asyncio.wait(members, return_when=asyncio.FIRST_EXCEPTION)
         else:
-            withheld = await _wait_for_most(members, straggler_policy)
+            late = await _wait_for_most(members, straggler_policy)
     finally:
         await _end(members)
         live.difference_update(members)
     for member in members:
         if not member.cancelled() and (error := member.exception()) is not None:
             raise error
-    outcomes = [
-        _cancelled(group_request, index, withheld) if member.cancelled() else member.result() for index, member in enumerate(members)
-    ]
+    outcomes = [_cancelled(group_request, index, late) if member.cancelled() else member.result() for index, member in enumerate(members)]
     played, greedy = outcomes[: group_request.n_samples_per_prompt], outcomes[group_request.n_samples_per_prompt :]
     return Group(
         group_id=group_request.group_id,
@@ -71,7 +69,7 @@ async def run_group(
 
 
 async def _wait_for_most(members: list[asyncio.Task[Trajectories]], straggler_policy: StragglerPolicy) -> str:
-    """Wait until all have ended, one has raised, or the rest is too late; returns why the rest is withheld, empty if nothing is.
+    """Wait until all have ended, one has raised, or the rest is too late; returns why the rest is to be cancelled, empty if nothing is.
 
     Consumes nothing. Waits for members, and from the quorum on for the deadline that follows from them; unblocked by either.
     """
@@ -83,7 +81,7 @@ async def _wait_for_most(members: list[asyncio.Task[Trajectories]], straggler_po
         done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             took = f"the median of the {len(ended_s)} that ended is {median(ended_s):.3g} s"
-            return f"withheld after {clock() - begin_s:.3g} s: {took} (--group-quorum)"
+            return f"cancelled as a straggler after {clock() - begin_s:.3g} s: {took} (--group-quorum)"
         ended = [member for member in done if not member.cancelled()]
         if any(member.exception() is not None for member in ended):
             break
@@ -99,15 +97,15 @@ async def _end(members: list[asyncio.Task[Trajectories]]) -> None:
         await asyncio.wait(left)
 
 
-def _cancelled(group_request: GroupRequest, index: int, withheld: str) -> Trajectories:
+def _cancelled(group_request: GroupRequest, index: int, late: str) -> Trajectories:
     name = episode_id(group_request, index)
     cancelled = Trajectory(
         trajectory_id=name,
         episode_id=name,
         group_id=group_request.group_id,
         turns=(),
-        status=Status.WITHHELD if withheld else Status.CANCELLED,
-        error=withheld or "cancelled: the worker was closed",
+        status=Status.CANCELLED_STRAGGLER if late else Status.CANCELLED,
+        error=late or "cancelled: the worker was closed",
     )
     return (cancelled,)
 

@@ -44,7 +44,7 @@ class StragglerPolicy:
     least: int = 1  # episodes that must have ended well in any case
 
     def deadline_s(self, ended_s: Sequence[float], n_samples_per_prompt: int) -> float | None:
-        """Seconds after the start of the group at which the rest is withheld; `None` while too few of its episodes have ended well."""
+        """Seconds after the start of the group at which the rest is cancelled; `None` while too few of its episodes have ended well."""
         if len(ended_s) < max(self.least, math.ceil(self.quorum * n_samples_per_prompt)):
             return None
         return self.factor * median(ended_s)

@@ -55,27 +55,27 @@ def statuses(group: Group) -> list[str]:
     return [str(t.status) for t in group.trajectories]
 
 
-def test_what_is_much_later_than_the_rest_is_withheld_and_stays_on_record() -> None:
+def test_what_is_much_later_than_the_rest_is_cancelled_and_stays_on_record() -> None:
     group, seconds = play([1.0, 1.0, 2.0, 2.0, 2.0, 5.0, 40.0, 3.0])
     assert seconds == pytest.approx(6.0)  # three times the median, which 2 s is
-    assert statuses(group) == ["finished"] * 6 + ["withheld", "finished"]
-    withheld = group.trajectories[6]
-    assert (withheld.reward, withheld.trainable, withheld.episode_id) == (None, False, "3-0-6")
-    assert withheld.error == "withheld after 6 s: the median of the 7 that ended is 2 s (--group-quorum)"
+    assert statuses(group) == ["finished"] * 6 + ["cancelled_straggler", "finished"]
+    straggler = group.trajectories[6]
+    assert (straggler.reward, straggler.trainable, straggler.episode_id) == (None, False, "3-0-6")
+    assert straggler.error == "cancelled as a straggler after 6 s: the median of the 7 that ended is 2 s (--group-quorum)"
     assert summarize(group, seconds=1.0).num_trainable == 7
 
 
 def test_without_a_quorum_the_group_waits() -> None:
     group, seconds = play([1.0] * 5 + [40.0, 50.0, 60.0])
     assert seconds == pytest.approx(40.0)  # the sixth makes the quorum, and the others are late by then
-    assert statuses(group) == ["finished"] * 6 + ["withheld"] * 2
+    assert statuses(group) == ["finished"] * 6 + ["cancelled_straggler"] * 2
     assert play([1.0] * 7 + [60.0], straggler_policy=None)[1] == pytest.approx(60.0)
 
 
 def test_failures_do_not_count_towards_the_quorum() -> None:
     group, seconds = play([0.1, 0.1, 1.0, 1.0, 1.0, 1.0, 1.0, 50.0], failed=(0, 1))
     assert seconds == pytest.approx(50.0)
-    assert statuses(group).count("withheld") == 0
+    assert statuses(group).count("cancelled_straggler") == 0
 
 
 def test_the_deadline_is_never_before_enough_have_ended() -> None:
@@ -140,6 +140,10 @@ def run(
     return result.seconds, scene.observer, worker
 
 
+def test_records_of_older_versions_are_read() -> None:
+    assert Status("withheld") is Status.CANCELLED_STRAGGLER
+
+
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_stragglers_cost_little_and_every_one_of_them_is_counted(staleness: int) -> None:
     straggler_policy = StragglerPolicy(quorum=0.75, factor=1.5, least=2)
@@ -148,8 +152,8 @@ def test_stragglers_cost_little_and_every_one_of_them_is_counted(staleness: int)
     closing_s, observer, worker = run(straggling, straggler_policy, staleness)
     assert waiting_s > 4 * clean_s
     assert closing_s < clean_s / 0.8, (clean_s, closing_s)
-    withheld = [t for group in worker.played for t in group.trajectories if t.status is Status.WITHHELD]
-    assert 0.03 < len(withheld) / (160 * 16) < 0.07
-    assert sum(row["group/withheld"] for row in observer.steps) == len(withheld)
+    stragglers = [t for group in worker.played for t in group.trajectories if t.status is Status.CANCELLED_STRAGGLER]
+    assert 0.03 < len(stragglers) / (160 * 16) < 0.07
+    assert sum(row["group/withheld"] for row in observer.steps) == len(stragglers)
     assert all(row["failures/rate"] == 0 for row in observer.steps)
     assert all(len(group.trajectories) == 16 for group in worker.played)
