@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DIAGNOSIS = {"diagnosis": 1}
 """Ray's concurrency groups of both actors: `diagnose` runs on a thread of its own, so a busy or hanging process answers too."""
-WITH_FILES = {**DIAGNOSIS, "sealing": 1, "files": 1}
+WITH_FILES = {**DIAGNOSIS, "flushing": 1, "files": 1}
 """Those of a learner rank: files are hashed and copied beside training, and hashing does not wait for copies."""
 
 
@@ -173,10 +173,10 @@ class LearnerActor:
             os.close(descriptor)
         return self._probe
 
-    @_group("sealing")
-    def seal_checkpoint(self, path: str) -> dict[str, FileEntry]:
+    @_group("flushing")
+    def flush_checkpoint(self, path: str) -> dict[str, FileEntry]:
         """Flush and hash what the rank wrote."""
-        entries: dict[str, FileEntry] = self._rank.seal_checkpoint(path)
+        entries: dict[str, FileEntry] = self._rank.flush_checkpoint(path)
         return entries
 
     @_group("files")

@@ -195,9 +195,9 @@ class ThreadedLearner:
         """As `Learner.save_checkpoint`."""
         await self._call(lambda: self._rank.save_checkpoint(path, step))
 
-    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
-        """As `Learner.seal_checkpoint`, on a thread of its own."""
-        entries: Mapping[str, FileEntry] = await on_thread(self._rank.seal_checkpoint, path)
+    async def flush_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+        """As `Learner.flush_checkpoint`, on a thread of its own."""
+        entries: Mapping[str, FileEntry] = await on_thread(self._rank.flush_checkpoint, path)
         return entries
 
     async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:

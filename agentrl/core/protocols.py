@@ -265,7 +265,7 @@ class Learner(Protocol):
             CheckpointError: If it cannot be written.
         """
 
-    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+    async def flush_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
         """Flush what the last `save_checkpoint` wrote, and return sizes and hashes by name within `path`; training may go on meanwhile.
 
         Raises:

@@ -64,8 +64,8 @@ class Checkpoints:
             await self._write(temporary / LEARNER, progress.step)
             yield target
             with anyio.CancelScope(shield=True):  # the threads would go on, with their files removed under their hands
-                sealed = await self._learner.seal_checkpoint(str(temporary / LEARNER))
-                await asyncio.to_thread(self._complete, temporary, target, progress, sealed)
+                flushed = await self._learner.flush_checkpoint(str(temporary / LEARNER))
+                await asyncio.to_thread(self._complete, temporary, target, progress, flushed)
                 if self._uploads:
                     self._uploads.offer(target)
                 await asyncio.to_thread(self.remove_old)
@@ -86,13 +86,13 @@ class Checkpoints:
         with self._tidying:
             return temporary_directory(target)
 
-    def _complete(self, temporary: Path, target: Path, progress: Progress, sealed: Mapping[str, FileEntry]) -> None:
+    def _complete(self, temporary: Path, target: Path, progress: Progress, flushed: Mapping[str, FileEntry]) -> None:
         with _disk_errors(target):
             (temporary / PROGRESS).write_text(json.dumps(progress.to_json(), indent=2) + "\n", encoding="utf-8")
             (temporary / CONFIG).write_text(self._config, encoding="utf-8")
         if target.exists():  # from before, and found damaged, or the run would not have taken this step again
             remove_directory(target)
-        commit_directory(temporary, target, {f"{LEARNER}/{name}": entry for name, entry in sealed.items()})
+        commit_directory(temporary, target, {f"{LEARNER}/{name}": entry for name, entry in flushed.items()})
 
     def remove_old(self) -> None:
         """Remove checkpoints beyond the newest, but none that is being copied elsewhere or waits for it."""

@@ -93,7 +93,7 @@ class SimulatedLearner:
     async def save_checkpoint(self, path: str, step: int) -> None:
         """There is nothing to save."""
 
-    async def seal_checkpoint(self, path: str) -> dict[str, FileEntry]:
+    async def flush_checkpoint(self, path: str) -> dict[str, FileEntry]:
         """Nothing was written."""
         return {}
 

@@ -22,7 +22,7 @@ import psutil
 
 from agentrl.config.load import load_config, to_json
 from agentrl.core.callbacks import Event, StepEnd
-from agentrl.core.manifest import FileEntry, seal_files
+from agentrl.core.manifest import FileEntry, flush_files
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.types import Group
 from agentrl.env.load import load_agent
@@ -72,8 +72,8 @@ class Learner:
     async def save_checkpoint(self, path: str, step: int) -> None:
         await asyncio.to_thread(Path(path, "state").write_bytes, bytes(10_000))
 
-    async def seal_checkpoint(self, path: str) -> dict[str, FileEntry]:
-        return await asyncio.to_thread(seal_files, Path(path), ["state"])
+    async def flush_checkpoint(self, path: str) -> dict[str, FileEntry]:
+        return await asyncio.to_thread(flush_files, Path(path), ["state"])
 
 
 class Watch:

@@ -41,7 +41,7 @@ class Learner:
         except OSError as error:
             raise CheckpointError(str(error)) from error
 
-    async def seal_checkpoint(self, path):
+    async def flush_checkpoint(self, path):
         return {}
 
 async def main(folder):

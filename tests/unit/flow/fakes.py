@@ -144,7 +144,7 @@ class ScriptedLearner:
     async def save_checkpoint(self, path: str, step: int) -> None:
         return
 
-    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+    async def flush_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
         return {}
 
     async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
