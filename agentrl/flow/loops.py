@@ -28,7 +28,7 @@ from agentrl.flow.saving import Checkpoints
 from agentrl.flow.state import TOGETHER, Finished, RunState, Spawn
 
 OVERSAMPLED = "oversampled"
-"""Reason for which the spare groups of a step are dropped."""
+"""Reason for which the oversampled groups of a step are dropped."""
 
 
 async def admit(run: RunState, spawn: Spawn) -> None:
@@ -117,7 +117,7 @@ async def collect(run: RunState, spawn: Spawn) -> None:
     while (finished := await run.finished.take()) is not None:
         run.board.progress()
         if not run.queue.waits_for(finished.group_request.group_id):
-            continue  # given up as a spare group between its end and now
+            continue  # given up as an oversampled group between its end and now
         judged = _judge(run, finished, min_members)
         run.board.waiting("collect", f"the callbacks about group {judged.group_id}")
         await run.observer.notify(judged)
@@ -173,7 +173,7 @@ def _carry_out(run: RunState, spawn: Spawn, finished: Finished, judged: GroupJud
 async def train_steps(run: RunState) -> None:
     """Take a step's groups, train, make the weights available, over and over.
 
-    Consumes the oldest groups of the queue; spare ones are dropped. Produces new weights for `publish`. Waits for the oldest groups
+    Consumes the oldest groups of the queue; oversampled ones are dropped. Produces new weights for `publish`. Waits for the oldest groups
     to be accepted, and before each export for the previous publication to be live, so that at most one exported version is under way.
     Unblocked by `collect` and `publish`. When tasks run out, the whole groups that are left make a last, smaller step. When the run
     is stopped early, the step under way is the last one, and a checkpoint is written.
@@ -185,7 +185,7 @@ async def train_steps(run: RunState) -> None:
             taken = await run.queue.take(step)
             if not taken.groups:
                 break
-            _give_up(run, taken.spare)
+            _give_up(run, taken.oversampled)
             ended_s, run.latest = await _train_one(run, step, taken, ended_s)
             await _after_step(run, step + 1)
             await _checkpoint(run, saves)
@@ -200,7 +200,7 @@ async def train_steps(run: RunState) -> None:
 
 
 def _give_up(run: RunState, group_ids: list[int]) -> None:
-    """Drop the spare groups of a step; their slots stay taken until its weights are live, as those of the others do."""
+    """Drop the oversampled groups of a step; their slots stay taken until its weights are live, as those of the others do."""
     for group_id in group_ids:
         run.ledger.drop(group_id, OVERSAMPLED)
         if (attempt := run.attempts.pop(group_id, None)) is not None:
@@ -232,7 +232,7 @@ async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) 
         Trained(
             version=step + 1,
             groups=groups,
-            spare=taken.spare,
+            oversampled=taken.oversampled,
             result=result,
             update=update,
             interval_s=trained_s - previous_s,
@@ -297,8 +297,8 @@ async def publish(run: RunState) -> None:
         run.publisher_idle.release()
         for group in trained.groups:
             run.slots.release(group.group_request.group_id, Release.TRAINED)
-        for group_id in trained.spare:
-            run.slots.release(group_id, Release.SPARE)
+        for group_id in trained.oversampled:
+            run.slots.release(group_id, Release.OVERSAMPLED)
         run.board.waiting("publish", "the engines' counters")
         stats = await run.pool.stats()
         counts = run.ledger.check()
@@ -318,4 +318,4 @@ def _step_end(run: RunState, trained: Trained, metrics: dict[str, float], publis
     """Tell of a step, with its groups and the times of its parts; `published_s` is when its publication began and ended."""
     times = {**trained.times, "publishing_s": published_s[0], "live_s": published_s[1], "now_s": run.clock()}
     groups = tuple(group.group_request.group_id for group in trained.groups)
-    return StepEnd(step=trained.version, metrics=metrics, groups=groups, spare=tuple(trained.spare), times=times)
+    return StepEnd(step=trained.version, metrics=metrics, groups=groups, oversampled=tuple(trained.oversampled), times=times)

@@ -26,7 +26,7 @@ class Trained:
 
     version: int  # steps done, which is the version of the new weights
     groups: Sequence[Accepted]  # what was trained on, oldest first
-    spare: Sequence[int]  # ids of the groups that were started for the step and given up
+    oversampled: Sequence[int]  # ids of the groups that were started for the step and given up
     result: TrainResult  # the learner's report
     update: WeightUpdate  # how engines get the weights
     interval_s: float  # time from the end of the previous step to the end of this one

@@ -21,7 +21,7 @@ class Release(Enum):
 
     TRAINED = auto()
     """The weights trained on the group are live; one group of the run's total is done."""
-    SPARE = auto()
+    OVERSAMPLED = auto()
     """The group was not needed for a step whose weights are live; one group of the run's total is done."""
     FILTERED = auto()
     """The filter rejected the group; another may take its place."""
@@ -74,7 +74,7 @@ class Slots:
         if group_id not in self._held:
             raise LedgerError(f"group {group_id} gives back a slot that it does not hold ({reason.name.lower()})")
         self._held.remove(group_id)
-        if reason in (Release.TRAINED, Release.SPARE):
+        if reason in (Release.TRAINED, Release.OVERSAMPLED):
             self._done += 1
         self._wake()
 
@@ -107,7 +107,7 @@ class Taken:
     """Groups that one step removes from the line."""
 
     groups: list[Accepted]  # to be trained on, oldest first; empty when nothing is left
-    spare: list[int]  # ids of the groups that were started as spares and are not needed
+    oversampled: list[int]  # ids of the groups that were started beyond those of the step and are not needed
 
 
 _ABSENT = object()
@@ -116,13 +116,13 @@ _ABSENT = object()
 class GroupQueue:
     """Holds groups from admission until a step takes them.
 
-    A step removes the oldest `count` + `spare` groups of the line, its window: it takes the first `count` of them to be
+    A step removes the oldest `count` + `oversampled` groups of the line, its window: it takes the first `count` of them to be
     accepted, and gives up the rest. So every step moves the line on by as many groups, whichever finish first. A group may be
     taken with a lag of at most `max_staleness` steps.
     """
 
-    def __init__(self, max_staleness: int, count: int, spare: int = 0) -> None:
-        self.max_staleness, self.count, self.spare = max_staleness, count, spare
+    def __init__(self, max_staleness: int, count: int, oversampled: int = 0) -> None:
+        self.max_staleness, self.count, self.oversampled = max_staleness, count, oversampled
         self._window: dict[int, Accepted | None] = {}  # in order of admission; None: not resolved
         self._behind: OrderedDict[int, Accepted | None] = OrderedDict()
         self._accepted = 0  # in the window
@@ -206,11 +206,11 @@ class GroupQueue:
 
     def _complete(self) -> bool:
         """Return true if a step can be taken; never before the window is full, because slots would be free while the step is trained."""
-        full = len(self._window) == self.count + self.spare
+        full = len(self._window) == self.count + self.oversampled
         return (full or self._closed) and self._accepted >= min(self.count, len(self._window))
 
     def _fill_window(self) -> None:
-        while self._behind and len(self._window) < self.count + self.spare:
+        while self._behind and len(self._window) < self.count + self.oversampled:
             group_id, entry = self._behind.popitem(last=False)
             self._window[group_id] = entry
             self._accepted += entry is not None

@@ -31,18 +31,18 @@ class FlowSettings:
         return self.flow.staleness
 
     @property
-    def spare_groups(self) -> int:
+    def oversampled_groups(self) -> int:
         """Groups started per step beyond those it trains on; the last of them to finish are dropped."""
         return math.ceil(self.flow.oversample * self.rollout.groups_per_step)
 
     @property
     def groups_removed_per_step(self) -> int:
-        """Groups that leave the queue in a step: those trained on and the spare ones."""
-        return self.rollout.groups_per_step + self.spare_groups
+        """Groups that leave the queue in a step: those trained on and the oversampled ones."""
+        return self.rollout.groups_per_step + self.oversampled_groups
 
     @property
     def num_slots(self) -> int:
-        """Groups that may be under way at once: (S + 1) x G, spare groups included."""
+        """Groups that may be under way at once: (S + 1) x G, oversampled groups included."""
         return (self.max_staleness + 1) * self.groups_removed_per_step
 
     @property

@@ -134,7 +134,7 @@ class RunState:
         self.first_step = progress.step
         self.keep, self.observer, self.after_step, self.clock = keep, observer, tuple(after_step), clock
         self.slots = Slots(settings.num_slots, max(0, settings.run.num_steps - progress.step) * settings.groups_removed_per_step)
-        self.queue = GroupQueue(settings.max_staleness, settings.rollout.groups_per_step, settings.spare_groups)
+        self.queue = GroupQueue(settings.max_staleness, settings.rollout.groups_per_step, settings.oversampled_groups)
         self.ledger = Ledger()
         self.ledger.restore(trained=progress.trained, filtered=progress.filtered, dropped=progress.dropped)
         self.health = Health(settings)

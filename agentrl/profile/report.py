@@ -132,7 +132,7 @@ def _table(screen: Screen, title: str, predictions: Sequence[Mapping[str, Any]],
 
 
 def _cells(prediction: Mapping[str, Any], varied: str, sizes: Mapping[str, int]) -> list[str]:
-    names = ("num_engines", "num_learners", "max_staleness", "groups_per_step", "spare_groups")
+    names = ("num_engines", "num_learners", "max_staleness", "groups_per_step", "oversampled_groups")
     return [
         _split(prediction) if varied == "split" else f"{prediction[varied]:g}",
         number(prediction["step_s"]),
@@ -240,7 +240,7 @@ def _sizes(recorded: Recorded, *, devices: int) -> dict[str, int]:
         "num_learners": recorded.num_learners,
         "groups_per_step": settings.rollout.groups_per_step,
         "n_samples_per_prompt": settings.rollout.n_samples_per_prompt,
-        "spare_groups": settings.spare_groups,
+        "oversampled_groups": settings.oversampled_groups,
         "max_staleness": settings.max_staleness,
     }
 

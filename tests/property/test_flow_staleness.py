@@ -125,16 +125,16 @@ def test_bounded_staleness_and_conservation(
 @given(
     script=scripts,
     size=st.integers(1, 4),
-    spare=st.integers(1, 4),
+    oversampled=st.integers(1, 4),
     num_steps=st.integers(1, 8),
     workers=st.integers(1, 3),
     num_tasks=st.sampled_from([7, 1000, 1000]),
 )
 @settings(max_examples=150, deadline=None)
-def test_spare_groups_keep_the_bound_and_the_accounts(
-    staleness: int, script: Script, size: int, spare: int, num_steps: int, workers: int, num_tasks: int
+def test_oversampled_groups_keep_the_bound_and_the_accounts(
+    staleness: int, script: Script, size: int, oversampled: int, num_steps: int, workers: int, num_tasks: int
 ) -> None:
-    scene = scene_of(script, changed(bounded(staleness, size, num_steps), oversample=spare / size), workers, num_tasks)
+    scene = scene_of(script, changed(bounded(staleness, size, num_steps), oversample=oversampled / size), workers, num_tasks)
     try:
         counts = scene.run().counts
     except (NothingToTrainError, TooManyFailuresError):
@@ -149,10 +149,10 @@ def test_spare_groups_keep_the_bound_and_the_accounts(
     assert counts.submitted == counts.trained + sum(counts.filtered.values()) + sum(counts.dropped.values())
     assert trained == sorted(set(trained))  # each at most once, first-in first-out
     assert all(script.fate(group_id) == "trained" for group_id in trained)
-    assert given_up <= spare * len(scene.learner.steps)
+    assert given_up <= oversampled * len(scene.learner.steps)
     if num_tasks == 1000:
         assert [len(step) for step in scene.learner.steps] == [size] * num_steps
-        assert given_up == spare * num_steps
+        assert given_up == oversampled * num_steps
     versions = {summary.group_id: summary.versions for summary in scene.observer.groups if summary.versions}
     for step, refs in enumerate(scene.learner.steps):
         for group_id in (int(ref.removeprefix("ref ")) for ref in refs):
@@ -160,16 +160,16 @@ def test_spare_groups_keep_the_bound_and_the_accounts(
             assert step - seen[group_id, 0].version <= staleness
 
 
-def test_a_slow_group_does_not_hold_up_a_step_that_has_spare_groups() -> None:
+def test_a_slow_group_does_not_hold_up_a_step_that_has_oversampled_groups() -> None:
     def slow(group_request: GroupRequest) -> float:
         return 100.0 if group_request.group_id % 5 == 2 else 1.0
 
     seconds = {}
-    for spare in (0, 1):
-        flow = flow_of(num_steps=6, groups_per_step=4, n_samples_per_prompt=2, oversample=spare / 4)
+    for oversampled in (0, 1):
+        flow = flow_of(num_steps=6, groups_per_step=4, n_samples_per_prompt=2, oversample=oversampled / 4)
         scene = Scene(flow, workers=[ScriptedWorker(duration=slow)])
-        seconds[spare] = scene.run().seconds
-        assert (set(scene.learner.trained_ids) & set(range(2, 30, 5)) == set()) is bool(spare)
+        seconds[oversampled] = scene.run().seconds
+        assert (set(scene.learner.trained_ids) & set(range(2, 30, 5)) == set()) is bool(oversampled)
     assert seconds[1] < 20 < 100 < seconds[0]
 
 

@@ -176,7 +176,7 @@ def test_a_callback_that_hangs_in_the_middle_ends_the_run(tmp_path: Path) -> Non
 
 
 def test_groups_that_are_given_up_while_a_callback_looks_at_them_are_counted_once() -> None:
-    """Spare groups: a callback that takes long holds the judging of groups up, and the step goes on without them."""
+    """Oversampled groups: a callback that takes long holds the judging of groups up, and the step goes on without them."""
     scene = Scene(flow_of(num_steps=3, groups_per_step=2, n_samples_per_prompt=2, oversample=1.0))
     notify = scene.observer.notify
 

@@ -65,7 +65,7 @@ async def test_no_more_groups_are_admitted_than_the_run_can_train() -> None:
     slots.release(0, Release.FILTERED)
     assert await slots.acquire(2)
     slots.release(1, Release.TRAINED)
-    slots.release(2, Release.SPARE)
+    slots.release(2, Release.OVERSAMPLED)
     assert not await slots.acquire(3)
 
 
@@ -112,7 +112,7 @@ async def test_a_closed_queue_yields_what_is_left_and_then_nothing() -> None:
 
 
 async def test_a_step_takes_the_first_to_finish_of_the_oldest_and_gives_up_the_rest() -> None:
-    queue = GroupQueue(max_staleness=0, count=2, spare=2)
+    queue = GroupQueue(max_staleness=0, count=2, oversampled=2)
     for group_id in range(6):
         queue.admit(group_id)
     queue.accept(replace(accepted(5), accepted_s=0.0))  # not among the oldest four
@@ -124,7 +124,7 @@ async def test_a_step_takes_the_first_to_finish_of_the_oldest_and_gives_up_the_r
         queue.accept(replace(accepted(group_id), accepted_s=time_s))
     taken = await queue.take(0)
     assert [group.group_request.group_id for group in taken.groups] == [0, 3]
-    assert taken.spare == [1, 2]
+    assert taken.oversampled == [1, 2]
     assert [queue.waits_for(group_id) for group_id in range(6)] == [False, False, False, False, True, False]
     assert queue.depth == 1
     queue.accept(accepted(4))
@@ -235,8 +235,8 @@ def test_settings_follow_the_configuration() -> None:
     built = flow_settings(config)
     assert (built.max_staleness, built.num_slots, built.min_members) == (1, 2 * config.rollout.groups_per_step, 2)
     assert (built.flow.max_attempts, built.num_recorded) == (3, config.rollout.n_samples_per_prompt)
-    spare = flow_settings(TrainConfig(flow=FlowConfig(oversample=0.3, max_staleness=2, min_pass_rate=0.2)))  # of 16 groups
-    assert (spare.spare_groups, spare.groups_removed_per_step, spare.num_slots) == (5, 21, 63)
+    oversampled = flow_settings(TrainConfig(flow=FlowConfig(oversample=0.3, max_staleness=2, min_pass_rate=0.2)))  # of 16 groups
+    assert (oversampled.oversampled_groups, oversampled.groups_removed_per_step, oversampled.num_slots) == (5, 21, 63)
     assert flow_settings(TrainConfig(algo=AlgoConfig(advantage_estimator="reinforce"))).min_members == 1
 
 
