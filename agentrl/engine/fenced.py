@@ -8,7 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 
-from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError, StructureError, TransferAbandonedError, WeightSyncError
+from agentrl.core.errors import (
+    AgentRLError,
+    ContextLengthError,
+    EngineDeadError,
+    EngineError,
+    StructureError,
+    TransferAbandonedError,
+    WeightSyncError,
+)
 from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, Memory, WeightUpdate
 from agentrl.core.types import Generation
 from agentrl.engine.settings import EngineSettings
@@ -161,7 +169,7 @@ class FencedEngine(ABC):
         """Return why the engine cannot hold a text to a structure; empty if it can."""
 
     @contextlib.contextmanager
-    def _fenced_on_error(self, what: str, kind: type[EngineError] = EngineDeadError) -> Iterator[None]:
+    def _fenced_on_error(self, what: str, kind: type[AgentRLError] = EngineDeadError) -> Iterator[None]:
         try:
             yield
         except TransferAbandonedError:  # generation stays paused until weights of some version are loaded

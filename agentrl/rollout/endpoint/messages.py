@@ -144,7 +144,7 @@ def _tool(tool: Fields) -> dict[str, Any]:
 def _blocks(answer: Answer) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """The blocks of an answer, each with the deltas that a stream sends in its place."""
     if answer.reasoning:
-        block = {"type": "thinking", "thinking": answer.reasoning, "signature": answer.id}
+        block: dict[str, Any] = {"type": "thinking", "thinking": answer.reasoning, "signature": answer.id}
         yield block, [*_deltas("thinking", answer.reasoning), {"type": "signature_delta", "signature": answer.id}]
     if answer.has_text:
         yield {"type": "text", "text": answer.text}, _deltas("text", answer.text)

@@ -167,7 +167,8 @@ def _items(answer: Answer, request: ChatRequest) -> Iterator[tuple[dict[str, Any
         events = _text_events("response.content_part", "response.output_text", part, {"content_index": 0}, logprobs=[])
         yield {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "content": [part], "status": status}, events
     for call in answer.calls:
-        yield _call_item(call, *request.options["kinds"].get(call.name, ("function", "", call.name)), status)
+        kind, namespace, name = request.options["kinds"].get(call.name, ("function", "", call.name))
+        yield _call_item(call, kind, namespace, name, status)
 
 
 def _text_events(part: str, name: str, end: Json, fixed: Json, **more: Any) -> list[dict[str, Any]]:
