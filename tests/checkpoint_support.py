@@ -38,8 +38,7 @@ def save(learner: Any, folder: Path, step: int) -> None:
 
 def optimizer_state(learner: Any, folder: Path) -> dict[str, Tensor]:
     """Everything that the optimizers of a checkpoint hold, by name; `learner` gives the names."""
-    from agentrl.learner.checkpoint import saved_engine
-    from agentrl.learner.saved import MOMENTS, read_tensors
+    from agentrl.learner.saved import MOMENTS, read_tensors, saved_engine
 
     layout, found = read_tensors(folder / "rank-0.pt")["layout"], {}
     models = learner._started.models

@@ -16,7 +16,7 @@ from agentrl.config.schema import RecordConfig, RunConfig, TrainConfig, Training
 from agentrl.core.annotations import FIGURES, Annotation
 from agentrl.core.callbacks import GroupJudged, MetricsRow, RunBegin, StepEnd
 from agentrl.core.summaries import summarize
-from agentrl.core.types import FinishReason, Group, Span, Status, Task, Ticket, Trajectory, Turn, floats, ints
+from agentrl.core.types import FinishReason, Group, GroupRequest, Span, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.rollout.records import group_records
 from agentrl.track.recorders import GroupRecorder, LaunchRecorder, StepRecorder
 from agentrl.track.sinks import JsonlMetrics, TrajectoryRecorder
@@ -72,8 +72,10 @@ class MadeRun:
         played = tuple(self._episode(number, index, step, turns, tokens, status, text, tool) for index in range(members))
         played = tuple(replace(trajectory, images=images) for trajectory in played)
         group = Group(group_id=number, task=named, trajectories=played)
-        ticket = Ticket(group_id=number, task=named, n_samples_per_prompt=members, version=step - 1, attempt=attempt, record=members)
-        summary = summarize(group, seconds=0.5, records=group_records(ticket, group))
+        group_request = GroupRequest(
+            group_id=number, task=named, n_samples_per_prompt=members, version=step - 1, attempt=attempt, record=members
+        )
+        summary = summarize(group, seconds=0.5, records=group_records(group_request, group))
         self.judged(
             GroupJudged(group_id=number, attempt=attempt, task=named, verdict=verdict, reason=reason, summary=summary, version=step - 1)
         )

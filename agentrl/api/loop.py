@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl.config.schema import TrainConfig
-    from agentrl.rollout.pool import RolloutPool
+    from agentrl.flow.pool import RolloutPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Engines:
         from agentrl.flow.settings import flow_settings, group_filter
 
         flow = flow_settings(settings)
-        self._pool, self._ids, self._ticket = pool, itertools.count(), flow.tickets()
+        self._pool, self._ids, self._ticket = pool, itertools.count(), flow.group_requests()
         self._keep, self._min_members = group_filter(settings), flow.min_members
         self.version = 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import complete_file
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
 
 REQUEST, ANSWER = "scale-request.json", "scale-answer.json"
 POLL_S = 0.5

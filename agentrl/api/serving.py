@@ -17,9 +17,9 @@ from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, derive_seed
 from agentrl.engine.parsers import answer_parser
+from agentrl.env.remote.serving import ApiError
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import AnswerParser, has_own_form
-from agentrl.rollout.endpoint.neutral import ApiError
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.endpoint.session import EndpointSession
 from agentrl.rollout.observers import SamplerEngine, written_turn
@@ -110,8 +110,7 @@ def _session(engine: Engine, codec: ChatCodec, settings: EpisodeSettings, parser
         return derive_seed(settings.run.seed, "serve", number)
 
     recorder = Recorder("serve", engine=engine, codec=codec, settings=settings, seed_of=seed_of)
-    limit = settings.endpoint.max_requests
-    session = _ServedSession("serve", recorder=recorder, codec=codec, settings=settings, parser=parser, max_requests=limit)
+    session = _ServedSession(recorder, parser=parser, max_requests=settings.endpoint.max_requests)
     session.say = say
     return session
 

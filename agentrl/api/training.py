@@ -37,7 +37,8 @@ from agentrl.env.tasks import TaskSource
 from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
 from agentrl.flow import RunResult, flow_settings, group_filter
 from agentrl.flow import train as run_loops
-from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint, repeated_tasks
+from agentrl.flow.checkpoint import latest_checkpoint, repeated_tasks
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import Uploads

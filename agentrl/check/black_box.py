@@ -21,7 +21,7 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import EnvError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Generation, Status, Task, Ticket, Trajectory, Turn
+from agentrl.core.types import Generation, GroupRequest, Status, Task, Trajectory, Turn
 from agentrl.engine.parsers import answer_parser
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import BlackBoxSession, ModelEndpoint
@@ -181,7 +181,7 @@ async def play(context: Context, server: EndpointServer, task: Task, policy: Tex
     session = CheckedSession(context.cls, context.spec.source, settings.env)
     model = ScriptedModel(codec, server.parser, task, policy, seed=settings.run.seed, index=index)
     episode = model.episode = BlackBoxEpisode(
-        Ticket(group_id=0, task=task, n_samples_per_prompt=1, version=0),
+        GroupRequest(group_id=0, task=task, n_samples_per_prompt=1, version=0),
         index,
         engine=SamplerEngine(model.sample, max_model_len=UNLIMITED, keeps_structure=True),
         codec=codec,

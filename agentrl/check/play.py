@@ -13,7 +13,7 @@ from agentrl.check.probe import Watch, probed
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError, EnvError
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import Generation, Prompt, Sampling, Task, Ticket
+from agentrl.core.types import Generation, GroupRequest, Prompt, Sampling, Task
 from agentrl.env.agent import AgentClass, StepState
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.load import AgentSpec
@@ -174,7 +174,7 @@ class TextEpisode:
         self.played = CheckedEpisode(task, policy.name, agents=player.agents_spec.agents)
         self._session = SolvingSession(player.cls, player.source, player.threads, player.settings.env)
         self._episode = Episode(
-            Ticket(group_id=0, task=task, n_samples_per_prompt=1, version=0),
+            GroupRequest(group_id=0, task=task, n_samples_per_prompt=1, version=0),
             0,
             engine=SamplerEngine(self._sample, max_model_len=UNLIMITED),
             codec=player.codec,

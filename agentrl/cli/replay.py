@@ -20,7 +20,8 @@ from agentrl.inspect.directory import Record, RunDirectory
 from agentrl.track.text import Screen, counted
 
 if TYPE_CHECKING:
-    from agentrl.inspect.replay import Records, Replay, Replayer
+    from agentrl.inspect.compare import Records, Replay
+    from agentrl.inspect.replay import Replayer
 
 
 @dataclass(frozen=True, kw_only=True)

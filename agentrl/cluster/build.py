@@ -18,7 +18,7 @@ from agentrl.config.reward import ANSWER
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.plugins import is_plugin
-from agentrl.core.process import cuda_device_count
+from agentrl.core.process import LOOPBACK, cuda_device_count
 from agentrl.core.protocols import Engine, RolloutWorker
 from agentrl.core.scoring import Scorer
 from agentrl.engine.own import load_engine_class
@@ -152,7 +152,7 @@ def build_worker(
     return EpisodeWorker(engine or build_engine(config, index, on), load_agent(config.run.agent), settings, answer_parser, scorers)
 
 
-def build_learner_rank(config: TrainConfig, rank: int = 0, on: Device | None = None, host: str = "127.0.0.1") -> Any:
+def build_learner_rank(config: TrainConfig, rank: int = 0, on: Device | None = None, host: str = LOOPBACK) -> Any:
     """Return one learner rank; nothing is loaded before its `start`. Engines on other machines reach it at `host`."""
     from agentrl.learner.learner import LearnerRank
     from agentrl.learner.settings import settings_from

@@ -16,11 +16,11 @@ from agentrl.cluster.ray_actors import DIAGNOSIS, RayWorker, RolloutActor, besid
 from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import ClusterError, EngineDeadError, RolloutWorkerDeadError
 from agentrl.core.process import describe_process
-from agentrl.core.protocols import EngineStats, GroupRef, Memory, RolloutWorker, WeightUpdate
+from agentrl.core.protocols import EngineLimits, EngineStats, GroupRef, Memory, RolloutWorker, WeightUpdate
 from agentrl.core.scoring import Scorer
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Ticket
-from agentrl.engine.shared import Answers, EngineFacts, EngineHost, Requests, SharedEngine
+from agentrl.core.types import GroupRequest
+from agentrl.engine.shared import Answers, EngineHost, Requests, SharedEngine
 from agentrl.env.load import AgentSpec
 from agentrl.rollout.front_ends import FrontEnds
 
@@ -44,7 +44,7 @@ class EngineActor:
         """Return the address of this machine, and those of the paths that it does not have."""
         return missing_here(paths)
 
-    async def start(self) -> EngineFacts:
+    async def start(self) -> EngineLimits:
         """Load the engine."""
         self._loops[:] = [asyncio.get_running_loop()]
         return await self._host.start()
@@ -80,9 +80,9 @@ class ActorLine:
     def __init__(self, actor: Any) -> None:
         self.actor = actor
 
-    async def start(self) -> EngineFacts:
+    async def start(self) -> EngineLimits:
         """As `EngineLine.start`."""
-        facts: EngineFacts = await _of_engine(self.actor.start.remote())
+        facts: EngineLimits = await _of_engine(self.actor.start.remote())
         return facts
 
     async def submit(self, client: str, requests: Requests) -> None:
@@ -192,9 +192,9 @@ class RaySharedEngine:
         await asyncio.gather(*map(placed, self._process.workers.values()))
         await self._front_ends.start()
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef]:
         """As `RolloutWorker.run_group`."""
-        return await self._front_ends.run_group(ticket)
+        return await self._front_ends.run_group(group_request)
 
     async def load_weights(self, update: WeightUpdate) -> int:
         """As `RolloutWorker.load_weights`."""

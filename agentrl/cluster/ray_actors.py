@@ -23,11 +23,11 @@ from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import ClusterError, EngineDeadError, RewardError
 from agentrl.core.files import memory_root
 from agentrl.core.manifest import FileEntry
-from agentrl.core.process import describe_process
+from agentrl.core.process import LOOPBACK, describe_process
 from agentrl.core.protocols import Engine, EngineStats, GroupRef, Memory, WeightUpdate
 from agentrl.core.scoring import ScoreAnswer, Scorer, ScoreRequest, ScorerFacts
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from agentrl.env.boundary import blocked_at
 from agentrl.env.load import AgentSpec
 
@@ -37,8 +37,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DIAGNOSIS = {"diagnosis": 1}
 """Ray's concurrency groups of both actors: `diagnose` runs on a thread of its own, so a busy or hanging process answers too."""
-WITH_FILES = {**DIAGNOSIS, "sealing": 1, "files": 1}
-"""Concurrency groups of a learner rank: files are hashed and copied beside training, and hashing does not wait for copies."""
+WITH_FILES = {**DIAGNOSIS, "flushing": 1, "files": 1}
+"""Those of a learner rank: files are hashed and copied beside training, and hashing does not wait for copies."""
 
 
 def _group(name: str) -> Callable[[F], F]:
@@ -82,9 +82,9 @@ class RolloutActor:
         self._loops.append(asyncio.get_running_loop())
         await self._worker.start()
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef]:
         """Run one group."""
-        return await self._worker.run_group(ticket)
+        return await self._worker.run_group(group_request)
 
     async def load_weights(self, update: WeightUpdate) -> int:
         """Take over new weights."""
@@ -172,10 +172,10 @@ class LearnerActor:
             os.close(descriptor)
         return self._probe
 
-    @_group("sealing")
-    def seal_checkpoint(self, path: str) -> dict[str, FileEntry]:
+    @_group("flushing")
+    def flush_checkpoint(self, path: str) -> dict[str, FileEntry]:
         """Flush and hash what the rank wrote."""
-        entries: dict[str, FileEntry] = self._rank.seal_checkpoint(path)
+        entries: dict[str, FileEntry] = self._rank.flush_checkpoint(path)
         return entries
 
     @_group("files")
@@ -198,7 +198,7 @@ def interface_of(host: str) -> str:
     loopback = host.startswith("127.")
     for name, addresses in psutil.net_if_addrs().items():
         for address in addresses:
-            if address.address == host or (loopback and address.address == "127.0.0.1"):
+            if address.address == host or (loopback and address.address == LOOPBACK):
                 return name
     return ""
 
@@ -245,9 +245,9 @@ class RayWorker:
         """As `RolloutWorker.start`."""
         await self._answer(self.actor.start.remote(self.gpus))
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef]:
         """As `RolloutWorker.run_group`; the second value is a reference into the object store. Cancelling it ends the episodes."""
-        summary, group = self.actor.run_group.options(num_returns=2).remote(ticket)
+        summary, group = self.actor.run_group.options(num_returns=2).remote(group_request)
         try:
             return await self._answer(summary), group
         except asyncio.CancelledError:

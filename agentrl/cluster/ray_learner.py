@@ -67,9 +67,9 @@ class RayLearner:
         """As `Learner.save_checkpoint`."""
         await self._all("save_checkpoint", path, step)
 
-    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
-        """As `Learner.seal_checkpoint`; an entry says which rank wrote the file."""
-        answers = await asyncio.gather(*(_learner(actor.seal_checkpoint.remote(path)) for actor in self.actors))
+    async def flush_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+        """As `Learner.flush_checkpoint`; an entry says which rank wrote the file."""
+        answers = await asyncio.gather(*(_learner(actor.flush_checkpoint.remote(path)) for actor in self.actors))
         return {name: {**entry, "rank": rank} for rank, entries in enumerate(answers) for name, entry in entries.items()}
 
     async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:

@@ -24,10 +24,11 @@ from agentrl.cluster.placement import Placement, num_ranks, num_scorers, plan
 from agentrl.cluster.reaper import Reaper
 from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import ClusterError, ConfigError
+from agentrl.core.process import LOOPBACK
 from agentrl.core.protocols import Learner, RolloutWorker
 from agentrl.engine.settings import Device, weight_transport
 from agentrl.env.load import load_agent
-from agentrl.rollout.worker_slots import Supervision
+from agentrl.flow.worker_slots import Supervision
 
 
 def _joined(index: int) -> int:
@@ -187,7 +188,7 @@ class RayRuntime:
                 # Every actor asks for a CPU, and a small machine may have fewer.
                 num_cpus=max(os.cpu_count() or 1, actors),
                 include_dashboard=False,
-                _node_ip_address="127.0.0.1",
+                _node_ip_address=LOOPBACK,
                 _temp_dir=self._folder,
                 runtime_env={"env_vars": worker_environment(self._config)},
                 **common,

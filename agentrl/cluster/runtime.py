@@ -20,9 +20,9 @@ from agentrl.core.scoring import Scorer
 from agentrl.engine.settings import weight_transport
 from agentrl.env.boundary import blocked_at
 from agentrl.flow.exports import JointLearner
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.turns import TurnTakingLearner
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.worker_slots import Supervision
+from agentrl.flow.worker_slots import Supervision
 
 _log = logging.getLogger(__name__)
 
@@ -198,9 +198,9 @@ class ThreadedLearner:
         """As `Learner.save_checkpoint`."""
         await self._call(lambda: self._rank.save_checkpoint(path, step))
 
-    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
-        """As `Learner.seal_checkpoint`, on a thread of its own."""
-        entries: Mapping[str, FileEntry] = await on_thread(self._rank.seal_checkpoint, path)
+    async def flush_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+        """As `Learner.flush_checkpoint`, on a thread of its own."""
+        entries: Mapping[str, FileEntry] = await on_thread(self._rank.flush_checkpoint, path)
         return entries
 
     async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:

@@ -39,7 +39,7 @@ class StepEnd:
         step: Steps done, which is the version of the weights.
         metrics: Metrics of the step, with what callbacks before this one added.
         groups: Numbers of the groups that it trained on, oldest first.
-        spare: Numbers of the groups that were started for it and given up.
+        oversampled: Numbers of the groups that were started for it and given up.
         times: When its parts began or ended, in seconds on a clock that says ``now_s``: ``begin_s``, ``taken_s``, ``trained_s``,
             ``exporting_s``, ``exported_s``, ``publishing_s`` and ``live_s``.
     """
@@ -47,7 +47,7 @@ class StepEnd:
     step: int
     metrics: Mapping[str, float]
     groups: tuple[int, ...] = ()
-    spare: tuple[int, ...] = ()
+    oversampled: tuple[int, ...] = ()
     times: Mapping[str, float] = field(default_factory=dict)
 
 

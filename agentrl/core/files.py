@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from agentrl.core.errors import CheckpointError
-from agentrl.core.manifest import MANIFEST, FileEntry, differing_files, manifest_text, read_manifest, seal_files, sync
+from agentrl.core.manifest import MANIFEST, FileEntry, differing_files, flush_files, manifest_text, read_manifest, sync
 
 TEMPORARY = ".partial"
 
@@ -39,27 +39,27 @@ def temporary_directory(target: Path) -> Path:
     return temporary
 
 
-def commit_directory(temporary: Path, target: Path, sealed: Mapping[str, FileEntry] | None = None) -> None:
+def commit_directory(temporary: Path, target: Path, flushed: Mapping[str, FileEntry] | None = None) -> None:
     """Give a filled temporary directory its name; when this returns it survives a crash of the machine.
 
-    The files in `sealed` have been flushed and hashed by who wrote them.
+    The files in `flushed` have been flushed and hashed by who wrote them.
 
     Raises:
         CheckpointError: If a file cannot be flushed, or `target` exists.
     """
     if target.exists():
         raise CheckpointError(f"{target} cannot be written: {target} exists")
-    replace_directory(temporary, target, sealed)
+    replace_directory(temporary, target, flushed)
 
 
-def replace_directory(temporary: Path, target: Path, sealed: Mapping[str, FileEntry] | None = None) -> None:
+def replace_directory(temporary: Path, target: Path, flushed: Mapping[str, FileEntry] | None = None) -> None:
     """As `commit_directory`, but `target` may exist; what comes between the two renames is mended by `recover_directory`.
 
     Raises:
         CheckpointError: If a file cannot be flushed; what was there before is intact.
     """
     try:
-        _seal_all(temporary, sealed or {})
+        _flush_and_list(temporary, flushed or {})
         swap_directory(temporary, target)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from error
@@ -86,22 +86,22 @@ def recover_directory(target: Path) -> None:
             return
 
 
-def seal_directory(directory: Path) -> None:
+def write_manifest(directory: Path) -> None:
     """Flush every file of a directory that another library wrote, and list them in the manifest, by which `check_directory` knows it whole.
 
     Raises:
         CheckpointError: If a file cannot be flushed.
     """
     try:
-        _seal_all(directory, {})
+        _flush_and_list(directory, {})
     except OSError as error:
         raise CheckpointError(f"{directory} cannot be written: {error}") from error
 
 
-def _seal_all(directory: Path, sealed: Mapping[str, FileEntry]) -> None:
-    """Flush every file that is not sealed, and list all in the manifest."""
+def _flush_and_list(directory: Path, flushed: Mapping[str, FileEntry]) -> None:
+    """Flush every file that is not flushed yet, and list all in the manifest."""
     names = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
-    entries = {**sealed, **seal_files(directory, names - sealed.keys() - {MANIFEST})}
+    entries = {**flushed, **flush_files(directory, names - flushed.keys() - {MANIFEST})}
     (directory / MANIFEST).write_text(manifest_text(entries), encoding="utf-8")
     sync(directory / MANIFEST)
     for folder in (*(path for path in directory.rglob("*") if path.is_dir()), directory):

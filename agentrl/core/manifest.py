@@ -27,7 +27,7 @@ FileEntry: TypeAlias = dict[str, Any]
 """A file in a manifest: ``size``; ``sha256``, or ``sha256_of_parts`` and ``part_bytes``; ``rank``, if a rank of the learner wrote it."""
 
 
-def seal_files(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
+def flush_files(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
     """Flush files of a folder to disk, and return the entry of each.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Devices, garbage collector, and stacks of threads and tasks of this process."""
+"""This process: its address, its devices, its garbage collector, and the stacks of its threads and tasks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from types import FrameType
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
+
+LOOPBACK = "127.0.0.1"
+"""Address of this machine at which no other machine reaches it."""
 
 
 def cuda_device_count() -> int:

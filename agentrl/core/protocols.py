@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from agentrl.core.manifest import FileEntry
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Generation, IntArray, Sampling, Ticket
+from agentrl.core.types import Generation, GroupRequest, IntArray, Sampling
 
 T = TypeVar("T")
 
@@ -150,6 +150,19 @@ class Engine(Protocol):
         """Release processes and memory; safe to call twice."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """Limits of a started engine, which its episodes and their replay need."""
+
+    max_model_len: int  # context length in tokens
+    end_token_ids: tuple[int, ...] = ()  # tokens that end a turn
+
+    @classmethod
+    def of(cls, engine: Engine) -> EngineLimits:
+        """Return those of an engine."""
+        return cls(max_model_len=engine.max_model_len, end_token_ids=engine.end_token_ids)
+
+
 Memory: TypeAlias = Literal["weights", "kv_cache"]
 """A part of an engine's GPU memory that sleeps and wakes as a whole."""
 
@@ -177,7 +190,7 @@ class RolloutWorker(Protocol):
     async def start(self) -> None:
         """Load user code, tokenizer and engine."""
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef]:
         """Run every episode of a group; failures of user code and of single requests become statuses, not exceptions.
 
         Raises:
@@ -252,7 +265,7 @@ class Learner(Protocol):
             CheckpointError: If it cannot be written.
         """
 
-    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+    async def flush_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
         """Flush what the last `save_checkpoint` wrote, and return sizes and hashes by name within `path`; training may go on meanwhile.
 
         Raises:

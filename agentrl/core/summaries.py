@@ -67,13 +67,13 @@ class GroupSummary:
     What follows from the members is computed once, when it is first asked for.
 
     Attributes:
-        group_id: As on the ticket.
+        group_id: As in the group request.
         members: One summary per trajectory.
         versions: Oldest and newest policy version among the trainable tokens, `None` without any.
         seconds: From start to end of the group on its worker.
         records: JSON-ready renderings of the members that were asked for.
         requests: Logs of the requests of the same members, if they are black-box agents and the logs were asked for.
-        greedy: One summary per trajectory of the greedy episode, if the ticket asked for one; it is no member.
+        greedy: One summary per trajectory of the greedy episode, if the group request asked for one; it is no member.
         worker: Name of the worker that ran it; empty if that is not known.
     """
 

@@ -91,8 +91,12 @@ class Status(StrEnum):
     """The inference engine failed."""
     CANCELLED = "cancelled"
     """The run no longer wanted it."""
-    WITHHELD = "withheld"
-    """The episode was much later than the rest of its group, which was closed without it (``--group-quorum``)."""
+    CANCELLED_STRAGGLER = "cancelled_straggler"
+    """It was much later than the rest of its group, which was closed without it (``--group-quorum``)."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Status | None:
+        return cls.CANCELLED_STRAGGLER if value == "withheld" else None  # its name in records of agentrl 0.2
 
     @property
     def trainable(self) -> bool:
@@ -102,7 +106,7 @@ class Status(StrEnum):
     @property
     def failed(self) -> bool:
         """True for the status of a failure."""
-        return not self.trainable and self is not Status.WITHHELD
+        return not self.trainable and self is not Status.CANCELLED_STRAGGLER
 
 
 class FinishReason(StrEnum):
@@ -280,7 +284,7 @@ class EvalSampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class GroupRequest:
     """Permission to run one group, handed out by admission."""
 
     group_id: int  # order of admission, from 0; the queue is first-in first-out in this order

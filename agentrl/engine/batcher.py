@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,6 +18,7 @@ from transformers import AutoTokenizer
 from agentrl.core.errors import EngineDeadError
 from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory
 from agentrl.core.types import FinishReason, Generation, experts_of, floats, ints
+from agentrl.engine.commands import CommandQueue
 from agentrl.engine.prefill import Prefill
 from agentrl.engine.sampling import sample
 from agentrl.engine.sequences import Sequence, SlotTable
@@ -27,9 +26,6 @@ from agentrl.engine.settings import EngineSettings
 from agentrl.engine.slot_model import SlotModel
 from agentrl.engine.slots import SlotCache, Step, padded
 
-GATHER_S = 0.001
-"""Time that further requests are awaited before a step, as long as they keep coming; they tend to come in bursts."""
-GATHER_ROUNDS = 4
 FIRST_CAPACITY = 64
 """Tokens of a slot at first; it doubles when a sequence needs more."""
 
@@ -52,7 +48,7 @@ class Batcher:
         self.dead: str | None = None  # why it has ended
         self.load_now, self.ended = EngineLoad(), threading.Event()
         self._seed, self._keep_kv = settings.seed, settings.weights.kv_on_publish == "keep"
-        self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._commands = CommandQueue()
         self._lock = threading.Lock()
         self._waiting: deque[Sequence] = deque()
         self._active: dict[Sequence, None] = {}  # a set with an order
@@ -100,7 +96,7 @@ class Batcher:
     def serve(self) -> None:
         """Serve commands and take steps until the end."""
         try:
-            while self._serve_commands():
+            while self._commands.serve(self._runnable) and self.dead is None:
                 if not self._asleep:
                     self._admit()
                     if self._active:
@@ -113,36 +109,12 @@ class Batcher:
         self._active, self._waiting = {}, deque()  # before commands that abort one of them
         for sequence in failed:
             sequence.answer.set_exception(EngineDeadError(f"the engine is gone: {self.dead}"))
-        while not self._commands.empty():  # requests that came too late
-            if (command := self._commands.get()) is not None:
-                command()
+        self._commands.drain()
         self._model.drop()
         self.ended.set()
 
-    def _serve_commands(self) -> bool:
-        served = self._serve_queued(block=not self._runnable)
-        for _ in range(GATHER_ROUNDS):
-            if not served or not self._runnable:
-                break
-            time.sleep(GATHER_S)
-            served = self._serve_queued(block=False)
-        return self.dead is None
-
-    @property
     def _runnable(self) -> bool:
         return bool(self._active or self._waiting) and not self._asleep
-
-    def _serve_queued(self, *, block: bool) -> int:
-        served = 0
-        while self.dead is None:
-            try:
-                command = self._commands.get(block=block and not served)
-            except queue.Empty:
-                break
-            if command is not None:
-                command()
-            served += 1
-        return served
 
     def add(self, request: GenerationRequest, answer: Future[Generation]) -> None:
         """Queue a request."""

@@ -13,9 +13,8 @@ import os
 import queue
 import random
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -29,13 +28,13 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
-_Command = tuple["Future[Any] | None", Callable[[], Any]]
-"""Future of the result, if anybody waits for it, and the function to call."""
+from agentrl.engine.commands import CommandQueue
 
-GATHER_S = 0.001
-"""Seconds that further requests are awaited before a step, which may be repeated; a step takes milliseconds at least."""
-
-GATHER_ROUNDS = 4
+PASSED_ON = (
+    *("pause_scheduler", "resume_scheduler", "sleep", "wake_up", "collective_rpc", "get_supported_tasks"),
+    *("set_weight_version", "get_weight_version", "add_lora", "remove_lora", "list_loras"),
+)
+"""Methods of `EngineCore` that `AsyncLLM` calls here."""
 
 
 class InProcessCore:
@@ -49,7 +48,7 @@ class InProcessCore:
     def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, **_: Any) -> None:
         self.resources = SimpleNamespace(engine_dead=False)
         self.engine_ranks_managed = [0]
-        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._commands = CommandQueue()
         self._outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._lock = threading.Lock()
@@ -86,49 +85,12 @@ class InProcessCore:
         if request_ids and self._error is None:
             self._post(lambda: self._core.abort_requests(request_ids), None)
 
-    async def pause_scheduler_async(self, mode: str = "keep", clear_cache: bool = True) -> None:
-        """Stop stepping. No step is in flight when this returns, because steps run on the same thread."""
-        await self._call(lambda: self._core.pause_scheduler(mode=mode, clear_cache=clear_cache))
-
-    async def collective_rpc_async(self, method: str, timeout: float | None = None, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a method of the worker."""
-        return await self._call(lambda: self._core.collective_rpc(method, timeout, args, kwargs))
-
-    async def get_supported_tasks_async(self) -> Any:
-        """As `EngineCore.get_supported_tasks`."""
-        return await self._call(self._core.get_supported_tasks)
-
-    async def resume_scheduler_async(self) -> None:
-        """As `EngineCore.resume_scheduler`."""
-        await self._call(self._core.resume_scheduler)
-
-    async def sleep_async(self, level: int = 1, mode: str = "abort") -> None:
-        """As `EngineCore.sleep`; workers on a CPU have no memory to give back."""
-        await self._call(lambda: self._core.sleep(level, mode))
-
-    async def wake_up_async(self, tags: list[str] | None = None) -> bool:
-        """As `EngineCore.wake_up`."""
-        return bool(await self._call(lambda: self._core.wake_up(tags)))
-
-    async def set_weight_version_async(self, version: str) -> None:
-        """As `EngineCore.set_weight_version`."""
-        await self._call(lambda: self._core.set_weight_version(version))
-
-    async def get_weight_version_async(self) -> Any:
-        """As `EngineCore.get_weight_version`."""
-        return await self._call(self._core.get_weight_version)
-
-    async def add_lora_async(self, lora_request: Any) -> bool:
-        """As `EngineCore.add_lora`."""
-        return bool(await self._call(lambda: self._core.add_lora(lora_request)))
-
-    async def remove_lora_async(self, lora_id: int) -> bool:
-        """As `EngineCore.remove_lora`."""
-        return bool(await self._call(lambda: self._core.remove_lora(lora_id)))
-
-    async def list_loras_async(self) -> set[int]:
-        """As `EngineCore.list_loras`."""
-        return set(await self._call(self._core.list_loras))
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        """The calls of vLLM's core that are passed on as they are; no step is in flight when one runs, on the same thread."""
+        method = name.removesuffix("_async")
+        if method == name or method not in PASSED_ON:
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        return lambda *args, **named: self._call(lambda: getattr(self._core, method)(*args, **named))
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the thread after its current step and release the model; safe to call twice."""
@@ -148,7 +110,7 @@ class InProcessCore:
             return
         ready.set_result(None)
         try:
-            while self._serve():
+            while self._commands.serve(self._runnable):
                 if self._runnable():
                     self._step()
         except BaseException as error:
@@ -156,40 +118,6 @@ class InProcessCore:
         else:
             self._die(None)
         self._release()
-
-    def _serve(self) -> bool:
-        """Run what is queued, waiting for a command if there is nothing to step; False ends the thread.
-
-        Requests tend to come in bursts, and a step for one costs little less than a step for a hundred. So after a command
-        others are awaited for a moment, as long as they keep coming.
-        """
-        served = self._serve_queued(block=not self._runnable())
-        for _ in range(GATHER_ROUNDS):
-            if not served or not self._runnable():
-                break
-            time.sleep(GATHER_S)
-            served = self._serve_queued(block=False)
-        return served is not None
-
-    def _serve_queued(self, *, block: bool) -> int | None:
-        """Run what is queued; how many commands that were, or `None` if one was to end."""
-        served = 0
-        while True:
-            try:
-                command = self._commands.get(block=block and not served)
-            except queue.Empty:
-                return served
-            if command is None:
-                return None
-            served += 1
-            future, call = command
-            if future is None:
-                call()
-            elif future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except Exception as error:
-                    future.set_exception(error)
 
     def _runnable(self) -> bool:
         scheduler = self._core.scheduler
@@ -218,13 +146,7 @@ class InProcessCore:
         with self._lock:
             self._error = error
             self.resources.engine_dead = True
-        while True:
-            try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                break
-            if command is not None and command[0] is not None and command[0].set_running_or_notify_cancel():
-                command[0].set_exception(error)
+        self._commands.drain()
         self._wake()
 
     def _release(self) -> None:
@@ -249,7 +171,20 @@ class InProcessCore:
         with self._lock:
             if self._error is not None:
                 raise self._error
-            self._commands.put((future, function))
+            self._commands.put(lambda: self._do(function, future))
+
+    def _do(self, function: Callable[[], Any], future: Future[Any] | None) -> None:
+        """Run a command, whose result is awaited where there is a future; what came too late gets the error."""
+        if future is None:
+            if self._error is None:
+                function()
+        elif future.set_running_or_notify_cancel():
+            try:
+                if self._error is not None:
+                    raise self._error
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
 
     async def _call(self, function: Callable[[], Any]) -> Any:
         future: Future[Any] = Future()

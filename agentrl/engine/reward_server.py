@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from agentrl.core.errors import RewardError
 from agentrl.core.scoring import Scorer, ScoreRequest
-from agentrl.env.remote.serving import Receive, Scope, Send, read_body, send_json
+from agentrl.env.remote.serving import ApiError, Receive, Scope, Send, json_object, read_body, send_json
 
 MAX_BODY = 64 * 2**20
 """Size of a request's body at most, bytes."""
-BODY_TIMEOUT_S = 60.0
 RETRY_AFTER_S = 1
 """Seconds that a client is asked to wait when too many texts are waiting already."""
-
-
-class RefusedError(Exception):
-    """A request that is answered with a status and a reason."""
-
-    def __init__(self, status: int, problem: str) -> None:
-        self.status = status
-        super().__init__(problem)
 
 
 class RewardApp:
@@ -49,12 +39,12 @@ class RewardApp:
                 await send_json(send, 200, self.status())
                 return
             if scope["method"] != "POST":
-                raise RefusedError(405, f"there is no {scope['method']}; POST a request, or GET the counts")
-            requests = _requests(await _read(receive))
+                raise ApiError(405, f"there is no {scope['method']}; POST a request, or GET the counts")
+            requests = _requests(json_object(await read_body(receive, MAX_BODY)))
             if self._pending and self._pending + len(requests) > self._max_pending:
-                raise RefusedError(429, f"{self._pending} texts are waiting (--max-pending {self._max_pending}); try again")
+                raise ApiError(429, f"{self._pending} texts are waiting (--max-pending {self._max_pending}); try again")
             await send_json(send, 200, await self._answer(requests))
-        except RefusedError as refused:
+        except ApiError as refused:
             self.num_refused += 1
             headers = {"retry-after": str(RETRY_AFTER_S)} if refused.status == 429 else {}
             await send_json(send, refused.status, {"error": str(refused)}, headers)
@@ -81,33 +71,16 @@ class RewardApp:
         return {"rewards": rewards, "scores": scores, "extra_logs": {"cut": [float(answer.was_cut) for answer in answers]}}
 
 
-async def _read(receive: Receive) -> dict[str, Any]:
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            body = await read_body(receive, MAX_BODY)
-    except TimeoutError:
-        raise RefusedError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
-    if body is None:
-        raise RefusedError(413, f"the body is larger than {MAX_BODY} bytes")
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"the body is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise RefusedError(400, "the body is not a JSON object")
-    return value
-
-
 def _requests(value: dict[str, Any]) -> list[ScoreRequest]:
     """The texts of a request: ``query`` is a text or a list of them, ``prompts`` says where each answer begins."""
     given = value.get("query")
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-        raise RefusedError(400, "query must be a text or a list of texts, at least one, none of them empty")
+        raise ApiError(400, "query must be a text or a list of texts, at least one, none of them empty")
     prompts = value.get("prompts") or [""] * len(texts)
     prompts = [prompts] if isinstance(prompts, str) else prompts
     if not isinstance(prompts, list) or len(prompts) != len(texts):
-        raise RefusedError(400, f"prompts must have {len(texts)} entries, one per query")
+        raise ApiError(400, f"prompts must have {len(texts)} entries, one per query")
     pairs = list(zip(texts, prompts, strict=True))
     begins = [len(prompt) if isinstance(prompt, str) and text.startswith(prompt) else 0 for text, prompt in pairs]
     return [ScoreRequest(text=text, spans=((begin, len(text)),)) for text, begin in zip(texts, begins, strict=True)]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.config.schema import ModelConfig
+from agentrl.core.process import LOOPBACK
 
 Device = Literal["cpu", "cuda"]
 Transport = Literal["shm", "nccl", "ipc"]
@@ -35,7 +36,7 @@ _CPU = {
     "VLLM_CPU_ATTN_SPLIT_KV": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # for workers of a tensor-parallel engine
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM would want a NUMA node for each of those workers
-    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_HOST_IP": LOOPBACK,
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     # The engine is in this process: a failure arrives as an exception with its traceback, and needs no second report.
     "VLLM_LOGGING_LEVEL": "CRITICAL",
@@ -44,8 +45,8 @@ _CPU = {
 _CUDA = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 
 _TRANSPORTS = {
-    "ipc": {"VLLM_HOST_IP": "127.0.0.1"},
-    "shm": {"VLLM_HOST_IP": "127.0.0.1"},
+    "ipc": {"VLLM_HOST_IP": LOOPBACK},
+    "shm": {"VLLM_HOST_IP": LOOPBACK},
     "nccl": {},
 }
 

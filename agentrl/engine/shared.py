@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from agentrl.core.errors import AgentRLError, EngineDeadError, EngineError
-from agentrl.core.protocols import Engine, EngineStats, GenerationRequest, WeightUpdate
+from agentrl.core.protocols import Engine, EngineLimits, EngineStats, GenerationRequest, WeightUpdate
 from agentrl.core.types import Generation
 
 _log = logging.getLogger(__name__)
@@ -24,14 +24,6 @@ WAIT_S = 0.1
 """Seconds after which a rollout worker is told the engine's load, if no answer is ready before; as often as it looks at the load."""
 
 Answer: TypeAlias = Generation | AgentRLError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFacts:
-    """Limits of a started engine."""
-
-    max_model_len: int  # context length in tokens
-    end_token_ids: tuple[int, ...]  # tokens that end a turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +46,7 @@ class Answers:
 class EngineLine(Protocol):
     """The way to an `EngineHost`; the host itself is one."""
 
-    async def start(self) -> EngineFacts:
+    async def start(self) -> EngineLimits:
         """Load the model, once however many ask."""
         ...
 
@@ -90,7 +82,7 @@ class EngineHost:
         self._starting = asyncio.Lock()
         self._failed: AgentRLError | None = None
 
-    async def start(self) -> EngineFacts:
+    async def start(self) -> EngineLimits:
         """As `EngineLine.start`.
 
         Raises:
@@ -104,7 +96,7 @@ class EngineHost:
             except AgentRLError as error:
                 self._failed = error
                 raise
-        return EngineFacts(max_model_len=self.engine.max_model_len, end_token_ids=self.engine.end_token_ids)
+        return EngineLimits.of(self.engine)
 
     async def submit(self, client: str, requests: Requests) -> None:
         """As `EngineLine.submit`.
@@ -193,7 +185,7 @@ class SharedEngine:
 
     def __init__(self, line: EngineLine, client: str) -> None:
         self._line, self._client = line, client
-        self._facts: EngineFacts | None = None
+        self._limits: EngineLimits | None = None
         self._waiting: dict[str, asyncio.Future[Generation]] = {}
         self._new: dict[str, GenerationRequest] = {}
         self._dropped: list[str] = []
@@ -219,8 +211,8 @@ class SharedEngine:
         Raises:
             EngineError: If it does not start.
         """
-        if self._facts is None:
-            self._facts = await self._line.start()
+        if self._limits is None:
+            self._limits = await self._line.start()
             self._tasks = [asyncio.create_task(self._alive(loop)) for loop in (self._send, self._fetch)]
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -266,10 +258,10 @@ class SharedEngine:
                 await self._line.leave(self._client)
         self._die("it was closed")
 
-    def _started(self) -> EngineFacts:
-        if self._facts is None or self._dead:
+    def _started(self) -> EngineLimits:
+        if self._limits is None or self._dead:
             raise EngineDeadError(f"the shared engine cannot be used: {self._dead or 'it was not started'}")
-        return self._facts
+        return self._limits
 
     def _drop(self, name: str) -> None:
         if self._new.pop(name, None) is None and not self._dead:
@@ -313,7 +305,7 @@ class SharedEngine:
             if self._waiting:
                 self._to_fetch.set()
 
-    async def _alive(self, loop: _Loop) -> None:
+    async def _alive(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run one of the two loops; when the way to the engine fails, so does every request."""
         try:
             await loop()
@@ -326,7 +318,3 @@ class SharedEngine:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(EngineDeadError(f"the shared engine is gone: {self._dead}"))
-
-
-class _Loop(Protocol):
-    async def __call__(self) -> None: ...

@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from agentrl.core.errors import ContextLengthError, EngineDeadError, EngineError, StructureError, TransferAbandonedError, WeightSyncError
-from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, Memory, WeightUpdate
+from agentrl.core.errors import EngineDeadError, EngineError, StructureError, TransferAbandonedError
+from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory, WeightUpdate
 from agentrl.core.types import ExpertArray, FinishReason, Generation, experts_of, floats, ints
 from agentrl.engine.adapters import Adapters, LoadedAdapter
+from agentrl.engine.fenced import FencedEngine, reason_of
 from agentrl.engine.settings import EngineSettings, prepare_environment, without_gc
 from agentrl.engine.usage import UsageMeter
 
 
-class VllmEngine:
+class VllmEngine(FencedEngine):
     """Generates with vLLM; see `agentrl.core.protocols.Engine`.
 
     A publication pauses generation and keeps every request. vLLM then preempts the running requests and forgets all
@@ -31,31 +31,23 @@ class VllmEngine:
     so a request that starts after a publication finds no key or value of older weights.
 
     With adapters nothing is paused: a request goes on with the adapter that it began with, and its tokens have that adapter's version.
-
-    If weights fail to load, the engine stays fenced: it may hold a mixture of two versions, so every present and later
-    request gets `EngineDeadError`, and the owner has to start a new engine.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        self._settings = settings
-        self._meter = UsageMeter()
+        super().__init__(settings)
         self._llm: Any = None
         self._make_params: Callable[..., Any]
-        self._dead: str | None = None
-        self._publishing = asyncio.Lock()
         self._update_info: dict[str, Any] = {}
         self._end_ids: tuple[int, ...] = ()
-        self._vocabulary = 0
-        self._load_now = EngineLoad()
         self._version = 0  # of the weights that a request finds when it starts
         self._keep_kv = settings.weights.kv_on_publish == "keep"
         self._adapters = Adapters(settings.adapters)
-        self._asleep: set[Memory] = set()
 
     @property
     def max_model_len(self) -> int:
         """Context length in tokens; known once started."""
-        return int(self._running().model_config.max_model_len)
+        self._check_alive()
+        return int(self._llm.model_config.max_model_len)
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
@@ -79,103 +71,16 @@ class VllmEngine:
             await self._llm.update_weight_version("0")
         except Exception as error:
             await self.close()
-            raise EngineError(f"vLLM did not start with model {self._settings.model.model!r}: {_reason(error)}") from error
+            raise EngineError(f"vLLM did not start with model {self._settings.model.model!r}: {reason_of(error)}") from error
         self._end_ids = _end_token_ids(self._llm.model_config)
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
-        self._meter = UsageMeter()
+        self._meter, self._is_started = UsageMeter(), True
         self._llm.output_processor.update_scheduler_stats = self._loaded
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        """Sample one continuation; cancelling the call drops the request from the engine.
-
-        Raises:
-            ContextLengthError: If the prompt leaves no room for one token.
-            StructureError: If vLLM makes no grammar of the structure that is asked for.
-            EngineDeadError: If the engine is gone or fenced.
-            EngineError: If this request failed.
-        """
-        llm = self._running()
-        room = self.max_model_len - len(request.prompt_ids)
-        if room < 1:
-            raise ContextLengthError(
-                f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens leaves no room in a context of "
-                f"{self.max_model_len}; shorten it or raise --max-model-len"
-            )
-        self._check(request)
-        self._meter.begin(len(request.prompt_ids))
-        try:
-            with self._vllm_errors(request), self._adapters.latest() as adapter:
-                output = await self._final_output(llm, request, room, adapter)
-        finally:
-            self._meter.end()
-        generation = _generation(request.request_id, output, adapter)
-        self._meter.produced(len(generation.token_ids), generation.cached_tokens)
-        return generation
 
     async def abort(self, request_id: str) -> None:
         """End a request now: its `generate` returns what was sampled so far, perhaps nothing. Requests that are over are passed over."""
         if self._llm is not None and not self._dead:
             await self._llm.abort(request_id)
-
-    async def load_weights(self, update: WeightUpdate) -> int:
-        """Pause keeping requests, load, stamp the version, resume; returns the version the engine reports.
-
-        Raises:
-            EngineDeadError: If the engine was gone or fenced before.
-            WeightSyncError: If loading failed or the engine reports another version; the engine is fenced.
-        """
-        async with self._publishing:
-            llm = self._running()
-            self._meter.pause()
-            try:
-                reported = await self._replace_weights(llm, update)
-            except TransferAbandonedError:  # generation stays paused until weights of some version are loaded
-                raise
-            except BaseException as error:
-                self._fence(f"weights of version {update.version} did not load: {_reason(error)}")
-                if not isinstance(error, Exception):
-                    raise
-                raise WeightSyncError(f"engine {self._settings.index}: {self._dead}") from error
-            finally:
-                self._meter.resume()
-            return reported
-
-    async def sleep(self, level: int) -> None:
-        """As `SleepingEngine.sleep`; a sleeping engine stays as it is.
-
-        Raises:
-            EngineDeadError: If the engine was gone or fenced before, or cannot sleep.
-        """
-        async with self._publishing:
-            llm = self._running()
-            if not self._asleep:
-                self._meter.pause()
-                with self._fenced_on_error("the engine could not go to sleep"):
-                    await llm.sleep(level, mode="keep")
-            self._asleep = {"weights", "kv_cache"}
-
-    async def wake(self, *parts: Memory) -> None:
-        """As `SleepingEngine.wake`; vLLM goes on by itself once all of its memory is there.
-
-        Raises:
-            EngineDeadError: If the engine was gone or fenced before, or its memory is not free.
-        """
-        async with self._publishing:
-            llm = self._running()
-            parts = tuple(part for part in parts if part in self._asleep)  # vLLM would wake none of several if one is awake
-            if not parts:
-                return
-            with self._fenced_on_error(f"the engine could not take back the memory of {' and '.join(parts)}"):
-                await llm.wake_up(list(parts))
-            self._asleep -= set(parts)
-            if not self._asleep:
-                self._meter.resume()
-
-    def stats(self) -> EngineStats:
-        """Counters since the start, and why the engine cannot be used if so."""
-        stats = replace(self._meter.stats(), load=self._load_now if self._meter.active else EngineLoad())
-        dead = self._dead or ("its process or thread ended" if self._llm is not None and self._llm.errored else "")
-        return replace(stats, fault=dead) if dead else stats
 
     async def close(self) -> None:
         """Release processes and memory; safe to call twice."""
@@ -202,38 +107,37 @@ class VllmEngine:
         self._make_params = launch.sampling_params
         self._llm = launch.build(self._settings)  # not returned: something in vLLM's start keeps the caller's future alive
 
-    def _running(self) -> Any:
-        if self._llm is not None and self._llm.errored:
-            self._dead = self._dead or "its process or thread ended"
-        if self._llm is None or self._dead:
-            raise EngineDeadError(f"engine {self._settings.index} cannot be used: {self._dead or 'it was not started'}")
-        return self._llm
+    async def _sample(self, request: GenerationRequest) -> Generation:
+        with self._vllm_errors(request), self._adapters.latest() as adapter:
+            output = await self._final_output(request, adapter)
+        return _generation(request.request_id, output, adapter)
 
-    def _check(self, request: GenerationRequest) -> None:
-        """Refuse what vLLM would not: without a tokenizer it looks at no token id, and one unknown id ends the engine."""
-        ids = request.prompt_ids
-        if not len(ids) or ids.min() < 0 or ids.max() >= self._vocabulary:
-            known = f"from 0 to {self._vocabulary - 1}"
-            raise EngineError(f"request {request.request_id}: the prompt must be token ids {known}, at least one; got {ids}")
-        if request.images:
-            raise EngineError(f"request {request.request_id}: this engine takes text only, got {len(request.images)} images")
-        if request.structure is not None and not self._settings.stop_strings:
-            problem = "the engine was started without a tokenizer, so it cannot constrain texts; set stop_strings in its settings"
-            raise StructureError(f"request {request.request_id}: {problem}")
-        if request.sampling.stop and not self._settings.stop_strings:
-            raise EngineError(
-                f"request {request.request_id}: stop = {request.sampling.stop!r}: the engine was started without stop strings; "
-                "set stop_strings in its settings or use stop_token_ids"
-            )
+    async def _sleep(self, level: int) -> None:
+        await self._llm.sleep(level, mode="keep")
 
-    async def _final_output(self, llm: Any, request: GenerationRequest, room: int, adapter: LoadedAdapter | None) -> Any:
+    async def _wake(self, *parts: Memory) -> None:
+        await self._llm.wake_up(list(parts))  # goes on by itself once all of its memory is there
+
+    def _fault(self) -> str:
+        return "its process or thread ended" if self._llm is not None and self._llm.errored else ""
+
+    def _end_requests(self, reason: str) -> None:
+        if self._llm is not None:
+            self._llm.output_processor.propagate_error(RuntimeError(reason))
+
+    def _structure_problem(self) -> str:
+        if self._settings.stop_strings:
+            return ""
+        return "the engine was started without a tokenizer, so it cannot constrain texts; set stop_strings in its settings"
+
+    async def _final_output(self, request: GenerationRequest, adapter: LoadedAdapter | None) -> Any:
         salt = {"cache_salt": str(self._version)} if self._keep_kv else {}
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist(), **salt}
         sampling, final = request.sampling, None
         seed = self._settings.seed if sampling.seed is None else sampling.seed
-        budget = min(sampling.max_tokens, room)
+        budget = min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
         params = self._make_params(sampling, max_tokens=budget, end_ids=self._end_ids, seed=seed, structure=request.structure)
-        async for output in llm.generate(prompt, params, request.request_id, lora_request=adapter and adapter.request):
+        async for output in self._llm.generate(prompt, params, request.request_id, lora_request=adapter and adapter.request):
             final = output
         return final
 
@@ -247,16 +151,17 @@ class VllmEngine:
             yield
         except Exception as error:
             if isinstance(error, VllmDeadError) or self._dead or self._llm is None or self._llm.errored:
-                self._dead = self._dead or _reason(error)
+                self._dead = self._dead or reason_of(error)
                 raise EngineDeadError(f"engine {self._settings.index} is gone: {self._dead}") from error
             if request.structure is not None and isinstance(error, VLLMValidationError):
-                raise StructureError(f"vLLM makes no grammar of it: {_reason(error)}") from error
-            self._meter.failed(_reason(error))
-            raise EngineError(f"request {request.request_id} failed: {_reason(error)}") from error
+                raise StructureError(f"vLLM makes no grammar of it: {reason_of(error)}") from error
+            self._meter.failed(reason_of(error))
+            raise EngineError(f"request {request.request_id} failed: {reason_of(error)}") from error
 
-    async def _replace_weights(self, llm: Any, update: WeightUpdate) -> int:
+    async def _load_weights(self, update: WeightUpdate) -> int:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 
+        llm = self._llm
         if self._settings.adapters and update.transport == "adapter":
             return await self._adapters.load(llm, update)
         if update.transport != self._settings.transport:
@@ -298,21 +203,6 @@ class VllmEngine:
         if reasons:
             raise TransferAbandonedError(f"engine {self._settings.index}: weights of version {update.version}: {reasons[0]}")
 
-    @contextlib.contextmanager
-    def _fenced_on_error(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self._fence(f"{what}: {_reason(error)}")
-            if not isinstance(error, Exception):
-                raise
-            raise EngineDeadError(f"engine {self._settings.index}: {self._dead}") from error
-
-    def _fence(self, reason: str) -> None:
-        self._dead = self._dead or reason
-        if self._llm is not None:
-            self._llm.output_processor.propagate_error(RuntimeError(reason))
-
 
 def _end_token_ids(model_config: Any) -> tuple[int, ...]:
     """The ids that end a sequence, from the model's generation settings and its configuration."""
@@ -349,10 +239,3 @@ def _generation(request_id: str, output: Any, adapter: LoadedAdapter | None) -> 
 def _experts(rows: np.ndarray[Any, Any] | None, tokens: int) -> ExpertArray | None:
     """Experts that vLLM recorded of a request # [tokens, layers, top_k]; `None` if it recorded none, or not those of every token."""
     return None if rows is None or len(rows) != tokens else experts_of(rows)
-
-
-def _reason(error: BaseException) -> str:
-    """Return the type and message of an exception on one line."""
-    said = str(error.args[-1] if error.args else error).splitlines()
-    told = " ".join(line.strip() for line in said if "further information" not in line)
-    return f"{type(error).__name__}: {told[:600]}"

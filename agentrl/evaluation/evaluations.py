@@ -21,15 +21,15 @@ from agentrl.core.callbacks import EvaluationEnd
 from agentrl.core.errors import ConfigError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import Learner
 from agentrl.core.summaries import GroupSummary, MemberSummary
-from agentrl.core.types import EvalSampling, Task, Ticket, derive_seed
+from agentrl.core.types import EvalSampling, GroupRequest, Task, derive_seed
 from agentrl.env.load import AgentSpec
 from agentrl.evaluation.assessment import EpisodeOutcome, TaskOutcome, assess
 from agentrl.evaluation.best import BestModel
 from agentrl.evaluation.report import evaluation_line, log_evaluation
 from agentrl.flow.driver import first_error
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.stall import StallReport, WaitTracker, watch_for_stall
 from agentrl.flow.state import Observer, SafePoint
-from agentrl.rollout.pool import RolloutPool
 from agentrl.rollout.tasks import eval_tasks
 from agentrl.track.sinks import EVAL_TRAJECTORIES, TrajectoryRecorder
 from agentrl.track.text import counted
@@ -120,7 +120,7 @@ class _Playing:
     async def _play(self, index: int, task: Task) -> None:
         settings, version = self._settings, self._version
         async with self._limiter:
-            ticket = Ticket(
+            group_request = GroupRequest(
                 group_id=index,
                 task=task,
                 n_samples_per_prompt=settings.eval.eval_samples,
@@ -129,7 +129,7 @@ class _Playing:
                 eval_sampling=self._trial,
                 with_messages=settings.with_messages,
             )
-            summary, _ = await self._pool.run_group(ticket)
+            summary, _ = await self._pool.run_group(group_request)
         if summary.versions not in (None, (version, version)):
             raise WeightSyncError(f"version {version} was to be evaluated, but task {task.id!r} was sampled by versions {summary.versions}")
         self.outcomes[index] = outcome_of(task, summary, settings.eval.eval_by)

@@ -14,26 +14,19 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import anyio
+from typing import Any
 
 from agentrl.core.errors import CheckpointError, DamagedCheckpointError
-from agentrl.core.files import check_directory, commit_directory, remove_directory, temporary_directory
+from agentrl.core.files import check_directory
 from agentrl.core.manifest import MANIFEST, FileEntry, differing_files, read_manifest
 from agentrl.core.protocols import Learner
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.env.tasks import TaskSource
-
-if TYPE_CHECKING:
-    from agentrl.flow.uploads import Uploads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +105,11 @@ class Admissions:
             self._next_id, self._cursor = self._next_id + 1, (task.epoch, task.position + 1)
         return task
 
-    def closed(self, ticket: Ticket, summary: GroupSummary) -> None:
+    def closed(self, group_request: GroupRequest, summary: GroupSummary) -> None:
         """Tell the sampler how a group went, once, when it is trained on or filtered; one that is run again is not closed before."""
         if self._sampler is not None:
             scores = [member.score for member in summary.trainable if member.score is not None]
-            self._sampler.outcome(ticket.task.position, ticket.group_id, scores)
+            self._sampler.outcome(group_request.task.position, group_request.group_id, scores)
 
     def step_done(self) -> dict[str, float]:
         """Let the sampler draw by all that is known after a step, and return its metrics."""
@@ -137,96 +130,6 @@ class Admissions:
 
 FOLDER, LEARNER = "checkpoints", "learner"
 PROGRESS, CONFIG, PREFIX = "progress.json", "config.json", "step-"
-CANCELLED_WRITE_S = 8.0
-"""Seconds that a run which is cancelled waits for the learner to end the write that it has begun."""
-
-
-class Checkpoints:
-    """Writes the checkpoints of a run into its directory, which every learner rank must see.
-
-    There is one after each `every` steps, and then after the last step in any case; 0: only where a run is stopped early. The newest
-    `keep` are kept; older ones are removed after a newer is complete. `config` holds the run's settings as JSON text. With `uploads`,
-    each is copied elsewhere when it is complete, and one that is being copied is kept until that is over.
-    """
-
-    def __init__(
-        self, run_dir: Path, learner: Learner, *, every: int, num_steps: int, keep: int, config: str, uploads: Uploads | None = None
-    ) -> None:
-        self._folder, self._learner, self._config = (run_dir / FOLDER).absolute(), learner, config
-        self._every, self._num_steps, self._keep, self._uploads = every, num_steps, keep, uploads
-        self._tidying = threading.Lock()  # held while old directories are removed, which two threads may do
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of the copies; empty without any."""
-        return self._uploads.metrics() if self._uploads else {}
-
-    def due(self, step: int) -> bool:
-        """Return true if there is a checkpoint after `step` steps."""
-        return self._every > 0 and (step % self._every == 0 or step == self._num_steps)
-
-    @asynccontextmanager
-    async def saving(self, progress: Progress) -> AsyncIterator[Path]:
-        """Write a checkpoint; the body of the ``with`` runs when the learner's part is written, before the whole is complete.
-
-        Yields:
-            The directory that the checkpoint will have.
-
-        Raises:
-            CheckpointError: If it cannot be written; older ones are intact, and what was written of this one is gone.
-        """
-        target = self._folder / f"{PREFIX}{progress.step:08d}"
-        temporary = await asyncio.to_thread(self._begin, target)
-        try:
-            with _disk_errors(target):
-                (temporary / LEARNER).mkdir()
-            await self._write(temporary / LEARNER, progress.step)
-            yield target
-            with anyio.CancelScope(shield=True):  # the threads would go on, with their files removed under their hands
-                sealed = await self._learner.seal_checkpoint(str(temporary / LEARNER))
-                await asyncio.to_thread(self._complete, temporary, target, progress, sealed)
-                if self._uploads:
-                    self._uploads.offer(target)
-                await asyncio.to_thread(self.remove_old)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-    async def _write(self, folder: Path, step: int) -> None:
-        """Have the learner write its part; if the run is cancelled meanwhile, its files must not come after the folder was removed."""
-        writing = asyncio.ensure_future(self._learner.save_checkpoint(str(folder), step))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            with anyio.move_on_after(CANCELLED_WRITE_S, shield=True):
-                await asyncio.gather(writing, return_exceptions=True)
-            raise
-
-    def _begin(self, target: Path) -> Path:
-        with self._tidying:
-            return temporary_directory(target)
-
-    def _complete(self, temporary: Path, target: Path, progress: Progress, sealed: Mapping[str, FileEntry]) -> None:
-        with _disk_errors(target):
-            (temporary / PROGRESS).write_text(json.dumps(progress.to_json(), indent=2) + "\n", encoding="utf-8")
-            (temporary / CONFIG).write_text(self._config, encoding="utf-8")
-        if target.exists():  # from before, and found damaged, or the run would not have taken this step again
-            remove_directory(target)
-        commit_directory(temporary, target, {f"{LEARNER}/{name}": entry for name, entry in sealed.items()})
-
-    def remove_old(self) -> None:
-        """Remove checkpoints beyond the newest, but none that is being copied elsewhere or waits for it."""
-        held = self._uploads.held if self._uploads else ()
-        with self._tidying:
-            for old in newest_first(self._folder)[self._keep :]:
-                if old not in held:
-                    remove_directory(old)
-
-
-@contextmanager
-def _disk_errors(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error}") from error
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:

@@ -14,13 +14,14 @@ from agentrl.algo.filters import GroupFilter, keep_all
 from agentrl.core.errors import LedgerError, NothingToTrainError, TooManyFailuresError
 from agentrl.core.protocols import Learner
 from agentrl.core.types import Task
-from agentrl.flow.checkpoint import Checkpoints, Progress
+from agentrl.flow.checkpoint import Progress
 from agentrl.flow.ledger import LedgerCounts
 from agentrl.flow.loops import admit, collect, publish, run_attempts, train_steps
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.settings import FlowSettings
 from agentrl.flow.stall import StallReport, watch_for_stall
 from agentrl.flow.state import AfterStep, Observer, RunState, StopRequest, stop_when_asked
-from agentrl.rollout.pool import RolloutPool
 
 T = TypeVar("T")
 

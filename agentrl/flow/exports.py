@@ -9,7 +9,7 @@ import anyio
 
 from agentrl.core.protocols import GroupRef, Learner, Membership, TrainResult, WeightUpdate
 from agentrl.flow.guarded import GuardedLearner
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
 
 
 class JointLearner(GuardedLearner):

@@ -61,9 +61,9 @@ class GuardedLearner(ABC):
         async with self.undisturbed():
             await self._learner.save_checkpoint(path, step)
 
-    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
-        """As `Learner.seal_checkpoint`."""
-        return await self._learner.seal_checkpoint(path)
+    async def flush_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+        """As `Learner.flush_checkpoint`."""
+        return await self._learner.flush_checkpoint(path)
 
     async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
         """As `Learner.map_files`."""

@@ -19,15 +19,16 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from agentrl.core.callbacks import CheckpointWritten, GroupJudged, StepEnd
 from agentrl.core.errors import LedgerError, WeightSyncError
-from agentrl.core.types import Ticket
-from agentrl.flow.checkpoint import Checkpoints, Progress
+from agentrl.core.types import GroupRequest
+from agentrl.flow.checkpoint import Progress
 from agentrl.flow.ledger import failure_reason
 from agentrl.flow.metrics import Trained
 from agentrl.flow.queue import Accepted, Release, Taken
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.state import TOGETHER, Finished, RunState, Spawn
 
 OVERSAMPLED = "oversampled"
-"""Reason for which the spare groups of a step are dropped."""
+"""Reason for which the oversampled groups of a step are dropped."""
 
 
 async def admit(run: RunState, spawn: Spawn) -> None:
@@ -36,7 +37,7 @@ async def admit(run: RunState, spawn: Spawn) -> None:
     Consumes slots and tasks. Produces running groups. Waits for a free slot. Unblocked by `collect` (a group was filtered or
     dropped) and by `publish` (weights are live). Ends when every group that the run needs is trained, or tasks run out.
     """
-    ticket, why = run.settings.tickets(), "no more groups are needed"
+    group_request, why = run.settings.group_requests(), "no more groups are needed"
     run.board.waiting("admit", "a free slot")
     while await run.slots.acquire(group_id := run.admissions.next_id):
         task = run.admissions.draw()
@@ -46,7 +47,7 @@ async def admit(run: RunState, spawn: Spawn) -> None:
             break
         run.ledger.submit(group_id)
         run.queue.admit(group_id)
-        spawn(ticket(group_id=group_id, task=task, version=run.live_version, reward_scales=run.reward_scales))
+        spawn(group_request(group_id=group_id, task=task, version=run.live_version, reward_scales=run.reward_scales))
         run.board.waiting("admit", "a free slot")
         # `acquire` does not yield while slots are free, so with thousands of them the other loops would stand still.
         if group_id % TOGETHER == 0:
@@ -55,41 +56,41 @@ async def admit(run: RunState, spawn: Spawn) -> None:
     run.board.waiting("admit", f"nothing: {why}")
 
 
-async def run_attempt(run: RunState, ticket: Ticket) -> None:
+async def run_attempt(run: RunState, group_request: GroupRequest) -> None:
     """Run one attempt at a group on a worker and hand the outcome to `collect`; one task per attempt.
 
-    Consumes the ticket. Produces a finished attempt. Waits for the worker. Unblocked by the worker, or cancelled by `train` when the
+    Consumes the group request. Produces a finished attempt. Waits for the worker. Unblocked by the worker, or cancelled by `train` when the
     group is not needed; then nothing is handed on.
     """
-    group_id = ticket.group_id
+    group_id = group_request.group_id
     if run.stopped or not run.queue.waits_for(group_id):
         run.attempts.pop(group_id, None)
         return
     run.running[group_id] = run.clock()
     try:
-        summary, ref = await run.pool.run_group(ticket)
+        summary, ref = await run.pool.run_group(group_request)
     finally:
         del run.running[group_id]
         run.attempts.pop(group_id, None)
     if summary.group_id != group_id:
         raise LedgerError(f"a worker answered for group {summary.group_id} when asked for group {group_id}")
     if run.queue.waits_for(group_id):
-        run.finished.put(Finished(ticket, summary, ref))
+        run.finished.put(Finished(group_request, summary, ref))
 
 
 async def run_attempts(run: RunState, *, task_status: TaskStatus[Spawn]) -> None:
     """Hold the attempts at groups.
 
-    Consumes tickets, through the function that it starts with. Produces a task for each. Waits for the last step and then for the
+    Consumes group requests, through the function that it starts with. Produces a task for each. Waits for the last step and then for the
     attempts under way; unblocked by `train`. The first attempt that raises ends the run.
     """
     async with asyncio.TaskGroup() as attempts:  # of asyncio, because a task of anyio's costs the driver 15 us more
 
-        def spawn(ticket: Ticket) -> None:
-            group_id = ticket.group_id
+        def spawn(group_request: GroupRequest) -> None:
+            group_id = group_request.group_id
             if run.over.is_set():
                 return  # a group that failed after a run was stopped; it is run again on resumption
-            run.attempts[group_id] = attempts.create_task(run_attempt(run, ticket), name=f"group-{group_id}")
+            run.attempts[group_id] = attempts.create_task(run_attempt(run, group_request), name=f"group-{group_id}")
 
         task_status.started(spawn)
         await run.over.wait()
@@ -105,8 +106,8 @@ async def collect(run: RunState, spawn: Spawn) -> None:
     run.board.waiting("collect", "a group to finish")
     while (finished := await run.finished.take()) is not None:
         run.board.progress()
-        if not run.queue.waits_for(finished.ticket.group_id):
-            continue  # given up as a spare group between its end and now
+        if not run.queue.waits_for(finished.group_request.group_id):
+            continue  # given up as an oversampled group between its end and now
         judged = _judge(run, finished, min_members)
         run.board.waiting("collect", f"the callbacks about group {judged.group_id}")
         await run.observer.notify(judged)
@@ -117,44 +118,44 @@ async def collect(run: RunState, spawn: Spawn) -> None:
 
 def _judge(run: RunState, finished: Finished, min_members: int) -> GroupJudged:
     """Decide what becomes of a group: trained on, filtered, or, where too much of it failed, retried or dropped."""
-    ticket, summary = finished.ticket, finished.summary
+    group_request, summary = finished.group_request, finished.summary
     verdict: Literal["kept", "filtered", "retried", "dropped"]
     if summary.num_trainable < min_members:
-        verdict = "retried" if ticket.attempt + 1 < run.settings.flow.max_attempts else "dropped"
+        verdict = "retried" if group_request.attempt + 1 < run.settings.flow.max_attempts else "dropped"
         reason: str | None = failure_reason(summary)
     else:
         reason = run.keep(summary)
         verdict = "kept" if reason is None else "filtered"
     return GroupJudged(
-        group_id=ticket.group_id,
-        attempt=ticket.attempt,
-        task=ticket.task,
+        group_id=group_request.group_id,
+        attempt=group_request.attempt,
+        task=group_request.task,
         verdict=verdict,
         reason=reason or "",
         summary=summary,
-        version=ticket.version,
+        version=group_request.version,
     )
 
 
 def _carry_out(run: RunState, spawn: Spawn, finished: Finished, judged: GroupJudged) -> None:
     """Count a group as it was judged, and pass it on, repeat it, or give its slot back."""
-    ticket, summary, verdict = finished.ticket, finished.summary, judged.verdict
+    group_request, summary, verdict = finished.group_request, finished.summary, judged.verdict
     failed = verdict in ("retried", "dropped")
     run.meter.attempt(summary, failed=failed, retried=verdict == "retried")
     if not failed:
         run.meter.verdict(summary, accepted=judged.kept)
     run.health.attempt(summary, failed=failed)
     if verdict == "kept":
-        run.queue.accept(Accepted(ticket, finished.ref, summary, run.clock()))
+        run.queue.accept(Accepted(group_request, finished.ref, summary, run.clock()))
     elif verdict == "retried":
-        spawn(replace(ticket, attempt=ticket.attempt + 1))
+        spawn(replace(group_request, attempt=group_request.attempt + 1))
     else:
         filtered = verdict == "filtered"
-        (run.ledger.filter if filtered else run.ledger.drop)(ticket.group_id, judged.reason)
+        (run.ledger.filter if filtered else run.ledger.drop)(group_request.group_id, judged.reason)
         if filtered:
-            run.admissions.closed(ticket, summary)
-        run.queue.discard(ticket.group_id)
-        run.slots.release(ticket.group_id, Release.FILTERED if filtered else Release.DROPPED)
+            run.admissions.closed(group_request, summary)
+        run.queue.discard(group_request.group_id)
+        run.slots.release(group_request.group_id, Release.FILTERED if filtered else Release.DROPPED)
     if not failed:
         run.health.verdict(None if judged.kept else judged.reason)
 
@@ -162,7 +163,7 @@ def _carry_out(run: RunState, spawn: Spawn, finished: Finished, judged: GroupJud
 async def train_steps(run: RunState) -> None:
     """Take a step's groups, train, make the weights available, over and over.
 
-    Consumes the oldest groups of the queue; spare ones are dropped. Produces new weights for `publish`. Waits for the oldest groups
+    Consumes the oldest groups of the queue; oversampled ones are dropped. Produces new weights for `publish`. Waits for the oldest groups
     to be accepted, and before each export for the previous publication to be live, so that at most one exported version is under way.
     Unblocked by `collect` and `publish`. When tasks run out, the whole groups that are left make a last, smaller step. When the run
     is stopped early, the step under way is the last one, and a checkpoint is written.
@@ -174,7 +175,7 @@ async def train_steps(run: RunState) -> None:
             taken = await run.queue.take(step)
             if not taken.groups:
                 break
-            _give_up(run, taken.spare)
+            _give_up(run, taken.oversampled)
             ended_s, run.latest = await _train_one(run, step, taken, ended_s)
             await _after_step(run, step + 1)
             await _checkpoint(run, saves)
@@ -189,7 +190,7 @@ async def train_steps(run: RunState) -> None:
 
 
 def _give_up(run: RunState, group_ids: list[int]) -> None:
-    """Drop the spare groups of a step; their slots stay taken until its weights are live, as those of the others do."""
+    """Drop the oversampled groups of a step; their slots stay taken until its weights are live, as those of the others do."""
     for group_id in group_ids:
         run.ledger.drop(group_id, OVERSAMPLED)
         if (attempt := run.attempts.pop(group_id, None)) is not None:
@@ -206,9 +207,9 @@ async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) 
     run.board.waiting("train", f"the learner to train step {step + 1}")
     result = await run.learner.train(step, [group.ref for group in groups])
     trained_s = run.clock()
-    run.ledger.train(group.ticket.group_id for group in groups)
+    run.ledger.train(group.group_request.group_id for group in groups)
     for group in groups:
-        run.admissions.closed(group.ticket, group.summary)
+        run.admissions.closed(group.group_request, group.summary)
         run.score_moments.add(member.model_scores for member in group.summary.trainable)
     run.notes.setdefault(step + 1, {}).update(run.admissions.step_done())
     progress = run.progress(step + 1)  # now, because publication frees slots, and then the next step's groups begin to count
@@ -221,7 +222,7 @@ async def _train_one(run: RunState, step: int, taken: Taken, previous_s: float) 
         Trained(
             version=step + 1,
             groups=groups,
-            spare=taken.spare,
+            oversampled=taken.oversampled,
             result=result,
             update=update,
             interval_s=trained_s - previous_s,
@@ -286,9 +287,9 @@ async def publish(run: RunState) -> None:
         run.publisher_idle.release()
         # Before the step's figures are put together, so that engines have new groups meanwhile.
         for group in trained.groups:
-            run.slots.release(group.ticket.group_id, Release.TRAINED)
-        for group_id in trained.spare:
-            run.slots.release(group_id, Release.SPARE)
+            run.slots.release(group.group_request.group_id, Release.TRAINED)
+        for group_id in trained.oversampled:
+            run.slots.release(group_id, Release.OVERSAMPLED)
         run.board.waiting("publish", "the engines' counters")
         stats = await run.pool.stats()
         counts = run.ledger.check()
@@ -307,5 +308,5 @@ async def publish(run: RunState) -> None:
 def _step_end(run: RunState, trained: Trained, metrics: dict[str, float], published_s: tuple[float, float]) -> StepEnd:
     """Tell of a step, with its groups and the times of its parts; `published_s` is when its publication began and ended."""
     times = {**trained.times, "publishing_s": published_s[0], "live_s": published_s[1], "now_s": run.clock()}
-    groups = tuple(group.ticket.group_id for group in trained.groups)
-    return StepEnd(step=trained.version, metrics=metrics, groups=groups, spare=tuple(trained.spare), times=times)
+    groups = tuple(group.group_request.group_id for group in trained.groups)
+    return StepEnd(step=trained.version, metrics=metrics, groups=groups, oversampled=tuple(trained.oversampled), times=times)

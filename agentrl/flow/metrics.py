@@ -26,7 +26,7 @@ class Trained:
 
     version: int  # steps done, which is the version of the new weights
     groups: Sequence[Accepted]  # what was trained on, oldest first
-    spare: Sequence[int]  # ids of the groups that were started for the step and given up
+    oversampled: Sequence[int]  # ids of the groups that were started for the step and given up
     result: TrainResult  # the learner's report
     update: WeightUpdate  # how engines get the weights
     interval_s: float  # time from the end of the previous step to the end of this one
@@ -57,7 +57,7 @@ class _Window:
     failed: int = 0
     retried: int = 0
     episodes: int = 0
-    withheld: int = 0
+    stragglers_cancelled: int = 0
     accepted: int = 0
     filtered: int = 0
     statuses: Counter[Status] = field(default_factory=Counter)
@@ -87,7 +87,7 @@ class Meter:
         window.episodes += len(summary.episodes)
         if len(summary.trainable) < len(summary.members):
             statuses = [episode[0].status for episode in summary.episodes]
-            window.withheld += statuses.count(Status.WITHHELD)
+            window.stragglers_cancelled += statuses.count(Status.CANCELLED_STRAGGLER)
             window.statuses.update(status for status in statuses if status.failed)
 
     def verdict(self, summary: GroupSummary, *, accepted: bool) -> None:
@@ -163,11 +163,11 @@ def _by_agent(members: Sequence[MemberSummary]) -> dict[str, list[float]]:
 
 def _tasks(groups: Sequence[Accepted]) -> dict[str, float]:
     """Over groups: the latest pass over the tasks, and by data set, if there are several, mean reward and share of the groups."""
-    metrics = {"tasks/epoch": float(max(group.ticket.task.epoch for group in groups))}
+    metrics = {"tasks/epoch": float(max(group.group_request.task.epoch for group in groups))}
     by_source: dict[str, list[Accepted]] = {}
     for group in groups:
-        source = group.ticket.task.metadata.get("source")
-        if source and group.ticket.task.id.startswith(f"{source}/"):  # the name that the run gave to the data set
+        source = group.group_request.task.metadata.get("source")
+        if source and group.group_request.task.id.startswith(f"{source}/"):  # the name that the run gave to the data set
             by_source.setdefault(source, []).append(group)
     for source, part in by_source.items():
         metrics[f"source/{source}/reward"] = statistics.fmean(m.reward or 0.0 for group in part for m in group.summary.trainable)
@@ -224,7 +224,7 @@ def _staleness(trained: Trained) -> dict[str, float]:
     """
     step = trained.version - 1
     oldest = [step - group.summary.versions[0] for group in trained.groups if group.summary.versions]
-    admission = Counter(step - group.ticket.version for group in trained.groups)
+    admission = Counter(step - group.group_request.version for group in trained.groups)
     return {
         "staleness/mean": statistics.fmean(oldest),
         "staleness/max": float(max(oldest)),
@@ -240,8 +240,8 @@ def _window_metrics(window: _Window) -> dict[str, float]:
         "failures/retries": float(window.retried),
         "failures/rate": window.failed / window.attempts if window.attempts else 0.0,
         **{f"failures/{status}": float(window.statuses[status]) for status in FAILURES},
-        "group/withheld": float(window.withheld),
-        "group/withheld_share": window.withheld / window.episodes if window.episodes else 0.0,
+        "group/withheld": float(window.stragglers_cancelled),
+        "group/withheld_share": window.stragglers_cancelled / window.episodes if window.episodes else 0.0,
     }
     if judged:
         metrics["group/pass_rate"] = window.accepted / judged

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from agentrl.core.errors import LedgerError, StalenessError
 from agentrl.core.protocols import GroupRef
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 
 
 class Release(Enum):
@@ -21,7 +21,7 @@ class Release(Enum):
 
     TRAINED = auto()
     """The weights trained on the group are live; one group of the run's total is done."""
-    SPARE = auto()
+    OVERSAMPLED = auto()
     """The group was not needed for a step whose weights are live; one group of the run's total is done."""
     FILTERED = auto()
     """The filter rejected the group; another may take its place."""
@@ -74,7 +74,7 @@ class Slots:
         if group_id not in self._held:
             raise LedgerError(f"group {group_id} gives back a slot that it does not hold ({reason.name.lower()})")
         self._held.remove(group_id)
-        if reason in (Release.TRAINED, Release.SPARE):
+        if reason in (Release.TRAINED, Release.OVERSAMPLED):
             self._done += 1
         self._wake()
 
@@ -96,7 +96,7 @@ class Slots:
 class Accepted:
     """A group that may be trained on."""
 
-    ticket: Ticket  # as admitted
+    group_request: GroupRequest  # as admitted
     ref: GroupRef  # the group, or the cluster's reference to it
     summary: GroupSummary  # what the driver knows of it
     accepted_s: float  # clock reading when it entered the queue
@@ -107,7 +107,7 @@ class Taken:
     """Groups that one step removes from the line."""
 
     groups: list[Accepted]  # to be trained on, oldest first; empty when nothing is left
-    spare: list[int]  # ids of the groups that were started as spares and are not needed
+    oversampled: list[int]  # ids of the groups that were started beyond those of the step and are not needed
 
 
 _ABSENT = object()
@@ -116,13 +116,13 @@ _ABSENT = object()
 class GroupQueue:
     """Holds groups from admission until a step takes them.
 
-    A step removes the oldest `count` + `spare` groups of the line, its window: it takes the first `count` of them to be
+    A step removes the oldest `count` + `oversampled` groups of the line, its window: it takes the first `count` of them to be
     accepted, and gives up the rest. So every step moves the line on by as many groups, whichever finish first. A group may be
     taken with a lag of at most `max_staleness` steps.
     """
 
-    def __init__(self, max_staleness: int, count: int, spare: int = 0) -> None:
-        self.max_staleness, self.count, self.spare = max_staleness, count, spare
+    def __init__(self, max_staleness: int, count: int, oversampled: int = 0) -> None:
+        self.max_staleness, self.count, self.oversampled = max_staleness, count, oversampled
         self._window: dict[int, Accepted | None] = {}  # in order of admission; None: not resolved
         self._behind: OrderedDict[int, Accepted | None] = OrderedDict()
         self._accepted = 0  # in the window
@@ -155,7 +155,7 @@ class GroupQueue:
 
     def accept(self, group: Accepted) -> None:
         """Resolve a group: it waits for its turn to be trained on."""
-        group_id = group.ticket.group_id
+        group_id = group.group_request.group_id
         self._check_unresolved(group_id)
         if group_id in self._window:
             self._window[group_id] = group
@@ -196,8 +196,8 @@ class GroupQueue:
         if self._stopped:
             return Taken([], [])
         accepted = [group for group in self._window.values() if group is not None]
-        first = {group.ticket.group_id for group in sorted(accepted, key=lambda group: group.accepted_s)[: self.count]}
-        taken = Taken([group for group in accepted if group.ticket.group_id in first], [i for i in self._window if i not in first])
+        first = {group.group_request.group_id for group in sorted(accepted, key=lambda group: group.accepted_s)[: self.count]}
+        taken = Taken([group for group in accepted if group.group_request.group_id in first], [i for i in self._window if i not in first])
         self._window, self._accepted = {}, 0
         self._fill_window()
         # Slots bound the lag already. A mistake there would train on old tokens without any sign, so it is checked again.
@@ -207,11 +207,11 @@ class GroupQueue:
 
     def _complete(self) -> bool:
         """Return true if a step can be taken; never before the window is full, because slots would be free while the step is trained."""
-        full = len(self._window) == self.count + self.spare
+        full = len(self._window) == self.count + self.oversampled
         return (full or self._closed) and self._accepted >= min(self.count, len(self._window))
 
     def _fill_window(self) -> None:
-        while self._behind and len(self._window) < self.count + self.spare:
+        while self._behind and len(self._window) < self.count + self.oversampled:
             group_id, entry = self._behind.popitem(last=False)
             self._window[group_id] = entry
             self._accepted += entry is not None
@@ -230,9 +230,9 @@ class GroupQueue:
     def _check_lag(self, group: Accepted, step: int) -> None:
         versions = group.summary.versions
         if versions is None:
-            raise StalenessError(f"group {group.ticket.group_id} was accepted without a single trainable token")
+            raise StalenessError(f"group {group.group_request.group_id} was accepted without a single trainable token")
         if step - versions[0] > self.max_staleness or versions[1] > step:
             raise StalenessError(
-                f"group {group.ticket.group_id} holds tokens of versions {versions[0]} to {versions[1]}, "
+                f"group {group.group_request.group_id} holds tokens of versions {versions[0]} to {versions[1]}, "
                 f"and step {step} may train on {max(0, step - self.max_staleness)} to {step} only"
             )

@@ -11,7 +11,7 @@ from agentrl.algo.filters import GroupFilter, dynamic_filter, filter_truncated, 
 from agentrl.config.algorithm import AlgoConfig, options_of
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import num_recorded, sections_of
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 
 
 class FlowSettings(TrainConfig):
@@ -23,18 +23,18 @@ class FlowSettings(TrainConfig):
         return self.flow.staleness
 
     @property
-    def spare_groups(self) -> int:
+    def oversampled_groups(self) -> int:
         """Groups started per step beyond those it trains on; the last of them to finish are dropped."""
         return math.ceil(self.flow.oversample * self.flow.groups_per_step)
 
     @property
     def groups_removed_per_step(self) -> int:
-        """Groups that leave the queue in a step: those trained on and the spare ones."""
-        return self.flow.groups_per_step + self.spare_groups
+        """Groups that leave the queue in a step: those trained on and the oversampled ones."""
+        return self.flow.groups_per_step + self.oversampled_groups
 
     @property
     def num_slots(self) -> int:
-        """Groups that may be under way at once: (S + 1) x G, spare groups included."""
+        """Groups that may be under way at once: (S + 1) x G, oversampled groups included."""
         return (self.max_staleness + 1) * self.groups_removed_per_step
 
     @property
@@ -57,13 +57,13 @@ class FlowSettings(TrainConfig):
         """Members per group to render as JSON records."""
         return num_recorded(self.record.record, self.sampling.n_samples_per_prompt)
 
-    def tickets(self) -> Callable[..., Ticket]:
+    def group_requests(self) -> Callable[..., GroupRequest]:
         """Return a maker of tickets for training groups, which is told what differs: `group_id`, `task`, `version`, `reward_scales`.
 
         The facts of the estimator, which may be of a user's file, are read here, once.
         """
         samples = self.sampling.n_samples_per_prompt
-        return partial(Ticket, n_samples_per_prompt=samples, record=self.num_recorded, greedy=self.greedy_baseline)
+        return partial(GroupRequest, n_samples_per_prompt=samples, record=self.num_recorded, greedy=self.greedy_baseline)
 
 
 def flow_settings(config: TrainConfig) -> FlowSettings:

@@ -16,14 +16,15 @@ from agentrl.core.callbacks import Event
 from agentrl.core.protocols import GroupRef, Learner
 from agentrl.core.scoring import ScoreMoments
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Task, Ticket
-from agentrl.flow.checkpoint import Admissions, Checkpoints, Progress
+from agentrl.core.types import GroupRequest, Task
+from agentrl.flow.checkpoint import Admissions, Progress
 from agentrl.flow.ledger import Health, Ledger
 from agentrl.flow.metrics import Meter, Trained
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.queue import GroupQueue, Slots
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.settings import FlowSettings
 from agentrl.flow.stall import WaitTracker
-from agentrl.rollout.pool import RolloutPool
 
 
 class AwaitableCounter:
@@ -73,7 +74,7 @@ class Observer(Protocol):
 class Finished:
     """One attempt at a group that came to its end."""
 
-    ticket: Ticket
+    group_request: GroupRequest
     summary: GroupSummary
     ref: GroupRef
 
@@ -134,7 +135,7 @@ class RunState:
         self.first_step = progress.step
         self.keep, self.observer, self.after_step, self.clock = keep, observer, tuple(after_step), clock
         self.slots = Slots(settings.num_slots, max(0, settings.training.num_steps - progress.step) * settings.groups_removed_per_step)
-        self.queue = GroupQueue(settings.max_staleness, settings.flow.groups_per_step, settings.spare_groups)
+        self.queue = GroupQueue(settings.max_staleness, settings.flow.groups_per_step, settings.oversampled_groups)
         self.ledger = Ledger()
         self.ledger.restore(trained=progress.trained, filtered=progress.filtered, dropped=progress.dropped)
         self.health = Health(settings)
@@ -218,7 +219,7 @@ class RunState:
         )
 
 
-Spawn: TypeAlias = Callable[[Ticket], None]
+Spawn: TypeAlias = Callable[[GroupRequest], None]
 """Starts an attempt at a group beside the loops."""
 
 

@@ -14,7 +14,7 @@ import anyio
 
 from agentrl.core.protocols import GroupRef, Learner, Membership, RolloutWorker, TrainResult, WeightUpdate
 from agentrl.flow.guarded import GuardedLearner
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
 
 KEPT = 1
 """Sleep level with which engines keep their weights in CPU memory; used wherever no publication to all of them follows."""

@@ -6,19 +6,47 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import Any, TypeAlias
 
 from agentrl.core.differences import AGENT, END, Difference, Tokens, TurnValues, first_difference, first_place, in_words
 from agentrl.core.types import Status, Trajectory, Turn
 from agentrl.rollout.records import recorded_turn
 from agentrl.track.text import Screen, counted, duration, text_difference
 
-if TYPE_CHECKING:
-    from agentrl.inspect.replay import Replay
-
 TOLERANCE = 1e-9
 INTERRUPTED = (Status.TIMEOUT, Status.ENGINE_ERROR)
 """Ends that depend on time and on the engine; they are not waited for again."""
+
+Records: TypeAlias = Sequence[Mapping[str, Any]]
+"""Records of one episode: one, or one for each of its agents."""
+
+
+class Verdict(StrEnum):
+    """Result of a replay."""
+
+    SAME = "same"
+    """Every observation, reward, the score and the end were as recorded."""
+    DIFFERS = "differs"
+    """Something was not."""
+    SKIPPED = "skipped"
+    """There was nothing to compare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """The outcome of one replay; `reason` tells why it was skipped, or what limits or explains the outcome."""
+
+    records: Records
+    verdict: Verdict
+    difference: Difference | None = None
+    reason: str = ""
+    offline: bool = False  # recorded requests were driven through the endpoint, and no agent was run
+
+    @property
+    def episode_id(self) -> str:
+        """Name of the episode."""
+        return str(self.records[0].get("episode_id", "?"))
 
 
 @dataclass(frozen=True, slots=True)

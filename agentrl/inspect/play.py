@@ -18,7 +18,7 @@ from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import ConfigError, EngineError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Generation, Task, Ticket, Trajectory
+from agentrl.core.types import Generation, GroupRequest, Task, Trajectory
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
@@ -121,14 +121,14 @@ class PlaySession:
 
     def _play(self, task: Task, number: int) -> Leave | None:
         """Play one episode; returns why it was left, if it was."""
-        ticket = Ticket(group_id=number, task=task, n_samples_per_prompt=1, version=0)
+        group_request = GroupRequest(group_id=number, task=task, n_samples_per_prompt=1, version=0)
         self._terminal.begin(f"task {task.id}" + (f"  label {task.label!r}" if not self._model and task.label is not None else ""))
         agent, engine, codec, settings = self._agent, self._engine, self._codec, self._settings
 
         def session() -> WatchedSession:
             return WatchedSession(self._sessions.session(), self._events.put)
 
-        episode = make_member(ticket, 0, agent=agent, open_session=session, engine=engine, codec=codec, settings=settings)
+        episode = make_member(group_request, 0, agent=agent, open_session=session, engine=engine, codec=codec, settings=settings)
         playing = asyncio.run_coroutine_threadsafe(self._told_when_over(episode), self._loop)
         try:
             while (event := self._events.get()) is not None:

@@ -7,23 +7,22 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from agentrl.config.schema import TrainConfig
 from agentrl.core.differences import Difference
 from agentrl.core.errors import ConfigError, EngineError, EnvLoadError
 from agentrl.core.plugins import kept_environment
-from agentrl.core.protocols import GenerationRequest
+from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Generation, Status, Task, Ticket, Turn
+from agentrl.core.types import Generation, GroupRequest, Status, Task, Turn
 from agentrl.engine.parsers import answer_parser
 from agentrl.env.given import PREFIX, SOURCE
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec, load_agent
-from agentrl.inspect.compare import INTERRUPTED, replay_difference
+from agentrl.inspect.compare import INTERRUPTED, Records, Replay, Verdict, replay_difference
 from agentrl.inspect.directory import REQUESTS, RunDirectory
 from agentrl.inspect.requests import replay_requests
 from agentrl.rollout.chat import ChatCodec
@@ -31,7 +30,7 @@ from agentrl.rollout.endpoint.answers import AnswerParser, has_own_form
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member
 from agentrl.rollout.observers import SamplerEngine
-from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits, recorded_ticket, recorded_turn
+from agentrl.rollout.records import inexact_parts, recorded_group_request, recorded_limits, recorded_turn
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import context_length, open_tasks
 
@@ -39,36 +38,6 @@ _log = logging.getLogger(__name__)
 
 OFFLINE = "from the recorded requests, without the agent"
 CHANGED = "the endpoint, the chat template, the parsers or the settings are not those of the run"
-
-Records: TypeAlias = Sequence[Mapping[str, Any]]
-"""Records of one episode: one, or one for each of its agents."""
-
-
-class Verdict(StrEnum):
-    """Result of a replay."""
-
-    SAME = "same"
-    """Every observation, reward, the score and the end were as recorded."""
-    DIFFERS = "differs"
-    """Something was not."""
-    SKIPPED = "skipped"
-    """There was nothing to compare."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """The outcome of one replay; `reason` tells why it was skipped, or what limits or explains the outcome."""
-
-    records: Records
-    verdict: Verdict
-    difference: Difference | None = None
-    reason: str = ""
-    offline: bool = False  # recorded requests were driven through the endpoint, and no agent was run
-
-    @property
-    def episode_id(self) -> str:
-        """Name of the episode."""
-        return str(self.records[0].get("episode_id", "?"))
 
 
 class RecordedEngine(SamplerEngine):
@@ -125,8 +94,8 @@ class Replayer:
         if reason:
             return Replay(records=records, verdict=Verdict.SKIPPED, reason=reason)
         try:
-            ticket, lost = self._ticket(records[0])
-            difference = await self._difference(records, ticket)
+            group_request, lost = self._group_request(records[0])
+            difference = await self._difference(records, group_request)
         except (KeyError, TypeError, ValueError, SyntaxError) as error:
             said, name = str(error), type(error).__name__
             reason = said if said.startswith("its executor") else f"its record cannot be used: {name}: {said}"
@@ -182,21 +151,21 @@ class Replayer:
             reason = "the same difference each time: environment, tasks or settings are not those of the run"
         return replace(outcome, reason=reason)
 
-    def _ticket(self, record: Mapping[str, Any]) -> tuple[Ticket, str]:
-        """The ticket, and which parts of its task may not be what they were."""
-        ticket, inexact = recorded_ticket(record), inexact_parts(record)
+    def _group_request(self, record: Mapping[str, Any]) -> tuple[GroupRequest, str]:
+        """The group request, and which parts of its task may not be what they were."""
+        group_request, inexact = recorded_group_request(record), inexact_parts(record)
         if not inexact:
-            return ticket, ""
-        task = self._find_task(ticket.task.id)
-        if task is None:
-            return ticket, " and ".join(inexact)
-        return replace(ticket, task=replace(task, position=ticket.task.position, epoch=ticket.task.epoch)), ""
+            return group_request, ""
+        found = self._find_task(group_request.task.id)
+        if found is None:
+            return group_request, " and ".join(inexact)
+        return replace(group_request, task=replace(found, position=group_request.task.position, epoch=group_request.task.epoch)), ""
 
-    async def _difference(self, records: Records, ticket: Ticket) -> Difference | None:
+    async def _difference(self, records: Records, group_request: GroupRequest) -> Difference | None:
         limits = recorded_limits(records[0]) or self._limits
         engine = RecordedEngine({record["agent"]: _sampled(record) for record in records}, limits)
         member = make_member(
-            ticket,
+            group_request,
             int(str(records[0]["episode_id"]).rpartition("-")[2]),
             agent=self._agent,
             open_session=self._sessions.session,
@@ -221,7 +190,7 @@ def not_replayable(record: Mapping[str, Any]) -> str:
     if record.get("clipped"):
         return "its record was cut, because it was too long"
     status, turns = record.get("status"), record.get("turns")
-    if status in (Status.CANCELLED, Status.WITHHELD):
+    if status in (Status.CANCELLED, Status.CANCELLED_STRAGGLER):
         return "it was cancelled"
     if status in INTERRUPTED and not turns and not record.get("agent"):
         return f"it ended by {status} before its first turn was answered"

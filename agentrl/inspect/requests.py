@@ -9,16 +9,16 @@ from typing import Any, TypeAlias
 
 from agentrl.core.differences import Difference, Tokens, TurnValues, first_difference
 from agentrl.core.errors import EngineError, StructureError
-from agentrl.core.protocols import GenerationRequest
+from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.types import FinishReason, Generation
+from agentrl.env.remote.serving import ApiError
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import AnswerParser
-from agentrl.rollout.endpoint.neutral import ApiError
-from agentrl.rollout.endpoint.request_log import outcome, recorded_requests, turn_rows
+from agentrl.rollout.endpoint.request_log import recorded_requests, turn_rows
 from agentrl.rollout.endpoint.session import EndpointSession
 from agentrl.rollout.observers import SamplerEngine, written_turn
 from agentrl.rollout.recorder import Recorder
-from agentrl.rollout.records import EngineLimits, recorded_limits
+from agentrl.rollout.records import recorded_limits
 from agentrl.rollout.settings import EpisodeSettings
 
 Row: TypeAlias = Mapping[str, Any]
@@ -56,9 +56,7 @@ class RequestReplay:
         self._engine = HeldEngine(limits)
         name = str(log["episode_id"])
         self._recorder = Recorder(name, engine=self._engine, codec=codec, settings=settings, seed_of=lambda number: None)
-        self.session = EndpointSession(
-            name, recorder=self._recorder, codec=codec, settings=settings, parser=parser, max_requests=max(1, len(self._rows))
-        )
+        self.session = EndpointSession(self._recorder, parser=parser, max_requests=max(1, len(self._rows)))
         self.refused: dict[int, str] = {}  # requests that did not begin, with what they were told
 
     async def run(self) -> None:
@@ -80,7 +78,7 @@ class RequestReplay:
     def outcome(self, number: int) -> str:
         """Return how a request ended this time, as the log says it."""
         exchanges = self.session.exchanges
-        return outcome(exchanges[number]) if number < len(exchanges) else self.refused.get(number, "unanswered")
+        return exchanges[number].outcome if number < len(exchanges) else self.refused.get(number, "unanswered")
 
     def turns(self) -> list[dict[str, Any]]:
         """Every turn with its place, as the log has them."""
@@ -97,7 +95,7 @@ class RequestReplay:
             try:
                 exchange = self.session.begin(str(place).encode(), self._requests[place], str(self._rows[place]["branch"]))
             except ApiError as problem:
-                self.refused[place] = f"{problem.status} {problem.code}".strip()
+                self.refused[place] = problem.reason
                 return False
             exchange.clients = 1
             if place < number:

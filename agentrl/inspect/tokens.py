@@ -31,7 +31,7 @@ MASK_TEXTS: Mapping[str, str] = {
     "filtered": "not trained: its group was filtered",
     "dropped": "not trained: its group was dropped",
     "retried": "not trained: its group was played again",
-    "spare": "not trained: its group was a spare one of its step, and was given up",
+    "spare": "not trained: its group was oversampled for its step, and was given up",
     "evaluation": "not trained: it was played in an evaluation",
     "pending": "not trained yet",
     "unknown": "the run does not say (--annotate writes it down)",

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +24,8 @@ from agentrl.core.errors import AgentRLError, CheckpointError
 from agentrl.core.types import derive_seed
 from agentrl.learner.engine import TrainEngine, gathered_parameter, undivided
 from agentrl.learner.lora import base_of, check_base
-from agentrl.learner.saved import TAG, SavedEngine, group_names, only_data, read_tensors, restore
-
-if TYPE_CHECKING:
-    from agentrl.learner.state import LearnerState
+from agentrl.learner.saved import DIVIDED, NUM_LEARNERS, TAG, ZERO_STAGE, only_data, read_tensors, restore, saved_engine
+from agentrl.learner.state import LearnerState
 
 
 def generator_states() -> dict[str, Any]:
@@ -45,9 +43,6 @@ def restore_generators(states: Mapping[str, Any]) -> None:
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(states["numpy"])
-
-
-NUM_LEARNERS, ZERO_STAGE, DIVIDED = "--num-learners", "--zero-stage", "--learner-tensor-parallel"
 
 
 def save_checkpoint(state: LearnerState, path: Path, step: int) -> list[Path]:
@@ -102,18 +97,6 @@ def load_checkpoint(state: LearnerState, path: Path) -> int:
         _restore_generators(state, ranks)
     state.ranks.barrier()
     return int(ranks[0]["step"])
-
-
-def saved_engine(folder: Path, layout: Mapping[str, int], module: nn.Module, weight_decay: float) -> SavedEngine:
-    """Return the saved state of an engine, read from its folder within a checkpoint.
-
-    `module` has the saved parameters, of which only the names are used; `layout` is that of each ``rank-N.pt``.
-    """
-    if DIVIDED in layout:
-        parts = layout[DIVIDED]
-        raise CheckpointError(f"layers in {folder} are in {parts} parts; resume with the same ranks, ZeRO stage and {DIVIDED} {parts}")
-    groups = group_names(module, weight_decay)
-    return SavedEngine(folder, num_ranks=layout[NUM_LEARNERS], zero_stage=layout[ZERO_STAGE], groups=groups)
 
 
 def _engines(state: LearnerState) -> list[tuple[str, TrainEngine]]:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from agentrl.core.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
-from agentrl.learner.checkpoint import NUM_LEARNERS, saved_engine
 from agentrl.learner.engine import full_shape, gathered_parameter, undivided
 from agentrl.learner.lora import (
     adapter_parameters,
@@ -32,7 +31,7 @@ from agentrl.learner.lora import (
 )
 from agentrl.learner.models import PolicyModel, load_model
 from agentrl.learner.ranks import Ranks
-from agentrl.learner.saved import join_slices, read_tensors
+from agentrl.learner.saved import NUM_LEARNERS, join_slices, read_tensors, saved_engine
 from agentrl.learner.settings import LearnerSettings
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.core.errors import CheckpointError, LearnerError
-from agentrl.core.manifest import FileEntry, seal_files
+from agentrl.core.manifest import FileEntry, flush_files
+from agentrl.core.process import LOOPBACK
 from agentrl.core.protocols import Membership, TrainResult, WeightUpdate
 from agentrl.core.types import Group
 from agentrl.learner.settings import LearnerSettings
@@ -33,7 +34,7 @@ class Weights:
 class LearnerRank:
     """Trains the policy together with the other ranks.
 
-    Every method but the constructor and `seal_checkpoint` is collective: all ranks call it, with the same arguments but for the rank.
+    Every method but the constructor and `flush_checkpoint` is collective: all ranks call it, with the same arguments but for the rank.
     Nothing heavy is imported before `start`.
     """
 
@@ -43,7 +44,7 @@ class LearnerRank:
         self._written: list[Path] = []
 
     def start(
-        self, rank: int, world_size: int, master_port: int, master_addr: str = "127.0.0.1", place: tuple[int, int] | None = None
+        self, rank: int, world_size: int, master_port: int, master_addr: str = LOOPBACK, place: tuple[int, int] | None = None
     ) -> None:
         """Meet the other ranks, at a port of rank 0 unless there is one only, and load the models.
 
@@ -120,7 +121,7 @@ class LearnerRank:
         self._sender.settle()
         self._written = save_checkpoint(self._started, Path(path), step)
 
-    def seal_checkpoint(self, path: str) -> dict[str, FileEntry]:
+    def flush_checkpoint(self, path: str) -> dict[str, FileEntry]:
         """Flush what this rank wrote with the last `save_checkpoint`, and return sizes and hashes by name within `path`.
 
         Not collective; it may run on another thread while this one trains.
@@ -129,7 +130,7 @@ class LearnerRank:
             CheckpointError: If a file cannot be flushed or read.
         """
         try:
-            return seal_files(Path(path), [file.relative_to(path).as_posix() for file in self._written])
+            return flush_files(Path(path), [file.relative_to(path).as_posix() for file in self._written])
         except OSError as error:
             raise CheckpointError(f"the learner's state cannot be written to {path}: {error}") from error
 

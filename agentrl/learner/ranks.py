@@ -15,8 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from agentrl.core.metrics import MetricSums
-
-LOOPBACK = "127.0.0.1"
+from agentrl.core.process import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)

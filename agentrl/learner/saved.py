@@ -23,6 +23,8 @@ from agentrl.core.errors import CheckpointError
 from agentrl.learner.engine import TrainEngine, gathered_parameter, parameter_groups
 
 TAG = "state"
+NUM_LEARNERS, ZERO_STAGE, DIVIDED = "--num-learners", "--zero-stage", "--learner-tensor-parallel"
+"""Facts that the files of a checkpoint depend on, which is its layout."""
 MASTER, MOMENTS = "master", ("exp_avg", "exp_avg_sq")
 
 Piece = dict[str, Tensor]
@@ -109,6 +111,18 @@ class SavedEngine:
                 numel = -(-shape.numel() // num_ranks)
                 self._pieces[name].append(_piece(part["fp32_flat_groups"][number], states.get(number, {}), start, numel))
                 start += numel
+
+
+def saved_engine(folder: Path, layout: Mapping[str, int], module: nn.Module, weight_decay: float) -> SavedEngine:
+    """Return the saved state of an engine, read from its folder within a checkpoint.
+
+    `module` has the saved parameters, of which only the names are used; `layout` is that of each ``rank-N.pt``.
+    """
+    if DIVIDED in layout:
+        parts = layout[DIVIDED]
+        raise CheckpointError(f"layers in {folder} are in {parts} parts; resume with the same ranks, ZeRO stage and {DIVIDED} {parts}")
+    groups = _group_names(module, weight_decay)
+    return SavedEngine(folder, num_ranks=layout[NUM_LEARNERS], zero_stage=layout[ZERO_STAGE], groups=groups)
 
 
 def join_slices(slices: Sequence[Tensor], shape: torch.Size) -> Tensor:
@@ -203,7 +217,7 @@ def restore(engine: TrainEngine, saved: SavedEngine) -> None:
         setattr(engine.engine, counter, count)
 
 
-def group_names(module: nn.Module, weight_decay: float) -> list[list[str]]:
+def _group_names(module: nn.Module, weight_decay: float) -> list[list[str]]:
     """Names of the trained parameters in each of the optimizer's groups."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     return [[names[parameter] for parameter in group["params"]] for group in parameter_groups(module, weight_decay)]

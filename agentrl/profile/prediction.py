@@ -28,7 +28,7 @@ class Prediction:
     num_learners: int
     max_staleness: int  # staleness bound, which is the depth of the queue in steps
     groups_per_step: int
-    spare_groups: int  # groups started beyond those of a step
+    oversampled_groups: int  # groups started beyond those of a step
     step_s: float
     episodes_per_s: float  # episodes trained on per second
     staleness_mean: float  # staleness of a group's oldest token when it is trained on, in steps
@@ -99,7 +99,7 @@ def predict(
         num_learners=plan.learner.ranks,
         max_staleness=plan.settings.max_staleness,
         groups_per_step=plan.settings.flow.groups_per_step,
-        spare_groups=plan.settings.spare_groups,
+        oversampled_groups=plan.settings.oversampled_groups,
         step_s=simulated.step_s,
         episodes_per_s=simulated.episodes_per_s,
         staleness_mean=simulated.mean("staleness/mean"),

@@ -132,7 +132,7 @@ def _table(screen: Screen, title: str, predictions: Sequence[Mapping[str, Any]],
 
 
 def _cells(prediction: Mapping[str, Any], varied: str, sizes: Mapping[str, int]) -> list[str]:
-    names = ("num_engines", "num_learners", "max_staleness", "groups_per_step", "spare_groups")
+    names = ("num_engines", "num_learners", "max_staleness", "groups_per_step", "oversampled_groups")
     return [
         _split(prediction) if varied == "split" else f"{prediction[varied]:g}",
         number(prediction["step_s"]),
@@ -233,7 +233,7 @@ def _sizes(plan: Plan, *, devices: int) -> dict[str, int]:
         "num_learners": plan.learner.ranks,
         "groups_per_step": plan.settings.flow.groups_per_step,
         "n_samples_per_prompt": plan.settings.sampling.n_samples_per_prompt,
-        "spare_groups": plan.settings.spare_groups,
+        "oversampled_groups": plan.settings.oversampled_groups,
         "max_staleness": plan.settings.max_staleness,
     }
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from agentrl.core.errors import EngineDeadError
 from agentrl.core.protocols import EngineStats, Memory, WeightUpdate
 from agentrl.core.summaries import GroupSummary, MemberSummary
-from agentrl.core.types import Status, Ticket
+from agentrl.core.types import GroupRequest, Status
 
 Answer: TypeAlias = Callable[[], None]
 Wanted: TypeAlias = Callable[[], bool]
@@ -73,10 +73,10 @@ class World:
         self._draw, self._failure_rate, self.seed = draw, failure_rate, seed
         self.episodes = self.peak_episodes = 0
 
-    def group(self, ticket: Ticket) -> tuple[Sequence[EpisodeShape], list[bool]]:
+    def group(self, group_request: GroupRequest) -> tuple[Sequence[EpisodeShape], list[bool]]:
         """The episodes of a group, and which of them fail."""
-        rng = random.Random(f"{self.seed} {ticket.group_id} {ticket.attempt}")
-        shapes = self._draw(rng, ticket.n_samples_per_prompt)
+        rng = random.Random(f"{self.seed} {group_request.group_id} {group_request.attempt}")
+        shapes = self._draw(rng, group_request.n_samples_per_prompt)
         return shapes, [self._failure_rate > 0.0 and rng.random() < self._failure_rate for _ in shapes]
 
     def began(self, count: int) -> None:
@@ -236,11 +236,11 @@ class SimulatedWorker:
     async def start(self) -> None:
         """Load nothing."""
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupSummary]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupSummary]:
         """Play the episodes that are drawn for the group."""
         if self._dead:
             raise EngineDeadError("simulated: it is dead")
-        shapes, failed = self._world.group(ticket)
+        shapes, failed = self._world.group(group_request)
         group = _Episodes(self, shapes)
         self._groups.add(group)
         self._world.began(len(shapes))
@@ -252,7 +252,7 @@ class SimulatedWorker:
             if not group.done.done() or group.done.cancelled() or group.done.exception() is not None:
                 group.done.cancel()
                 self.decoder.forget()
-        summary = _summary(ticket, group, shapes, failed)
+        summary = _summary(group_request, group, shapes, failed)
         return summary, summary
 
     async def load_weights(self, update: WeightUpdate) -> int:
@@ -296,7 +296,7 @@ class SimulatedWorker:
                 group.done.set_exception(EngineDeadError("simulated: it died"))
 
 
-def _summary(ticket: Ticket, group: _Episodes, shapes: Sequence[EpisodeShape], failed: Sequence[bool]) -> GroupSummary:
+def _summary(group_request: GroupRequest, group: _Episodes, shapes: Sequence[EpisodeShape], failed: Sequence[bool]) -> GroupSummary:
     """Return the summary that a real worker would send for the group; rewards alternate between 0 and 1."""
     members = tuple(
         MemberSummary(
@@ -313,4 +313,4 @@ def _summary(ticket: Ticket, group: _Episodes, shapes: Sequence[EpisodeShape], f
         for index, (shape, broken, generate_s, total_s) in enumerate(zip(shapes, failed, group.generate_s, group.total_s, strict=True))
     )
     versions = (group.oldest, group.newest) if any(m.trainable for m in members) else None
-    return GroupSummary(group_id=ticket.group_id, members=members, versions=versions, seconds=max(group.total_s))
+    return GroupSummary(group_id=group_request.group_id, members=members, versions=versions, seconds=max(group.total_s))

@@ -25,10 +25,10 @@ from agentrl.core.protocols import Membership, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.flow.driver import RunResult, train
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.settings import FlowSettings
+from agentrl.flow.worker_slots import Supervision
 from agentrl.profile.simulated_engine import Draw, DrawGroup, EngineModel, EpisodeShape, SimulatedWorker, World
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.worker_slots import Supervision
 
 T = TypeVar("T")
 
@@ -94,8 +94,8 @@ class SimulatedLearner:
     async def save_checkpoint(self, path: str, step: int) -> None:
         """Save nothing: there is no state."""
 
-    async def seal_checkpoint(self, path: str) -> dict[str, FileEntry]:
-        """Return no files: none was written."""
+    async def flush_checkpoint(self, path: str) -> dict[str, FileEntry]:
+        """Nothing was written."""
         return {}
 
     async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.core.protocols import Engine
 from agentrl.core.types import Message, Prompt, Sampling, Turn, as_messages
 from agentrl.env.agent import StepResult
 from agentrl.env.results import RawText
-from agentrl.rollout.chat import ChatCodec, encode_prompt
+from agentrl.rollout.chat import encode_prompt
 from agentrl.rollout.recorder import Recorder
-from agentrl.rollout.settings import EpisodeSettings
 
 
 class Conversation:
     """The tokens of one agent, which only ever grow: a turn's prompt is every token so far and those of the new observation."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        engine: Engine,
-        codec: ChatCodec,
-        settings: EpisodeSettings,
-        sampling: Sampling,
-        seed_of: Callable[[int], int | None],
-    ) -> None:
-        self._codec, self._settings = codec, settings
-        self.recorder = Recorder(name, engine=engine, codec=codec, settings=settings, seed_of=seed_of)
-        self._context = self.recorder.open()
+    def __init__(self, recorder: Recorder, sampling: Sampling) -> None:
+        self.recorder, self._codec, self._settings = recorder, recorder.codec, recorder.settings
+        self._context = recorder.open()
         self.sampling = sampling  # of the next turn
         self.prompt: list[int] = []  # tokens to be read before the next turn
         self.text = ""  # all text up to the end of the last turn

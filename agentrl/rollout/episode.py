@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.core.errors import EngineError, EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.metrics import average
 from agentrl.core.protocols import Engine
-from agentrl.core.types import FinishReason, Message, Prompt, Sampling, Span, Status, Ticket, Trajectory, Turn, derive_seed
+from agentrl.core.types import FinishReason, GroupRequest, Message, Prompt, Sampling, Span, Status, Trajectory, Turn, derive_seed
 from agentrl.env.agent import StepResult, StepState, make_sampling_params, make_step_state
 from agentrl.env.boundary import Session
 from agentrl.env.multi_agent import MultiAgentSpec
@@ -27,7 +27,7 @@ from agentrl.rollout.settings import EpisodeSettings
 
 
 class Episode:
-    """Runs member number `index` of a ticket's group in a step environment, once; closes the environment, whatever happens.
+    """Runs member number `index` of a requested group in a step environment, once; closes the environment, whatever happens.
 
     Each agent has a conversation of its own; most environments have a single agent. Turns are counted over all agents, tokens for each
     conversation. The reward is the sum of the turns' rewards, less the penalties for length. A metric is the mean over the calls of `reset`
@@ -36,7 +36,7 @@ class Episode:
 
     def __init__(
         self,
-        ticket: Ticket,
+        group_request: GroupRequest,
         index: int,
         *,
         engine: Engine,
@@ -47,22 +47,15 @@ class Episode:
         sampling: Sampling | None = None,
         seeded: bool = True,
     ) -> None:
-        self._task, self._ticket, self._index = ticket.task, ticket, index
+        self._task, self._group_request, self._index = group_request.task, group_request, index
         self._codec, self._env, self._settings, self._agents_spec = codec, env, settings, agents_spec
-        self._id = episode_id(ticket, index)
-        self._agents = {
-            agent: Conversation(
-                f"{self._id}-{agent}" if agent else self._id,
-                engine=engine,
-                codec=codec,
-                settings=settings,
-                sampling=sampling or settings.sampling,
-                seed_of=turn_seed(ticket, index, settings.run.seed, agent if agent != agents_spec.agents[0] else "")
-                if seeded
-                else _no_seed,
-            )
-            for agent in agents_spec.agents
-        }
+        self._id = episode_id(group_request, index)
+        self._agents = dict[str, Conversation]()
+        for agent in agents_spec.agents:
+            name, first = f"{self._id}-{agent}" if agent else self._id, agent == agents_spec.agents[0]
+            seed_of = turn_seed(group_request, index, settings.run.seed, "" if first else agent) if seeded else _no_seed
+            recorder = Recorder(name, engine=engine, codec=codec, settings=settings, seed_of=seed_of)
+            self._agents[agent] = Conversation(recorder, sampling or settings.sampling)
         self.agent, self.number = agents_spec.agents[0], 0  # that acts now, and of its turn over all agents
         self._openings: Mapping[str, Prompt] = {}
         self._logs: list[Mapping[str, float]] = []
@@ -143,7 +136,7 @@ class Episode:
     def _begin(self, agent: str, observation: Prompt | None) -> None:
         """Give an agent its first prompt: its opening, and what it is told now; if there is neither, the task's prompt."""
         conversation, opening = self._agents[agent], self._openings.get(agent)
-        told = self._ticket.task.prompt if observation is None else observation
+        told = self._group_request.task.prompt if observation is None else observation
         if (fewest := self._codec.fewest_tokens(told)) > conversation.recorder.limit:
             raise self._first_prompt_error(agent, f"{fewest} tokens or more")
         with self._naming("reset"):
@@ -219,7 +212,7 @@ class Episode:
         return Trajectory(
             trajectory_id=conversation.name,
             episode_id=self._id,
-            group_id=self._ticket.group_id,
+            group_id=self._group_request.group_id,
             turns=turns,
             status=status,
             reward=reward if ended else None,
@@ -239,11 +232,11 @@ class Episode:
 
 
 class ProgramEpisode(ABC):
-    """Runs member number `index` of a ticket's group, once; the counterpart of `Episode` for user code that calls the model itself."""
+    """Runs member number `index` of a requested group, once; the counterpart of `Episode` for user code that calls the model itself."""
 
     def __init__(
         self,
-        ticket: Ticket,
+        group_request: GroupRequest,
         index: int,
         *,
         engine: Engine,
@@ -251,10 +244,10 @@ class ProgramEpisode(ABC):
         settings: EpisodeSettings,
         tools: Callable[[], tuple[Span, ...]],
     ) -> None:
-        self._ticket, self._settings, self._take_tools = ticket, settings, tools
-        self._id = episode_id(ticket, index)
+        self._group_request, self._settings, self._take_tools = group_request, settings, tools
+        self._id = episode_id(group_request, index)
         self._recorder = Recorder(
-            self._id, engine=engine, codec=codec, settings=settings, seed_of=turn_seed(ticket, index, settings.run.seed)
+            self._id, engine=engine, codec=codec, settings=settings, seed_of=turn_seed(group_request, index, settings.run.seed)
         )
         self._result = StepResult()  # what user code returned
         self._start_s = self._called_s = time.perf_counter()
@@ -310,7 +303,7 @@ class ProgramEpisode(ABC):
         return Trajectory(
             trajectory_id=f"{self._id}-{name}" if name else self._id,
             episode_id=self._id,
-            group_id=self._ticket.group_id,
+            group_id=self._group_request.group_id,
             turns=tuple(turns),
             status=status,
             reward=reward if ended else None,
@@ -362,19 +355,19 @@ async def guarded(
         await close()
 
 
-def episode_id(ticket: Ticket, index: int) -> str:
+def episode_id(group_request: GroupRequest, index: int) -> str:
     """Name of one member of a group: group, attempt and place in the group."""
-    name = f"{ticket.group_id}-{ticket.attempt}-{index}"
-    return f"{ticket.eval_sampling.name}-{name}" if ticket.eval_sampling else name
+    name = f"{group_request.group_id}-{group_request.attempt}-{index}"
+    return f"{group_request.eval_sampling.name}-{name}" if group_request.eval_sampling else name
 
 
-def turn_seed(ticket: Ticket, index: int, seed: int, agent: str = "") -> Callable[[int], int]:
+def turn_seed(group_request: GroupRequest, index: int, seed: int, agent: str = "") -> Callable[[int], int]:
     """The seed of each turn of a member of a group, by the turn's number.
 
     `agent` is "" for the first agent, whose seeds are those of an environment with a single agent.
     """
-    task = ticket.task
-    more = (*((ticket.attempt,) if ticket.attempt else ()), *((agent,) if agent else ()))
+    task = group_request.task
+    more = (*((group_request.attempt,) if group_request.attempt else ()), *((agent,) if agent else ()))
     return lambda number: derive_seed(seed, task.id, task.epoch, index, number, *more)
 
 

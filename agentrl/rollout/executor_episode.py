@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import Engine
-from agentrl.core.types import Prompt, Sampling, Status, Task, Ticket, Trajectory, as_messages
+from agentrl.core.types import GroupRequest, Prompt, Sampling, Status, Task, Trajectory, as_messages
 from agentrl.env.agent import AgentClass, SamplingParams, StepResult, make_sampling_params
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import Completion, ExecutorSession, Policy, Sampler
@@ -30,9 +30,9 @@ NEW_PROMPT = "the prompt does not begin with the tokens of any context so far"
 class RecordedPolicy(Policy):
     """The policy that an executor is given: a front end of the recorder that samples whatever it is asked for."""
 
-    def __init__(self, ticket: Ticket, index: int, *, recorder: Recorder, codec: ChatCodec, settings: EpisodeSettings) -> None:
-        self._ticket, self._index = ticket, index
-        self._recorder, self._codec, self._settings, self._images = recorder, codec, settings, ticket.task.images
+    def __init__(self, group_request: GroupRequest, index: int, recorder: Recorder) -> None:
+        self._group_request, self._index = group_request, index
+        self._recorder, self._codec, self._settings = recorder, recorder.codec, recorder.settings
         self._kept: list[tuple[Completion, Sample]] = []  # in order of completion
 
     @property
@@ -65,7 +65,7 @@ class RecordedPolicy(Policy):
     async def sample(self, prompt_ids: Sequence[int], sampling: Mapping[str, Any] | None = None) -> tuple[Completion, Sample]:
         """As `agentrl.env.openrlhf.executor.RecordingPolicy.sample`."""
         prompt = _token_ids(prompt_ids)
-        sample = await self._recorder.sample(prompt, self._changed(sampling), self._images)
+        sample = await self._recorder.sample(prompt, self._changed(sampling), self._group_request.task.images)
         generation = sample.generation
         completion = Completion(
             prompt_ids=tuple(prompt),
@@ -113,7 +113,7 @@ class RecordedPolicy(Policy):
         source, threads = inspect.getsourcefile(cls) or cls.__module__, Threads(1)
         session = WatchedSession(EnvSession(cls, source, threads, settings.env), lambda event: _add_result(results, event))
         episode = Episode(
-            replace(self._ticket, task=task),
+            replace(self._group_request, task=task),
             self._index,
             engine=SamplerEngine(sampler, max_model_len=max_length),
             codec=self._codec,
@@ -145,16 +145,16 @@ class ExecutorEpisode(ProgramEpisode):
     """
 
     def __init__(
-        self, ticket: Ticket, index: int, *, engine: Engine, codec: ChatCodec, env: ExecutorSession, settings: EpisodeSettings
+        self, group_request: GroupRequest, index: int, *, engine: Engine, codec: ChatCodec, env: ExecutorSession, settings: EpisodeSettings
     ) -> None:
-        super().__init__(ticket, index, engine=engine, codec=codec, settings=settings, tools=env.take_spans)
+        super().__init__(group_request, index, engine=engine, codec=codec, settings=settings, tools=env.take_spans)
         self._env = env
-        self._llm = RecordedPolicy(ticket, index, recorder=self._recorder, codec=codec, settings=settings)
+        self._llm = RecordedPolicy(group_request, index, self._recorder)
 
     async def _play(self) -> Status:
         self._called_s = time.perf_counter()
         try:
-            self._result = await self._env.execute(self._ticket.task, self._llm, self._settings.rollout.episode_timeout_s)
+            self._result = await self._env.execute(self._group_request.task, self._llm, self._settings.rollout.episode_timeout_s)
         except Exception as error:
             failure = self._recorder.failure
             if failure is not None and _caused(error, failure):

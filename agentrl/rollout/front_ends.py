@@ -11,7 +11,7 @@ from typing import Protocol
 from agentrl.core.errors import AgentRLError, EngineDeadError, EngineError, RolloutWorkerDeadError
 from agentrl.core.protocols import EngineStats, GroupRef, LoadSums, Memory, RolloutWorker, WeightUpdate
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class FrontEnds:
         """Start every worker; the first that asks for the engine starts it."""
         await asyncio.gather(*(place.worker.start() for place in self._places if place.worker))
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef]:
         """As `RolloutWorker.run_group`; again on another worker if one is lost meanwhile.
 
         Raises:
@@ -78,14 +78,14 @@ class FrontEnds:
         while True:
             place = await self._least_loaded()
             worker = place.worker
-            place.live_episodes += ticket.num_episodes
+            place.live_episodes += group_request.num_episodes
             try:
                 if worker is not None:
-                    return await worker.run_group(ticket)
+                    return await worker.run_group(group_request)
             except RolloutWorkerDeadError as error:
                 await self._lose(place, worker, str(error))
             finally:
-                place.live_episodes -= ticket.num_episodes
+                place.live_episodes -= group_request.num_episodes
 
     async def load_weights(self, update: WeightUpdate) -> int:
         """As `RolloutWorker.load_weights`; episodes go on and wait inside the engine."""

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from agentrl.core.protocols import Engine
-from agentrl.core.types import Group, Status, Ticket, Trajectory
+from agentrl.core.types import Group, GroupRequest, Status, Trajectory
 from agentrl.env.black_box import BlackBoxSession
 from agentrl.env.boundary import Session
 from agentrl.env.executor import ExecutorSession
@@ -29,41 +29,47 @@ RunMember: TypeAlias = Callable[[int], Coroutine[Any, Any, Trajectories]]
 
 
 async def run_group(
-    ticket: Ticket, run_member: RunMember, live: set[asyncio.Task[Trajectories]], straggler_policy: StragglerPolicy | None = None
+    group_request: GroupRequest,
+    run_member: RunMember,
+    live: set[asyncio.Task[Trajectories]],
+    straggler_policy: StragglerPolicy | None = None,
 ) -> Group:
-    """Run every member of a group, and the greedy episode beside them if the ticket asks for one.
+    """Run every member of a group, and the greedy episode beside them if the group request asks for one.
 
-    Consumes the ticket, produces the group, waits for its members, each of which has a deadline of its own. A member that fails is an
+    Consumes the request, produces the group, waits for its members, each of which has a deadline of its own. A member that fails is an
     episode with a status and disturbs no other; an error that is no failure of user code or engine is a bug, cancels the others and is
     raised. `live` holds the members' tasks while they run; one that is cancelled becomes a cancelled trajectory. `straggler_policy` decides
-    when members that are much later than the rest are withheld: cancelled, and in the group with that status.
+    when members that are much later than the rest are cancelled as stragglers, which is their status in the group.
     """
-    members = [asyncio.create_task(run_member(index), name=f"episode {episode_id(ticket, index)}") for index in range(ticket.num_episodes)]
+    members = [
+        asyncio.create_task(run_member(index), name=f"episode {episode_id(group_request, index)}")
+        for index in range(group_request.num_episodes)
+    ]
     live.update(members)
-    withheld = ""
+    late = ""
     try:
         if straggler_policy is None:
             await asyncio.wait(members, return_when=asyncio.FIRST_EXCEPTION)
         else:
-            withheld = await _wait_for_most(members, straggler_policy)
+            late = await _wait_for_most(members, straggler_policy)
     finally:
         await _end(members)
         live.difference_update(members)
     for member in members:
         if not member.cancelled() and (error := member.exception()) is not None:
             raise error
-    outcomes = [_cancelled(ticket, index, withheld) if member.cancelled() else member.result() for index, member in enumerate(members)]
-    played, greedy = outcomes[: ticket.n_samples_per_prompt], outcomes[ticket.n_samples_per_prompt :]
+    outcomes = [_cancelled(group_request, index, late) if member.cancelled() else member.result() for index, member in enumerate(members)]
+    played, greedy = outcomes[: group_request.n_samples_per_prompt], outcomes[group_request.n_samples_per_prompt :]
     return Group(
-        group_id=ticket.group_id,
-        task=ticket.task,
+        group_id=group_request.group_id,
+        task=group_request.task,
         trajectories=tuple(itertools.chain(*played)),
         greedy=tuple(itertools.chain(*greedy)),
     )
 
 
 async def _wait_for_most(members: list[asyncio.Task[Trajectories]], straggler_policy: StragglerPolicy) -> str:
-    """Wait until all have ended, one has raised, or the rest is too late; returns why the rest is withheld, empty if nothing is.
+    """Wait until all have ended, one has raised, or the rest is too late; returns why the rest is to be cancelled, empty if nothing is.
 
     Consumes nothing. Waits for members, and from the quorum on for the deadline that follows from them; unblocked by either.
     """
@@ -75,7 +81,7 @@ async def _wait_for_most(members: list[asyncio.Task[Trajectories]], straggler_po
         done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             took = f"the median of the {len(ended_s)} that ended is {median(ended_s):.3g} s"
-            return f"withheld after {clock() - begin_s:.3g} s: {took} (--group-quorum)"
+            return f"cancelled as a straggler after {clock() - begin_s:.3g} s: {took} (--group-quorum)"
         ended = [member for member in done if not member.cancelled()]
         if any(member.exception() is not None for member in ended):
             break
@@ -91,15 +97,15 @@ async def _end(members: list[asyncio.Task[Trajectories]]) -> None:
         await asyncio.wait(left)
 
 
-def _cancelled(ticket: Ticket, index: int, withheld: str) -> Trajectories:
-    name = episode_id(ticket, index)
+def _cancelled(group_request: GroupRequest, index: int, late: str) -> Trajectories:
+    name = episode_id(group_request, index)
     cancelled = Trajectory(
         trajectory_id=name,
         episode_id=name,
-        group_id=ticket.group_id,
+        group_id=group_request.group_id,
         turns=(),
-        status=Status.WITHHELD if withheld else Status.CANCELLED,
-        error=withheld or "cancelled: the worker was closed",
+        status=Status.CANCELLED_STRAGGLER if late else Status.CANCELLED,
+        error=late or "cancelled: the worker was closed",
     )
     return (cancelled,)
 
@@ -108,7 +114,7 @@ Member: TypeAlias = Episode | ExecutorEpisode | BlackBoxEpisode
 
 
 def make_member(
-    ticket: Ticket,
+    group_request: GroupRequest,
     index: int,
     *,
     agent: AgentSpec,
@@ -118,18 +124,18 @@ def make_member(
     settings: EpisodeSettings,
     server: EndpointServer | None = None,
 ) -> Member:
-    """Return the episode of member number `index` of a ticket's group, to be run once; what the ticket changes for it is applied.
+    """Return the episode of member number `index` of a requested group, to be run once; what the group request changes for it is applied.
 
     `open_session` makes the environment, unless the class is an `Executor` or a `BlackBoxAgent`, which run in this process. A black-box
     agent reaches the model through `server`, which its caller closes, or through one of its own.
     """
-    settings = settings.for_member(ticket, index)
+    settings = settings.for_member(group_request, index)
     cls, source = agent.load(), agent.source
     if agent.kind is AgentKind.EXECUTOR:
         executor = ExecutorSession(cls, source, settings.env)
-        return ExecutorEpisode(ticket, index, engine=engine, codec=codec, env=executor, settings=settings)
+        return ExecutorEpisode(group_request, index, engine=engine, codec=codec, env=executor, settings=settings)
     if agent.kind is AgentKind.BLACK_BOX:
         black_box = BlackBoxSession(cls, source, settings.env, settings.program_limits)
-        return BlackBoxEpisode(ticket, index, engine=engine, codec=codec, env=black_box, settings=settings, server=server)
+        return BlackBoxEpisode(group_request, index, engine=engine, codec=codec, env=black_box, settings=settings, server=server)
     agents_spec = multi_agent_spec(cls, source)
-    return Episode(ticket, index, engine=engine, codec=codec, env=open_session(), settings=settings, agents_spec=agents_spec)
+    return Episode(group_request, index, engine=engine, codec=codec, env=open_session(), settings=settings, agents_spec=agents_spec)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from agentrl.config.reward import ANSWER
 from agentrl.core.errors import AgentRLError
 from agentrl.core.scoring import ScoreAnswer, Scorer, ScoreRequest, ScorerFacts, clipped, normalized
-from agentrl.core.types import Message, Status, Ticket, Trajectory, Turn, as_messages
+from agentrl.core.types import GroupRequest, Message, Status, Trajectory, Turn, as_messages
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.penalties import stop_properly
 from agentrl.rollout.settings import EpisodeSettings
@@ -50,7 +50,7 @@ class LearnedRewards:
         facts = await asyncio.gather(*(scorer.facts() for scorer in self._scorers.values()))
         self._facts = dict(zip(self._scorers, facts, strict=True))
 
-    async def judge(self, ticket: Ticket, trajectories: tuple[Trajectory, ...], codec: ChatCodec) -> tuple[Trajectory, ...]:
+    async def judge(self, group_request: GroupRequest, trajectories: tuple[Trajectory, ...], codec: ChatCodec) -> tuple[Trajectory, ...]:
         """Return the trajectories of one episode with their learned rewards; if a model fails, all of them with the status of a failure."""
         wanted = [index for index, trajectory in enumerate(trajectories) if _judged(trajectory)]
         if not wanted:
@@ -58,7 +58,7 @@ class LearnedRewards:
         start, limit = time.perf_counter(), self._settings.rollout.reward_timeout_s
         try:
             async with asyncio.timeout(limit):
-                scored = await asyncio.gather(*(self._score(ticket, trajectories[index], codec) for index in wanted))
+                scored = await asyncio.gather(*(self._score(group_request, trajectories[index], codec) for index in wanted))
         except TimeoutError:
             return _failed(trajectories, Status.TIMEOUT, f"the reward models gave no score within {limit:g} s (--reward-timeout-s)")
         except AgentRLError as error:
@@ -66,12 +66,12 @@ class LearnedRewards:
         seconds = time.perf_counter() - start
         judged = list(trajectories)
         for index, by_model in zip(wanted, scored, strict=True):
-            judged[index] = self._rewarded(ticket, trajectories[index], by_model)
+            judged[index] = self._rewarded(group_request, trajectories[index], by_model)
         return tuple(replace(trajectory, timings={**trajectory.timings, "reward_s": seconds}) for trajectory in judged)
 
-    async def _score(self, ticket: Ticket, trajectory: Trajectory, codec: ChatCodec) -> dict[str, _Scored]:
+    async def _score(self, group_request: GroupRequest, trajectory: Trajectory, codec: ChatCodec) -> dict[str, _Scored]:
         contexts = [part for part in _contexts(trajectory.turns) if any(not trajectory.turns[index].masked for index in part)]
-        requests = [self._request(ticket, trajectory.turns, part, codec) for part in contexts]
+        requests = [self._request(group_request, trajectory.turns, part, codec) for part in contexts]
         found: dict[str, _Scored] = {}
         for name, scorer in self._scorers.items():
             per_step = self._facts[name].per_step
@@ -82,7 +82,7 @@ class LearnedRewards:
             found[name] = _Scored(tuple(places if per_step else places[-1:]), tuple(values), any(answer.was_cut for answer in answers))
         return found
 
-    def _request(self, ticket: Ticket, turns: Sequence[Turn], part: Sequence[int], codec: ChatCodec) -> ScoreRequest:
+    def _request(self, group_request: GroupRequest, turns: Sequence[Turn], part: Sequence[int], codec: ChatCodec) -> ScoreRequest:
         text, spans = "", []
         for index in part:
             text += turns[index].prompt_text
@@ -92,13 +92,13 @@ class LearnedRewards:
         messages = None
         if self._alone:
             system = self._settings.data.system_prompt
-            before = as_messages(ticket.task.prompt)
+            before = as_messages(group_request.task.prompt)
             before = [Message(role="system", content=system), *before] if system and before[0]["role"] != "system" else before
             answer = codec.decode_action(turns[part[-1]].token_ids.tolist())
             messages = (*before, Message(role="assistant", content=answer))
         return ScoreRequest(text=text, spans=tuple(spans), messages=messages)
 
-    def _rewarded(self, ticket: Ticket, trajectory: Trajectory, scored: Mapping[str, _Scored]) -> Trajectory:
+    def _rewarded(self, group_request: GroupRequest, trajectory: Trajectory, scored: Mapping[str, _Scored]) -> Trajectory:
         reward, own = self._settings.reward, self._settings.reward.environment_reward_weight
         rewards = [own * turn.reward for turn in trajectory.turns]
         metrics, parts = dict(trajectory.metrics), {name: own * value for name, value in trajectory.reward_parts.items()}
@@ -106,7 +106,7 @@ class LearnedRewards:
             metrics["reward"] = math.fsum(turn.reward for turn in trajectory.turns)
             parts["environment"] = own * metrics["reward"]
         for name, found in scored.items():
-            scale = None if ticket.eval_sampling else ticket.reward_scales.get(name) or self._own_scale(name)
+            scale = None if group_request.eval_sampling else group_request.reward_scales.get(name) or self._own_scale(name)
             values = [normalized(value, scale) for value in found.values]
             cut = [clipped(value, reward.reward_model_clip) for value in values]
             paid = [self._weights[name] * self._punished(value, trajectory) for value in cut]

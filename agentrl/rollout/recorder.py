@@ -65,7 +65,7 @@ class Recorder:
     def __init__(
         self, name: str, *, engine: Engine, codec: ChatCodec, settings: EpisodeSettings, seed_of: Callable[[int], int | None]
     ) -> None:
-        self.name, self._engine, self._codec, self._settings, self._seed_of = name, engine, codec, settings, seed_of
+        self.name, self.engine, self.codec, self.settings, self._seed_of = name, engine, codec, settings, seed_of
         self._num_requests = 0
         self.contexts: list[Context] = []  # in the order in which they were opened
         self.failure: EngineError | None = None  # the engine's latest error
@@ -76,12 +76,12 @@ class Recorder:
     @property
     def limit(self) -> int:
         """Tokens that a context may have."""
-        return min(self._engine.max_model_len, self._settings.rollout.max_episode_tokens or self._engine.max_model_len)
+        return min(self.engine.max_model_len, self.settings.rollout.max_episode_tokens or self.engine.max_model_len)
 
     @property
     def limit_flag(self) -> str:
         """The flag that sets the limit."""
-        return "--max-episode-tokens" if self.limit == self._settings.rollout.max_episode_tokens else "--max-model-len"
+        return "--max-episode-tokens" if self.limit == self.settings.rollout.max_episode_tokens else "--max-model-len"
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -105,7 +105,7 @@ class Recorder:
 
     async def abort(self, number: int) -> None:
         """End a request under way: its `sample` returns what was sampled so far, perhaps nothing."""
-        await self._engine.abort(f"{self.name}-{number}")
+        await self.engine.abort(f"{self.name}-{number}")
 
     async def sample(
         self,
@@ -130,7 +130,7 @@ class Recorder:
         start = time.perf_counter()
         try:
             request = replace(self._request(number, prompt_ids, sampling, images), structure=structure)
-            generation = await self._engine.generate(request)
+            generation = await self.engine.generate(request)
             is_empty = not len(generation.token_ids) and generation.finish_reason is not FinishReason.ABORTED
             if is_empty or not np.isfinite(generation.logprobs).all():
                 problem = "the engine gave no token, or a log-probability that is not finite"
@@ -163,10 +163,10 @@ class Recorder:
             fresh=bool(context.reason) and not context.turns,
             number=sample.number if number is None else number,
             temperature=sample.temperature,
-            prompt_text=self._codec.decode(prompt_ids),
+            prompt_text=self.codec.decode(prompt_ids),
             masked=context.masked,
             branch_reason="" if context.turns else context.reason,
-            text=self._codec.decode(generation.token_ids.tolist()),
+            text=self.codec.decode(generation.token_ids.tolist()),
             experts=None if experts is None else experts_of(experts[first:]),
         )
 
@@ -208,7 +208,7 @@ class Recorder:
             problem = f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self.limit}"
             raise ContextLengthError(f"request {name}: {problem}; shorten it, or raise --max-model-len or --max-episode-tokens")
         seed = self._seed_of(number) if sampling.seed is None else sampling.seed
-        ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *self._codec.end_token_ids)))
+        ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *self.codec.end_token_ids)))
         return GenerationRequest(
             request_id=name,
             prompt_ids=ints(prompt_ids),

@@ -9,42 +9,34 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from agentrl.core.types import EvalSampling, FinishReason, Group, Task, Ticket, Trajectory, Turn, floats, ints
+from agentrl.core.protocols import EngineLimits
+from agentrl.core.types import EvalSampling, FinishReason, Group, GroupRequest, Task, Trajectory, Turn, floats, ints
 
 PLAIN = (str, bool, int, float, type(None))
 MAX_IMAGES = 500_000
 """Characters of images of observations that are recorded of a trajectory; a record of more than 1 MB is cut."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLimits:
-    """Facts about the engine that an episode used and a replay needs."""
-
-    max_model_len: int  # context length in tokens
-    end_token_ids: tuple[int, ...] = ()  # tokens that end a turn
+def group_records(group_request: GroupRequest, group: Group, limits: EngineLimits | None = None) -> tuple[dict[str, Any], ...]:
+    """Every trajectory of as many of the group's first episodes as the group request asks for."""
+    return tuple(trajectory_record(group_request, trajectory, limits) for trajectory in group.first_episodes(group_request.record))
 
 
-def group_records(ticket: Ticket, group: Group, limits: EngineLimits | None = None) -> tuple[dict[str, Any], ...]:
-    """Every trajectory of as many of the group's first episodes as the ticket asks for."""
-    return tuple(trajectory_record(ticket, trajectory, limits) for trajectory in group.first_episodes(ticket.record))
-
-
-def trajectory_record(ticket: Ticket, trajectory: Trajectory, limits: EngineLimits | None = None) -> dict[str, Any]:
+def trajectory_record(group_request: GroupRequest, trajectory: Trajectory, limits: EngineLimits | None = None) -> dict[str, Any]:
     """Everything of one trajectory in JSON's own types; the token ids suffice to compute every log-probability again."""
     record = {
         "trajectory_id": trajectory.trajectory_id,
         "episode_id": trajectory.episode_id,
         "group_id": trajectory.group_id,
-        "attempt": ticket.attempt,
-        "version": ticket.version,
+        "attempt": group_request.attempt,
+        "version": group_request.version,
         "agent": trajectory.agent,
         "frozen": trajectory.frozen,
-        "task": _task(ticket.task),
+        "task": _task(group_request.task),
         "status": str(trajectory.status),
         "reward": trajectory.reward,
         "reward_parts": dict(trajectory.reward_parts),
@@ -59,15 +51,15 @@ def trajectory_record(ticket: Ticket, trajectory: Trajectory, limits: EngineLimi
         record["images"] = _images(trajectory.images)
     if trajectory.model_scores:
         record["model_scores"] = {name: list(scores) for name, scores in trajectory.model_scores.items()}
-    if ticket.with_messages:
+    if group_request.with_messages:
         record["messages"] = [dict(message) for message in trajectory.messages]
     if trajectory.unanswered is not None:
         record["unanswered"] = _turn(trajectory.unanswered)
-    if ticket.eval_sampling is not None:
+    if group_request.eval_sampling is not None:
         record["eval_sampling"] = {
-            "name": ticket.eval_sampling.name,
-            "seed": ticket.eval_sampling.seed,
-            "temperature": ticket.eval_sampling.temperature,
+            "name": group_request.eval_sampling.name,
+            "seed": group_request.eval_sampling.seed,
+            "temperature": group_request.eval_sampling.temperature,
         }
     if limits is not None:
         record["engine"] = limits_record(limits)
@@ -79,14 +71,14 @@ def limits_record(limits: EngineLimits) -> dict[str, Any]:
     return {"max_model_len": limits.max_model_len, "end_token_ids": list(limits.end_token_ids)}
 
 
-def recorded_ticket(record: Mapping[str, Any]) -> Ticket:
-    """The ticket of a record's group; parts of the task that `inexact_parts` names are only what JSON made of them.
+def recorded_group_request(record: Mapping[str, Any]) -> GroupRequest:
+    """The request for a record's group; parts of the task that `inexact_parts` names are only what JSON made of them.
 
     Raises:
         KeyError, TypeError, ValueError: If the record lacks something, or holds something else than was written.
     """
     task = {**record["task"], **{name: ast.literal_eval(text) for name, text in record["task"].get("literals", {}).items()}}
-    return Ticket(
+    return GroupRequest(
         group_id=int(record["group_id"]),
         task=Task(
             task["prompt"],

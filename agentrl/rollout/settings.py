@@ -13,7 +13,7 @@ from agentrl.config.algorithm import has_ratios
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.schema import IsolationConfig, PlaySettings, SamplingConfig, TrainConfig
 from agentrl.config.sections import changed, sections_of
-from agentrl.core.types import EvalSampling, Sampling, Ticket
+from agentrl.core.types import EvalSampling, GroupRequest, Sampling
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.results import bad_result
@@ -35,7 +35,7 @@ class StragglerPolicy:
     least: int = 1  # episodes that must have ended well in any case
 
     def deadline_s(self, ended_s: Sequence[float], n_samples_per_prompt: int) -> float | None:
-        """Seconds after the start of the group at which the rest is withheld; `None` while too few of its episodes have ended well."""
+        """Seconds after the start of the group at which the rest is cancelled; `None` while too few of its episodes have ended well."""
         if len(ended_s) < max(self.least, math.ceil(self.quorum * n_samples_per_prompt)):
             return None
         return self.factor * median(ended_s)
@@ -111,10 +111,10 @@ class EpisodeSettings(PlaySettings):
         """Episodes under way at once to begin with, if their number follows the engine's load."""
         return EPISODES_PER_SEQUENCE * self.engine.max_num_seqs // self.rollout.rollout_workers_per_engine
 
-    def for_member(self, ticket: Ticket, index: int) -> EpisodeSettings:
-        """Return the settings with what the ticket changes for the episode of that number; the one behind the members is greedy."""
-        settings = self.for_eval_sampling(ticket.eval_sampling)
-        if index < ticket.n_samples_per_prompt:
+    def for_member(self, group_request: GroupRequest, index: int) -> EpisodeSettings:
+        """These settings with what the group request changes for the episode of that number; the one behind the members is greedy."""
+        settings = self.for_eval_sampling(group_request.eval_sampling)
+        if index < group_request.n_samples_per_prompt:
             return settings
         return replace(settings, is_training=False, temperature=0.0)
 

@@ -20,11 +20,11 @@ from typing import Any
 from agentrl.config.schema import EndpointConfig
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.process import collect_rarely
-from agentrl.core.protocols import Engine, EngineLoad, EngineStats, LoadSums, Memory, SleepingEngine, WeightUpdate
+from agentrl.core.protocols import Engine, EngineLimits, EngineLoad, EngineStats, LoadSums, Memory, SleepingEngine, WeightUpdate
 from agentrl.core.scoring import Scorer
 from agentrl.core.summaries import GroupSummary, summarize
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Group, Status, Ticket
+from agentrl.core.types import Group, GroupRequest, Status
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentKind, AgentSpec
 from agentrl.rollout.chat import ChatCodec
@@ -33,7 +33,7 @@ from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.group import Member, Trajectories, make_member, run_group
 from agentrl.rollout.learned import LearnedRewards
-from agentrl.rollout.records import EngineLimits, group_records
+from agentrl.rollout.records import group_records
 from agentrl.rollout.settings import EpisodeSettings
 
 TICK_S = 0.1
@@ -94,18 +94,18 @@ class Throttle:
         """The load so far."""
         return self._sums
 
-    async def enter(self, ticket: Ticket) -> None:
-        """Wait until the ticket's episodes may begin; each must `leave` then.
+    async def enter(self, group_request: GroupRequest) -> None:
+        """Wait until the episodes of a group may begin; each must `leave` then.
 
         All of a group begin together, since they may wait for each other, and a group always begins when nothing else is under way, so
         none waits forever. Groups that measure the model come first, because the learner waits for them, then those admitted first.
 
         Consumes room for the group. Waits for episodes to end or the limit to rise; unblocked by `leave` and by the tick.
         """
-        self._adaptive.floor = max(self._adaptive.floor, ticket.num_episodes)
+        self._adaptive.floor = max(self._adaptive.floor, group_request.num_episodes)
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        priority = (ticket.eval_sampling is None, ticket.group_id, ticket.attempt)
-        heapq.heappush(self._held, (priority, next(self._order), ticket.num_episodes, begun))
+        priority = (group_request.eval_sampling is None, group_request.group_id, group_request.attempt)
+        heapq.heappush(self._held, (priority, next(self._order), group_request.num_episodes, begun))
         self._begin_next()
         if self._timer is None:
             self._looked_s = self._clock()
@@ -114,7 +114,7 @@ class Throttle:
             await begun
         except asyncio.CancelledError:
             if begun.done() and not begun.cancelled():
-                self.leave(ticket.num_episodes)
+                self.leave(group_request.num_episodes)
             raise
 
     def leave(self, episodes: int = 1) -> None:
@@ -198,22 +198,22 @@ class EpisodeWorker:
             await self._learned.start()
         collect_rarely()
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, Group]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, Group]:
         """Run every episode of a group; failures of user code and of single requests become statuses, not exceptions.
 
         Raises:
             EngineDeadError: If the engine failed for good; nothing of the group counts.
         """
-        await self._throttle.enter(ticket)
+        await self._throttle.enter(group_request)
         start = time.perf_counter()
         logs: dict[int, Mapping[str, Any]] = {}
-        group = await self._play(ticket, logs)
+        group = await self._play(group_request, logs)
         engine = self._engine
         statuses = [trajectory.status for trajectory in (*group.trajectories, *group.greedy)]
         if Status.ENGINE_ERROR in statuses and (fault := engine.stats().fault):
             raise EngineDeadError(fault)
-        limits = EngineLimits(max_model_len=engine.max_model_len, end_token_ids=engine.end_token_ids) if ticket.record else None
-        records = group_records(ticket, group, limits)
+        limits = EngineLimits.of(engine) if group_request.record else None
+        records = group_records(group_request, group, limits)
         requests = tuple(logs[index] for index in sorted(logs))
         return summarize(group, seconds=time.perf_counter() - start, records=records, requests=requests), group
 
@@ -252,35 +252,35 @@ class EpisodeWorker:
         await self._sessions.close()
         await self._engine.close()
 
-    async def _play(self, ticket: Ticket, logs: dict[int, Mapping[str, Any]]) -> Group:
+    async def _play(self, group_request: GroupRequest, logs: dict[int, Mapping[str, Any]]) -> Group:
         """The members side by side; each makes room for others when it ends, and leaves its log of requests, if it has one, in `logs`."""
-        left = ticket.num_episodes
+        left = group_request.num_episodes
 
         async def play(index: int) -> Trajectories:
             nonlocal left
             try:
-                member = self._episode(ticket, index)
+                member = self._episode(group_request, index)
                 played = await member.run()
                 if isinstance(member, BlackBoxEpisode) and member.requests is not None:
                     logs[index] = member.requests
                 if self._learned is not None and self._codec is not None:
-                    played = await self._learned.judge(ticket, played, self._codec)
+                    played = await self._learned.judge(group_request, played, self._codec)
                 return played
             finally:
                 left -= 1
                 self._throttle.leave()
 
         try:
-            straggler_policy = None if ticket.eval_sampling else self._straggler_policy  # a measurement waits for everything
-            return await run_group(ticket, play, self._live, straggler_policy)
+            straggler_policy = None if group_request.eval_sampling else self._straggler_policy  # a measurement waits for everything
+            return await run_group(group_request, play, self._live, straggler_policy)
         finally:
             self._throttle.leave(left)  # those that were cancelled before they began
 
-    def _episode(self, ticket: Ticket, index: int) -> Member:
+    def _episode(self, group_request: GroupRequest, index: int) -> Member:
         if self._codec is None or self._closed:
             raise EngineError("this rollout worker is not running: it was not started, or it was closed")
         return make_member(
-            ticket,
+            group_request,
             index,
             agent=self._agent,
             open_session=self._sessions.session,

@@ -77,7 +77,7 @@ class StepRecorder(Callback):
 
     def on_step_end(self, event: StepEnd) -> None:
         """Write the line of the step."""
-        line: dict[str, Any] = {"step": event.step, "groups": list(event.groups), "spare": list(event.spare)}
+        line: dict[str, Any] = {"step": event.step, "groups": list(event.groups), "spare": list(event.oversampled)}
         offset = self._clock() - event.times.get("now_s", 0.0)
         line |= {name: round(offset + seconds, 4) for name, seconds in event.times.items() if name != "now_s"}
         if self._evaluation is not None:

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from agentrl.core.process import cuda_device_count, end_with_parent
+from agentrl.core.process import LOOPBACK, cuda_device_count, end_with_parent
 from agentrl.tune.settings import TuneConfig
 
 if TYPE_CHECKING:
     from agentrl.learner.ranks import Ranks
 
-LOOPBACK = "127.0.0.1"
 ENDING_S = 20.0
 """Seconds that the other ranks have to end when one has failed."""
 TIMEOUT_S = 1800.0

@@ -18,13 +18,13 @@ from transformers import AutoModelForCausalLM, Trainer
 from trl import DPOTrainer, KTOTrainer, RewardTrainer, SFTTrainer
 from trl.models.utils import prepare_deepspeed
 
-from agentrl.core.files import remove_directory, seal_directory
+from agentrl.core.files import remove_directory, write_manifest
 from agentrl.tune.directory import PREFIX, checkpoints_in
 from agentrl.tune.losses import conservative_dpo, generalized_jsd, identity_preference
 
 
 class Prepared:
-    """Mixed into a trainer: rows are token ids already, checkpoints are sealed, and nothing is sent to anyone."""
+    """Mixed into a trainer: rows are token ids already, checkpoints have a manifest, and nothing is sent to anyone."""
 
     keep_checkpoints = 2
     before_save: Callable[[], None] = staticmethod(lambda: None)
@@ -36,7 +36,7 @@ class Prepared:
         """Send nothing."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint and seal it with a manifest; only then remove older ones."""
+        """Write a checkpoint with its manifest; only then remove older ones."""
         self.before_save()
         folder = Path(self.args.output_dir)  # type: ignore[attr-defined]
         target = folder / f"{PREFIX}{self.state.global_step}"  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ class Prepared:
         Trainer._save_checkpoint(self, model, trial)
         self.accelerator.wait_for_everyone()  # type: ignore[attr-defined]
         if first:
-            seal_directory(target)
+            write_manifest(target)
             complete = [path for path in checkpoints_in(folder) if path != target]
             for path in complete[: max(0, len(complete) + 1 - self.keep_checkpoints)]:
                 remove_directory(path)

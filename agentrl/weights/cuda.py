@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agentrl.core.errors import WeightSyncError
+from agentrl.core.process import LOOPBACK
 from agentrl.core.protocols import Membership, WeightUpdate
 from agentrl.weights.buckets import BUCKET_BYTES, TensorInfo, as_vllm_reads, describe, send_in_buckets
 from agentrl.weights.channels import CudaHandles, SharedBuffers, connect_nccl
@@ -25,7 +26,6 @@ from agentrl.weights.sender import NamedTensors
 
 TRANSFER_TIMEOUT_S = 300.0
 """Deadline of a publication: for the members to meet, and again for the transfer."""
-LOOPBACK = "127.0.0.1"
 
 
 def connect_shared(store: Any, rank: int, size: int, device: torch.device) -> SharedBuffers:

@@ -14,11 +14,11 @@ from agentrl.cluster.runtime import make_runtime
 from agentrl.config.commands import load_config
 from agentrl.core.callbacks import Event, GroupJudged, StepEnd
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from agentrl.env.load import load_agent
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, flow_settings, group_filter, train
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
 from agentrl.rollout.tasks import open_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -99,9 +99,9 @@ async def _run(flags: Sequence[str], agent: Path, evaluate: int) -> Trained:
 
 async def _evaluate(pool: RolloutPool, tasks: TaskSource, version: int, samples: int) -> float:
     """Mean reward over all tasks; ids and epoch are never those of a training episode, so neither are the seeds."""
-    tickets = [
-        Ticket(group_id=-1 - i, task=replace(task, epoch=-1), n_samples_per_prompt=samples, version=version)
+    group_requests = [
+        GroupRequest(group_id=-1 - i, task=replace(task, epoch=-1), n_samples_per_prompt=samples, version=version)
         for i, task in enumerate(tasks.first(tasks.num_tasks or 0))
     ]
-    groups = await asyncio.gather(*(pool.run_group(ticket) for ticket in tickets))
+    groups = await asyncio.gather(*(pool.run_group(group_request) for group_request in group_requests))
     return statistics.fmean(m.reward or 0.0 for summary, _ in groups for m in summary.trainable)

@@ -28,7 +28,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from agentrl.core.files import memory_root
-from agentrl.core.manifest import MAX_THREADS, seal_files
+from agentrl.core.manifest import MAX_THREADS, flush_files
 from tests.e2e.runs import ENVS, ROOT
 
 RATE = "AGENTRL_BENCHMARK_MB_PER_S"
@@ -91,7 +91,7 @@ def hash_rates(gib: float) -> tuple[tuple[float, float], tuple[float, float]]:
             with file.open("rb") as content:
                 return hashlib.file_digest(content, "sha256").hexdigest()
 
-        return timed(one, size), timed(lambda: seal_files(Path(folder), ["file"]), size)
+        return timed(one, size), timed(lambda: flush_files(Path(folder), ["file"]), size)
 
 
 def learner_ratios(blocks: int, rate: float) -> list[float]:
@@ -109,7 +109,7 @@ def learner_ratios(blocks: int, rate: float) -> list[float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save(learner, folder / "saved", step)
-        (files,) = shares(learner.seal_checkpoint(str(folder / "saved")), 1)
+        (files,) = shares(learner.flush_checkpoint(str(folder / "saved")), 1)
         for block in range(blocks):
             times: dict[bool, float] = {}
             for upload in (False, True) if block % 2 else (True, False):

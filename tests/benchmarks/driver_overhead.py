@@ -28,7 +28,7 @@ from agentrl.config.engine import EngineConfig
 from agentrl.config.schema import ModelConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import Sampling, Ticket
+from agentrl.core.types import GroupRequest, Sampling
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.env.load import AgentSpec
@@ -139,17 +139,17 @@ async def compare(engine: VllmEngine, process: Bare | None, workload: Workload, 
     agent = AgentSpec(f"{MODULE}:{workload.agent}", "", workload.agent, __file__)
     settings = changed(EpisodeSettings(), model=str(tiny_model_path()), max_new_tokens=workload.sampling.max_tokens)
     tasks = agent.load().tasks()  # type: ignore[union-attr]
-    tickets = [Ticket(group_id=i, task=tasks[i], n_samples_per_prompt=GROUP, version=0) for i in range(episodes // GROUP)]
+    group_requests = [GroupRequest(group_id=i, task=tasks[i], n_samples_per_prompt=GROUP, version=0) for i in range(episodes // GROUP)]
     watched, worker = EpisodeWorker(WatchedEngine(engine, record, at_once), agent, settings), EpisodeWorker(engine, agent, settings)
     await watched.start()
     await worker.start()
 
     async def ours() -> Tokens:
-        groups = await asyncio.gather(*map(worker.run_group, tickets))
+        groups = await asyncio.gather(*map(worker.run_group, group_requests))
         episodes = [trajectory for _, group in groups for trajectory in group.trajectories]
         return {f"{t.trajectory_id}-{n}": turn.token_ids.tolist() for t in episodes for n, turn in enumerate(t.turns)}
 
-    await asyncio.gather(*map(watched.run_group, tickets))
+    await asyncio.gather(*map(watched.run_group, group_requests))
     thread = Bare(engine._llm, lambda sampling: engine._params(sampling, sampling.max_tokens))
     result, expected = Result([], [], [], 0), None
     for _ in range(repetitions):

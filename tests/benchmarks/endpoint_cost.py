@@ -19,7 +19,7 @@ from agentrl.assets import tiny_model_path
 from agentrl.config.sections import changed
 from agentrl.core.process import collect_rarely
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from agentrl.env.black_box import BlackBoxSession
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
@@ -70,10 +70,16 @@ async def _run(episodes: int, turns: int) -> float:
     codec = ChatCodec(load_tokenizer(str(tiny_model_path())))
     engine = ScriptedEngine(answer=lambda request: ANSWER, max_model_len=100_000, delay=lambda request: 0.005)
     await engine.start()
-    ticket = Ticket(group_id=0, task=Task("?", id="t"), n_samples_per_prompt=episodes, version=0)
+    group_request = GroupRequest(group_id=0, task=Task("?", id="t"), n_samples_per_prompt=episodes, version=0)
     members = [
         BlackBoxEpisode(
-            ticket, index, engine=engine, codec=codec, env=BlackBoxSession(Talks, __file__, SETTINGS.env), settings=SETTINGS, server=server
+            group_request,
+            index,
+            engine=engine,
+            codec=codec,
+            env=BlackBoxSession(Talks, __file__, SETTINGS.env),
+            settings=SETTINGS,
+            server=server,
         )
         for index in range(episodes)
     ]

@@ -24,7 +24,7 @@ from agentrl import AgentInstance, ResetResult, ResetState, StepResult, StepStat
 from agentrl.assets import tiny_model_path
 from agentrl.config.sections import changed
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Group, Task, Ticket
+from agentrl.core.types import Group, GroupRequest, Task
 from agentrl.env.load import AgentSpec
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.settings import EpisodeSettings
@@ -97,7 +97,7 @@ class Cost:
     cpu_ms: float
 
 
-async def _started(waits: list[list[float]]) -> tuple[EpisodeWorker, list[Ticket]]:
+async def _started(waits: list[list[float]]) -> tuple[EpisodeWorker, list[GroupRequest]]:
     AGENT.load().script = deque(waits)
     codec = ChatCodec(load_tokenizer(str(tiny_model_path())))
     answer = codec.encode_text('{"action": "open", "door": "left"} I take the left door.<|end|>')
@@ -106,7 +106,7 @@ async def _started(waits: list[list[float]]) -> tuple[EpisodeWorker, list[Ticket
     worker = EpisodeWorker(engine, AGENT, settings)
     await worker.start()
     tasks = [Task("Find the way out.", id=str(number)) for number in range(len(waits) // GROUP)]
-    return worker, [Ticket(group_id=number, task=task, n_samples_per_prompt=GROUP, version=0) for number, task in enumerate(tasks)]
+    return worker, [GroupRequest(group_id=number, task=task, n_samples_per_prompt=GROUP, version=0) for number, task in enumerate(tasks)]
 
 
 def run(num_episodes: int, loop: Callable[[], asyncio.AbstractEventLoop] = CpuLoop) -> Cost:
@@ -120,12 +120,12 @@ def run(num_episodes: int, loop: Callable[[], asyncio.AbstractEventLoop] = CpuLo
     waits = [[MEDIAN_S * rng.lognormvariate(0.0, SIGMA) for _ in range(TURNS)] for _ in range(num_episodes)]
 
     async def main() -> Cost:
-        worker, tickets = await _started(waits)
+        worker, group_requests = await _started(waits)
         try:
             gc.collect()
             now = asyncio.get_running_loop().time
             start, cpu = now(), time.process_time()
-            groups = await asyncio.gather(*map(worker.run_group, tickets))
+            groups = await asyncio.gather(*map(worker.run_group, group_requests))
             seconds, cpu = now() - start, time.process_time() - cpu
         finally:
             await worker.close()
@@ -149,12 +149,12 @@ def memory(num_episodes: int) -> tuple[float, float]:
                 everyone.set()
             await release.wait()
 
-        worker, tickets = await _started([[0.0] * TURNS for _ in range(num_episodes)])
+        worker, group_requests = await _started([[0.0] * TURNS for _ in range(num_episodes)])
         AGENT.load().hold = staticmethod(hold)
         try:
             gc.collect()
             before, _ = tracemalloc.get_traced_memory()
-            running = asyncio.gather(*map(worker.run_group, tickets))
+            running = asyncio.gather(*map(worker.run_group, group_requests))
             await everyone.wait()
             gc.collect()
             after, _ = tracemalloc.get_traced_memory()

@@ -12,7 +12,7 @@ import time
 
 from agentrl.core.process import collect_rarely
 from agentrl.core.summaries import GroupSummary, MemberSummary
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from agentrl.profile.simulated_engine import EngineModel
 from agentrl.profile.simulation import LearnerModel, Plan, constant, episodes_of, lognormal, simulate
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, flow_of, member
@@ -27,7 +27,7 @@ def cost(*, num_workers: int, groups_per_step: int, n_samples_per_prompt: int = 
         for i in range(n_samples_per_prompt)
     )
 
-    def duration(ticket: Ticket) -> float:
+    def duration(group_request: GroupRequest) -> float:
         return rng.lognormvariate(0.0, 1.0)
 
     num_steps = max(4, num_groups // groups_per_step)
@@ -36,7 +36,7 @@ def cost(*, num_workers: int, groups_per_step: int, n_samples_per_prompt: int = 
     )
     scene = Scene(
         settings,
-        workers=[ScriptedWorker(duration=duration, outcome=lambda ticket: members, load_s=0.01) for _ in range(num_workers)],
+        workers=[ScriptedWorker(duration=duration, outcome=lambda group_request: members, load_s=0.01) for _ in range(num_workers)],
         learner=ScriptedLearner(train_s=lambda step: 0.5),
     )
     begin = time.process_time()

@@ -32,7 +32,7 @@ from agentrl.engine.usage import UsageMeter
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.flow import FlowSettings, flow_settings, train
 from agentrl.flow.checkpoint import Progress
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker

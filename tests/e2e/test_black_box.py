@@ -15,7 +15,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Generation, Ticket
+from agentrl.core.types import Generation, GroupRequest
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.env.load import load_agent
@@ -93,8 +93,8 @@ async def test_64_episodes_at_once_keep_apart_and_have_the_bits_of_the_engine(
     tasks = list(form.tasks())[::5][:8]
     await worker.start()
     try:
-        tickets = [Ticket(group_id=number, task=task, n_samples_per_prompt=8, version=0) for number, task in enumerate(tasks)]
-        groups = [group for _, group in await asyncio.gather(*map(worker.run_group, tickets))]
+        group_requests = [GroupRequest(group_id=number, task=task, n_samples_per_prompt=8, version=0) for number, task in enumerate(tasks)]
+        groups = [group for _, group in await asyncio.gather(*map(worker.run_group, group_requests))]
     finally:
         await worker.close()
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from agentrl.core.manifest import differing_files, read_manifest, seal_files
+from agentrl.core.manifest import differing_files, flush_files, read_manifest
 from tests.checkpoint_support import save, started, train
 from tests.e2e.runs import ENVS, SMALL, Run, start, succeeded
 from tests.e2e.runs import train as train_run
@@ -21,19 +21,19 @@ from tests.learner_support import write_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def seal_in_each_stage(rank: int, ports: list[int], model: str, folder: Path) -> None:
+def flush_in_each_stage(rank: int, ports: list[int], model: str, folder: Path) -> None:
     for stage in range(4):
         learner = started(model, stage, rank=rank, world_size=2, port=ports.pop())
         train(learner, 0, 1)
         save(learner, folder / str(stage), 1)
-        entries = learner.seal_checkpoint(str(folder / str(stage)))
+        entries = learner.flush_checkpoint(str(folder / str(stage)))
         (folder / f"{stage}-{rank}.json").write_text(json.dumps(entries))
         learner.close()
 
 
 def test_each_file_is_hashed_by_the_rank_that_wrote_it(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
-    mp.spawn(seal_in_each_stage, args=([free_port() for _ in range(8)], model, tmp_path), nprocs=2)
+    mp.spawn(flush_in_each_stage, args=([free_port() for _ in range(8)], model, tmp_path), nprocs=2)
     for stage in range(4):
         folder = tmp_path / str(stage)
         first, second = (json.loads((tmp_path / f"{stage}-{rank}.json").read_text()) for rank in range(2))
@@ -44,7 +44,7 @@ def test_each_file_is_hashed_by_the_rank_that_wrote_it(tmp_path: Path) -> None:
         assert "rank-1.pt" in second
         assert {name for name in there if "zero_pp_rank_1" in name} <= second.keys()
         assert {name for name in there if "zero_pp_rank_0" in name} | {"reference.pt"} <= first.keys()
-        assert first | second == seal_files(folder, there)
+        assert first | second == flush_files(folder, there)
 
 
 LORA: dict[str, Any] = {"lora_rank": 4, "lora_alpha": 8.0}
@@ -72,8 +72,7 @@ def adapted(rank: int, world_size: int, port: int, model: str, source: Path, tar
 
 def moments(learner: Any, folder: Path) -> dict[str, Any]:
     """Float32 weights and both moments of every trained parameter in a checkpoint."""
-    from agentrl.learner.checkpoint import saved_engine
-    from agentrl.learner.saved import MOMENTS, read_tensors
+    from agentrl.learner.saved import MOMENTS, read_tensors, saved_engine
 
     module = learner._started.models.policy.module
     saved = saved_engine(folder / "policy", read_tensors(folder / "rank-0.pt")["layout"], module, learner.settings.learner.weight_decay)

@@ -17,7 +17,7 @@ from agentrl.core.protocols import GenerationRequest, TrainResult
 from agentrl.core.types import Group
 from agentrl.env.load import load_agent
 from agentrl.flow import RunResult, flow_settings, group_filter, train
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import succeeded
@@ -155,7 +155,7 @@ async def test_a_narrower_range_of_scores(tmp_path: Path) -> None:
     assert {sum(t.score or 0.0 for t in group.trajectories) for group in run.groups} == {2.0}  # 2 of 4
 
 
-async def test_spare_groups_and_the_filter_together(tmp_path: Path) -> None:
+async def test_oversampled_groups_and_the_filter_together(tmp_path: Path) -> None:
     run = await filtered(tmp_path, "--num-steps", "6", "--max-staleness", "1", "--oversample", "0.5")
     counts = run.result.counts
     assert all(len({t.reward for t in group.trajectories}) == 2 for group in run.groups)

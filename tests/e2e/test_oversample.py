@@ -1,4 +1,4 @@
-"""Spare groups in worker processes of their own: the slow ones are ended there, not only forgotten."""
+"""Oversampled groups in worker processes of their own: the slow ones are ended there, not only forgotten."""
 
 from __future__ import annotations
 

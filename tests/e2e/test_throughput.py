@@ -45,7 +45,7 @@ def test_later_turns_find_their_context_in_the_cache(tmp_path: Path) -> None:
     assert 0 < max(row["engine/kv_usage"] for row in run.metrics) < 1  # a mean over moments, which a single step may fall between
 
 
-def test_an_episode_that_never_ends_is_withheld_and_recorded(tmp_path: Path) -> None:
+def test_an_episode_that_never_ends_is_cancelled_and_recorded(tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text(
         "import asyncio, itertools\n"
         "from agentrl import AgentInstance, StepResult, Task\n"
@@ -67,7 +67,7 @@ def test_an_episode_that_never_ends_is_withheld_and_recorded(tmp_path: Path) -> 
     assert all(row["group/withheld_share"] == 0.25 and row["failures/rate"] == 0 for row in run.metrics)
     assert run.metrics[-1]["episode/count"] == 12
     records = [json.loads(line) for line in (run.directory / "trajectories.jsonl").read_text().splitlines()]
-    withheld = [record for record in records if record["status"] == "withheld"]
-    assert len(withheld) == 8
-    assert all("the median of the 3 that ended is" in record["error"] for record in withheld)
+    stragglers = [record for record in records if record["status"] == "cancelled_straggler"]
+    assert len(stragglers) == 8
+    assert all("the median of the 3 that ended is" in record["error"] for record in stragglers)
     assert "episode failed" not in run.output

@@ -23,17 +23,17 @@ import psutil
 from agentrl.config.commands import load_config
 from agentrl.config.mapping import to_json
 from agentrl.core.callbacks import Event, StepEnd
-from agentrl.core.manifest import FileEntry, seal_files
+from agentrl.core.manifest import FileEntry, flush_files
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.types import Group
 from agentrl.env.load import load_agent
 from agentrl.flow import flow_settings, group_filter, train
-from agentrl.flow.checkpoint import Checkpoints
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.saving import Checkpoints
+from agentrl.flow.worker_slots import Supervision
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
-from agentrl.rollout.worker_slots import Supervision
 from agentrl.track.tracker import RunTracker, open_tracker
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.templates import tokenizer
@@ -73,8 +73,8 @@ class Learner:
     async def save_checkpoint(self, path: str, step: int) -> None:
         await asyncio.to_thread(Path(path, "state").write_bytes, bytes(10_000))
 
-    async def seal_checkpoint(self, path: str) -> dict[str, FileEntry]:
-        return await asyncio.to_thread(seal_files, Path(path), ["state"])
+    async def flush_checkpoint(self, path: str) -> dict[str, FileEntry]:
+        return await asyncio.to_thread(flush_files, Path(path), ["state"])
 
 
 class Watch:

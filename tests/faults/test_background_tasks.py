@@ -15,9 +15,9 @@ import pytest
 
 from agentrl.flow import RunResult, train
 from agentrl.flow.checkpoint import Progress
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import SafePoint
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.worker_slots import Supervision
+from agentrl.flow.worker_slots import Supervision
 from tests.faults.report import Saw
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
@@ -31,8 +31,8 @@ PLACES = {
     "watchdog": "agentrl.flow.driver.watch_for_stall",
     "save": "agentrl.flow.loops._save",
     "stop": "agentrl.flow.driver.stop_when_asked",
-    "supervise": "agentrl.rollout.pool.RolloutPool.supervise",
-    "supervise engine-*": "agentrl.rollout.pool.RolloutPool._keep",
+    "supervise": "agentrl.flow.pool.RolloutPool.supervise",
+    "supervise engine-*": "agentrl.flow.pool.RolloutPool._keep",
 }
 """Name of a task -> the function that it runs."""
 
@@ -61,7 +61,7 @@ async def go() -> RunResult:
     async def hook(point: SafePoint) -> None:
         await point.until_live()
 
-    workers = [ScriptedWorker(duration=lambda ticket: 0.01, load_s=0.001) for _ in range(2)]
+    workers = [ScriptedWorker(duration=lambda group_request: 0.01, load_s=0.001) for _ in range(2)]
     pool = RolloutPool({f"engine-{i}": worker for i, worker in enumerate(workers)}, Supervision(respawn=respawn, check_every_s=0.05))
     return await train(
         settings=flow_of(num_steps=10**6, groups_per_step=2, n_samples_per_prompt=2, max_staleness=1),

@@ -30,7 +30,8 @@ FILL = """
 import asyncio, os, sys
 from pathlib import Path
 from agentrl.core.errors import CheckpointError
-from agentrl.flow.checkpoint import Checkpoints, latest_checkpoint, read_checkpoint
+from agentrl.flow.checkpoint import latest_checkpoint, read_checkpoint
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.checkpoint import Progress
 
 class Learner:
@@ -40,7 +41,7 @@ class Learner:
         except OSError as error:
             raise CheckpointError(str(error)) from error
 
-    async def seal_checkpoint(self, path):
+    async def flush_checkpoint(self, path):
         return {}
 
 async def main(folder):

@@ -14,13 +14,13 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, EngineError, WeightSyncError
 from agentrl.core.protocols import EngineStats, GenerationRequest, WeightUpdate
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Generation, Task, Ticket
+from agentrl.core.types import Generation, GroupRequest, Task
 from agentrl.engine.usage import UsageMeter
 from agentrl.env.load import load_agent
 from agentrl.flow import FlowSettings, RunResult, train
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.worker_slots import Supervision
 from agentrl.rollout.worker import EpisodeWorker
-from agentrl.rollout.worker_slots import Supervision
 from tests.e2e.runs import ENVS, SMALL, Run, succeeded
 from tests.faults.report import Saw
 from tests.faults.support import disturbed, ended, lines
@@ -74,7 +74,7 @@ async def test_requests_that_fail_set_an_engine_aside_whatever_its_counters_say(
 
     async def run(group_id: int) -> None:
         summaries.append(
-            (await pool.run_group(Ticket(group_id=group_id, task=Task("x", id=str(group_id)), n_samples_per_prompt=1, version=0)))[0]
+            (await pool.run_group(GroupRequest(group_id=group_id, task=Task("x", id=str(group_id)), n_samples_per_prompt=1, version=0)))[0]
         )
 
     async with anyio.create_task_group() as tasks:
@@ -126,16 +126,16 @@ class Mortal(ScriptedWorker):
     dies_s: float = math.inf
     fails_load: int = -1
     broken: bool = False
-    given: list[tuple[int, int, int]] = field(default_factory=list)  # group, version of the ticket, own version
+    given: list[tuple[int, int, int]] = field(default_factory=list)  # group, version of the group request, own version
 
     def check(self) -> None:
         if self.broken or anyio.current_time() >= self.dies_s:
             raise EngineDeadError(f"{self.name} is gone")
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, str]:
         self.check()
-        self.given.append((ticket.group_id, ticket.version, self.version))
-        answer = await super().run_group(ticket)
+        self.given.append((group_request.group_id, group_request.version, self.version))
+        answer = await super().run_group(group_request)
         self.check()
         return answer
 
@@ -183,7 +183,7 @@ class Play:
         assert (result.counts.submitted, result.counts.in_flight) == (160, 0)
         assert max(row["staleness/max"] for row in self.observer.steps) <= 2
         for worker in [*self.workers, *self.made]:
-            assert all(held >= ticket for _, ticket, held in worker.given)
+            assert all(held >= group_request for _, group_request, held in worker.given)
 
 
 @pytest.mark.row(4, "one of two engines dies, and comes back with version 0")

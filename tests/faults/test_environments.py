@@ -15,7 +15,7 @@ import pytest
 from agentrl.config.sections import changed
 from agentrl.core.errors import TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
-from agentrl.core.types import Group, Status, Task, Ticket
+from agentrl.core.types import Group, GroupRequest, Status, Task
 from agentrl.env.load import load_agent
 from agentrl.rollout.worker import EpisodeWorker
 from tests.faults.report import Saw
@@ -76,7 +76,7 @@ async def worker_on(folder: Path, name: str, *, isolated: bool = False, step_s: 
 
 
 async def play(worker: EpisodeWorker, label: str | Mapping[str, str], members: int = 4) -> tuple[GroupSummary, Group]:
-    return await worker.run_group(Ticket(group_id=1, task=Task("x", label=label, id="t"), n_samples_per_prompt=members, version=0))
+    return await worker.run_group(GroupRequest(group_id=1, task=Task("x", label=label, id="t"), n_samples_per_prompt=members, version=0))
 
 
 def only_one_failed(summary: GroupSummary, status: Status) -> MemberSummary:
@@ -117,13 +117,13 @@ async def test_an_environment_process_that_dies_is_one_failed_episode(tmp_path: 
 def test_a_task_that_always_fails_is_dropped_with_its_reason(saw: Saw) -> None:
     tasks = (Task(prompt=str(i % 10), position=i) for i in range(10**6))
 
-    def outcome(ticket: Ticket) -> list[MemberSummary] | None:
-        return [failed_member()] * 2 if ticket.task.prompt in ("3", "7") else None
+    def outcome(group_request: GroupRequest) -> list[MemberSummary] | None:
+        return [failed_member()] * 2 if group_request.task.prompt in ("3", "7") else None
 
     flow = flow_of(num_steps=20, groups_per_step=4, n_samples_per_prompt=2, max_staleness=1)
     scene = Scene(flow, workers=[ScriptedWorker(outcome=outcome)], tasks=tasks)
     counts = scene.run().counts
-    attempts = [ticket.attempt for ticket in scene.workers[0].seen if ticket.task.prompt in ("3", "7")]
+    attempts = [group_request.attempt for group_request in scene.workers[0].seen if group_request.task.prompt in ("3", "7")]
     assert counts.trained == 80
     assert counts.dropped == {"env_error": 20}
     assert (attempts.count(0), attempts.count(1), max(attempts)) == (20, 20, 1)
@@ -133,7 +133,7 @@ def test_a_task_that_always_fails_is_dropped_with_its_reason(saw: Saw) -> None:
 
 @pytest.mark.row(9, "every task fails every time")
 def test_failures_everywhere_end_the_run(saw: Saw) -> None:
-    worker = ScriptedWorker(outcome=lambda ticket: [failed_member()])
+    worker = ScriptedWorker(outcome=lambda group_request: [failed_member()])
     scene = Scene(flow_of(num_steps=20, groups_per_step=4, n_samples_per_prompt=2), workers=[worker])
     with pytest.raises(TooManyFailuresError, match=r"--max-failure-rate(.|\n)*ValueError: broken"):
         scene.run()

@@ -151,8 +151,8 @@ def hidden(run_dir: Path, pattern: str) -> list[Path]:
 SAVER = """
 import asyncio, sys
 from pathlib import Path
-from agentrl.core.manifest import seal_files
-from agentrl.flow.checkpoint import Checkpoints
+from agentrl.core.manifest import flush_files
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.checkpoint import Progress
 
 class Learner:
@@ -160,8 +160,8 @@ class Learner:
         for part in range(4):
             Path(path, f"part-{part}").write_bytes(step.to_bytes(4, "big") * 50_000)
 
-    async def seal_checkpoint(self, path):
-        return seal_files(Path(path), ["part-0", "part-1"])
+    async def flush_checkpoint(self, path):
+        return flush_files(Path(path), ["part-0", "part-1"])
 
 async def main(folder, first):
     checkpoints = Checkpoints(Path(folder), Learner(), every=1, num_steps=10**6, keep=2, config="{}")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from tests.faults.report import Saw
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, flow_of
 
@@ -15,14 +15,14 @@ MEMBERS = 4
 SLOW_S = 20.0
 
 
-def seconds(staleness: int, train_s: float, share: float, spare: int = 0) -> tuple[float, Scene]:
+def seconds(staleness: int, train_s: float, share: float, oversampled: int = 0) -> tuple[float, Scene]:
     """A run in which this share of the episodes takes 20 s, the others 1 s; a group takes as long as its slowest episode."""
 
-    def duration(ticket: Ticket) -> float:
-        rolls = random.Random(ticket.group_id)
+    def duration(group_request: GroupRequest) -> float:
+        rolls = random.Random(group_request.group_id)
         return max(SLOW_S if rolls.random() < share else 1.0 for _ in range(MEMBERS))
 
-    flow = flow_of(num_steps=STEPS, groups_per_step=8, n_samples_per_prompt=MEMBERS, max_staleness=staleness, oversample=spare / 8)
+    flow = flow_of(num_steps=STEPS, groups_per_step=8, n_samples_per_prompt=MEMBERS, max_staleness=staleness, oversample=oversampled / 8)
     worker = ScriptedWorker(duration=duration, load_s=0.02)
     scene = Scene(flow, workers=[worker], learner=ScriptedLearner(train_s=lambda step: train_s))
     return scene.run().seconds, scene
@@ -41,9 +41,9 @@ def test_slow_episodes_cost_little_where_staleness_covers_them(staleness: int, l
 
 
 @pytest.mark.row(7, "the same with --max-staleness 2 and --oversample 0.5")
-def test_spare_groups_cover_slow_ones_and_count_them(saw: Saw) -> None:
+def test_oversampled_groups_cover_slow_ones_and_count_them(saw: Saw) -> None:
     clean, _ = seconds(2, 4.0, 0.0)
-    slow, scene = seconds(2, 4.0, 0.05, spare=4)
+    slow, scene = seconds(2, 4.0, 0.05, oversampled=4)
     assert clean / slow >= 0.8
     dropped = scene.observer.steps[-1]["dropped/oversampled"]
     assert dropped == STEPS * 4

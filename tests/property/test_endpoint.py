@@ -15,19 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import FinishReason, Ticket
+from agentrl.core.protocols import EngineLimits, GenerationRequest
+from agentrl.core.types import FinishReason, GroupRequest
+from agentrl.env.remote.serving import ApiError
 from agentrl.inspect.requests import replay_requests
 from agentrl.learner.batch import merge_turns
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint import chat_completions
 from agentrl.rollout.endpoint.answers import JsonAnswerParser
-from agentrl.rollout.endpoint.neutral import ApiError
 from agentrl.rollout.endpoint.request_log import RequestLog
 from agentrl.rollout.endpoint.session import EndpointSession, Exchange
 from agentrl.rollout.episode import turn_seed
 from agentrl.rollout.recorder import Recorder
-from agentrl.rollout.records import EngineLimits
 from agentrl.track.jsonl import encode
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.endpoint.support import ADD, CALL, SETTINGS, TASK, user
@@ -121,17 +120,19 @@ async def play(family: str, deeds: list[str], seed: int) -> None:
     engine = ScriptedEngine(answer=answer, max_model_len=3000, delay=lambda request: rng.choice((0.0, 0.001)))
     engine.end_token_ids = tuple(codec.turn_end_ids)
     await engine.start()
-    ticket = Ticket(group_id=0, task=TASK, n_samples_per_prompt=1, version=0)
-    recorder = Recorder("e", engine=engine, codec=codec, settings=SETTINGS, seed_of=turn_seed(ticket, 0, 0))
+    group_request = GroupRequest(group_id=0, task=TASK, n_samples_per_prompt=1, version=0)
+    recorder = Recorder("e", engine=engine, codec=codec, settings=SETTINGS, seed_of=turn_seed(group_request, 0, 0))
     log, parser = RequestLog(), JsonAnswerParser()
-    session = EndpointSession("e", recorder=recorder, codec=codec, settings=SETTINGS, parser=parser, max_requests=1000, log=log)
+    session = EndpointSession(recorder, parser=parser, max_requests=1000, log=log)
     agent = Agent(session, rng)
     for deed in deeds:
         await agent.act(deed)
     await session.end()
     check(recorder, samples)
-    limits = EngineLimits(max_model_len=engine.max_model_len, end_token_ids=engine.end_token_ids)
-    written = json.loads(encode({"episode_id": "e", **log.record(session.exchanges, recorder.contexts, limits)}))
+    limits = EngineLimits.of(engine)
+    written = json.loads(
+        encode({"episode_id": "e", **log.record([exchange.end() for exchange in session.exchanges], recorder.contexts, limits)})
+    )
     assert await replay_requests(written, codec=codec, settings=SETTINGS, parser=parser) is None
 
 
@@ -187,9 +188,9 @@ async def _one_branch(family: str, seed: int) -> None:
     rng, codec = random.Random(seed), CODECS[family]
     engine = ScriptedEngine(answer=lambda request: [*codec.encode_text(rng.choice(TEXTS)), *codec.turn_end_ids], max_model_len=20_000)
     await engine.start()
-    ticket = Ticket(group_id=0, task=TASK, n_samples_per_prompt=1, version=0)
-    recorder = Recorder("e", engine=engine, codec=codec, settings=SETTINGS, seed_of=turn_seed(ticket, 0, 0))
-    session = EndpointSession("e", recorder=recorder, codec=codec, settings=SETTINGS, parser=JsonAnswerParser(), max_requests=1000)
+    group_request = GroupRequest(group_id=0, task=TASK, n_samples_per_prompt=1, version=0)
+    recorder = Recorder("e", engine=engine, codec=codec, settings=SETTINGS, seed_of=turn_seed(group_request, 0, 0))
+    session = EndpointSession(recorder, parser=JsonAnswerParser(), max_requests=1000)
     agent = Agent(session, random.Random(3))
     agent.rng.random = lambda: 0.0
     for _ in range(12):

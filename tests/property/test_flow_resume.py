@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.env.sampling import Sampling, TaskSampler
 from agentrl.env.tasks import TaskSource
 from agentrl.flow import RunResult, train
 from agentrl.flow.checkpoint import Progress, repeated_tasks
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import StopRequest
-from agentrl.rollout.pool import RolloutPool
 from tests.property.test_flow_staleness import Script, bounded, scripts
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, run_virtual
 
@@ -65,8 +65,8 @@ def run_in_parts(
     ends: list[tuple[float, bool]],
     every: int,
     sampling: Sampling | None = None,
-) -> tuple[RunResult, ScriptedLearner, dict[int, Ticket], Recorder]:
-    learner, observer, seen = ScriptedLearner(train_s=script.train_s), Recorder(), dict[int, Ticket]()
+) -> tuple[RunResult, ScriptedLearner, dict[int, GroupRequest], Recorder]:
+    learner, observer, seen = ScriptedLearner(train_s=script.train_s), Recorder(), dict[int, GroupRequest]()
     disk = Disk(every, 0.2, observer)
 
     async def part(limit_s: float, killed: bool) -> RunResult:
@@ -86,9 +86,9 @@ def run_in_parts(
             if result.stopped:
                 assert disk.progress.step == result.steps == len(learner.steps) == len(observer.steps)
                 assert not worker.live
-            seen.update({ticket.group_id: ticket for ticket in worker.seen})
+            seen.update({group_request.group_id: group_request for group_request in worker.seen})
             return result
-        seen.update({ticket.group_id: ticket for ticket in worker.seen})
+        seen.update({group_request.group_id: group_request for group_request in worker.seen})
         raise Killed
 
     for limit_s, killed in ends:

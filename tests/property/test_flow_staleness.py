@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentrl.config.sections import changed
 from agentrl.core.errors import NothingToTrainError, StalenessError, TooManyFailuresError
 from agentrl.core.summaries import GroupSummary, MemberSummary
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.flow import FlowSettings
 from agentrl.flow.queue import Accepted, GroupQueue
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, flow_of, run_virtual
@@ -33,8 +33,8 @@ class Script:
     def roll(self, *what: object) -> float:
         return random.Random(repr((self.seed, *what))).random()
 
-    def duration(self, ticket: Ticket) -> float:
-        roll = self.roll("duration", self.timing, ticket.group_id, ticket.attempt)
+    def duration(self, group_request: GroupRequest) -> float:
+        roll = self.roll("duration", self.timing, group_request.group_id, group_request.attempt)
         return 30.0 * roll if roll > 0.9 else roll  # a tenth of the groups is far slower than the rest
 
     def train_s(self, step: int) -> float:
@@ -43,8 +43,8 @@ class Script:
     def fails(self, group_id: int, attempt: int) -> bool:
         return self.roll("fail", group_id, attempt) < self.failure_rate
 
-    def outcome(self, ticket: Ticket) -> Sequence[MemberSummary] | None:
-        return [failed_member()] * ticket.n_samples_per_prompt if self.fails(ticket.group_id, ticket.attempt) else None
+    def outcome(self, group_request: GroupRequest) -> Sequence[MemberSummary] | None:
+        return [failed_member()] * group_request.n_samples_per_prompt if self.fails(group_request.group_id, group_request.attempt) else None
 
     def rejects(self, group_id: int) -> bool:
         return self.roll("filter", group_id) < self.filter_rate
@@ -103,7 +103,7 @@ def test_bounded_staleness_and_conservation(
         assert not scene.learner.steps
         assert all(script.fate(group_id) != "trained" for group_id in range(num_tasks))
         return
-    seen = {(ticket.group_id, ticket.attempt): ticket for worker in scene.workers for ticket in worker.seen}
+    seen = {(group_request.group_id, group_request.attempt): group_request for worker in scene.workers for group_request in worker.seen}
     assert len(seen) == sum(len(worker.seen) for worker in scene.workers)  # no attempt was made twice
     submitted = sorted({group_id for group_id, _ in seen})
     assert submitted == list(range(counts.submitted))
@@ -125,23 +125,23 @@ def test_bounded_staleness_and_conservation(
 @given(
     script=scripts,
     size=st.integers(1, 4),
-    spare=st.integers(1, 4),
+    oversampled=st.integers(1, 4),
     num_steps=st.integers(1, 8),
     workers=st.integers(1, 3),
     num_tasks=st.sampled_from([7, 1000, 1000]),
 )
 @settings(max_examples=150, deadline=None)
-def test_spare_groups_keep_the_bound_and_the_accounts(
-    staleness: int, script: Script, size: int, spare: int, num_steps: int, workers: int, num_tasks: int
+def test_oversampled_groups_keep_the_bound_and_the_accounts(
+    staleness: int, script: Script, size: int, oversampled: int, num_steps: int, workers: int, num_tasks: int
 ) -> None:
-    scene = scene_of(script, changed(bounded(staleness, size, num_steps), oversample=spare / size), workers, num_tasks)
+    scene = scene_of(script, changed(bounded(staleness, size, num_steps), oversample=oversampled / size), workers, num_tasks)
     try:
         counts = scene.run().counts
     except (NothingToTrainError, TooManyFailuresError):
         assert not scene.learner.steps
         assert all(script.fate(group_id) != "trained" for group_id in range(num_tasks))
         return
-    seen = {(ticket.group_id, ticket.attempt): ticket for worker in scene.workers for ticket in worker.seen}
+    seen = {(group_request.group_id, group_request.attempt): group_request for worker in scene.workers for group_request in worker.seen}
     trained = scene.learner.trained_ids
     given_up = counts.dropped.get("oversampled", 0)
     assert counts.in_flight == 0
@@ -149,10 +149,10 @@ def test_spare_groups_keep_the_bound_and_the_accounts(
     assert counts.submitted == counts.trained + sum(counts.filtered.values()) + sum(counts.dropped.values())
     assert trained == sorted(set(trained))  # each at most once, first-in first-out
     assert all(script.fate(group_id) == "trained" for group_id in trained)
-    assert given_up <= spare * len(scene.learner.steps)
+    assert given_up <= oversampled * len(scene.learner.steps)
     if num_tasks == 1000:
         assert [len(step) for step in scene.learner.steps] == [size] * num_steps
-        assert given_up == spare * num_steps
+        assert given_up == oversampled * num_steps
     versions = {summary.group_id: summary.versions for summary in scene.observer.groups if summary.versions}
     for step, refs in enumerate(scene.learner.steps):
         for group_id in (int(ref.removeprefix("ref ")) for ref in refs):
@@ -160,16 +160,16 @@ def test_spare_groups_keep_the_bound_and_the_accounts(
             assert step - seen[group_id, 0].version <= staleness
 
 
-def test_a_slow_group_does_not_hold_up_a_step_that_has_spare_groups() -> None:
-    def slow(ticket: Ticket) -> float:
-        return 100.0 if ticket.group_id % 5 == 2 else 1.0
+def test_a_slow_group_does_not_hold_up_a_step_that_has_oversampled_groups() -> None:
+    def slow(group_request: GroupRequest) -> float:
+        return 100.0 if group_request.group_id % 5 == 2 else 1.0
 
     seconds = {}
-    for spare in (0, 1):
-        flow = flow_of(num_steps=6, groups_per_step=4, n_samples_per_prompt=2, oversample=spare / 4)
+    for oversampled in (0, 1):
+        flow = flow_of(num_steps=6, groups_per_step=4, n_samples_per_prompt=2, oversample=oversampled / 4)
         scene = Scene(flow, workers=[ScriptedWorker(duration=slow)])
-        seconds[spare] = scene.run().seconds
-        assert (set(scene.learner.trained_ids) & set(range(2, 30, 5)) == set()) is bool(spare)
+        seconds[oversampled] = scene.run().seconds
+        assert (set(scene.learner.trained_ids) & set(range(2, 30, 5)) == set()) is bool(oversampled)
     assert seconds[1] < 20 < 100 < seconds[0]
 
 
@@ -197,15 +197,15 @@ def test_the_queue_yields_accepted_groups_in_order_of_admission(order: list[int]
         queue.close()
         taken: list[int] = []
         while groups := (await queue.take(0)).groups:
-            taken += [group.ticket.group_id for group in groups]
+            taken += [group.group_request.group_id for group in groups]
         return taken
 
     assert run_virtual(drain) == [group_id for group_id in range(12) if group_id not in gone]
 
 
 def accepted(group_id: int) -> Accepted:
-    ticket = Ticket(group_id=group_id, task=Task("x"), n_samples_per_prompt=1, version=0)
-    return Accepted(ticket, None, GroupSummary(group_id=group_id, members=(), versions=(0, 0), seconds=0.0), 0.0)
+    group_request = GroupRequest(group_id=group_id, task=Task("x"), n_samples_per_prompt=1, version=0)
+    return Accepted(group_request, None, GroupSummary(group_id=group_id, members=(), versions=(0, 0), seconds=0.0), 0.0)
 
 
 class ArrivalQueue(GroupQueue):
@@ -216,7 +216,7 @@ class ArrivalQueue(GroupQueue):
         line = {**self._window, **self._behind}
         arrived = sorted((entry for entry in line.values() if entry), key=lambda entry: entry.accepted_s)
         waiting = [group_id for group_id, entry in line.items() if entry is None]
-        self._window, self._behind = {}, OrderedDict({**{e.ticket.group_id: e for e in arrived}, **dict.fromkeys(waiting)})
+        self._window, self._behind = {}, OrderedDict({**{e.group_request.group_id: e for e in arrived}, **dict.fromkeys(waiting)})
         self._accepted, self._accepted_behind = 0, len(arrived)
         self._fill_window()
 
@@ -225,7 +225,7 @@ class ArrivalQueue(GroupQueue):
 def test_order_of_arrival_would_break_the_bound(ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not ordered:
         monkeypatch.setattr("agentrl.flow.state.GroupQueue", ArrivalQueue)
-    slow = ScriptedWorker(duration=lambda ticket: 40.0 if ticket.group_id == 3 else 1.0)
+    slow = ScriptedWorker(duration=lambda group_request: 40.0 if group_request.group_id == 3 else 1.0)
     scene = Scene(flow_of(num_steps=30, groups_per_step=4, n_samples_per_prompt=2, max_staleness=1), workers=[slow])
     if ordered:
         scene.run()

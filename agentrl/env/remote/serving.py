@@ -9,6 +9,8 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from agentrl.core.process import LOOPBACK
+
 if TYPE_CHECKING:
     import uvicorn
 
@@ -18,26 +20,67 @@ Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-LOOPBACK = "127.0.0.1"
+BODY_TIMEOUT_S = 60.0
 
 
-async def read_body(receive: Receive, limit: int) -> bytes | None:
-    """Return the body of a request; `None` if it is larger than `limit` bytes.
+class ApiError(Exception):
+    """A request that is refused; each application words it in its own form.
+
+    Args:
+        status: Status code of HTTP.
+        message: Problem and remedy, for people.
+        field: Name of the field at fault, ``messages[2].content``; empty if it is none.
+        code: Machine-readable reason, as ``context_length_exceeded``.
+        limits: Tokens of the prompt and of the context, if the prompt is too long.
+    """
+
+    def __init__(self, status: int, message: str, field: str = "", code: str = "", limits: tuple[int, int] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.field, self.code, self.limits = status, message, field, code, limits
+
+    @property
+    def reason(self) -> str:
+        """Status and code, for records."""
+        return f"{self.status} {self.code}".strip()
+
+
+class ClientLeftError(ConnectionError):
+    """The client closed the connection before it had the answer."""
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """Return the body of a request.
 
     Raises:
-        ConnectionError: If the client leaves before its end.
+        ApiError: If it is larger than `limit` bytes, or does not arrive in time.
+        ClientLeftError: If the client leaves before its end.
     """
     parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConnectionError("the client left before the end of its request")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            return None
-        if not message.get("more_body"):
-            return b"".join(parts)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeftError
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large")
+                if not message.get("more_body"):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="request_timeout") from None
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object that a body is, or raise `ApiError`."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body is not a JSON object", code="invalid_json")
+    return value
 
 
 async def send_json(send: Send, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:

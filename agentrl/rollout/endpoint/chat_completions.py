@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrl.rollout.endpoint import fields
-from agentrl.rollout.endpoint.neutral import Answer, ApiError, ChatRequest, Constraint, EchoedMessage, Json, described, pieces, tool_call
+from agentrl.env.remote.serving import ApiError
+from agentrl.rollout.endpoint.fields import Fields, constraint_of, described
+from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, Json, error_kind, pieces, tool_call
 
 PREFIX = "chatcmpl-"
 READ = (
@@ -32,25 +32,28 @@ OFF: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
 }
-KNOWN = frozenset((*READ, *IGNORED))
 ROLES = ("system", "developer", "user", "assistant", "tool")
-TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+STREAM_END = "data: [DONE]\n\n"
 
 
 def parse(body: Json) -> ChatRequest:
     """Return the request of a body; `ApiError` names the field that cannot be taken."""
-    fields.check(body, KNOWN, OFF)
-    messages = fields.listed(body.get("messages"), "messages")
-    options = body.get("stream_options") or {}
+    fields = Fields(body)
+    fields.check((*READ, *IGNORED), OFF)
+    choice, form = body.get("tool_choice"), body.get("response_format")
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    named = function.get("name") if isinstance(function, Mapping) else None
+    if isinstance(form, Mapping) and isinstance(form.get("json_schema"), Mapping):
+        form = {"type": form.get("type"), "schema": form["json_schema"].get("schema")}
     return ChatRequest(
-        **fields.common(body, "max_completion_tokens", "max_tokens"),
-        messages=[_message(message, f"messages[{index}]") for index, message in enumerate(messages)],
-        tools=fields.tools(body, _tool),
-        calls_tools=body.get("tool_choice") != "none",
-        constraint=_constraint(body),
+        **fields.common("max_completion_tokens", "max_tokens"),
+        messages=[_message(message) for message in fields.items("messages")],
+        tools=[_tool(tool) for tool in fields.items("tools", optional=True)],
+        calls_tools=choice != "none",
+        constraint=constraint_of(choice, "tool_choice", named, form, "response_format"),
         one_call=body.get("parallel_tool_calls") is False,
-        stop=fields.strings(body, "stop"),
-        options={"include_usage": bool(options.get("include_usage"))},
+        stop=fields.strings("stop"),
+        options={"include_usage": bool(fields.inner("stream_options").get("include_usage"))},
     )
 
 
@@ -60,96 +63,76 @@ def render(answer: Answer, request: ChatRequest) -> dict[str, Any]:
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
-        message["tool_calls"] = _calls(answer)
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(answer)}
-    return {**_head(answer, request, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
+        message["tool_calls"] = [_shown(call, call.arguments) for call in answer.calls]
+    choices = [_choice("message", message, _finish(answer))]
+    return {**_head(answer, request, "chat.completion"), "choices": choices, "usage": _usage(answer)}
 
 
-def stream(answer: Answer, request: ChatRequest) -> Iterator[str]:
-    """The answer as events, the last one apart, which the client must not get before the answer is recorded."""
+def stream(answer: Answer, request: ChatRequest) -> Iterator[dict[str, Any]]:
+    """The answer as the data of events."""
     head = _head(answer, request, "chat.completion.chunk")
-
-    def event(delta: Json, finish: str | None = None) -> str:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return f"data: {json.dumps({**head, 'choices': [choice]})}\n\n"
-
-    yield event({"role": "assistant", "content": "" if answer.text or not answer.calls else None})
+    deltas: list[Json] = [{"role": "assistant", "content": "" if answer.text or not answer.calls else None}]
     for name, whole_text in (("reasoning_content", answer.reasoning), ("content", answer.text)):
-        for piece in pieces(whole_text):
-            yield event({name: piece})
-    for index, call in enumerate(_calls(answer)):
-        function = call["function"]
-        yield event({"tool_calls": [{**call, "index": index, "function": {"name": function["name"], "arguments": ""}}]})
-        for piece in pieces(function["arguments"]):
-            yield event({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-    last = event({}, _finish(answer))
+        deltas += [{name: piece} for piece in pieces(whole_text)]
+    for index, call in enumerate(answer.calls):
+        arguments = [{"index": index, "function": {"arguments": piece}} for piece in pieces(call.arguments)]
+        deltas += [{"tool_calls": [part]} for part in ({**_shown(call, ""), "index": index}, *arguments)]
+    for delta in deltas:
+        yield {**head, "choices": [_choice("delta", delta)]}
+    yield {**head, "choices": [_choice("delta", {}, _finish(answer))]}
     if request.options.get("include_usage"):
-        last += f"data: {json.dumps({**head, 'choices': [], 'usage': _usage(answer)})}\n\n"
-    yield f"{last}data: [DONE]\n\n"
+        yield {**head, "choices": [], "usage": _usage(answer)}
 
 
 def error(problem: ApiError) -> dict[str, Any]:
     """The error in the form of the service."""
-    message, code = problem.message, problem.code or None
+    message = problem.message
     if problem.limits:
         tokens, limit = problem.limits
         message = f"This model's maximum context length is {limit} tokens. However, your messages resulted in {tokens} tokens. "
         message += "Please reduce the length of the messages."
-    kind = TYPES.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": problem.field or None, "code": code}}
+    told = {"message": message, "type": error_kind(problem.status), "param": problem.field or None, "code": problem.code or None}
+    return {"error": told}
 
 
-def stream_error(problem: ApiError) -> str:
-    """The error as an event of a stream that has begun."""
-    return f"data: {json.dumps(error(problem))}\n\n"
+stream_error = error
 
 
-def _constraint(body: Json) -> Constraint | None:
-    choice, form = body.get("tool_choice"), body.get("response_format")
-    function = choice.get("function") if isinstance(choice, Mapping) else None
-    if isinstance(form, Mapping) and isinstance(form.get("json_schema"), Mapping):
-        form = {"type": form.get("type"), "schema": form["json_schema"].get("schema")}
-    return fields.constraint_of(
-        choice, "tool_choice", function.get("name") if isinstance(function, Mapping) else None, form, "response_format"
-    )
-
-
-def _message(message: Json, where: str) -> EchoedMessage:
-    role = message.get("role")
-    if role not in ROLES:
-        raise fields.refuse(f"{where}.role", role, f"must be one of {', '.join(ROLES)}")
-    content = fields.text_of(message.get("content"), f"{where}.content", ("text", "refusal") if role == "assistant" else ("text",))
+def _message(message: Fields) -> EchoedMessage:
+    role = message.one_of("role", ROLES, f"must be one of {', '.join(ROLES)}")
+    content = message.text_of("content", ("text", "refusal") if role == "assistant" else ("text",))
     parsed = EchoedMessage(role="system" if role == "developer" else role, content=content)
     if isinstance(message.get("name"), str):
-        parsed["name"] = message["name"]
+        parsed["name"] = message.get("name")
     if role == "tool":
-        parsed["tool_call_id"] = fields.text(message.get("tool_call_id", ""), f"{where}.tool_call_id")
+        parsed["tool_call_id"] = message.text("tool_call_id", "")
     if message.get("tool_calls"):
-        calls = fields.listed(message["tool_calls"], f"{where}.tool_calls")
-        parsed["tool_calls"] = [_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
+        parsed["tool_calls"] = [_call(call) for call in message.items("tool_calls")]
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str) and reasoning:
         parsed["reasoning_content"] = reasoning
     return parsed
 
 
-def _call(call: Json, where: str) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping):
-        raise fields.refuse(f"{where}.type", call.get("type"), "only calls of functions are taken")
-    return tool_call(str(call.get("id", "")), fields.text(function.get("name"), f"{where}.function.name"), function.get("arguments", "{}"))
+def _call(call: Fields) -> dict[str, Any]:
+    if not isinstance(call.get("function"), Mapping):
+        raise call.refused("type", "only calls of functions are taken")
+    function = call.inner("function")
+    return tool_call(str(call.get("id", "")), function.text("name"), function.get("arguments", "{}"))
 
 
-def _tool(tool: Json, where: str) -> dict[str, Any]:
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, Mapping):
-        raise fields.refuse(f"{where}.type", tool.get("type"), "only functions are taken")
-    fields.text(function.get("name"), f"{where}.function.name")
-    return described(function)
+def _tool(tool: Fields) -> dict[str, Any]:
+    if tool.get("type") != "function" or not isinstance(tool.get("function"), Mapping):
+        raise tool.refused("type", "only functions are taken")
+    return described(tool.inner("function"))
 
 
-def _calls(answer: Answer) -> list[dict[str, Any]]:
-    return [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in answer.calls]
+def _shown(call: Call, arguments: str) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _choice(name: str, part: Json, finish: str | None = None) -> dict[str, Any]:
+    return {"index": 0, name: part, "logprobs": None, "finish_reason": finish}
 
 
 def _head(answer: Answer, request: ChatRequest, kind: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.core.errors import EnvError, EnvResultError
-from agentrl.core.protocols import Engine
-from agentrl.core.types import Status, Ticket, Trajectory
+from agentrl.core.protocols import Engine, EngineLimits
+from agentrl.core.types import GroupRequest, Status, Trajectory
 from agentrl.env.black_box import BlackBoxSession
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.graph import CONSTRAINED
@@ -18,7 +18,6 @@ from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.endpoint.session import NOT_SELECTED, EndpointSession, rewards_by_answer
 from agentrl.rollout.episode import ProgramEpisode
 from agentrl.rollout.recorder import Context
-from agentrl.rollout.records import EngineLimits
 from agentrl.rollout.settings import EpisodeSettings
 
 
@@ -32,7 +31,7 @@ class BlackBoxEpisode(ProgramEpisode):
 
     def __init__(
         self,
-        ticket: Ticket,
+        group_request: GroupRequest,
         index: int,
         *,
         engine: Engine,
@@ -41,27 +40,19 @@ class BlackBoxEpisode(ProgramEpisode):
         settings: EpisodeSettings,
         server: EndpointServer | None = None,
     ) -> None:
-        super().__init__(ticket, index, engine=engine, codec=codec, settings=settings, tools=env.take_spans)
+        super().__init__(group_request, index, engine=engine, codec=codec, settings=settings, tools=env.take_spans)
         self._env = env
         self._server, self._own_server = server or EndpointServer(), server is None
-        self._limits = EngineLimits(max_model_len=engine.max_model_len, end_token_ids=engine.end_token_ids)
-        self._log = RequestLog() if settings.endpoint.record_requests and index < ticket.record else None
+        self._log = RequestLog() if settings.endpoint.record_requests and index < group_request.record else None
         self.requests: Mapping[str, Any] | None = None  # log of the requests once the episode is over, if it is to be recorded
-        self.session = EndpointSession(
-            self._id,
-            recorder=self._recorder,
-            codec=codec,
-            settings=settings,
-            parser=self._server.parser,
-            max_requests=settings.endpoint.max_requests,
-            log=self._log,
-        )
+        limit = settings.endpoint.max_requests
+        self.session = EndpointSession(self._recorder, parser=self._server.parser, max_requests=limit, log=self._log)
 
     async def _play(self) -> Status:
         llm = await self._server.open(self.session)
         self._called_s = time.perf_counter()
         try:
-            self._result = await self._env.run(self._ticket.task, llm, self._settings.rollout.episode_timeout_s)
+            self._result = await self._env.run(self._group_request.task, llm, self._settings.rollout.episode_timeout_s)
         except EnvError as error:
             if self.session.failure is not None:
                 raise self.session.failure from error
@@ -93,11 +84,9 @@ class BlackBoxEpisode(ProgramEpisode):
 
     def _trajectories(self, status: Status, error: str | None, timings: Mapping[str, float]) -> tuple[Trajectory, ...]:
         if self._log is not None:
-            self.requests = {
-                "episode_id": self._id,
-                "group_id": self._ticket.group_id,
-                **self._log.record(self.session.exchanges, self._recorder.contexts, self._limits),
-            }
+            ends = [exchange.end() for exchange in self.session.exchanges]
+            log = self._log.record(ends, self._recorder.contexts, EngineLimits.of(self._recorder.engine))
+            self.requests = {"episode_id": self._id, "group_id": self._group_request.group_id, **log}
         if status.trainable:
             try:
                 return self._branches(status, timings)

@@ -1,112 +1,123 @@
-"""Readers of the fields of a request, the same for every dialect; each raises `ApiError` with the name of the field."""
+"""The reader of the fields of a request, the same for every dialect; its errors name the field."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from agentrl.rollout.endpoint.neutral import ApiError, Constraint, Json
+from agentrl.env.remote.serving import ApiError
+from agentrl.rollout.endpoint.neutral import Constraint, Json
 
 
-def refuse(field: str, value: object, problem: str) -> ApiError:
-    """Return the error for a field that cannot be honoured."""
-    return ApiError(400, f"{field} = {_shown(value)}: {problem}", field, "unsupported_value")
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """An object of a request with the place where it stands; every reader raises `ApiError` for a value that cannot be taken."""
 
+    value: Json
+    where: str = ""
 
-def check(body: Json, known: frozenset[str], off: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse fields that nobody reads, and fields that cannot be honoured, unless their value is one that `off` calls harmless."""
-    for name, value in body.items():
-        if value is not None and name not in known and name not in off:
-            raise ApiError(400, f"{name} = {_shown(value)}: this endpoint does not support the field", name, "unknown_parameter")
-    for name, harmless in off.items():
-        value = body.get(name)
-        if value is not None and value not in harmless:
-            raise refuse(name, value, "cannot be honoured, because the tokens would not be samples of the policy alone; leave it out")
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a field as it is."""
+        return self.value.get(name, default)
 
+    def refused(self, name: str, problem: str, code: str = "unsupported_value") -> ApiError:
+        """Return the error for a field, with its value."""
+        return _refused(self.get(name), self._place(name), problem, code)
 
-def common(body: Json, *limits: str) -> dict[str, Any]:
-    """The arguments of a `ChatRequest` that every dialect has under the same name; `limits` name the fields of the limit of tokens."""
-    return {
-        "max_tokens": next(filter(None, [whole(body, name) for name in limits]), None),
-        "temperature": real(body, "temperature"),
-        "top_p": real(body, "top_p"),
-        "stream": bool(body.get("stream")),
-        "model": text(body.get("model", ""), "model"),
-    }
+    def check(self, known: Sequence[str], off: Mapping[str, tuple[Any, ...]]) -> None:
+        """Refuse fields that nobody reads, and fields that cannot be honoured, unless their value is one that `off` calls harmless."""
+        for name, value in self.value.items():
+            if value is not None and name not in known and name not in off:
+                raise self.refused(name, "this endpoint does not support the field", "unknown_parameter")
+        for name, harmless in off.items():
+            if self.get(name) is not None and self.get(name) not in harmless:
+                raise self.refused(name, "cannot be honoured, because the tokens would not be samples of the policy alone; leave it out")
 
+    def common(self, *limits: str) -> dict[str, Any]:
+        """The arguments of a `ChatRequest` that every dialect has under the same name; `limits` name the fields of the limit of tokens."""
+        return {
+            "max_tokens": next(filter(None, [self.whole(name) for name in limits]), None),
+            "temperature": self.real("temperature"),
+            "top_p": self.real("top_p"),
+            "stream": bool(self.get("stream")),
+            "model": self.text("model", ""),
+        }
 
-def tools(body: Json, tool: Callable[[Json, str], dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools of a request; `tool` reads one of them, found at a place."""
-    return [tool(item, f"tools[{index}]") for index, item in enumerate(listed(body.get("tools") or [], "tools", empty=True))]
+    def inner(self, name: str) -> Fields:
+        """The object of a field; an empty one if there is none."""
+        value = self.get(name) or {}
+        if not isinstance(value, Mapping):
+            raise self.refused(name, "must be an object", "invalid_type")
+        return Fields(value, self._place(name))
 
+    def items(self, name: str, *, optional: bool = False) -> list[Fields]:
+        """The objects of a list, which may be empty or missing if it is `optional`."""
+        value = self.get(name) or [] if optional else self.get(name)
+        if not isinstance(value, list) or not (value or optional):
+            raise self.refused(name, f"must be a list{'' if optional else ' with at least one item'}", "invalid_type")
+        places = [f"{self._place(name)}[{index}]" for index in range(len(value))]
+        for item, place in zip(value, places, strict=True):
+            if not isinstance(item, Mapping):
+                raise _refused(item, place, "must be an object", "invalid_type")
+        return list(map(Fields, value, places))
 
-def text(value: Any, where: str) -> str:
-    """A string of a request."""
-    if not isinstance(value, str):
-        raise ApiError(400, f"{where} = {_shown(value)}: must be a string", where, "invalid_type")
-    return value
+    def one_of(self, name: str, values: Sequence[str | None], problem: str) -> str:
+        """A field with one of a few values, refused with the problem if it has another."""
+        if self.get(name) not in values:
+            raise self.refused(name, problem)
+        return str(self.get(name))
 
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string."""
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            raise self.refused(name, "must be a string", "invalid_type")
+        return value
 
-def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
-    """Text of a message's content: a string, nothing, or a list of parts of these kinds; `ApiError` for any other part."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ApiError(400, f"{where} = {_shown(content)}: must be a string or a list of parts", where, "invalid_type")
-    texts = []
-    for index, part in enumerate(content):
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in kinds or not isinstance(part.get("text"), str):
-            raise refuse(f"{where}[{index}].type", kind, f"only parts of the types {', '.join(kinds)} are taken")
-        texts.append(part["text"])
-    return "\n".join(texts) if len(texts) > 1 else "".join(texts)
+    def text_of(self, name: str, kinds: Sequence[str] = ("text",)) -> str:
+        """Text of a content: a string, nothing, or a list of parts of these kinds."""
+        content = self.get(name)
+        if content is None or isinstance(content, str):
+            return content or ""
+        if not isinstance(content, list):
+            raise self.refused(name, "must be a string or a list of parts", "invalid_type")
+        texts = [part if isinstance(part, str) else self._part(name, index, part, kinds) for index, part in enumerate(content)]
+        return "\n".join(texts)
 
+    def whole(self, name: str) -> int | None:
+        """A positive whole number, or `None` without one."""
+        value = self.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise self.refused(name, "must be a whole number of at least 1", "invalid_value")
+        return value
 
-def listed(value: Any, where: str, *, empty: bool = False) -> list[Any]:
-    """A list of objects; `ApiError` if it is none."""
-    if not isinstance(value, list) or (not value and not empty):
-        raise ApiError(400, f"{where} = {_shown(value)}: must be a list{'' if empty else ' with at least one item'}", where, "invalid_type")
-    for index, item in enumerate(value):
-        if not isinstance(item, Mapping):
-            raise ApiError(400, f"{where}[{index}] = {_shown(item)}: must be an object", f"{where}[{index}]", "invalid_type")
-    return value
+    def real(self, name: str) -> float | None:
+        """A number that is not negative, or `None` without one."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise self.refused(name, "must be a number of at least 0", "invalid_value")
+        return float(value)
 
+    def strings(self, name: str) -> tuple[str, ...]:
+        """Strings: one, a list, or none."""
+        value = self.get(name)
+        items = [value] if isinstance(value, str) else [] if value is None else value
+        if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
+            raise self.refused(name, "must be a string or a list of strings, none of them empty", "invalid_type")
+        return tuple(items)
 
-def whole(body: Json, name: str) -> int | None:
-    """A positive whole number of a request, or `None` without one."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if type(value) is not int or value < 1:
-        raise ApiError(400, f"{name} = {_shown(value)}: must be a whole number of at least 1", name, "invalid_value")
-    return value
+    def _place(self, name: str) -> str:
+        return f"{self.where}.{name}" if self.where else name
 
-
-def real(body: Json, name: str) -> float | None:
-    """A number of a request that is not negative, or `None` without one."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise ApiError(400, f"{name} = {_shown(value)}: must be a number of at least 0", name, "invalid_value")
-    return float(value)
-
-
-def strings(body: Json, name: str) -> tuple[str, ...]:
-    """Strings of a request: one, a list, or none."""
-    value = body.get(name)
-    if value is None:
-        return ()
-    items = [value] if isinstance(value, str) else value
-    if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
-        raise ApiError(400, f"{name} = {_shown(value)}: must be a string or a list of strings, none of them empty", name, "invalid_type")
-    return tuple(items)
+    def _part(self, name: str, index: int, part: Any, kinds: Sequence[str]) -> str:
+        fields = Fields(part if isinstance(part, Mapping) else {}, f"{self._place(name)}[{index}]")
+        if fields.get("type") not in kinds or not isinstance(fields.get("text"), str):
+            raise fields.refused("type", f"only parts of the types {', '.join(kinds)} are taken")
+        return fields.text("text")
 
 
 def constraint_of(choice: Any, choice_field: str, tool: Any, form: Any, form_field: str) -> Constraint | None:
@@ -124,28 +135,32 @@ def constraint_of(choice: Any, choice_field: str, tool: Any, form: Any, form_fie
     """
     schema = _schema(form, form_field)
     if tool is not None:
-        return Constraint(field=choice_field, must_call=True, tool=text(tool, choice_field))
+        return Constraint(field=choice_field, must_call=True, tool=Fields({choice_field: tool}).text(choice_field))
     if choice in ("required", "any"):
         return Constraint(field=choice_field, must_call=True)
     if choice not in (None, "auto", "none"):
-        raise refuse(choice_field, choice, "must be auto, none, a call of any tool, or the name of one")
+        raise _refused(choice, choice_field, "must be auto, none, a call of any tool, or the name of one")
     return None if schema is None else Constraint(field=form_field, schema=schema)
 
 
 def _schema(form: Any, where: str) -> Json | None:
-    kind = form.get("type") if isinstance(form, Mapping) else form
-    if kind in (None, "text"):
+    fields = Fields(form if isinstance(form, Mapping) else {"type": form}, where)
+    if fields.get("type") in (None, "text"):
         return None
-    if kind == "json_object":
+    if fields.one_of("type", ("json_object", "json_schema"), "must be text, json_object or json_schema") == "json_object":
         return {"type": "object"}
-    if kind != "json_schema":
-        raise refuse(f"{where}.type", kind, "must be text, json_object or json_schema")
-    schema = form.get("schema")
-    if not isinstance(schema, Mapping):
-        raise ApiError(400, f"{where} = {_shown(form)}: must have a schema, which is an object", where, "invalid_type")
+    if not isinstance(fields.get("schema"), Mapping):
+        raise _refused(form, where, "must have a schema, which is an object", "invalid_type")
+    schema: Json = fields.get("schema")
     return schema
 
 
-def _shown(value: object) -> str:
+def _refused(value: object, place: str, problem: str, code: str = "unsupported_value") -> ApiError:
     shown = json.dumps(value, default=repr)
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return ApiError(400, f"{place} = {shown if len(shown) <= 80 else f'{shown[:77]}...'}: {problem}", place, code)
+
+
+def described(function: Fields, schema: str = "parameters") -> dict[str, Any]:
+    """A function in the form of Chat Completions; its schema may have another name."""
+    parts = {"name": function.text("name"), "description": function.get("description"), "parameters": function.get(schema)}
+    return {"type": "function", "function": {name: value for name, value in parts.items() if value is not None}}

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from agentrl.core.errors import EnvResultError
 from agentrl.core.types import Message
+from agentrl.env.remote.serving import ApiError
 from agentrl.env.tools.environment import describe_tools, with_system
-from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.endpoint.neutral import Answer, ApiError, ChatRequest, EchoedMessage, Json
+from agentrl.rollout.endpoint.neutral import Answer, ChatRequest, EchoedMessage, Json
 from agentrl.rollout.recorder import Context, Recorder, Sample
 
 Key: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
@@ -89,8 +89,8 @@ class MessageGraph:
     history opens a branch, for a reason that is recorded.
     """
 
-    def __init__(self, codec: ChatCodec, recorder: Recorder) -> None:
-        self._codec, self._recorder = codec, recorder
+    def __init__(self, recorder: Recorder) -> None:
+        self._codec, self._recorder = recorder.codec, recorder
         self._roots: dict[str, Place] = {}
         self._latest_tools: tuple[Sequence[Json], str] = ((), "")
         self.histories: list[History] = []  # one per context
@@ -139,10 +139,6 @@ class MessageGraph:
         else:
             next(history for history in self.histories if history.context is going_on).keys = keys
         return context
-
-    def count(self, request: ChatRequest) -> int:
-        """Tokens of the prompt of a request that is not answered."""
-        return len(self.place(request).prompt_ids)
 
     def _tools_key(self, tools: Sequence[Json]) -> str:
         latest, key = self._latest_tools

@@ -13,22 +13,9 @@ Json: TypeAlias = Mapping[str, Any]
 
 PIECE = 48
 """Characters of a piece of a streamed text."""
-
-
-class ApiError(Exception):
-    """A request that is not answered; each dialect words it in its own form.
-
-    Args:
-        status: Status code of HTTP.
-        message: Problem and remedy, for people.
-        field: Name of the field at fault, ``messages[2].content``; empty if it is none.
-        code: Machine-readable reason, as ``context_length_exceeded``.
-        limits: Tokens of the prompt and of the context, if the prompt is too long.
-    """
-
-    def __init__(self, status: int, message: str, field: str = "", code: str = "", limits: tuple[int, int] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.field, self.code, self.limits = status, message, field, code, limits
+STREAMED = ("thinking", "signature", "text", "content", "summary", "arguments", "input")
+"""Fields of a part of an answer that a stream fills by and by."""
+ERROR_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class EchoedMessage(Message, total=False):
@@ -94,6 +81,11 @@ class Answer:
     cached_tokens: int = 0
     completion_tokens: int = 0
 
+    @property
+    def has_text(self) -> bool:
+        """True if its text is shown, which an answer with nothing else has even when it is empty."""
+        return bool(self.text or not (self.calls or self.reasoning))
+
     def message(self) -> EchoedMessage:
         """The answer as a message of a history."""
         message = EchoedMessage(role="assistant", content=self.text, id=self.id)
@@ -123,8 +115,17 @@ def pieces(whole_text: str) -> Iterator[str]:
     return (whole_text[start : start + PIECE] for start in range(0, len(whole_text), PIECE))
 
 
-def described(function: Json, parameters: str = "parameters") -> dict[str, Any]:
-    """A function in the form of Chat Completions; its schema may have another name."""
-    schema = {"parameters": function[parameters]} if function.get(parameters) is not None else {}
-    about = {"description": function["description"]} if function.get("description") is not None else {}
-    return {"type": "function", "function": {"name": function["name"], **about, **schema}}
+def emptied(item: Json) -> dict[str, Any]:
+    """A part of an answer as a stream begins it: what comes piece by piece is still empty."""
+    return {**item, **{name: type(item[name])() for name in STREAMED if name in item}}
+
+
+def event(data: Json) -> str:
+    """An event of a stream, under the name of its type if it has one."""
+    name = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{name}data: {json.dumps(data)}\n\n"
+
+
+def error_kind(status: int, failed: str = "server_error") -> str:
+    """Type that both services give to an error; `failed` is that of an error of their own."""
+    return ERROR_KINDS.get(status, "invalid_request_error" if status < 500 else failed)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentrl.rollout.endpoint.neutral import ApiError, ChatRequest, Constraint, EchoedMessage
+from agentrl.core.protocols import EngineLimits
+from agentrl.rollout.endpoint.neutral import ChatRequest, Constraint, EchoedMessage
 from agentrl.rollout.recorder import Context, Sample
-from agentrl.rollout.records import EngineLimits, limits_record
-
-if TYPE_CHECKING:
-    from agentrl.rollout.endpoint.session import Exchange
+from agentrl.rollout.records import limits_record
 
 APART = ("messages", "tools", "options")
 """Fields of a request that are kept in tables, or, as `options`, only needed to render its answer."""
@@ -59,15 +57,13 @@ class RequestLog:
             finish_reason=str(generation.finish_reason),
         )
 
-    def record(self, exchanges: Sequence[Exchange], contexts: Sequence[Context], limits: EngineLimits) -> dict[str, Any]:
-        """The log in JSON's own types, once every request has ended; token ids of turns are those of their requests, by number."""
-        for row, exchange in zip(self._rows, exchanges, strict=True):
-            row.update(outcome=outcome(exchange), delivered=exchange.delivered)
+    def record(self, ends: Iterable[Mapping[str, Any]], contexts: Sequence[Context], limits: EngineLimits) -> dict[str, Any]:
+        """The log in JSON's own types, with the end of every request; token ids of turns are those of their requests, by number."""
         return {
             "engine": limits_record(limits),
             "messages": self._messages.items,
             "tools": self._tools.items,
-            "requests": self._rows,
+            "requests": [{**row, **end} for row, end in zip(self._rows, ends, strict=True)],
             "turns": turn_rows(contexts),
         }
 
@@ -92,17 +88,6 @@ class _Table:
 
 def _plain(value: Any) -> Any:
     return asdict(value) if isinstance(value, Constraint) else value
-
-
-def outcome(exchange: Exchange) -> str:
-    """Return how a request ended: ``answered``, ``unanswered``, or the status and the code of its refusal."""
-    task = exchange.task
-    if not task.done() or task.cancelled():
-        return "unanswered"
-    error = task.exception()
-    if error is None:
-        return "answered"
-    return f"{error.status} {error.code}".strip() if isinstance(error, ApiError) else type(error).__name__
 
 
 def turn_rows(contexts: Sequence[Context]) -> list[dict[str, Any]]:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from agentrl.rollout.endpoint import chat_completions, fields
-from agentrl.rollout.endpoint.neutral import (
-    Answer,
-    ApiError,
-    Call,
-    ChatRequest,
-    EchoedMessage,
-    Json,
-    described,
-    parsed_arguments,
-    pieces,
-    tool_call,
-)
+from agentrl.env.remote.serving import ApiError
+from agentrl.rollout.endpoint import chat_completions
+from agentrl.rollout.endpoint.fields import Fields, constraint_of, described
+from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, Json, emptied, parsed_arguments, pieces, tool_call
 
 PREFIX = "resp_"
 READ = (
@@ -39,33 +29,33 @@ OFF: dict[str, tuple[Any, ...]] = {
     "image": (),
     "access_programs": (),
 }
-KNOWN = frozenset((*READ, *IGNORED))
 TEXTS = ("input_text", "output_text", "text", "refusal")
+CALLS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
+"""Items that are calls, with those that are their outputs."""
 HOSTED = ("web_search", "web_search_preview")
 """Tools of the service that the policy is not told of; it may leave them alone as it may any tool."""
-EMPTY = ("content", "summary", "arguments", "input")
-"""Fields of an item that a stream fills by and by."""
 CUSTOM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+STREAM_END = ""
 
 error = chat_completions.error
 
 
 def parse(body: Json) -> ChatRequest:
     """Return the request of a body; `ApiError` names the field that cannot be taken."""
-    fields.check(body, KNOWN, OFF)
-    choice = body.get("tool_choice")
+    fields = Fields(body)
+    fields.check((*READ, *IGNORED), OFF)
+    choice, form = body.get("tool_choice"), fields.inner("text").get("format")
     named = choice.get("name", "") if isinstance(choice, Mapping) and choice.get("type") in ("function", "custom") else None
     kinds: dict[str, tuple[str, str, str]] = {}
-    tools = _tools(fields.listed(body.get("tools") or [], "tools", empty=True), "tools", "", kinds)
     return ChatRequest(
-        **fields.common(body, "max_output_tokens"),
-        messages=_input(body.get("input")),
-        system=fields.text(body.get("instructions") or "", "instructions"),
-        tools=tools,
+        **fields.common("max_output_tokens"),
+        messages=_input(fields),
+        system=fields.text("instructions") if body.get("instructions") else "",
+        tools=list(_tools(fields.items("tools", optional=True), kinds)),
         calls_tools=choice != "none",
-        constraint=fields.constraint_of(choice, "tool_choice", named, (body.get("text") or {}).get("format"), "text.format"),
+        constraint=constraint_of(choice, "tool_choice", named, form, "text.format"),
         one_call=body.get("parallel_tool_calls") is False,
-        previous=fields.text(body.get("previous_response_id") or "", "previous_response_id"),
+        previous=fields.text("previous_response_id") if body.get("previous_response_id") else "",
         options={"body": {name: value for name, value in body.items() if name != "input"}, "kinds": kinds},
     )
 
@@ -75,70 +65,62 @@ def render(answer: Answer, request: ChatRequest) -> dict[str, Any]:
     return _response(answer, request, [item for item, _ in _items(answer, request)])
 
 
-def stream(answer: Answer, request: ChatRequest) -> Iterator[str]:
-    """The answer as events."""
+def stream(answer: Answer, request: ChatRequest) -> Iterator[dict[str, Any]]:
+    """The answer as the data of events."""
     begun = {**_response(answer, request, []), "status": "in_progress", "usage": None, "incomplete_details": None}
     events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}, {"type": "response.in_progress", "response": begun}]
     for index, (item, parts) in enumerate(_items(answer, request)):
-        empty = {**item, "status": "in_progress", **{name: type(item[name])() for name in EMPTY if name in item}}
+        empty = {**emptied(item), "status": "in_progress"}
         events.append({"type": "response.output_item.added", "output_index": index, "item": empty})
         events += [{**part, "item_id": item["id"], "output_index": index} for part in parts]
         events.append({"type": "response.output_item.done", "output_index": index, "item": item})
-    last = {"type": "response.incomplete" if answer.cut else "response.completed", "response": render(answer, request)}
-    for number, event in enumerate([*events, last]):
-        yield f"event: {event['type']}\ndata: {json.dumps({**event, 'sequence_number': number})}\n\n"
+    events.append({"type": "response.incomplete" if answer.cut else "response.completed", "response": render(answer, request)})
+    return ({**event, "sequence_number": number} for number, event in enumerate(events))
 
 
-def stream_error(problem: ApiError) -> str:
-    """The error as an event of a stream that has begun."""
+def stream_error(problem: ApiError) -> dict[str, Any]:
+    """The error as the data of an event."""
     told = error(problem)["error"]
-    event = {"type": "error", "code": told["code"], "message": told["message"], "param": told["param"], "sequence_number": 0}
-    return f"event: error\ndata: {json.dumps(event)}\n\n"
+    return {"type": "error", "code": told["code"], "message": told["message"], "param": told["param"], "sequence_number": 0}
 
 
-def _input(value: Any) -> list[EchoedMessage]:
-    if isinstance(value, str):
-        return [EchoedMessage(role="user", content=value)]
+def _input(fields: Fields) -> list[EchoedMessage]:
+    if isinstance(fields.get("input"), str):
+        return [EchoedMessage(role="user", content=fields.text("input"))]
     messages: list[EchoedMessage] = []
-    for index, item in enumerate(fields.listed(value, "input")):
-        _add(messages, item, f"input[{index}]")
+    for item in fields.items("input"):
+        _add(messages, item)
     return messages
 
 
-def _add(messages: list[EchoedMessage], item: Json, where: str) -> None:
+def _add(messages: list[EchoedMessage], item: Fields) -> None:
     """Add an item to the messages; what one answer consists of is one message of the assistant."""
-    kind = item.get("type", "message")
+    kind, call_id = item.get("type", "message"), str(item.get("call_id", ""))
     if kind == "message":
-        _add_message(messages, item, where)
-    elif kind in ("function_call", "custom_tool_call"):
-        name, call_id = fields.text(item.get("name"), f"{where}.name"), str(item.get("call_id", ""))
-        name = f"{item['namespace']}.{name}" if item.get("namespace") else name
+        _add_message(messages, item)
+    elif kind in CALLS:
+        name = f"{item.get('namespace')}.{item.text('name')}" if item.get("namespace") else item.text("name")
         arguments = {"input": item.get("input", "")} if kind == "custom_tool_call" else item.get("arguments", "{}")
         calls: list[dict[str, Any]] = _answer_of(messages, call_id).setdefault("tool_calls", [])
         calls.append(tool_call(call_id, name, arguments))
-    elif kind in ("function_call_output", "custom_tool_call_output"):
-        output = fields.text_of(item.get("output"), f"{where}.output", TEXTS)
-        messages.append(EchoedMessage(role="tool", content=output, tool_call_id=str(item.get("call_id", ""))))
+    elif kind in CALLS.values():
+        messages.append(EchoedMessage(role="tool", content=item.text_of("output", TEXTS), tool_call_id=call_id))
     elif kind == "reasoning":
         parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
         thought = "\n".join(str(part.get("text", "")) for part in parts)
         messages.append(EchoedMessage(role="assistant", content="", reasoning_content=thought))
     else:
-        raise fields.refuse(
-            f"{where}.type", kind, "only messages, calls of functions and custom tools, their outputs and reasoning are taken"
-        )
+        raise item.refused("type", "only messages, calls of functions and custom tools, their outputs and reasoning are taken")
 
 
-def _add_message(messages: list[EchoedMessage], item: Json, where: str) -> None:
-    role = item.get("role")
-    if role not in ("user", "assistant", "system", "developer"):
-        raise fields.refuse(f"{where}.role", role, "must be user, assistant, system or developer")
-    content = fields.text_of(item.get("content"), f"{where}.content", TEXTS)
+def _add_message(messages: list[EchoedMessage], item: Fields) -> None:
+    role = item.one_of("role", ("user", "assistant", "system", "developer"), "must be user, assistant, system or developer")
+    content, own = item.text_of("content", TEXTS), str(item.get("id"))
     last = messages[-1] if messages else None
     if role == "assistant" and last is not None and last["role"] == "assistant" and not last["content"] and "tool_calls" not in last:
-        last["content"], last["id"] = content, str(item.get("id"))  # behind the reasoning of the same answer
+        last["content"], last["id"] = content, own  # behind the reasoning of the same answer
     else:
-        messages.append(EchoedMessage(role="system" if role == "developer" else str(role), content=content, id=str(item.get("id"))))
+        messages.append(EchoedMessage(role="system" if role == "developer" else role, content=content, id=own))
 
 
 def _answer_of(messages: list[EchoedMessage], call_id: str) -> EchoedMessage:
@@ -158,64 +140,58 @@ def _same_answer(call_id: str, other: str) -> bool:
     return len(call_id) == len(other) == 9 and call_id[:6] == other[:6] and call_id[0] == "c"
 
 
-def _tools(tools: list[Json], where: str, namespace: str, kinds: dict[str, tuple[str, str, str]]) -> list[dict[str, Any]]:
+def _tools(tools: Iterable[Fields], kinds: dict[str, tuple[str, str, str]], namespace: str = "") -> Iterator[dict[str, Any]]:
     """Tools as functions; `kinds` gets by name what each is: its type, its namespace, and its name there."""
-    functions: list[dict[str, Any]] = []
-    for index, tool in enumerate(tools):
-        kind, place = tool.get("type"), f"{where}[{index}]"
-        if kind in HOSTED:
+    for tool in tools:
+        if tool.get("type") in HOSTED:
             continue
-        if kind not in ("function", "custom", "namespace"):
-            raise fields.refuse(f"{place}.type", kind, "only tools that the client runs are taken")
-        own = fields.text(tool.get("name"), f"{place}.name")
+        kind, own = tool.one_of("type", ("function", "custom", "namespace"), "only tools that the client runs are taken"), tool.text("name")
         if kind == "namespace":
-            functions += _tools(fields.listed(tool.get("tools"), f"{place}.tools"), f"{place}.tools", own, kinds)
+            yield from _tools(tool.items("tools"), kinds, own)
             continue
         name = f"{namespace}.{own}" if namespace else own
-        kinds[name] = str(kind), namespace, own
-        functions.append(described({**tool, "name": name, **({"parameters": CUSTOM} if kind == "custom" else {})}))
-    return functions
+        kinds[name] = kind, namespace, own
+        yield described(Fields({**tool.value, "name": name, **({"parameters": CUSTOM} if kind == "custom" else {})}))
 
 
-def _items(answer: Answer, request: ChatRequest) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+def _items(answer: Answer, request: ChatRequest) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """The output items of an answer, each with the events that a stream sends between its beginning and its end."""
-    items: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     status = "incomplete" if answer.cut else "completed"
     if answer.reasoning:
         summary = {"type": "summary_text", "text": answer.reasoning}
-        item: dict[str, Any] = {"type": "reasoning", "id": f"rs_{answer.id}", "summary": [summary], "status": status}
-        prefix, fixed = "response.reasoning_summary", {"summary_index": 0}
-        items.append((item, _text_events(f"{prefix}_part", f"{prefix}_text", answer.reasoning, summary, fixed)))
-    if answer.text or not (answer.calls or answer.reasoning):
+        prefix = "response.reasoning_summary"
+        events = _text_events(f"{prefix}_part", f"{prefix}_text", summary, {"summary_index": 0})
+        yield {"type": "reasoning", "id": f"rs_{answer.id}", "summary": [summary], "status": status}, events
+    if answer.has_text:
         part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
-        item = {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "content": [part], "status": status}
-        fixed = {"content_index": 0}
-        items.append((item, _text_events("response.content_part", "response.output_text", answer.text, part, fixed, logprobs=[])))
-    return items + [_call_item(call, request.options["kinds"].get(call.name, ("function", "", call.name)), status) for call in answer.calls]
+        events = _text_events("response.content_part", "response.output_text", part, {"content_index": 0}, logprobs=[])
+        yield {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "content": [part], "status": status}, events
+    for call in answer.calls:
+        kind, namespace, name = request.options["kinds"].get(call.name, ("function", "", call.name))
+        yield _call_item(call, kind, namespace, name, status)
 
 
-def _text_events(part: str, name: str, whole_text: str, end: Json, fixed: Json, **more: Any) -> list[dict[str, Any]]:
+def _text_events(part: str, name: str, end: Json, fixed: Json, **more: Any) -> list[dict[str, Any]]:
     return [
         {"type": f"{part}.added", **fixed, "part": {**end, "text": ""}},
-        *({"type": f"{name}.delta", **fixed, "delta": piece, **more} for piece in pieces(whole_text)),
-        {"type": f"{name}.done", **fixed, "text": whole_text, **more},
+        *({"type": f"{name}.delta", **fixed, "delta": piece, **more} for piece in pieces(end["text"])),
+        {"type": f"{name}.done", **fixed, "text": end["text"], **more},
         {"type": f"{part}.done", **fixed, "part": end},
     ]
 
 
-def _call_item(call: Call, kind: tuple[str, str, str], status: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    is_custom, namespace, name = kind[0] == "custom", kind[1], kind[2]
-    item: dict[str, Any] = {"call_id": call.id, "name": name, "status": status, **({"namespace": namespace} if namespace else {})}
-    if is_custom:
-        arguments = parsed_arguments(call.arguments)
-        given = arguments.get("input", call.arguments) if isinstance(arguments, Mapping) else call.arguments
-        item |= {"type": "custom_tool_call", "id": f"ctc_{call.id}", "input": str(given)}
-        prefix, field = "response.custom_tool_call_input", "input"
+def _call_item(call: Call, kind: str, namespace: str, name: str, status: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    if kind == "custom":
+        parsed = parsed_arguments(call.arguments)
+        text = str(parsed.get("input", call.arguments)) if isinstance(parsed, Mapping) else call.arguments
+        own, field, stream_of = {"type": "custom_tool_call", "id": f"ctc_{call.id}"}, "input", "response.custom_tool_call_input"
     else:
-        item |= {"type": "function_call", "id": f"fc_{call.id}", "arguments": call.arguments}
-        prefix, field = "response.function_call_arguments", "arguments"
-    deltas = [{"type": f"{prefix}.delta", "delta": piece} for piece in pieces(item[field])]
-    return item, [*deltas, {"type": f"{prefix}.done", field: item[field], "name": name}]
+        text = call.arguments
+        own, field, stream_of = {"type": "function_call", "id": f"fc_{call.id}"}, "arguments", "response.function_call_arguments"
+    place = {"namespace": namespace} if namespace else {}
+    item = {"call_id": call.id, "name": name, "status": status, **place, **own, field: text}
+    deltas = [{"type": f"{stream_of}.delta", "delta": piece} for piece in pieces(text)]
+    return item, [*deltas, {"type": f"{stream_of}.done", field: text, "name": name}]
 
 
 def _response(answer: Answer, request: ChatRequest, output: list[dict[str, Any]]) -> dict[str, Any]:

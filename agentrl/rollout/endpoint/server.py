@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import json
 import secrets
 from typing import Any
 
 from agentrl.env.black_box import ModelEndpoint
-from agentrl.env.remote.serving import LoopbackServer, Receive, Scope, Send, read_body, send_json
+from agentrl.env.remote.serving import ApiError, ClientLeftError, LoopbackServer, Receive, Scope, Send, json_object, read_body, send_json
 from agentrl.rollout.endpoint import chat_completions, messages, responses
 from agentrl.rollout.endpoint.answers import AnswerParser, JsonAnswerParser
-from agentrl.rollout.endpoint.neutral import ApiError
+from agentrl.rollout.endpoint.neutral import event
 from agentrl.rollout.endpoint.session import EndpointSession, Exchange
 
 MAX_BODY = 32 * 2**20
 """Size of a request's body at most, bytes."""
-BODY_TIMEOUT_S = 60.0
 PING_S = 10.0
 """Seconds without an answer after which a stream begins with comments, so that clients do not give up."""
 KEPT_KEYS = 4096
@@ -37,10 +35,6 @@ CARD = {
     "created_at": "1970-01-01T00:00:00Z",
 }
 """Entry of the list of models, in the form of both services."""
-
-
-class ClientLeftError(Exception):
-    """The client closed the connection before it had the answer."""
 
 
 class EndpointServer:
@@ -134,17 +128,17 @@ class _Request:
 
     async def count(self) -> None:
         """Answer with the tokens of the prompt."""
-        tokens = self._session.count(messages.parse_prompt(_object(await self._body())))
+        tokens = self._session.count(messages.parse_prompt(json_object(await read_body(self._receive, MAX_BODY))))
         await send_json(self.send, 200, {"input_tokens": tokens})
 
     async def answer(self) -> None:
         """Read the body, and send the answer or what its parse raises."""
         self._session.check_open()
-        body = await self._body()
+        body = await read_body(self._receive, MAX_BODY)
         digest = hashlib.blake2b(self.scope["path"].encode() + b"\0" + body, digest_size=16).digest()
         exchange = self._session.repeated(digest, self._retry())
         if exchange is None:
-            exchange = self._session.begin(digest, self._dialect.parse(_object(body)), self._branch)
+            exchange = self._session.begin(digest, self._dialect.parse(json_object(body)), self._branch)
         exchange.clients += 1
         gone = asyncio.create_task(self._disconnect())
         try:
@@ -162,7 +156,7 @@ class _Request:
             problem = task.exception()
         if begun and isinstance(problem, ApiError):
             self._session.refused(problem)
-            await self._send_text(self._dialect.stream_error(problem), more=False)
+            await self._send_text(event(self._dialect.stream_error(problem)), more=False)
             return
         if problem is not None:
             raise problem
@@ -173,7 +167,8 @@ class _Request:
             return
         if not begun:
             await self._begin_stream()
-        await self._send_text("".join(self._dialect.stream(answer, request)), more=False)
+        events = "".join(map(event, self._dialect.stream(answer, request)))
+        await self._send_text(events + self._dialect.STREAM_END, more=False)
 
     async def _wait(self, exchange: Exchange, gone: asyncio.Task[None]) -> bool:
         """Wait for the answer; returns True if a stream had to begin meanwhile. Unblocked by the engine, or by the client that leaves."""
@@ -198,18 +193,6 @@ class _Request:
     async def _send_text(self, text: str, *, more: bool = True) -> None:
         await self.send({"type": "http.response.body", "body": text.encode(), "more_body": more})
 
-    async def _body(self) -> bytes:
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                body = await read_body(self._receive, MAX_BODY)
-        except TimeoutError:
-            raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="request_timeout") from None
-        except ConnectionError:
-            raise ClientLeftError from None
-        if body is None:
-            raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", code="request_too_large")
-        return body
-
     async def _disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -221,13 +204,3 @@ class _Request:
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:
     return dict(scope["headers"])
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise ApiError(400, "the body is not a JSON object", code="invalid_json")
-    return value

@@ -7,20 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from agentrl.core.errors import ContextLengthError, EngineError, StructureError
 from agentrl.core.protocols import Structure
 from agentrl.core.types import FinishReason, Sampling
-from agentrl.rollout.chat import ChatCodec
+from agentrl.env.remote.serving import ApiError
 from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.graph import MessageGraph
-from agentrl.rollout.endpoint.neutral import Answer, ApiError, Call, ChatRequest, EchoedMessage
+from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage
+from agentrl.rollout.endpoint.request_log import RequestLog
 from agentrl.rollout.recorder import Context, Recorder, Sample
-from agentrl.rollout.settings import EpisodeSettings
-
-if TYPE_CHECKING:
-    from agentrl.rollout.endpoint.request_log import RequestLog
 
 ABANDONED, UNDELIVERED, NOT_SELECTED = "abandoned", "undelivered", "not selected"
 """Reasons for which sampled tokens are recorded and not trained."""
@@ -44,7 +41,21 @@ class Exchange:
     @property
     def answered(self) -> bool:
         """True if there is an answer."""
-        return self.task.done() and not self.task.cancelled() and self.task.exception() is None
+        return self.outcome == "answered"
+
+    @property
+    def outcome(self) -> str:
+        """End of the request: ``answered``, ``unanswered``, or the status and the code of its refusal."""
+        if not self.task.done() or self.task.cancelled():
+            return "unanswered"
+        error = self.task.exception()
+        if error is None:
+            return "answered"
+        return error.reason if isinstance(error, ApiError) else type(error).__name__
+
+    def end(self) -> dict[str, Any]:
+        """The end of the request in JSON's own types."""
+        return {"outcome": self.outcome, "delivered": self.delivered}
 
 
 class EndpointSession:
@@ -54,22 +65,12 @@ class EndpointSession:
     cancelled when the last client that waits for it has left. A `log` keeps the requests and what was sampled for them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        recorder: Recorder,
-        codec: ChatCodec,
-        settings: EpisodeSettings,
-        parser: AnswerParser,
-        max_requests: int,
-        log: RequestLog | None = None,
-    ) -> None:
-        self._name, self._recorder, self._codec, self._settings = name, recorder, codec, settings
+    def __init__(self, recorder: Recorder, *, parser: AnswerParser, max_requests: int, log: RequestLog | None = None) -> None:
+        self._recorder, self._name, self._codec, self._settings = recorder, recorder.name, recorder.codec, recorder.settings
         self._parser, self._max_requests, self._log = parser, max_requests, log
         self._latest: dict[bytes, Exchange] = {}
         self._failures: dict[bytes, EngineError] = {}
-        self.graph = MessageGraph(codec, recorder)
+        self.graph = MessageGraph(recorder)
         self.exchanges: list[Exchange] = []
         self.counts: Counter[str] = Counter()  # requests, retries, refused, abandoned
         self.last_refusal: ApiError | None = None

@@ -13,7 +13,8 @@ from agentrl.config.plugins import resolve_plugins
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.plugins import copy_plugins
-from agentrl.flow.checkpoint import Checkpoints, Progress, latest_checkpoint
+from agentrl.flow.checkpoint import Progress, latest_checkpoint
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.uploads import send_copy
 from tests.unit.flow.fakes import ScriptedLearner
 

@@ -15,7 +15,7 @@ from agentrl.check.policies import label_text
 from agentrl.check.tokenizer import load_codec
 from agentrl.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.core.types import Status, Task, Ticket
+from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.env.load import load_agent
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.tasks import open_tasks
@@ -49,7 +49,7 @@ async def fails_in_a_run(env: str, data: DataConfig) -> bool:
     worker = EpisodeWorker(engine, spec, run)
     await worker.start()
     try:
-        _, group = await worker.run_group(Ticket(group_id=0, task=task, n_samples_per_prompt=2, version=0))
+        _, group = await worker.run_group(GroupRequest(group_id=0, task=task, n_samples_per_prompt=2, version=0))
     finally:
         await worker.close()
     return any(trajectory.status not in (Status.FINISHED, Status.TRUNCATED) for trajectory in group.trajectories)

@@ -16,15 +16,15 @@ from agentrl.check.probe import Watch
 from agentrl.check.tokenizer import load_codec
 from agentrl.config.engine import EngineConfig
 from agentrl.config.schema import IsolationConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
-from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import Status, Task, Ticket
+from agentrl.core.protocols import EngineLimits, GenerationRequest
+from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.env.agent import ResetState, StepState
 from agentrl.env.load import AgentSpec, load_agent
 from agentrl.env.tasks import TaskSource
+from agentrl.inspect.compare import Verdict
 from agentrl.inspect.play import PlaySession
-from agentrl.inspect.replay import Replayer, Verdict
+from agentrl.inspect.replay import Replayer
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.records import EngineLimits
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
@@ -138,7 +138,7 @@ async def train(spec: AgentSpec, task: Task, settings: EpisodeSettings) -> list[
     worker = EpisodeWorker(says(CODEC), spec, settings)
     await worker.start()
     try:
-        summary, group = await worker.run_group(Ticket(group_id=0, task=task, n_samples_per_prompt=1, version=0, record=1))
+        summary, group = await worker.run_group(GroupRequest(group_id=0, task=task, n_samples_per_prompt=1, version=0, record=1))
         assert [trajectory.status for trajectory in group.trajectories] == [Status.FINISHED] * len(group.trajectories)
         return [dict(record) for record in summary.records]
     finally:

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.core import manifest
 from agentrl.core.errors import CheckpointError
-from agentrl.core.manifest import FileEntry, differing_files, manifest_text, parse_manifest, read_manifest, seal_files, shares
+from agentrl.core.manifest import FileEntry, differing_files, flush_files, manifest_text, parse_manifest, read_manifest, shares
 
 PART = 1000
 
@@ -30,7 +30,7 @@ def written(folder: Path, **sizes: int) -> dict[str, bytes]:
 
 def test_a_small_file_has_its_hash_and_a_large_one_that_of_the_hashes_of_its_parts(tmp_path: Path) -> None:
     contents = written(tmp_path, empty=0, small=PART, large=2 * PART + 1)
-    entries = seal_files(tmp_path, contents)
+    entries = flush_files(tmp_path, contents)
     for name in ("empty", "small"):
         assert entries[name] == {"size": len(contents[name]), "sha256": hashlib.sha256(contents[name]).hexdigest()}
     large = contents["large"]
@@ -50,7 +50,7 @@ def test_a_large_file_of_an_older_version_has_one_hash(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [0, PART - 1, PART, 2 * PART, 2 * PART + 499])
 def test_one_bit_anywhere_is_found(tmp_path: Path, place: int) -> None:
     contents = written(tmp_path, one=2 * PART + 500, two=10)
-    entries = seal_files(tmp_path, contents)
+    entries = flush_files(tmp_path, contents)
     damaged = bytearray(contents["one"])
     damaged[place] ^= 16
     (tmp_path / "one").write_bytes(damaged)
@@ -59,14 +59,14 @@ def test_one_bit_anywhere_is_found(tmp_path: Path, place: int) -> None:
 
 def test_parts_that_changed_places_are_found(tmp_path: Path) -> None:
     content = written(tmp_path, one=2 * PART + 1)["one"]
-    entries = seal_files(tmp_path, ["one"])
+    entries = flush_files(tmp_path, ["one"])
     (tmp_path / "one").write_bytes(content[PART : 2 * PART] + content[:PART] + content[2 * PART :])
     assert differing_files(entries, tmp_path) == ["one"]
 
 
 def test_files_that_are_cut_grown_or_gone_are_found(tmp_path: Path) -> None:
     contents = written(tmp_path, cut=PART + 9, grown=5, gone=5, kept=5)
-    entries = seal_files(tmp_path, contents)
+    entries = flush_files(tmp_path, contents)
     (tmp_path / "cut").write_bytes(contents["cut"][:-1])
     (tmp_path / "grown").write_bytes(contents["grown"] + b"x")
     (tmp_path / "gone").unlink()
@@ -75,7 +75,7 @@ def test_files_that_are_cut_grown_or_gone_are_found(tmp_path: Path) -> None:
 
 def test_a_manifest_that_is_cut_off_or_of_another_form_is_none(tmp_path: Path) -> None:
     written(tmp_path, one=3)
-    text = manifest_text(seal_files(tmp_path, ["one"]))
+    text = manifest_text(flush_files(tmp_path, ["one"]))
     assert parse_manifest(text)["one"]["size"] == 3
     for broken in (text[: len(text) // 2], "[]", "{}", '{"files": {"one": {}}}', '{"files": [1]}', ""):
         with pytest.raises(ValueError, match=r"lists no files|Expecting|delimiter|Unterminated"):

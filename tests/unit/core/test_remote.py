@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.core import remote
 from agentrl.core.errors import CheckpointError, ConfigError
-from agentrl.core.manifest import manifest_text, seal_files
+from agentrl.core.manifest import flush_files, manifest_text
 from tests.remote_support import FlakyFileSystem, fresh_flaky
 
 
@@ -50,7 +50,7 @@ NAMES = ("learner/deep/one", "learner/two", "three")
 
 
 def test_files_go_there_and_come_back(address: str, source: Path, tmp_path: Path) -> None:
-    files = seal_files(source, NAMES)
+    files = flush_files(source, NAMES)
     target = f"{address}/step-1"
     assert remote.put_files(files, source, target) == 3010
     assert remote.manifest_at(target) is None
@@ -83,7 +83,7 @@ def test_the_probe_leaves_nothing(address: str) -> None:
 
 
 def test_a_changed_copy_is_refused_and_named(source: Path, tmp_path: Path) -> None:
-    address, files = str(tmp_path / "copy"), seal_files(source, NAMES)
+    address, files = str(tmp_path / "copy"), flush_files(source, NAMES)
     remote.put_files(files, source, address)
     damaged = bytearray((tmp_path / "copy" / "learner/deep/one").read_bytes())
     damaged[1234] ^= 1
@@ -108,7 +108,7 @@ def failing(times: int, kind: str, error: Exception) -> list[int]:
 def test_failures_are_tried_again_after_growing_pauses(
     flaky: type[FlakyFileSystem], source: Path, pauses: list[float], tmp_path: Path
 ) -> None:
-    files = seal_files(source, NAMES)
+    files = flush_files(source, NAMES)
     left = failing(4, "put", ConnectionResetError("slow down"))
     remote.put_files(files, source, "flaky://run")
     assert (left, pauses) == ([0], [1.0, 2.0, 4.0, 8.0])
@@ -120,14 +120,14 @@ def test_failures_are_tried_again_after_growing_pauses(
 def test_after_the_last_attempt_the_error_names_file_address_and_cause(flaky: type[FlakyFileSystem], source: Path) -> None:
     left = failing(99, "put", PermissionError("no such key"))
     with pytest.raises(CheckpointError, match="learner/deep/one cannot be copied to flaky://run: PermissionError: no such key"):
-        remote.put_files(seal_files(source, NAMES), source, "flaky://run")
+        remote.put_files(flush_files(source, NAMES), source, "flaky://run")
     assert left == [94]
 
 
 def test_bytes_that_do_not_arrive_are_noticed(flaky: type[FlakyFileSystem], source: Path) -> None:
     flaky.cut = {"three"}
     with pytest.raises(CheckpointError, match=r"three cannot be copied .* 9 of 10 bytes arrived"):
-        remote.put_files(seal_files(source, NAMES), source, "flaky://run")
+        remote.put_files(flush_files(source, NAMES), source, "flaky://run")
 
 
 def test_an_address_that_cannot_be_written_is_refused_with_the_flag(flaky: type[FlakyFileSystem]) -> None:

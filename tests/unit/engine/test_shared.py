@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agentrl.core.errors import AgentRLError, ContextLengthError, EngineDeadError, EngineError
-from agentrl.core.protocols import GenerationRequest, WeightUpdate
+from agentrl.core.protocols import EngineLimits, GenerationRequest, WeightUpdate
 from agentrl.core.types import FinishReason, Generation, Sampling, ints
-from agentrl.engine.shared import Answers, EngineFacts, EngineHost, Requests, SharedEngine
+from agentrl.engine.shared import Answers, EngineHost, Requests, SharedEngine
 from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,7 @@ class Counted:
     def __init__(self, host: EngineHost) -> None:
         self.host, self.bundles, self.down = host, list[Requests](), ""
 
-    async def start(self) -> EngineFacts:
+    async def start(self) -> EngineLimits:
         return await self.host.start()
 
     async def submit(self, client: str, requests: Requests) -> None:

@@ -12,7 +12,7 @@ from agentrl.core.types import Task
 from agentrl.env.load import load_agent
 from agentrl.evaluation.assessment import assess
 from agentrl.evaluation.evaluations import EvalSettings, evaluate
-from agentrl.rollout.pool import RolloutPool
+from agentrl.flow.pool import RolloutPool
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.scripted_engine import ScriptedEngine

@@ -19,12 +19,12 @@ from agentrl.core.callbacks import BestModelSaved, EvaluationEnd
 from agentrl.core.errors import ConfigError, TooManyFailuresError
 from agentrl.core.files import check_directory
 from agentrl.core.summaries import GroupSummary, MemberSummary
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.evaluation.best import Best, BestModel, read_best
 from agentrl.evaluation.evaluations import Evaluations, eval_settings
 from agentrl.flow import RunResult, train
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import StopRequest
-from agentrl.rollout.pool import RolloutPool
 from agentrl.track.index import read_index
 from tests.unit.flow.fakes import (
     Recorder,
@@ -45,21 +45,21 @@ TASKS = [Task(f"question {i}", id=str(i)) for i in range(5)]
 class Worker(ScriptedWorker):
     """Tells groups that are evaluated from those to train on, and notes under which weights each began and ended."""
 
-    evaluated: list[tuple[Ticket, int, int]] = field(default_factory=list)
+    evaluated: list[tuple[GroupRequest, int, int]] = field(default_factory=list)
     eval_s: float = 3.0
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
-        if ticket.eval_sampling is None:
-            return await super().run_group(ticket)
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, str]:
+        if group_request.eval_sampling is None:
+            return await super().run_group(group_request)
         before = self.version
         await anyio.sleep(self.eval_s)
-        self.evaluated.append((ticket, before, self.version))
-        summary = group_summary(ticket, (before, self.version), self.members(ticket, before))
-        name = f"{ticket.eval_sampling.name}-{ticket.group_id}"
-        records = tuple({"trajectory_id": f"{name}-{i}", "episode_id": name, "version": before} for i in range(ticket.record))
+        self.evaluated.append((group_request, before, self.version))
+        summary = group_summary(group_request, (before, self.version), self.members(group_request, before))
+        name = f"{group_request.eval_sampling.name}-{group_request.group_id}"
+        records = tuple({"trajectory_id": f"{name}-{i}", "episode_id": name, "version": before} for i in range(group_request.record))
         return replace(summary, records=records), "no reference"
 
-    def members(self, ticket: Ticket, version: int) -> Sequence[MemberSummary] | None:
+    def members(self, group_request: GroupRequest, version: int) -> Sequence[MemberSummary] | None:
         return [member(float(version)), member(0.0)]
 
 
@@ -140,9 +140,9 @@ def test_every_token_of_an_evaluation_is_of_the_step_it_is_named_after(
     assert [event.step for event in scene.results] == due
     played = [item for worker in workers for item in worker.evaluated]
     assert len(played) == len(due) * len(TASKS)
-    for ticket, before, after in played:
-        assert ticket.eval_sampling is not None
-        assert before == after == ticket.version == int(ticket.eval_sampling.name.removeprefix("eval-"))
+    for group_request, before, after in played:
+        assert group_request.eval_sampling is not None
+        assert before == after == group_request.version == int(group_request.eval_sampling.name.removeprefix("eval-"))
     assert {row["step"] for row in scene.observer.steps if "eval/reward" in row} == set(due)
     assert all(row["eval/reward"] == row["step"] / 2 for row in scene.observer.steps if "eval/reward" in row)
     assert (result.counts.submitted, result.counts.trained, result.counts.in_flight) == (18, 18, 0)
@@ -186,8 +186,8 @@ def test_training_does_not_notice_an_evaluation() -> None:
         scene.run()
         timed = ("idle/", "time", "tokens_per_s", "queue/", "eval/", "publish/")
         rows = [{k: v for k, v in row.items() if not k.startswith(timed)} for row in scene.observer.steps]
-        tickets = [(t.group_id, t.task.id, t.task.position, t.version, t.attempt) for t in scene.workers[0].seen]
-        return rows, tickets, scene.learner.steps
+        group_requests = [(t.group_id, t.task.id, t.task.position, t.version, t.attempt) for t in scene.workers[0].seen]
+        return rows, group_requests, scene.learner.steps
 
     assert trained(every=2) == trained(every=0)
 
@@ -196,7 +196,7 @@ def test_generation_goes_on_beside_an_evaluation_of_an_asynchronous_run() -> Non
     worker = Worker(eval_s=30.0)
     scene = Scene(every=3, staleness=1, workers=[worker])
     begun: list[bool] = []
-    worker.duration = lambda ticket: begun.append(True) or 1.0  # type: ignore[func-returns-value]
+    worker.duration = lambda group_request: begun.append(True) or 1.0  # type: ignore[func-returns-value]
     scene.run()
     assert scene.observer.steps[3]["time/step_s"] > 30.0  # the learner waited
     assert scene.observer.steps[3]["queue/wait_s"] > 20.0  # for the evaluation, and not for groups
@@ -206,7 +206,7 @@ def test_the_best_model_is_kept_with_what_it_is_best_in(tmp_path: Path) -> None:
     values = {1: 0.5, 2: 0.8, 3: 0.8, 4: 0.6, 5: 0.9, 6: 0.1}
 
     class Scored(Worker):
-        def members(self, ticket: Ticket, version: int) -> Sequence[MemberSummary]:
+        def members(self, group_request: GroupRequest, version: int) -> Sequence[MemberSummary]:
             return [member(values[version])] * 2
 
     scene = Scene(1, workers=[Scored()], run_dir=tmp_path)
@@ -241,7 +241,7 @@ def test_a_figure_that_there_is_not_is_named(tmp_path: Path) -> None:
 
 def test_a_figure_that_failures_leave_out_does_not_end_the_run(tmp_path: Path) -> None:
     class Failing(Worker):
-        def members(self, ticket: Ticket, version: int) -> Sequence[MemberSummary] | None:
+        def members(self, group_request: GroupRequest, version: int) -> Sequence[MemberSummary] | None:
             return [failed_member(), member(1.0)]
 
     scene = Scene(1, run_dir=tmp_path, metric="eval/pass@2", workers=[Failing()])
@@ -252,8 +252,8 @@ def test_a_figure_that_failures_leave_out_does_not_end_the_run(tmp_path: Path) -
 
 def test_failures_are_counted_in_the_metrics_and_too_many_end_the_run() -> None:
     class Failing(Worker):
-        def members(self, ticket: Ticket, version: int) -> Sequence[MemberSummary] | None:
-            return [failed_member(), failed_member()] if int(ticket.task.id) < version else [member(1.0), member(1.0)]
+        def members(self, group_request: GroupRequest, version: int) -> Sequence[MemberSummary] | None:
+            return [failed_member(), failed_member()] if int(group_request.task.id) < version else [member(1.0), member(1.0)]
 
     scene = Scene(1, workers=[Failing()])
     with pytest.raises(TooManyFailuresError, match="6 of 10 episodes of the evaluation failed"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.core.types import Status, Task, Ticket, Trajectory
+from agentrl.core.types import GroupRequest, Status, Task, Trajectory
 from agentrl.env.black_box import BlackBoxSession
 from agentrl.env.load import load_agent
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
@@ -29,9 +29,9 @@ async def play_class(cls: Any, task: Task, *texts: str) -> tuple[Trajectory, ...
     )
     await engine.start()
     env = BlackBoxSession(cls, "file.py", SETTINGS.env)
-    ticket = Ticket(group_id=0, task=task, n_samples_per_prompt=1, version=0)
+    group_request = GroupRequest(group_id=0, task=task, n_samples_per_prompt=1, version=0)
     try:
-        return await BlackBoxEpisode(ticket, 0, engine=engine, codec=CODEC, env=env, settings=SETTINGS, server=server).run()
+        return await BlackBoxEpisode(group_request, 0, engine=engine, codec=CODEC, env=env, settings=SETTINGS, server=server).run()
     finally:
         await server.close()
 

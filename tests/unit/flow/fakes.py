@@ -17,11 +17,11 @@ from agentrl.core.manifest import FileEntry
 from agentrl.core.process import on_thread
 from agentrl.core.protocols import EngineStats, Membership, Memory, TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary, MemberSummary
-from agentrl.core.types import Status, Task, Ticket
+from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.flow import FlowSettings, RunResult, flow_settings, train
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import AfterStep
 from agentrl.profile.simulation import run_virtual
-from agentrl.rollout.pool import RolloutPool
 
 T = TypeVar("T")
 
@@ -43,10 +43,10 @@ def failed_member(error: str = "ValueError: broken") -> MemberSummary:
     return member(None, Status.ENV_ERROR, error=error)
 
 
-def group_summary(ticket: Ticket, versions: tuple[int, int], members: Sequence[MemberSummary] | None = None) -> GroupSummary:
-    members = tuple(members) if members is not None else tuple(member(float(i % 2)) for i in range(ticket.n_samples_per_prompt))
+def group_summary(group_request: GroupRequest, versions: tuple[int, int], members: Sequence[MemberSummary] | None = None) -> GroupSummary:
+    members = tuple(members) if members is not None else tuple(member(float(i % 2)) for i in range(group_request.n_samples_per_prompt))
     trainable = any(m.trainable for m in members)
-    return GroupSummary(group_id=ticket.group_id, members=members, versions=versions if trainable else None, seconds=1.0)
+    return GroupSummary(group_id=group_request.group_id, members=members, versions=versions if trainable else None, seconds=1.0)
 
 
 def endless_tasks() -> Iterable[Task]:
@@ -57,33 +57,33 @@ def endless_tasks() -> Iterable[Task]:
 class ScriptedWorker:
     """Runs groups by the clock alone."""
 
-    duration: Callable[[Ticket], float] = lambda ticket: 1.0
-    outcome: Callable[[Ticket], Sequence[MemberSummary] | None] = lambda ticket: None
+    duration: Callable[[GroupRequest], float] = lambda group_request: 1.0
+    outcome: Callable[[GroupRequest], Sequence[MemberSummary] | None] = lambda group_request: None
     load_s: float = 0.1
     reported: Callable[[int], int] = lambda version: version
     version: int = 0
     busy_s: float = 0.0
     tokens: int = 0
     live: set[int] = field(default_factory=set)
-    seen: list[Ticket] = field(default_factory=list)
+    seen: list[GroupRequest] = field(default_factory=list)
     loads: list[int] = field(default_factory=list)
     closed: int = 0
 
     async def start(self) -> None:
         return
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
-        self.seen.append(ticket)
-        self.live.add(ticket.group_id)
-        oldest, seconds = self.version, self.duration(ticket)
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, str]:
+        self.seen.append(group_request)
+        self.live.add(group_request.group_id)
+        oldest, seconds = self.version, self.duration(group_request)
         try:
             await anyio.sleep(seconds)
         finally:
-            self.live.discard(ticket.group_id)
+            self.live.discard(group_request.group_id)
         self.busy_s += seconds
-        summary = group_summary(ticket, (oldest, self.version), self.outcome(ticket))
+        summary = group_summary(group_request, (oldest, self.version), self.outcome(group_request))
         self.tokens += sum(m.num_tokens for m in summary.members)
-        return summary, f"ref {ticket.group_id}"
+        return summary, f"ref {group_request.group_id}"
 
     async def load_weights(self, update: WeightUpdate) -> int:
         await anyio.sleep(self.load_s)
@@ -144,7 +144,7 @@ class ScriptedLearner:
     async def save_checkpoint(self, path: str, step: int) -> None:
         return
 
-    async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+    async def flush_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
         return {}
 
     async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:

@@ -60,7 +60,7 @@ def test_a_group_counts_its_episodes() -> None:
 
 
 def played(settings: FlowSettings, *episodes: list[MemberSummary]) -> Scene:
-    scene = Scene(settings, workers=[ScriptedWorker(outcome=lambda ticket: summary(*episodes).members)])
+    scene = Scene(settings, workers=[ScriptedWorker(outcome=lambda group_request: summary(*episodes).members)])
     scene.run()
     return scene
 

@@ -14,7 +14,7 @@ from agentrl.core.callbacks import Event, StepEnd
 from agentrl.core.errors import EngineDeadError, LearnerError, LedgerError, StallError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import TrainResult, WeightUpdate
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.flow.driver import first_cause
 from tests.unit.flow.fakes import Recorder, Scene, ScriptedLearner, ScriptedWorker, failed_member, flow_of, group_summary
 
@@ -28,7 +28,7 @@ def real_time() -> Scene:
 
 
 def break_worker(scene: Scene) -> None:
-    def die(ticket: Ticket) -> None:
+    def die(group_request: GroupRequest) -> None:
         raise EngineDeadError("planted")
 
     scene.workers[0].outcome = die
@@ -79,8 +79,8 @@ def break_hook(scene: Scene) -> None:
 
 def break_answer(scene: Scene) -> None:
     class Confused(ScriptedWorker):
-        async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
-            return group_summary(Ticket(group_id=99, task=ticket.task, n_samples_per_prompt=2, version=0), (0, 0)), "ref"
+        async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, str]:
+            return group_summary(GroupRequest(group_id=99, task=group_request.task, n_samples_per_prompt=2, version=0), (0, 0)), "ref"
 
     scene.workers = [Confused()]
 
@@ -149,13 +149,13 @@ def test_a_group_that_cleans_up_is_waited_for() -> None:
     cleaned: list[int] = []
 
     class Tidy(ScriptedWorker):
-        async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
+        async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, str]:
             try:
-                return await super().run_group(ticket)
+                return await super().run_group(group_request)
             finally:
                 with anyio.CancelScope(shield=True):
                     await anyio.sleep(0.05)
-                cleaned.append(ticket.group_id)
+                cleaned.append(group_request.group_id)
 
     scene = real_time()
     scene.workers = [Tidy(duration=lambda t: 0.0 if t.group_id == 5 else 3600.0)]
@@ -204,7 +204,7 @@ def test_the_first_cause_is_kept_whole_and_the_others_are_named() -> None:
 
 
 def test_a_run_in_which_everything_fails_ends_whatever_rate_is_allowed() -> None:
-    worker = ScriptedWorker(outcome=lambda ticket: [failed_member("KeyError: broken")] * ticket.n_samples_per_prompt)
+    worker = ScriptedWorker(outcome=lambda group_request: [failed_member("KeyError: broken")] * group_request.n_samples_per_prompt)
     scene = Scene(flow_of(num_steps=2, groups_per_step=2, n_samples_per_prompt=2, max_failure_rate=1.0), workers=[worker])
     with pytest.raises(TooManyFailuresError, match=r"64 of the last 64 attempts at groups failed, so there is(.|\n)*KeyError: broken"):
         scene.run()

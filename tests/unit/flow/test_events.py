@@ -14,10 +14,11 @@ from agentrl.config.schema import RecordConfig, TrackConfig, TrainConfig, Traini
 from agentrl.core.callbacks import Callback, CheckpointWritten, GroupJudged, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, TooManyFailuresError
 from agentrl.flow import RunResult, train
-from agentrl.flow.checkpoint import Checkpoints, Progress, latest_checkpoint, read_checkpoint
+from agentrl.flow.checkpoint import Progress, latest_checkpoint, read_checkpoint
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.state import StopRequest
 from agentrl.profile.simulation import run_virtual
-from agentrl.rollout.pool import RolloutPool
 from agentrl.track.callbacks import CallbackLike
 from agentrl.track.jsonl import read_lines
 from agentrl.track.tracker import open_tracker
@@ -35,7 +36,7 @@ SIZES = flow_of(num_steps=4, groups_per_step=2, n_samples_per_prompt=2)
     ],
 )
 def test_a_group_is_told_with_what_became_of_it(outcome: list[Any], verdicts: list[tuple[str, int, str]]) -> None:
-    first = ScriptedWorker(outcome=lambda ticket: outcome if ticket.group_id == 0 else None)
+    first = ScriptedWorker(outcome=lambda group_request: outcome if group_request.group_id == 0 else None)
     scene = Scene(
         SIZES, workers=[first], keep=lambda summary: "too good" if summary.members[1].reward == 1.0 and not summary.group_id else None
     )
@@ -49,7 +50,7 @@ def test_a_group_is_told_with_what_became_of_it(outcome: list[Any], verdicts: li
 
 
 def test_a_group_that_ends_the_run_is_told_before() -> None:
-    worker = ScriptedWorker(outcome=lambda ticket: [failed_member()] * 2)
+    worker = ScriptedWorker(outcome=lambda group_request: [failed_member()] * 2)
     scene = Scene(flow_of(num_steps=4, groups_per_step=8, n_samples_per_prompt=2), workers=[worker])
     with pytest.raises(TooManyFailuresError):
         scene.run()
@@ -64,7 +65,7 @@ def run(folder: Path, *callbacks: CallbackLike, progress: Progress | None = None
     settings = flow_of(num_steps=6, groups_per_step=2, n_samples_per_prompt=2, max_staleness=staleness)
     learner = ScriptedLearner(train_s=lambda step: 0.01, steps=[[] for _ in range(progress.step if progress else 0)])
 
-    worker = ScriptedWorker(duration=lambda ticket: 0.01, load_s=0.0, version=progress.step if progress else 0)
+    worker = ScriptedWorker(duration=lambda group_request: 0.01, load_s=0.0, version=progress.step if progress else 0)
 
     async def go() -> RunResult:
         stop = StopRequest()
@@ -177,7 +178,7 @@ def test_a_callback_that_hangs_in_the_middle_ends_the_run(tmp_path: Path) -> Non
 
 
 def test_groups_that_are_given_up_while_a_callback_looks_at_them_are_counted_once() -> None:
-    """Spare groups: a callback that takes long holds the judging of groups up, and the step goes on without them."""
+    """Oversampled groups: a callback that takes long holds the judging of groups up, and the step goes on without them."""
     scene = Scene(flow_of(num_steps=3, groups_per_step=2, n_samples_per_prompt=2, oversample=1.0))
     notify = scene.observer.notify
 

@@ -10,12 +10,12 @@ import pytest
 
 from agentrl.core.errors import EngineDeadError, TransferAbandonedError
 from agentrl.core.protocols import EngineStats, Membership, TrainResult, WeightUpdate
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from agentrl.flow import RunResult, train
 from agentrl.flow.exports import JointLearner
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.worker_slots import Supervision
 from agentrl.profile.simulation import run_virtual
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.worker_slots import Supervision
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
 
@@ -72,10 +72,10 @@ class Engine(ScriptedWorker):
     dies_at_load: int = -1
     dead: bool = False
 
-    async def run_group(self, ticket: Ticket) -> Any:
+    async def run_group(self, group_request: GroupRequest) -> Any:
         if self.dead:
             raise EngineDeadError("gone")
-        return await super().run_group(ticket)
+        return await super().run_group(group_request)
 
     async def stats(self) -> EngineStats:
         if self.dead:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from agentrl.flow import train
+from agentrl.flow.pool import RolloutPool
 from agentrl.profile.simulated_engine import EngineModel, EpisodeShape, SimulatedWorker, World
 from agentrl.profile.simulation import LearnerModel, SimulatedLearner, constant, run_virtual
-from agentrl.rollout.pool import RolloutPool
 from tests.unit.flow.fakes import Recorder, endless_tasks, flow_of
 
 TOKENS = {0: 100, 1: 100, 2: 50, 3: 50, 4: 200, 5: 200}
@@ -26,8 +26,8 @@ TOKENS = {0: 100, 1: 100, 2: 50, 3: 50, 4: 200, 5: 200}
 class Script(World):
     """Every group has one episode of a known length."""
 
-    def group(self, ticket: Ticket) -> tuple[Sequence[EpisodeShape], list[bool]]:
-        return [EpisodeShape(0.0, ((TOKENS[ticket.group_id], 0.0),))], [False]
+    def group(self, group_request: GroupRequest) -> tuple[Sequence[EpisodeShape], list[bool]]:
+        return [EpisodeShape(0.0, ((TOKENS[group_request.group_id], 0.0),))], [False]
 
 
 def steps_of_the_run() -> list[dict[str, float]]:

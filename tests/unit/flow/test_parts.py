@@ -13,7 +13,7 @@ from agentrl.config.flow import FlowConfig
 from agentrl.config.schema import RecordConfig, TrainConfig
 from agentrl.core.errors import LedgerError, NothingToTrainError, StalenessError, TooManyFailuresError
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Status, Task, Ticket
+from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.flow import flow_settings
 from agentrl.flow.ledger import Health, Ledger, failure_reason
 from agentrl.flow.queue import Accepted, GroupQueue, Release, Slots
@@ -23,16 +23,18 @@ pytestmark = pytest.mark.anyio
 SETTINGS = flow_of(num_steps=4, groups_per_step=2, n_samples_per_prompt=4, min_pass_rate=0.1)
 
 
-def ticket(group_id: int) -> Ticket:
-    return Ticket(group_id=group_id, task=Task("x"), n_samples_per_prompt=2, version=0)
+def group_request(group_id: int) -> GroupRequest:
+    return GroupRequest(group_id=group_id, task=Task("x"), n_samples_per_prompt=2, version=0)
 
 
 def accepted(group_id: int, versions: tuple[int, int] | None = (0, 0)) -> Accepted:
-    return Accepted(ticket(group_id), f"ref {group_id}", GroupSummary(group_id=group_id, members=(), versions=versions, seconds=1.0), 0.0)
+    return Accepted(
+        group_request(group_id), f"ref {group_id}", GroupSummary(group_id=group_id, members=(), versions=versions, seconds=1.0), 0.0
+    )
 
 
 def summary(*members: object) -> GroupSummary:
-    return group_summary(ticket(0), (0, 0), members)  # type: ignore[arg-type]
+    return group_summary(group_request(0), (0, 0), members)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reason", [Release.FILTERED, Release.DROPPED, Release.TRAINED])
@@ -64,7 +66,7 @@ async def test_no_more_groups_are_admitted_than_the_run_can_train() -> None:
     slots.release(0, Release.FILTERED)
     assert await slots.acquire(2)
     slots.release(1, Release.TRAINED)
-    slots.release(2, Release.SPARE)
+    slots.release(2, Release.OVERSAMPLED)
     assert not await slots.acquire(3)
 
 
@@ -111,7 +113,7 @@ async def test_a_closed_queue_yields_what_is_left_and_then_nothing() -> None:
 
 
 async def test_a_step_takes_the_first_to_finish_of_the_oldest_and_gives_up_the_rest() -> None:
-    queue = GroupQueue(max_staleness=0, count=2, spare=2)
+    queue = GroupQueue(max_staleness=0, count=2, oversampled=2)
     for group_id in range(6):
         queue.admit(group_id)
     queue.accept(replace(accepted(5), accepted_s=0.0))  # not among the oldest four
@@ -122,8 +124,8 @@ async def test_a_step_takes_the_first_to_finish_of_the_oldest_and_gives_up_the_r
     for time_s, group_id in ((2.0, 0), (3.0, 2)):
         queue.accept(replace(accepted(group_id), accepted_s=time_s))
     taken = await queue.take(0)
-    assert [group.ticket.group_id for group in taken.groups] == [0, 3]
-    assert taken.spare == [1, 2]
+    assert [group.group_request.group_id for group in taken.groups] == [0, 3]
+    assert taken.oversampled == [1, 2]
     assert [queue.waits_for(group_id) for group_id in range(6)] == [False, False, False, False, True, False]
     assert queue.depth == 1
     queue.accept(accepted(4))
@@ -131,7 +133,7 @@ async def test_a_step_takes_the_first_to_finish_of_the_oldest_and_gives_up_the_r
         await queue.take(0)  # two are accepted, but with a line shorter than what a step removes, slots would be free meanwhile
     assert timeout.cancelled_caught
     queue.close()
-    assert [group.ticket.group_id for group in (await queue.take(0)).groups] == [4, 5]
+    assert [group.group_request.group_id for group in (await queue.take(0)).groups] == [4, 5]
 
 
 @pytest.mark.parametrize(("versions", "fine"), [((1, 2), True), ((2, 3), True), ((0, 3), False), ((3, 4), False), (None, False)])
@@ -234,8 +236,8 @@ def test_settings_follow_the_configuration() -> None:
     built = flow_settings(config)
     assert (built.max_staleness, built.num_slots, built.min_members) == (1, 2 * config.flow.groups_per_step, 2)
     assert (built.flow.max_attempts, built.num_recorded) == (3, config.sampling.n_samples_per_prompt)
-    spare = flow_settings(TrainConfig(flow=FlowConfig(oversample=0.3, max_staleness=2, min_pass_rate=0.2)))  # of 16 groups
-    assert (spare.spare_groups, spare.groups_removed_per_step, spare.num_slots) == (5, 21, 63)
+    oversampled = flow_settings(TrainConfig(flow=FlowConfig(oversample=0.3, max_staleness=2, min_pass_rate=0.2)))  # of 16 groups
+    assert (oversampled.oversampled_groups, oversampled.groups_removed_per_step, oversampled.num_slots) == (5, 21, 63)
     assert flow_settings(TrainConfig(algo=AlgoConfig(advantage_estimator="reinforce"))).min_members == 1
 
 

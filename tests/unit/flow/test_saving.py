@@ -14,9 +14,10 @@ import anyio
 import pytest
 
 from agentrl.flow import train
-from agentrl.flow.checkpoint import Checkpoints, Progress, latest_checkpoint
+from agentrl.flow.checkpoint import Progress, latest_checkpoint
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.saving import Checkpoints
 from agentrl.profile.simulation import run_virtual
-from agentrl.rollout.pool import RolloutPool
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
 
@@ -50,7 +51,7 @@ class SlowDisk:
 def test_the_next_step_begins_before_the_checkpoint_is_complete(rest_s: float, pause_s: float) -> None:
     disk, learner = SlowDisk(0.25, rest_s), ScriptedLearner(train_s=lambda step: 1.0)
     settings = flow_of(num_steps=4, groups_per_step=2, n_samples_per_prompt=2, max_staleness=3)
-    worker = ScriptedWorker(duration=lambda ticket: 0.01, load_s=0.01)
+    worker = ScriptedWorker(duration=lambda group_request: 0.01, load_s=0.01)
     pool = RolloutPool({"engine-0": worker})
     result = run_virtual(
         lambda: train(

@@ -14,11 +14,11 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, StallError
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.evaluation.evaluations import eval_settings, evaluate
 from agentrl.flow.driver import train
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.stall import StallReport
-from agentrl.rollout.pool import RolloutPool
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of, run_virtual
 
 SIZES = flow_of(num_steps=3, groups_per_step=2, n_samples_per_prompt=2, max_staleness=1)
@@ -27,10 +27,10 @@ SIZES = flow_of(num_steps=3, groups_per_step=2, n_samples_per_prompt=2, max_stal
 class Stuck(ScriptedWorker):
     """Its group number 3 waits for what never comes."""
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
-        if ticket.group_id == 3:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, str]:
+        if group_request.group_id == 3:
             await self.wait_for_godot()
-        return await super().run_group(ticket)
+        return await super().run_group(group_request)
 
     async def wait_for_godot(self) -> None:
         await anyio.sleep_forever()
@@ -88,8 +88,8 @@ def test_a_report_that_cannot_be_made_does_not_hide_the_stall(tmp_path: Path) ->
     assert "could not be written to" in error
 
 
-def waiting(deadlines: list[float]) -> Callable[[Ticket], float]:
-    return lambda ticket: deadlines[ticket.group_id] if ticket.group_id < len(deadlines) else 1.0
+def waiting(deadlines: list[float]) -> Callable[[GroupRequest], float]:
+    return lambda group_request: deadlines[group_request.group_id] if group_request.group_id < len(deadlines) else 1.0
 
 
 def test_a_long_wait_is_warned_of_once_at_half_the_time_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,16 +1,16 @@
 """Metrics say how often the tasks were gone through, and how each of several data sets does."""
 
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.flow.metrics import _tasks
 from agentrl.flow.queue import Accepted
 from tests.unit.flow.fakes import member
 
 
 def group(number: int, task: Task, *rewards: float) -> Accepted:
-    ticket = Ticket(group_id=number, task=task, n_samples_per_prompt=len(rewards), version=0)
+    group_request = GroupRequest(group_id=number, task=task, n_samples_per_prompt=len(rewards), version=0)
     summary = GroupSummary(group_id=number, members=tuple(map(member, rewards)), seconds=1.0, versions=(0, 0))
-    return Accepted(ticket, "ref", summary, 0.0)
+    return Accepted(group_request, "ref", summary, 0.0)
 
 
 def test_reward_and_share_of_each_data_set() -> None:

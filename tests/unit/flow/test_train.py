@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.core.errors import NothingToTrainError, TooManyFailuresError
 from agentrl.core.summaries import MemberSummary
-from agentrl.core.types import Status, Task, Ticket
+from agentrl.core.types import GroupRequest, Status, Task
 from agentrl.flow import FlowSettings
 from agentrl.flow.state import SafePoint
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, failed_member, flow_of, member
@@ -86,8 +86,8 @@ def test_no_task_is_drawn_beyond_need_and_nothing_is_in_flight_at_the_end(stalen
 
 
 def test_a_failed_group_is_tried_again_under_the_same_id() -> None:
-    def outcome(ticket: Ticket) -> list[MemberSummary] | None:
-        return [failed_member(), member()] if (ticket.group_id, ticket.attempt) == (1, 0) else None
+    def outcome(group_request: GroupRequest) -> list[MemberSummary] | None:
+        return [failed_member(), member()] if (group_request.group_id, group_request.attempt) == (1, 0) else None
 
     scene = Scene(sizes(num_steps=1), workers=[ScriptedWorker(outcome=outcome)])
     counts = scene.run().counts
@@ -99,8 +99,8 @@ def test_a_failed_group_is_tried_again_under_the_same_id() -> None:
 
 
 def test_a_group_that_keeps_failing_is_dropped_and_replaced() -> None:
-    def outcome(ticket: Ticket) -> list[MemberSummary] | None:
-        return [member(None, Status.TIMEOUT, error="step: 60 s"), member()] if ticket.group_id == 1 else None
+    def outcome(group_request: GroupRequest) -> list[MemberSummary] | None:
+        return [member(None, Status.TIMEOUT, error="step: 60 s"), member()] if group_request.group_id == 1 else None
 
     scene = Scene(sizes(max_attempts=3), workers=[ScriptedWorker(outcome=outcome)])
     result = scene.run()
@@ -190,8 +190,8 @@ def test_what_a_hook_says_is_in_the_metrics_of_its_step_and_its_weights_stay_liv
 
 
 def test_step_metrics() -> None:
-    def outcome(ticket: Ticket) -> list[MemberSummary]:
-        same = ticket.group_id % 3 == 0
+    def outcome(group_request: GroupRequest) -> list[MemberSummary]:
+        same = group_request.group_id % 3 == 0
         values = [1.0, 1.0] if same else [0.0, 1.0]
         return [
             member(values[0], num_tokens=10, truncated=True, metrics={"guesses": 2.0}, timings={"env_s": 0.25}),

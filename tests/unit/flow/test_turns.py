@@ -14,15 +14,15 @@ import pytest
 
 from agentrl.core.errors import EngineDeadError, WeightSyncError
 from agentrl.core.protocols import Membership, Memory, TrainResult, WeightUpdate
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.flow import RunResult, train
 from agentrl.flow.checkpoint import Progress
 from agentrl.flow.exports import JointLearner
+from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import SafePoint
 from agentrl.flow.turns import TurnTakingLearner
+from agentrl.flow.worker_slots import Supervision
 from agentrl.profile.simulation import run_virtual
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.worker_slots import Supervision
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
 
 STEP = [
@@ -60,9 +60,9 @@ class Engine(ScriptedWorker):
         if not self.quiet:
             self.gpu.note(call)
 
-    async def run_group(self, ticket: Ticket) -> Any:
+    async def run_group(self, group_request: GroupRequest) -> Any:
         assert not self.gpu.learner, "the learner's state is on the GPU while something is generated"
-        return await super().run_group(ticket)
+        return await super().run_group(group_request)
 
     async def sleep(self, level: int) -> None:
         self.note(f"sleep {level}")
@@ -226,7 +226,7 @@ def test_a_checkpoint_and_the_model_at_the_end_take_turns_of_their_own() -> None
 def test_an_evaluation_finds_the_engines_awake_and_the_best_model_takes_a_turn() -> None:
     async def evaluate(pool: RolloutPool, learner: TurnTakingLearner, point: SafePoint) -> Mapping[str, float]:
         await point.until_live()
-        summary, _ = await pool.run_group(Ticket(group_id=99, task=Task("x"), n_samples_per_prompt=2, version=point.step))
+        summary, _ = await pool.run_group(GroupRequest(group_id=99, task=Task("x"), n_samples_per_prompt=2, version=point.step))
         assert summary.versions == (point.step, point.step)
         await learner.save_model("best")
         return {}

@@ -14,8 +14,9 @@ import pytest
 
 from agentrl.core import remote
 from agentrl.core.errors import CheckpointError, DamagedCheckpointError
-from agentrl.core.manifest import MANIFEST, FileEntry, read_manifest, seal_files
-from agentrl.flow.checkpoint import Checkpoints, Progress, check_learner_files, latest_checkpoint, read_checkpoint
+from agentrl.core.manifest import MANIFEST, FileEntry, flush_files, read_manifest
+from agentrl.flow.checkpoint import Progress, check_learner_files, latest_checkpoint, read_checkpoint
+from agentrl.flow.saving import Checkpoints
 from agentrl.flow.uploads import Uploads, fetch_copy, find_copy, read_copy, send_copy
 from tests.remote_support import FlakyFileSystem, fresh_flaky
 from tests.unit.flow.fakes import ScriptedLearner
@@ -55,8 +56,8 @@ class WritingLearner(ScriptedLearner):
     async def save_checkpoint(self, path: str, step: int) -> None:
         write_parts(path, step)
 
-    async def seal_checkpoint(self, path: str) -> dict[str, FileEntry]:
-        return {name: {**entry, "rank": int(name[-1])} for name, entry in seal_files(Path(path), ["part-0", "part-1"]).items()}
+    async def flush_checkpoint(self, path: str) -> dict[str, FileEntry]:
+        return {name: {**entry, "rank": int(name[-1])} for name, entry in flush_files(Path(path), ["part-0", "part-1"]).items()}
 
 
 async def save(run_dir: Path, *steps: int, keep: int = 9, uploads: Uploads | None = None) -> Checkpoints:
@@ -94,8 +95,8 @@ async def test_the_ranks_hash_what_they_wrote_and_the_driver_the_rest(tmp_path: 
         "learner/part-0": 0,
         "learner/part-1": 1,
     }
-    assert files == {**seal_files(path_of(tmp_path, 3), files)} | {
-        name: {**seal_files(path_of(tmp_path, 3), [name])[name], "rank": rank}
+    assert files == {**flush_files(path_of(tmp_path, 3), files)} | {
+        name: {**flush_files(path_of(tmp_path, 3), [name])[name], "rank": rank}
         for rank, name in enumerate(("learner/part-0", "learner/part-1"))
     }
 

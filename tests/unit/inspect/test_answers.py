@@ -13,7 +13,7 @@ from agentrl.core.annotations import read_annotation
 from agentrl.core.callbacks import GroupJudged
 from agentrl.core.errors import ConfigError
 from agentrl.core.summaries import summarize
-from agentrl.core.types import Group, Status, Task, Ticket, Trajectory, floats, ints
+from agentrl.core.types import Group, GroupRequest, Status, Task, Trajectory, floats, ints
 from agentrl.inspect.episode import differs_at, episode_answer, find_records, group_answer, record_answer
 from agentrl.inspect.listing import changes_answer, episode_list, run_answer
 from agentrl.inspect.reader import RunReader, settings_differ
@@ -94,8 +94,8 @@ def test_every_token_says_why_it_was_not_trained(tmp_path, change, mask):
 def judged(made: MadeRun, trajectory: Trajectory, *, attempt: int = 0, verdict: str = "kept", group_id: int = 0) -> None:
     task = Task("q", id="t")
     group = Group(group_id=group_id, task=task, trajectories=(trajectory,))
-    ticket = Ticket(group_id=group_id, task=task, n_samples_per_prompt=1, version=0, attempt=attempt, record=1)
-    summary = summarize(group, seconds=0.5, records=group_records(ticket, group))
+    group_request = GroupRequest(group_id=group_id, task=task, n_samples_per_prompt=1, version=0, attempt=attempt, record=1)
+    summary = summarize(group, seconds=0.5, records=group_records(group_request, group))
     made.judged(GroupJudged(group_id=group_id, attempt=attempt, task=task, verdict=verdict, reason="", summary=summary))
 
 
@@ -234,8 +234,8 @@ def test_members_side_by_side_begin_at_the_first_token_that_differs(tmp_path):
     other = replace(one, trajectory_id="0-0-1", episode_id="0-0-1", turns=(one.turns[0], replace(one.turns[1], token_ids=ints(changed))))
     short = replace(one, trajectory_id="0-0-2", episode_id="0-0-2", turns=one.turns[:1])
     group = Group(group_id=0, task=Task("q", id="t"), trajectories=(one, other, short))
-    ticket = Ticket(group_id=0, task=group.task, n_samples_per_prompt=3, version=0, record=3)
-    summary = summarize(group, seconds=0.5, records=group_records(ticket, group))
+    group_request = GroupRequest(group_id=0, task=group.task, n_samples_per_prompt=3, version=0, record=3)
+    summary = summarize(group, seconds=0.5, records=group_records(group_request, group))
     made.judged(GroupJudged(group_id=0, attempt=0, task=group.task, verdict="kept", reason="", summary=summary))
     answer = group_answer(RunReader(made.close()).open(), 0)
     assert answer["pairs"][0] == [None, {"turn": 1, "token": 4}, {"turn": 1, "token": 0}]
@@ -247,8 +247,8 @@ def test_members_that_are_not_recorded_are_listed_with_their_rewards(tmp_path):
     made = MadeRun(tmp_path / "run")
     played = tuple(made._episode(0, index, 1, 1, 3, Status.FINISHED, "") for index in range(3))
     group = Group(group_id=0, task=Task("q", id="t"), trajectories=played)
-    ticket = Ticket(group_id=0, task=group.task, n_samples_per_prompt=3, version=0, record=1)
-    summary = summarize(group, seconds=0.5, records=group_records(ticket, group))
+    group_request = GroupRequest(group_id=0, task=group.task, n_samples_per_prompt=3, version=0, record=1)
+    summary = summarize(group, seconds=0.5, records=group_records(group_request, group))
     made.judged(GroupJudged(group_id=0, attempt=0, task=group.task, verdict="kept", reason="", summary=summary))
     answer = group_answer(RunReader(made.close()).open(), 0)
     assert [(member["episode"], member["recorded"], member["reward"]) for member in answer["members"]] == [

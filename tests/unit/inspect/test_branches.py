@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agentrl.core.types import Group, Ticket
+from agentrl.core.types import Group, GroupRequest
 from agentrl.inspect.episodes import show_episode
 from agentrl.rollout.records import group_records, recorded_turn
 from agentrl.track.text import Screen
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.anyio
 
 async def record(run: Any, *texts: str) -> dict[str, Any]:
     _, trajectory = await play_one(run, *texts)
-    ticket = Ticket(group_id=3, task=TASK, n_samples_per_prompt=1, version=0, record=1)
-    (found,) = group_records(ticket, Group(group_id=3, task=TASK, trajectories=(trajectory,)), None)
+    group_request = GroupRequest(group_id=3, task=TASK, n_samples_per_prompt=1, version=0, record=1)
+    (found,) = group_records(group_request, Group(group_id=3, task=TASK, trajectories=(trajectory,)), None)
     return dict(found)
 
 

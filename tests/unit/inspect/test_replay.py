@@ -14,15 +14,17 @@ from agentrl import AgentInstance, Executor, Message, StepResult, Task
 from agentrl.config.sections import changed
 from agentrl.core.differences import Difference
 from agentrl.core.errors import EngineError
+from agentrl.core.protocols import EngineLimits
 from agentrl.core.types import EvalSampling
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import ExecutorSession
 from agentrl.env.load import AgentKind, kind_of
-from agentrl.inspect.replay import Replay, Replayer, Verdict
+from agentrl.inspect.compare import Replay, Verdict
+from agentrl.inspect.replay import Replayer
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member
-from agentrl.rollout.records import EngineLimits, trajectory_record
+from agentrl.rollout.records import trajectory_record
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.track.jsonl import encode
 from tests.scripted_engine import ScriptedEngine
@@ -53,11 +55,11 @@ async def record(
     env: type[Any], *texts: str, settings: EpisodeSettings = SETTINGS, task: Task = TASK, index: int = 0, **engine: Any
 ) -> Records:
     scene = Scene(env, settings=settings)
-    scene.ticket = replace(scene.ticket, task=task)
+    scene.group_request = replace(scene.group_request, task=task)
     scene.engine = ScriptedEngine(**{"answer": says(*texts), "max_model_len": 256, **engine})
     trajectories = await scene.play_all(index)
     limits = EngineLimits(max_model_len=scene.engine.max_model_len, end_token_ids=scene.engine.end_token_ids)
-    return [json.loads(encode(trajectory_record(scene.ticket, trajectory, limits))) for trajectory in trajectories]
+    return [json.loads(encode(trajectory_record(scene.group_request, trajectory, limits))) for trajectory in trajectories]
 
 
 def replayer(env: type[Any], settings: EpisodeSettings = SETTINGS, find: Callable[[str], Task | None] = lambda name: None) -> Replayer:
@@ -276,9 +278,11 @@ async def played(executor: type[Executor], *texts: str) -> Records:
     session = ExecutorSession(executor, "file.py", LIMITS)
     engine = ScriptedEngine(answer=says(*texts))
     await engine.start()
-    ticket = Scene(TYPED).ticket
-    trajectories = await ExecutorEpisode(ticket, 1, engine=engine, codec=CODEC, env=session, settings=SETTINGS).run()
-    return [json.loads(encode(trajectory_record(ticket, trajectory, EngineLimits(max_model_len=256)))) for trajectory in trajectories]
+    group_request = Scene(TYPED).group_request
+    trajectories = await ExecutorEpisode(group_request, 1, engine=engine, codec=CODEC, env=session, settings=SETTINGS).run()
+    return [
+        json.loads(encode(trajectory_record(group_request, trajectory, EngineLimits(max_model_len=256)))) for trajectory in trajectories
+    ]
 
 
 async def test_executors_replay_call_by_call() -> None:
@@ -307,11 +311,11 @@ async def test_an_executor_that_discards_calls_is_skipped() -> None:
 
 async def test_episodes_of_an_evaluation_replay_with_its_seed() -> None:
     scene = Scene(Reseeded)
-    scene.ticket = replace(scene.ticket, eval_sampling=EvalSampling(name="eval-3", seed=99))
+    scene.group_request = replace(scene.group_request, eval_sampling=EvalSampling(name="eval-3", seed=99))
     scene.engine = ScriptedEngine(answer=says("one"), max_model_len=256)
     await scene.engine.start()
     member = make_member(
-        scene.ticket,
+        scene.group_request,
         0,
         agent=Spec(Reseeded),
         open_session=lambda: EnvSession(Reseeded, "file.py", Threads(1), LIMITS),
@@ -320,7 +324,7 @@ async def test_episodes_of_an_evaluation_replay_with_its_seed() -> None:
         settings=SETTINGS,
     )  # type: ignore[arg-type]
     (trajectory,) = await member.run()
-    records = [json.loads(encode(trajectory_record(scene.ticket, trajectory, EngineLimits(max_model_len=256))))]
+    records = [json.loads(encode(trajectory_record(scene.group_request, trajectory, EngineLimits(max_model_len=256))))]
     assert records[0]["episode_id"].startswith("eval-3-")
     assert (await again(Reseeded, records)).verdict is Verdict.SAME
     del records[0]["eval_sampling"]

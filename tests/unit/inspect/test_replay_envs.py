@@ -15,10 +15,11 @@ from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from agentrl.env.load import keep_environment, load_agent
+from agentrl.inspect.compare import Verdict
 from agentrl.inspect.directory import RunDirectory
-from agentrl.inspect.replay import Verdict, open_replayer
+from agentrl.inspect.replay import open_replayer
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import open_tasks
@@ -59,7 +60,7 @@ async def test_recorded_episodes_replay(agent: str, tmp_path: Path) -> None:
     await worker.start()
     try:
         for number, task in enumerate(islice(tasks, 4)):
-            summary, _ = await worker.run_group(Ticket(group_id=number, task=task, n_samples_per_prompt=3, version=0, record=3))
+            summary, _ = await worker.run_group(GroupRequest(group_id=number, task=task, n_samples_per_prompt=3, version=0, record=3))
             recorder.write(summary)
     finally:
         await worker.close()

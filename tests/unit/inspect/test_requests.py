@@ -21,7 +21,7 @@ from agentrl.config.sections import changed
 from agentrl.core.differences import Difference
 from agentrl.core.errors import EngineError, StructureError
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Ticket
+from agentrl.core.types import GroupRequest
 from agentrl.env.load import load_agent
 from agentrl.inspect.requests import replay_requests
 from agentrl.rollout.chat import ChatCodec
@@ -199,8 +199,8 @@ async def played(agent: str, config: TrainConfig, num_samples: int) -> GroupSumm
     await worker.start()
     try:
         task = Task("1+2=?", label="3", id="sum")
-        ticket = Ticket(group_id=0, task=task, n_samples_per_prompt=num_samples, version=0, record=num_samples - 1)
-        return (await worker.run_group(ticket))[0]
+        group_request = GroupRequest(group_id=0, task=task, n_samples_per_prompt=num_samples, version=0, record=num_samples - 1)
+        return (await worker.run_group(group_request))[0]
     finally:
         await worker.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.profile.recorded import Recorded, read_recorded
 from agentrl.profile.simulated_engine import EngineModel, World
 from agentrl.profile.simulation import LearnerModel, Plan, Simulated, constant, episodes_of, lognormal, simulate
@@ -34,8 +34,8 @@ def records_of(run: Simulated, *, times: bool = True, members: int | None = None
     """
     world, records = World(run.plan.episodes, run.plan.failure_rate, run.plan.seed), []
     for ended_s, summary in run.groups:
-        ticket = Ticket(group_id=summary.group_id, task=Task(""), n_samples_per_prompt=len(summary.members), version=0)
-        shapes, _ = world.group(ticket)
+        group_request = GroupRequest(group_id=summary.group_id, task=Task(""), n_samples_per_prompt=len(summary.members), version=0)
+        shapes, _ = world.group(group_request)
         for index, (member, shape) in enumerate(zip(summary.members, shapes, strict=True)):
             if index < (members or len(shapes)):
                 record = {

@@ -59,7 +59,7 @@ def test_a_run_of_constant_durations_is_explained_exactly(run: Path, capsys: pyt
         "num_learners": 1,
         "groups_per_step": 8,
         "n_samples_per_prompt": 4,
-        "spare_groups": 0,
+        "oversampled_groups": 0,
         "max_staleness": 0,
     }
     assert [(split["num_engines"], split["num_learners"]) for split in profile["splits"]] == [(1, 1)]

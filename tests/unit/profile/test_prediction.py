@@ -83,7 +83,7 @@ def test_a_deeper_queue_must_pay_for_its_staleness() -> None:
             num_learners=1,
             max_staleness=staleness,
             groups_per_step=1,
-            spare_groups=0,
+            oversampled_groups=0,
             step_s=1 / rate,
             episodes_per_s=rate,
             staleness_mean=0.0,

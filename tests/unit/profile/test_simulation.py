@@ -132,7 +132,7 @@ def test_lost_engines_are_replaced_and_their_groups_run_again() -> None:
     assert run.step_s > simulate(plan(num_engines=4, num_steps=60, max_staleness=2)).step_s
 
 
-def test_spare_groups_save_waiting_for_the_slowest() -> None:
+def test_oversampled_groups_save_waiting_for_the_slowest() -> None:
     slow = episodes_of(tokens=constant(50), env_s=lognormal(0.3, 1.5))
     waiting = simulate(plan(episodes=slow, num_steps=40))
     spared = simulate(plan(episodes=slow, num_steps=40, oversample=0.5))

@@ -60,7 +60,7 @@ async def test_the_example_plays(page: str, answers: list[str], reward: float, t
         task = next(task for task in cls.tasks() if task.prompt == "What is 3+4?" or task.label == 1)
     engine = ScriptedEngine(answer=says(*answers), max_model_len=1000)
     limits = changed(PATIENT, max_turns=3, max_new_tokens=400)
-    scene = Scene(cls, engine, limits, replace(Scene.ticket, task=replace(task, id="t", seed=0)))
+    scene = Scene(cls, engine, limits, replace(Scene.group_request, task=replace(task, id="t", seed=0)))
     trajectory = await scene.play()
     assert trajectory.error is None
     assert trajectory.reward == pytest.approx(reward)

@@ -70,7 +70,7 @@ async def test_the_example_plays_the_episode_below_it(code: str, text: str, tmp_
     cls, said = load_agent(str(path)).load(), episode(text)
     task = task_of(cls, next(content for role, content in said if role == "user"))
     engine = ScriptedEngine(answer=says(*(content for role, content in said if role == "assistant"), *["?"] * 8), max_model_len=10_000)
-    scene = Scene(cls, engine, LONG, replace(Scene.ticket, task=replace(task, seed=0)))
+    scene = Scene(cls, engine, LONG, replace(Scene.group_request, task=replace(task, seed=0)))
     trajectory = await scene.play()
 
     role, content = said[-1]

@@ -25,7 +25,7 @@ async def test_the_example_plays(tmp_path: Path) -> None:
     path.write_text(code)
     cls = load_agent(str(path)).load()
     task = next(task for task in cls.tasks() if task.label == "3")
-    scene = Scene(cls, ScriptedEngine(answer=says("4", "3")), ticket=replace(Scene.ticket, task=task))
+    scene = Scene(cls, ScriptedEngine(answer=says("4", "3")), group_request=replace(Scene.group_request, task=task))
     trajectory = await scene.play()
     assert (trajectory.error, trajectory.reward, trajectory.metrics) == (None, 1.0, {"changed": 1.0})
     assert len(merge_turns(trajectory)) == 1

@@ -13,7 +13,7 @@ from rich.console import Console
 from agentrl.check.findings import RULES
 from agentrl.check.report import print_report
 from agentrl.config.sections import changed
-from agentrl.core.types import Status, Ticket
+from agentrl.core.types import GroupRequest, Status
 from agentrl.env.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.check.support import checked
@@ -63,5 +63,5 @@ async def test_forms_earn_what_the_table_says(text: str, right: str, form: str, 
     assert trajectory.metrics == {"reward/right": float(right), "reward/form": float(form)}
 
 
-def with_label(label: str) -> Ticket:
-    return replace(Scene.ticket, task=replace(Scene.ticket.task, label=label))
+def with_label(label: str) -> GroupRequest:
+    return replace(Scene.group_request, task=replace(Scene.group_request.task, label=label))

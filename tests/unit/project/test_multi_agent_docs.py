@@ -24,7 +24,7 @@ async def test_the_example_plays_the_episode_below_it(tmp_path: Path) -> None:
     cls = load_agent(str(path)).load()
     task = next(iter(cls.tasks()))
     engine = ScriptedEngine(answer=say(writer=["tree"], critic=["no"]), max_model_len=1000)
-    scene = Scene(cls, engine, changed(SETTINGS, max_new_tokens=100), replace(Scene.ticket, task=task))
+    scene = Scene(cls, engine, changed(SETTINGS, max_new_tokens=100), replace(Scene.group_request, task=task))
     writer, critic = await scene.play_all()
     assert (writer.reward, critic.reward) == (0.0, 1.0)
     for trajectory in (writer, critic):

@@ -38,7 +38,7 @@ async def test_episodes_earn_what_the_pages_say(page: str, answers: list[str], r
     cls = load_agent(str(file_of(page, tmp_path))).load()
     task = next(task for task in cls.tasks() if task.prompt == "What is 2+3?")
     engine = ScriptedEngine(answer=says(*answers), max_model_len=1000)
-    trajectory = await Scene(cls, engine, PATIENT, replace(Scene.ticket, task=replace(task, id="23", seed=0))).play()
+    trajectory = await Scene(cls, engine, PATIENT, replace(Scene.group_request, task=replace(task, id="23", seed=0))).play()
     assert (trajectory.error, trajectory.reward, len(trajectory.turns)) == (None, reward, turns)
 
 

@@ -8,7 +8,7 @@ from agentrl import AgentInstance, Task
 from agentrl.config.schema import RolloutConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import Ticket, Trajectory
+from agentrl.core.types import GroupRequest, Trajectory
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import Executor, ExecutorSession
 from agentrl.env.multi_agent import multi_agent_spec
@@ -49,15 +49,17 @@ class Scene:
     env: type[Any]
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     settings: EpisodeSettings = SETTINGS
-    ticket: Ticket = Ticket(group_id=3, task=TASK, n_samples_per_prompt=2, version=0)  # noqa: RUF009
+    group_request: GroupRequest = GroupRequest(group_id=3, task=TASK, n_samples_per_prompt=2, version=0)  # noqa: RUF009
 
     def episode(self, index: int = 0) -> Episode | ExecutorEpisode:
         if issubclass(self.env, Executor):
             executor = ExecutorSession(self.env, "file.py", self.settings.env)
-            return ExecutorEpisode(self.ticket, index, engine=self.engine, codec=CODEC, env=executor, settings=self.settings)
+            return ExecutorEpisode(self.group_request, index, engine=self.engine, codec=CODEC, env=executor, settings=self.settings)
         session = EnvSession(self.env, "file.py", Threads(8), self.settings.env)
         agents_spec = multi_agent_spec(self.env, "file.py")
-        return Episode(self.ticket, index, engine=self.engine, codec=CODEC, env=session, settings=self.settings, agents_spec=agents_spec)
+        return Episode(
+            self.group_request, index, engine=self.engine, codec=CODEC, env=session, settings=self.settings, agents_spec=agents_spec
+        )
 
     async def play(self, index: int = 0) -> Trajectory:
         (trajectory,) = await self.play_all(index)

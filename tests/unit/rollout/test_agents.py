@@ -215,17 +215,17 @@ async def test_a_frozen_agent_plays_and_is_recorded_but_not_trained() -> None:
     group = Group(group_id=3, task=TASK, trajectories=tuple(agents.values()))
     assert group.trainable == (agents["bob"],)
     assert summarize(group, seconds=1.0).num_trainable == 1
-    records = group_records(replace(scene.ticket, record=1), group)
+    records = group_records(replace(scene.group_request, record=1), group)
     assert [(record["agent"], record["frozen"], len(record["turns"])) for record in records] == [("ann", True, 2), ("bob", False, 1)]
 
 
 async def test_records_are_counted_by_episodes() -> None:
     scene = Scene(duel(three_turns), ScriptedEngine(answer=say(ann=["one", "three"], bob=["two"])))
     group = Group(group_id=3, task=TASK, trajectories=(*await scene.play_all(0), *await scene.play_all(1)))
-    records = group_records(replace(scene.ticket, record=1), group)
+    records = group_records(replace(scene.group_request, record=1), group)
     assert [record["trajectory_id"] for record in records] == ["3-0-0-ann", "3-0-0-bob"]
-    assert len(group_records(replace(scene.ticket, record=2), group)) == 4
-    assert group_records(scene.ticket, group) == ()
+    assert len(group_records(replace(scene.group_request, record=2), group)) == 4
+    assert group_records(scene.group_request, group) == ()
     summary = summarize(group, seconds=1.0)
     assert ([len(episode) for episode in summary.episodes], len(summary.members), summary.num_trainable) == ([2, 2], 4, 2)
 

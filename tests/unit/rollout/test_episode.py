@@ -114,7 +114,7 @@ async def test_reset_may_replace_the_prompt_and_the_sampling() -> None:
             return StepResult(0.0, terminated=True)
 
     scene = Scene(Env)
-    scene.ticket = replace(scene.ticket, task=replace(TASK, images=("a.png",)))
+    scene.group_request = replace(scene.group_request, task=replace(TASK, images=("a.png",)))
     trajectory = await scene.play()
     (request,) = scene.engine.requests
     assert text_of(request.prompt_ids) == dialogue(("user", "Go"))
@@ -176,9 +176,9 @@ async def test_settings_that_no_step_may_choose_can_be_handed_back() -> None:
 
 
 async def test_seeds_depend_on_run_task_epoch_member_turn_and_attempt() -> None:
-    async def seeds(index: int = 0, **ticket: Any) -> list[int | None]:
+    async def seeds(index: int = 0, **group_request: Any) -> list[int | None]:
         scene = Scene(env_class(lambda state: StepResult(0.0, "more")))
-        scene.ticket = replace(scene.ticket, **ticket)
+        scene.group_request = replace(scene.group_request, **group_request)
         await scene.play(index)
         return [request.sampling.seed for request in scene.engine.requests]
 
@@ -202,7 +202,7 @@ async def test_the_environments_seed_is_the_same_in_a_group_and_the_tasks_own_if
     scene = Scene(Env)
     await scene.play(0)
     await scene.play(1)
-    scene.ticket = replace(scene.ticket, task=replace(TASK, seed=77))
+    scene.group_request = replace(scene.group_request, task=replace(TASK, seed=77))
     await scene.play(0)
     assert seen == [derive_seed(5, "sum", 0)] * 2 + [77]
 
@@ -252,7 +252,7 @@ async def test_no_token_beyond_context_or_episode_budget(context: int, episode: 
 )
 async def test_a_first_prompt_without_room_is_an_error_with_its_flag(settings: Any, flag: str) -> None:
     scene = Scene(env_class(two_turns), settings=settings)
-    scene.ticket = replace(scene.ticket, task=Task("x " * 300, id="long"))
+    scene.group_request = replace(scene.group_request, task=Task("x " * 300, id="long"))
     trajectory = await scene.play()
     assert (trajectory.status, trajectory.reward) == (Status.ENV_ERROR, None)
     assert flag in str(trajectory.error)

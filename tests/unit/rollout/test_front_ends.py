@@ -11,7 +11,7 @@ import pytest
 from agentrl.core.errors import EngineDeadError, EngineError, RolloutWorkerDeadError
 from agentrl.core.protocols import EngineStats, LoadSums, WeightUpdate
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.rollout.front_ends import FrontEnds, combined
 from tests.unit.flow.fakes import group_summary
 
@@ -38,12 +38,12 @@ class Worker:
     async def start(self) -> None:
         self.started = True
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, str]:
-        self.groups.append(ticket.group_id)
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, str]:
+        self.groups.append(group_request.group_id)
         await self.go.wait()
         if self.error is not None:
             raise self.error
-        return group_summary(ticket, (0, 0)), self.name
+        return group_summary(group_request, (0, 0)), self.name
 
     async def load_weights(self, update: WeightUpdate) -> int:
         raise AssertionError("weights go to the engine")
@@ -94,13 +94,15 @@ def front_ends(number: int = 2, max_restarts: int = 3) -> tuple[FrontEnds, list[
     return FrontEnds(process, workers, max_restarts), workers, process
 
 
-def ticket(group_id: int, samples: int = 4) -> Ticket:
-    return Ticket(group_id=group_id, task=Task("", id=str(group_id)), n_samples_per_prompt=samples, version=0)
+def group_request(group_id: int, samples: int = 4) -> GroupRequest:
+    return GroupRequest(group_id=group_id, task=Task("", id=str(group_id)), n_samples_per_prompt=samples, version=0)
 
 
-async def begun(shared: FrontEnds, workers: Sequence[Worker], tickets: Sequence[Ticket]) -> list[asyncio.Task[tuple[GroupSummary, str]]]:
+async def begun(
+    shared: FrontEnds, workers: Sequence[Worker], group_requests: Sequence[GroupRequest]
+) -> list[asyncio.Task[tuple[GroupSummary, str]]]:
     tasks = []
-    for each in tickets:
+    for each in group_requests:
         tasks.append(asyncio.create_task(shared.run_group(each)))
         while not any(each.group_id in worker.groups for worker in workers):  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -110,11 +112,13 @@ async def begun(shared: FrontEnds, workers: Sequence[Worker], tickets: Sequence[
 async def test_groups_go_to_the_worker_with_the_fewest_episodes() -> None:
     shared, workers, _ = front_ends(3)
     await shared.start()
-    tasks = await begun(shared, workers, [ticket(0, 8), ticket(1, 2), ticket(2, 4), ticket(3, 4), ticket(4, 1)])
+    tasks = await begun(
+        shared, workers, [group_request(0, 8), group_request(1, 2), group_request(2, 4), group_request(3, 4), group_request(4, 1)]
+    )
     assert [worker.groups for worker in workers] == [[0], [1, 3], [2, 4]]
     workers[0].go.set()
     assert (await tasks[0])[1] == "old-0"
-    tasks += await begun(shared, workers, [ticket(5)])
+    tasks += await begun(shared, workers, [group_request(5)])
     assert workers[0].groups == [0, 5]
     for worker in workers:
         worker.go.set()
@@ -140,7 +144,7 @@ def test_load_is_combined_over_the_longest_time() -> None:
 
 async def test_the_groups_of_a_lost_worker_run_on_the_others_and_it_is_replaced() -> None:
     shared, workers, process = front_ends()
-    tasks = await begun(shared, workers, [ticket(0), ticket(1), ticket(2)])
+    tasks = await begun(shared, workers, [group_request(0), group_request(1), group_request(2)])
     workers[0].sums = LoadSums(seconds=1.0, episodes=4.0)
     await shared.stats()
     workers[0].error = RolloutWorkerDeadError("killed")
@@ -172,7 +176,7 @@ async def test_the_loss_of_the_engine_is_not_that_of_a_worker() -> None:
     workers[0].error = EngineDeadError("the engine is gone")
     workers[0].go.set()
     with pytest.raises(EngineDeadError, match="the engine is gone"):
-        await shared.run_group(ticket(0))
+        await shared.run_group(group_request(0))
     assert process.released == []
 
 
@@ -184,6 +188,6 @@ async def test_without_a_worker_left_the_engine_counts_as_lost(failure: Exceptio
         worker.error = RolloutWorkerDeadError("killed")
         worker.go.set()
     with pytest.raises(EngineDeadError, match="every rollout worker") as caught:
-        await shared.run_group(ticket(0))
+        await shared.run_group(group_request(0))
     assert not isinstance(caught.value, RolloutWorkerDeadError)
     assert sorted(process.released) == ["old-0", "old-1"]

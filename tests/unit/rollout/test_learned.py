@@ -12,7 +12,7 @@ from agentrl.config.reward import ANSWER, RewardConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import RewardError
 from agentrl.core.scoring import ScoreAnswer, ScoreRequest, ScorerFacts
-from agentrl.core.types import EvalSampling, FinishReason, Status, Ticket, Trajectory
+from agentrl.core.types import EvalSampling, FinishReason, GroupRequest, Status, Trajectory
 from agentrl.rollout.learned import LearnedRewards
 from agentrl.rollout.settings import EpisodeSettings
 from tests.scripted_engine import ScriptedEngine
@@ -20,7 +20,7 @@ from tests.unit.rollout.scenes import CODEC, PATIENT, TASK, Scene, env_class, sa
 
 pytestmark = pytest.mark.anyio
 
-TICKET = Ticket(group_id=3, task=TASK, n_samples_per_prompt=1, version=0)
+GROUP_REQUEST = GroupRequest(group_id=3, task=TASK, n_samples_per_prompt=1, version=0)
 
 
 class Fixed:
@@ -52,18 +52,22 @@ class Fixed:
 async def played(turns: int = 1, reward: float = 1.0) -> tuple[Trajectory, ...]:
     """An episode whose turns say "one", "two", ...; each earns `reward`."""
     env = env_class(lambda state: StepResult(reward, observation="go on", terminated=state["turn"] + 1 == turns))
-    return await Scene(env, ScriptedEngine(answer=says("one", "two", "three")), PATIENT, TICKET).play_all()
+    return await Scene(env, ScriptedEngine(answer=says("one", "two", "three")), PATIENT, GROUP_REQUEST).play_all()
 
 
 async def judge(
-    scorers: dict[str, Fixed], trajectories: tuple[Trajectory, ...], ticket: Ticket = TICKET, agent: str = "env.py", **settings: Any
+    scorers: dict[str, Fixed],
+    trajectories: tuple[Trajectory, ...],
+    group_request: GroupRequest = GROUP_REQUEST,
+    agent: str = "env.py",
+    **settings: Any,
 ) -> Trajectory:
     own = {name: settings.pop(name) for name in list(settings) if name in RewardConfig.__dataclass_fields__}
     reward = RewardConfig(reward_model=tuple(scorers), **own)
     full: EpisodeSettings = replace(changed(PATIENT, **settings), reward=reward)
     learned = LearnedRewards(full, scorers, agent)
     await learned.start()
-    (judged,) = await learned.judge(ticket, trajectories, CODEC)
+    (judged,) = await learned.judge(group_request, trajectories, CODEC)
     return judged
 
 
@@ -95,12 +99,12 @@ async def test_a_process_reward_model_pays_each_turn() -> None:
     assert found.model_scores == {"p": (0.25, 0.75)}
 
 
-async def test_scores_are_normalised_by_the_ticket_then_clipped_and_counted() -> None:
-    ticket = replace(TICKET, reward_scales={"a": (1.0, 0.5)})
-    found = await judge({"a": Fixed(3.0), "b": Fixed(3.0)}, await played(), ticket, reward_model_clip=3.5)
+async def test_scores_are_normalised_by_the_group_request_then_clipped_and_counted() -> None:
+    group_request = replace(GROUP_REQUEST, reward_scales={"a": (1.0, 0.5)})
+    found = await judge({"a": Fixed(3.0), "b": Fixed(3.0)}, await played(), group_request, reward_model_clip=3.5)
     assert found.reward == 1.0 + 3.5 + 3.0  # (3 - 1) / 0.5 = 4 is clipped, the other is not normalised
     assert (found.metrics["reward_model/a/clipped"], found.metrics["reward_model/b/clipped"]) == (1.0, 0.0)
-    measured = await judge({"a": Fixed(3.0)}, await played(), replace(ticket, eval_sampling=EvalSampling(name="eval", seed=1)))
+    measured = await judge({"a": Fixed(3.0)}, await played(), replace(group_request, eval_sampling=EvalSampling(name="eval", seed=1)))
     assert measured.reward == 4.0  # figures of different steps are compared, so they are not normalised
 
 

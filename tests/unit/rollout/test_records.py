@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from agentrl import StepResult, Task
+from agentrl.core.protocols import EngineLimits
 from agentrl.core.types import Status, Trajectory
-from agentrl.rollout.records import EngineLimits, inexact_parts, recorded_limits, recorded_ticket, recorded_turn, trajectory_record
+from agentrl.rollout.records import inexact_parts, recorded_group_request, recorded_limits, recorded_turn, trajectory_record
 from agentrl.track.jsonl import encode
 from tests.unit.rollout.scenes import CODEC, TASK, Scene, env_class, says
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 def again(scene: Scene, trajectory: Trajectory, limits: EngineLimits | None = None) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(encode(trajectory_record(scene.ticket, trajectory, limits)))
+    record: dict[str, Any] = json.loads(encode(trajectory_record(scene.group_request, trajectory, limits)))
     return record
 
 
@@ -57,8 +58,8 @@ async def test_a_task_comes_back_as_it_was(label: Any) -> None:
     task = Task("Say three.", label, id="odd", seed=7, images=("a.png",), metadata={"kind": "sum"}, position=4, epoch=2)
     record = await recorded(task)
     assert inexact_parts(record) == []
-    assert recorded_ticket(record).task == task
-    assert repr(recorded_ticket(record).task) == repr(task)
+    assert recorded_group_request(record).task == task
+    assert repr(recorded_group_request(record).task) == repr(task)
 
 
 @pytest.mark.parametrize("label", [np.float32(1), float("nan"), frozenset({1}), [object()], type("Text", (str,), {})("a")])
@@ -68,7 +69,7 @@ async def test_what_cannot_be_recorded_is_named(label: Any) -> None:
 
 async def recorded(task: Task) -> dict[str, Any]:
     scene = Scene(env_class(lambda state: StepResult(1.0, terminated=True)))
-    scene.ticket = replace(scene.ticket, task=task)
+    scene.group_request = replace(scene.group_request, task=task)
     scene.engine.answer = says("done")
     return again(scene, await scene.play())
 
@@ -80,4 +81,4 @@ async def test_records_of_older_versions_can_be_read() -> None:
     for name in ("seed", "images"):
         del record["task"][name]
     assert recorded_limits(record) is None
-    assert recorded_ticket(record).task == replace(TASK, metadata={})
+    assert recorded_group_request(record).task == replace(TASK, metadata={})

@@ -73,7 +73,7 @@ async def test_tools_are_within_their_step_and_do_not_count_twice() -> None:
     assert one.start_s + one.seconds <= other.start_s
     counted = [span.seconds for span in trajectory.spans if span.name in ("reset", "step")]
     assert trajectory.timings["env_s"] == pytest.approx(sum(counted), abs=1e-9)
-    record = trajectory_record(Scene(Sums).ticket, trajectory)
+    record = trajectory_record(Scene(Sums).group_request, trajectory)
     assert [span[:2] for span in record["spans"]] == [list(pair) for pair in names]
 
 
@@ -125,17 +125,17 @@ class Pictures(AgentInstance):
 
 async def test_images_of_observations_are_recorded_with_the_turn_that_reads_them() -> None:
     scene = Scene(Pictures, ScriptedEngine(answer=says("a", "b")))
-    scene.ticket = replace(scene.ticket, task=replace(TASK, images=("task.png",)))
+    scene.group_request = replace(scene.group_request, task=replace(TASK, images=("task.png",)))
     trajectory = await scene.play()
-    record = trajectory_record(scene.ticket, trajectory)
+    record = trajectory_record(scene.group_request, trajectory)
     assert record["images"] == [[0, "data:image/png;base64,AA=="], [1, "board.png"], [1, "object"]]
     assert record["task"]["images"] == ["task.png"]
     assert [len(request.images) for request in scene.engine.requests] == [2, 4]
-    assert "images" not in trajectory_record(scene.ticket, replace(trajectory, images=()))
+    assert "images" not in trajectory_record(scene.group_request, replace(trajectory, images=()))
 
 
 async def test_images_that_would_cut_the_record_are_named_in_their_place() -> None:
     trajectory = await Scene(Pictures, ScriptedEngine(answer=says("a", "b"))).play()
     large = "data:image/png;base64," + "A" * (MAX_IMAGES - 100)
-    record = trajectory_record(Scene(Pictures).ticket, replace(trajectory, images=((0, large), (1, large), (1, "b.png"))))
+    record = trajectory_record(Scene(Pictures).group_request, replace(trajectory, images=((0, large), (1, large), (1, "b.png"))))
     assert record["images"] == [[0, large], [1, f"an image of {len(large)} characters, not recorded"], [1, "b.png"]]

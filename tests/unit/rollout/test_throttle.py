@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import Task
 from agentrl.core.protocols import EngineLoad, EngineStats
-from agentrl.core.types import EvalSampling, Ticket
+from agentrl.core.types import EvalSampling, GroupRequest
 from agentrl.rollout.worker import TICK_S, AdaptiveLimit, Throttle
 
 pytestmark = pytest.mark.anyio
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.anyio
 IDLE, FULL = EngineLoad(running=8, kv_usage=0.5), EngineLoad(running=8, waiting=5, kv_usage=0.5)
 
 
-def ticket(group_id: int, n_samples_per_prompt: int = 4, **changes: object) -> Ticket:
-    return Ticket(group_id=group_id, task=Task("a"), n_samples_per_prompt=n_samples_per_prompt, version=0, **changes)  # type: ignore[arg-type]
+def group_request(group_id: int, n_samples_per_prompt: int = 4, **changes: object) -> GroupRequest:
+    return GroupRequest(group_id=group_id, task=Task("a"), n_samples_per_prompt=n_samples_per_prompt, version=0, **changes)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -33,12 +33,12 @@ class Scene:
     def __post_init__(self) -> None:
         self.throttle = Throttle(self.fixed, self.start, lambda: EngineStats(load=self.load))
 
-    async def ask(self, *tickets: Ticket) -> list[asyncio.Task[None]]:
-        async def enter(ticket: Ticket) -> None:
-            await self.throttle.enter(ticket)
-            self.began.append(ticket.group_id)
+    async def ask(self, *group_requests: GroupRequest) -> list[asyncio.Task[None]]:
+        async def enter(group_request: GroupRequest) -> None:
+            await self.throttle.enter(group_request)
+            self.began.append(group_request.group_id)
 
-        tasks = [asyncio.create_task(enter(ticket)) for ticket in tickets]
+        tasks = [asyncio.create_task(enter(group_request)) for group_request in group_requests]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         return tasks
@@ -51,8 +51,8 @@ class Scene:
 
 async def test_groups_begin_whole_and_in_the_order_of_admission() -> None:
     scene = Scene(fixed=8)
-    await scene.ask(ticket(0), ticket(1))
-    await scene.ask(ticket(7), ticket(5), ticket(9, eval_sampling=EvalSampling(name="eval", seed=1)), ticket(6))
+    await scene.ask(group_request(0), group_request(1))
+    await scene.ask(group_request(7), group_request(5), group_request(9, eval_sampling=EvalSampling(name="eval", seed=1)), group_request(6))
     assert scene.began == [0, 1]
     await scene.leave(3)
     assert scene.began == [0, 1]
@@ -67,7 +67,7 @@ async def test_groups_begin_whole_and_in_the_order_of_admission() -> None:
 
 async def test_a_group_larger_than_the_limit_begins_alone() -> None:
     scene = Scene(fixed=4)
-    await scene.ask(ticket(0), ticket(1, 16), ticket(2))
+    await scene.ask(group_request(0), group_request(1, 16), group_request(2))
     assert scene.began == [0]
     await scene.leave(4)
     assert scene.began == [0, 1]
@@ -79,13 +79,13 @@ async def test_a_group_larger_than_the_limit_begins_alone() -> None:
 
 async def test_a_cancelled_group_keeps_no_room() -> None:
     scene = Scene(fixed=4)
-    _, waits, last = await scene.ask(ticket(0), ticket(1), ticket(2))
+    _, waits, last = await scene.ask(group_request(0), group_request(1), group_request(2))
     waits.cancel()
     await scene.leave(4)
     assert scene.began == [0, 2]
     last.cancel()
     await scene.leave(4)
-    _, begins = await scene.ask(ticket(3), ticket(4))
+    _, begins = await scene.ask(group_request(3), group_request(4))
     scene.throttle.leave(4)
     begins.cancel()  # after it was let in and before it knows
     with pytest.raises(asyncio.CancelledError):
@@ -95,7 +95,7 @@ async def test_a_cancelled_group_keeps_no_room() -> None:
 
 async def test_the_limit_follows_the_engine_and_the_load_is_summed_up() -> None:
     scene = Scene(start=8, load=replace(FULL, kv_usage=0.25))
-    tasks = await scene.ask(*(ticket(i) for i in range(6)))
+    tasks = await scene.ask(*(group_request(i) for i in range(6)))
     await asyncio.sleep(3 * TICK_S)
     assert scene.began == [0, 1]
     assert scene.throttle.limit == 6  # 8 x 0.8, and not again before so many have ended
@@ -162,7 +162,7 @@ async def simulate(limited: bool) -> list[float]:
         throttle.leave()
 
     async def group(number: int) -> None:
-        await throttle.enter(ticket(number))
+        await throttle.enter(group_request(number))
         await asyncio.gather(*(episode() for _ in range(4)))
         ends[number] = clock() - begin
 

@@ -15,7 +15,7 @@ from agentrl.config.schema import DataConfig, RolloutConfig, RunConfig, Sampling
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EngineError, WeightSyncError
 from agentrl.core.protocols import RolloutWorker, WeightUpdate
-from agentrl.core.types import EvalSampling, Status, Ticket
+from agentrl.core.types import EvalSampling, GroupRequest, Status
 from agentrl.env.load import load_agent
 from agentrl.flow.ledger import failure_reason
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
@@ -63,14 +63,14 @@ def worker_of(folder: Path, model: str, engine: ScriptedEngine) -> EpisodeWorker
     return EpisodeWorker(engine, load_agent(str(path)), changed(SETTINGS, model=model))
 
 
-def ticket(*label: str, record: int = 0) -> Ticket:
-    return Ticket(group_id=4, task=replace(TASK, label=label), n_samples_per_prompt=len(label), version=2, record=record)
+def group_request(*label: str, record: int = 0) -> GroupRequest:
+    return GroupRequest(group_id=4, task=replace(TASK, label=label), n_samples_per_prompt=len(label), version=2, record=record)
 
 
 async def test_one_failing_member_disturbs_no_other(tmp_path: Path, model: str) -> None:
     worker: RolloutWorker = worker_of(tmp_path, model, ScriptedEngine(answer=says("three")))
     await worker.start()
-    summary, group = await worker.run_group(ticket("1", "raise", "0.5", "hang"))
+    summary, group = await worker.run_group(group_request("1", "raise", "0.5", "hang"))
     assert [member.status for member in summary.members] == [Status.FINISHED, Status.ENV_ERROR, Status.FINISHED, Status.TIMEOUT]
     assert [member.reward for member in summary.members] == [1.0, None, 0.5, None]
     assert summary.group_id == group.group_id == 4
@@ -83,7 +83,7 @@ async def test_members_run_side_by_side(tmp_path: Path, model: str) -> None:
     worker = worker_of(tmp_path, model, ScriptedEngine(answer=says("three"), delay=lambda request: 0.3))
     await worker.start()
     start = time.monotonic()
-    await worker.run_group(ticket(*["1"] * 10))
+    await worker.run_group(group_request(*["1"] * 10))
     assert time.monotonic() - start < 1.5
     await worker.close()
 
@@ -91,7 +91,7 @@ async def test_members_run_side_by_side(tmp_path: Path, model: str) -> None:
 async def test_records_hold_what_replay_needs(tmp_path: Path, model: str) -> None:
     worker = worker_of(tmp_path, model, ScriptedEngine(answer=says("three"), version=2))
     await worker.start()
-    summary, group = await worker.run_group(ticket("1", "raise", record=2))
+    summary, group = await worker.run_group(group_request("1", "raise", record=2))
     first, second = json.loads(json.dumps(summary.records))
     turn = group.trajectories[0].turns[0]
     assert first["turns"][0]["prompt_ids"] == turn.prompt_ids.tolist()
@@ -109,7 +109,7 @@ async def test_a_trial_has_numbers_and_names_of_its_own(tmp_path: Path, model: s
     engine = ScriptedEngine(answer=says("three"))
     worker = worker_of(tmp_path, model, engine)
     await worker.start()
-    trained = ticket("1", "1", record=1)
+    trained = group_request("1", "1", record=1)
     eval_sampling = replace(trained, eval_sampling=EvalSampling(name="eval-2", seed=99, temperature=0.0))
     (first, _), (second, _) = await worker.run_group(trained), await worker.run_group(eval_sampling)
     assert [summary.records[0]["trajectory_id"] for summary in (first, second)] == ["4-0-0", "eval-2-4-0-0"]
@@ -123,7 +123,7 @@ async def test_a_greedy_episode_runs_beside_the_members_and_is_none_of_them(tmp_
     engine = ScriptedEngine(answer=says("three"))
     worker = worker_of(tmp_path, model, engine)
     await worker.start()
-    asked = replace(ticket("1", "0.5", "0.25"), n_samples_per_prompt=2, greedy=True)
+    asked = replace(group_request("1", "0.5", "0.25"), n_samples_per_prompt=2, greedy=True)
     summary, group = await worker.run_group(asked)
     assert sorted(request.sampling.temperature for request in engine.requests) == [0.0, 1.0, 1.0]
     assert [trajectory.trajectory_id for trajectory in (*group.trajectories, *group.greedy)] == ["4-0-0", "4-0-1", "4-0-2"]
@@ -139,7 +139,7 @@ async def test_a_greedy_episode_runs_beside_the_members_and_is_none_of_them(tmp_
 async def test_closing_cancels_what_runs_and_closes_every_environment(tmp_path: Path, model: str) -> None:
     worker = worker_of(tmp_path, model, ScriptedEngine(delay=lambda request: 60.0))
     await worker.start()
-    running = asyncio.create_task(worker.run_group(ticket("1", "1")))
+    running = asyncio.create_task(worker.run_group(group_request("1", "1")))
     await asyncio.sleep(0.1)
     before = asyncio.all_tasks() - {running}
     await worker.close()
@@ -148,7 +148,7 @@ async def test_closing_cancels_what_runs_and_closes_every_environment(tmp_path: 
     assert len(worker._agent.load().close.__globals__["log"]) == 2
     assert {task for task in asyncio.all_tasks() if task in before and "episode" in task.get_name()} == set()
     with pytest.raises(EngineError, match="not running"):
-        await worker.run_group(ticket("1"))
+        await worker.run_group(group_request("1"))
     await worker.close()
 
 
@@ -156,7 +156,7 @@ async def test_cancelling_a_group_ends_its_members(tmp_path: Path, model: str) -
     worker = worker_of(tmp_path, model, ScriptedEngine(delay=lambda request: 60.0))
     await worker.start()
     tasks = asyncio.all_tasks()
-    running = asyncio.create_task(worker.run_group(ticket("1", "1")))
+    running = asyncio.create_task(worker.run_group(group_request("1", "1")))
     await asyncio.sleep(0.1)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -172,7 +172,7 @@ async def test_a_bug_in_one_member_ends_the_group_at_once(tmp_path: Path, model:
     worker = worker_of(tmp_path, model, ScriptedEngine(answer=answer, delay=lambda r: 0.0 if r.session.endswith("-1") else 60.0))
     await worker.start()
     with pytest.raises(KeyError):
-        await asyncio.wait_for(worker.run_group(ticket("1", "1", "1")), 5)
+        await asyncio.wait_for(worker.run_group(group_request("1", "1", "1")), 5)
     await worker.close()
 
 
@@ -181,7 +181,7 @@ async def test_weights_and_counters_are_passed_on(tmp_path: Path, model: str) ->
     worker = worker_of(tmp_path, model, engine)
     await worker.start()
     assert await worker.load_weights(WeightUpdate(version=1, transport="shm")) == 1
-    summary, _ = await worker.run_group(ticket("1"))
+    summary, _ = await worker.run_group(group_request("1"))
     assert summary.versions == (1, 1)
     assert (await worker.stats()).tokens == summary.members[0].num_tokens > 0
     engine.reported = lambda version: version - 1

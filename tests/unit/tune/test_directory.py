@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl.core.errors import ConfigError
-from agentrl.core.files import seal_directory
+from agentrl.core.files import write_manifest
 from agentrl.tune.directory import CHECKPOINTS, RunDirectory, TuneResult, checkpoints_in, latest_checkpoint, open_directory
 from agentrl.tune.load import load_given
 from agentrl.tune.methods import METHODS
@@ -20,17 +20,17 @@ def opened(run_dir: Path, **settings: Any) -> RunDirectory:
     return open_directory(DPO, load_given(DPO, given))
 
 
-def checkpoint(run_dir: Path, step: int, *, sealed: bool = True) -> Path:
+def checkpoint(run_dir: Path, step: int, *, complete: bool = True) -> Path:
     path = run_dir / CHECKPOINTS / f"checkpoint-{step}"
     path.mkdir(parents=True)
     (path / "weights").write_text(str(step))
-    if sealed:
-        seal_directory(path)
+    if complete:
+        write_manifest(path)
     return path
 
 
 def test_the_newest_complete_checkpoint_is_taken(tmp_path: Path):
-    paths = [checkpoint(tmp_path, 2), checkpoint(tmp_path, 10), checkpoint(tmp_path, 11, sealed=False)]
+    paths = [checkpoint(tmp_path, 2), checkpoint(tmp_path, 10), checkpoint(tmp_path, 11, complete=False)]
     (paths[0].parent / "other").mkdir()
     assert checkpoints_in(paths[0].parent) == paths
     assert latest_checkpoint(paths[0].parent) == paths[1]

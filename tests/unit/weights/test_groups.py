@@ -19,8 +19,8 @@ from torch import Tensor
 from agentrl.core.errors import EngineDeadError, TransferAbandonedError, WeightSyncError
 from agentrl.core.protocols import EngineStats, Membership, WeightUpdate
 from agentrl.flow.exports import JointLearner
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.worker_slots import Supervision
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.worker_slots import Supervision
 from agentrl.weights.groups import host, join
 from tests.group_support import Engine, connect_sockets, sender
 from tests.unit.flow.fakes import ScriptedLearner, ScriptedWorker

@@ -29,7 +29,7 @@ function Phases({ phases }) {
 function Left({ data }) {
   const count = (verdict) => data.others.filter((row) => row.verdict === verdict).length;
   const reasons = [...new Set(data.others.map((row) => row.reason).filter(Boolean))];
-  return html`<p class="dim">${plural(count("filtered"), "group")} filtered, ${count("dropped")} dropped, ${count("retried")} retried${count("spare") ? `, ${count("spare")} spare` : ""} while this step was prepared.${reasons.length > 0 && ` Reasons: ${reasons.join("; ")}.`}</p>`;
+  return html`<p class="dim">${plural(count("filtered"), "group")} filtered, ${count("dropped")} dropped, ${count("retried")} retried${count("spare") ? `, ${count("spare")} oversampled` : ""} while this step was prepared.${reasons.length > 0 && ` Reasons: ${reasons.join("; ")}.`}</p>`;
 }
 
 export function StepView({ run, info, name, query }) {

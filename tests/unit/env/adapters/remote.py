@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import Task, Ticket, Trajectory
+from agentrl.core.types import GroupRequest, Task, Trajectory
 from agentrl.env.agent import AgentInstance
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.rollout.episode import Episode
@@ -38,10 +38,10 @@ async def play(cls: type[AgentInstance], task: Task, player: Player, index: int 
 
     engine = ScriptedEngine(answer, max_model_len=100_000)
     await engine.start()
-    ticket = Ticket(group_id=index, task=task, n_samples_per_prompt=1, version=0)
+    group_request = GroupRequest(group_id=index, task=task, n_samples_per_prompt=1, version=0)
     used = changed(SETTINGS, **settings)
     session = EnvSession(cls, "file.py", Threads(2), used.env)
-    played: Any = await Episode(ticket, 0, engine=engine, codec=CODEC, env=session, settings=used).run()
+    played: Any = await Episode(group_request, 0, engine=engine, codec=CODEC, env=session, settings=used).run()
     return played[0] if isinstance(played, tuple) else played
 
 

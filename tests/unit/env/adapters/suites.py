@@ -5,7 +5,7 @@ from typing import Any
 
 from agentrl import ResetState, StepState, Task
 from agentrl.config.sections import changed
-from agentrl.core.types import Ticket, Trajectory
+from agentrl.core.types import GroupRequest, Trajectory
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads
 from agentrl.env.load import load_agent
 from tests.scripted_engine import ScriptedEngine
@@ -58,5 +58,5 @@ async def episode(spec: str, seed: int, answers: Sequence[str]) -> Trajectory:
     """A whole episode against a scripted engine."""
     settings = changed(PATIENT, max_new_tokens=512, max_turns=len(answers))
     engine = ScriptedEngine(answer=says(*answers), max_model_len=16384)
-    ticket = Ticket(group_id=1, task=Task("x", seed=seed), n_samples_per_prompt=2, version=0)
-    return await Scene(load_agent(spec).load(), engine, settings, ticket).play()
+    group_request = GroupRequest(group_id=1, task=Task("x", seed=seed), n_samples_per_prompt=2, version=0)
+    return await Scene(load_agent(spec).load(), engine, settings, group_request).play()

@@ -9,7 +9,7 @@ import pytest
 from agentrl import Task
 from agentrl.config.sections import changed
 from agentrl.core.errors import EnvLoadError
-from agentrl.core.types import Status, Ticket, Trajectory
+from agentrl.core.types import GroupRequest, Status, Trajectory
 from agentrl.env.load import load_agent
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.env.adapters.suites import begin, episode, say, script, session
@@ -134,7 +134,7 @@ async def rounds(spec: str, *answers: str) -> dict[str, Trajectory]:
     engine = ScriptedEngine(answer=lambda request: CODEC.encode_text(f"{answers[len(engine.requests) - 1]}<|im_end|>"), max_model_len=8192)
     cls = load_agent(spec).load()
     settings = changed(PATIENT, max_new_tokens=64, max_turns=len(answers))
-    scene = Scene(cls, engine, settings, Ticket(group_id=1, task=Task("x", seed=1), n_samples_per_prompt=2, version=0))
+    scene = Scene(cls, engine, settings, GroupRequest(group_id=1, task=Task("x", seed=1), n_samples_per_prompt=2, version=0))
     return {trajectory.agent: trajectory for trajectory in await scene.play_all()}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.core.types import Status, Ticket, Trajectory
+from agentrl.core.types import GroupRequest, Status, Trajectory
 from agentrl.env.black_box import BlackBoxSession
 from agentrl.env.load import load_agent
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
@@ -83,10 +83,10 @@ def written(folder: Path, *, judge: str = "pass", options: str = "", message_typ
 async def play(cls: type[Any], *texts: str) -> Trajectory:
     engine, server = ScriptedEngine(answer=says(*texts), max_model_len=4096), EndpointServer()
     await engine.start()
-    ticket = Ticket(group_id=0, task=next(iter(cls.tasks())), n_samples_per_prompt=1, version=0)
+    group_request = GroupRequest(group_id=0, task=next(iter(cls.tasks())), n_samples_per_prompt=1, version=0)
     env = BlackBoxSession(cls, "file.py", SETTINGS.env)
     try:
-        (trajectory,) = await BlackBoxEpisode(ticket, 0, engine=engine, codec=CODEC, env=env, settings=SETTINGS, server=server).run()
+        (trajectory,) = await BlackBoxEpisode(group_request, 0, engine=engine, codec=CODEC, env=env, settings=SETTINGS, server=server).run()
     finally:
         await server.close()
     return trajectory

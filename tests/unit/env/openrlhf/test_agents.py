@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.core.types import Status, Task, Ticket, Trajectory
+from agentrl.core.types import GroupRequest, Status, Task, Trajectory
 from agentrl.env import load
 from agentrl.env.load import load_agent
 from agentrl.env.openrlhf.agents import extract_boxed_answer, grade_answer
@@ -24,8 +24,8 @@ AGENT = "class AgentInstance(AgentInstanceBase):\n    async def step(self, state
 
 
 async def play(spec: Path | str, *texts: str) -> Trajectory:
-    ticket = Ticket(group_id=3, task=Task("What is 1+2?", label="3", id="sum"), n_samples_per_prompt=1, version=0)
-    scene = Scene(load_agent(str(spec)).load(), ScriptedEngine(answer=says(*texts)), ticket=ticket)
+    group_request = GroupRequest(group_id=3, task=Task("What is 1+2?", label="3", id="sum"), n_samples_per_prompt=1, version=0)
+    scene = Scene(load_agent(str(spec)).load(), ScriptedEngine(answer=says(*texts)), group_request=group_request)
     trajectory = await scene.play()
     assert (trajectory.error, trajectory.status) == (None, Status.FINISHED)
     return trajectory

@@ -10,7 +10,7 @@ import pytest
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import Status, Task, Ticket, Trajectory
+from agentrl.core.types import GroupRequest, Status, Task, Trajectory
 from agentrl.env.load import load_agent
 from agentrl.learner.batch import merge_turns
 from tests.scripted_engine import ScriptedEngine
@@ -38,10 +38,10 @@ class AgentExecutor(AgentExecutorBase):
 
 
 def scene_of(spec: Path, answer: Any, version: int = 0) -> Scene:
-    ticket = Ticket(group_id=3, task=Task("What is 1+2?", label="3", id="sum"), n_samples_per_prompt=1, version=0)
+    group_request = GroupRequest(group_id=3, task=Task("What is 1+2?", label="3", id="sum"), n_samples_per_prompt=1, version=0)
     engine = ScriptedEngine(answer=answer, version=version)
     settings = changed(PATIENT, max_new_tokens=8)
-    return Scene(load_agent(str(spec)).load(), engine, settings, ticket)
+    return Scene(load_agent(str(spec)).load(), engine, settings, group_request)
 
 
 async def run(folder: Path, body: str, images: str = ", images=None") -> tuple[Scene, Trajectory]:

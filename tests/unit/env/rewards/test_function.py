@@ -8,7 +8,7 @@ import pytest
 
 from agentrl import combine_rewards
 from agentrl.core.errors import ConfigError, EnvLoadError
-from agentrl.core.types import Status, Task, Ticket, Trajectory
+from agentrl.core.types import GroupRequest, Status, Task, Trajectory
 from agentrl.env.load import load_agent
 from agentrl.env.rewards.function import reward_environment
 from tests.scripted_engine import ScriptedEngine
@@ -199,7 +199,7 @@ COLUMNS = Task("What is 1 + 2?", "three", id="sum", metadata={"level": 2, "data_
 async def played(tmp_path: Path, text: str, task: Task = COLUMNS) -> Trajectory:
     cls = load_agent(str(write(tmp_path, text))).load()
     return await Scene(
-        cls, ScriptedEngine(answer=says("three")), ticket=Ticket(group_id=3, task=task, n_samples_per_prompt=2, version=0)
+        cls, ScriptedEngine(answer=says("three")), group_request=GroupRequest(group_id=3, task=task, n_samples_per_prompt=2, version=0)
     ).play()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import combine_rewards, remote_reward
 from agentrl.core.errors import ConfigError, EnvLoadError
-from agentrl.core.types import Status, Task, Ticket, Trajectory
+from agentrl.core.types import GroupRequest, Status, Task, Trajectory
 from agentrl.env.load import load_agent
 from agentrl.env.rewards.function import reward_environment
 from tests.scripted_engine import ScriptedEngine
@@ -31,8 +31,8 @@ ANSWERS = ["three", "it is three", "3", "\u00e9 <|im_start|>", " three"]
 
 
 async def play(cls: type[Any], text: str = "three", label: Any = "three") -> Trajectory:
-    ticket = Ticket(group_id=3, task=Task("What is 1+2?", label=label, id="sum"), n_samples_per_prompt=1, version=0)
-    return await Scene(cls, ScriptedEngine(answer=says(text)), PATIENT, ticket).play()
+    group_request = GroupRequest(group_id=3, task=Task("What is 1+2?", label=label, id="sum"), n_samples_per_prompt=1, version=0)
+    return await Scene(cls, ScriptedEngine(answer=says(text)), PATIENT, group_request).play()
 
 
 async def group(cls: type[Any], *labels: Any) -> list[Trajectory]:

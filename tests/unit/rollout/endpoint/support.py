@@ -11,7 +11,7 @@ import httpx
 from agentrl import BlackBoxAgent, ModelEndpoint, Task
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.types import Ticket, Trajectory
+from agentrl.core.types import GroupRequest, Trajectory
 from agentrl.env.black_box import BlackBoxSession
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
@@ -90,9 +90,11 @@ class Stage:
     episodes: list[BlackBoxEpisode] = field(default_factory=list)
 
     async def play(self, server: EndpointServer, index: int = 0) -> tuple[Trajectory, ...]:
-        ticket = Ticket(group_id=3, task=TASK, n_samples_per_prompt=1, version=0, record=1)
+        group_request = GroupRequest(group_id=3, task=TASK, n_samples_per_prompt=1, version=0, record=1)
         env = BlackBoxSession(self.cls, "file.py", self.settings.env)
-        episode = BlackBoxEpisode(ticket, index, engine=self.engine, codec=self.codec, env=env, settings=self.settings, server=server)
+        episode = BlackBoxEpisode(
+            group_request, index, engine=self.engine, codec=self.codec, env=env, settings=self.settings, server=server
+        )
         self.episodes.append(episode)
         return await episode.run()
 

@@ -96,6 +96,7 @@ async def test_streamed_answers_are_recorded_as_plain_ones() -> None:
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "sum"}}}, "response_format"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"extra_body": {"best_of": 3}}, "best_of"),
+        ({"extra_body": {"stream_options": "all"}}, "stream_options"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "critic", "content": "?"}]}, "messages[0].role"),
         (

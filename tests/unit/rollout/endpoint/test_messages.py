@@ -107,6 +107,7 @@ async def test_the_tool_runner_of_the_sdk() -> None:
         ({"messages": [user("?"), {"role": "assistant", "content": "It"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"extra_body": {"best_of": 2}}, "best_of"),
+        ({"extra_body": {"output_config": "json"}}, "output_config"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_by_name(options: dict[str, Any], field: str) -> None:

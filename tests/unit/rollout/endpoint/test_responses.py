@@ -106,6 +106,7 @@ async def test_namespaces_custom_tools_and_hosted_tools() -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
         ({"extra_body": {"best_of": 2}}, "best_of"),
+        ({"extra_body": {"text": "json"}}, "text"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_by_name(options: dict[str, Any], field: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.sections import changed
-from agentrl.core.types import Task, Ticket
+from agentrl.core.types import GroupRequest, Task
 from agentrl.env.load import load_agent
 from agentrl.learner.batch import collate
 from agentrl.rollout.settings import EpisodeSettings
@@ -29,8 +29,8 @@ async def test_groups_of_a_file_are_collated_and_kept_apart(tmp_path: Path) -> N
     await worker.start()
     try:
         tasks = [Task("1+2=?", label="3", id=str(number)) for number in range(2)]
-        tickets = [Ticket(group_id=number, task=task, n_samples_per_prompt=4, version=0) for number, task in enumerate(tasks)]
-        groups = [(await worker.run_group(ticket))[1] for ticket in tickets]
+        group_requests = [GroupRequest(group_id=number, task=task, n_samples_per_prompt=4, version=0) for number, task in enumerate(tasks)]
+        groups = [(await worker.run_group(group_request))[1] for group_request in group_requests]
     finally:
         await worker.close()
     assert [trajectory.error for group in groups for trajectory in group.trajectories] == [None] * 8

@@ -11,9 +11,9 @@ import pytest
 
 from agentrl.core.errors import ConfigError, EngineDeadError, EngineError, WeightSyncError
 from agentrl.core.protocols import EngineStats, WeightUpdate
-from agentrl.core.types import Task, Ticket
-from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.worker_slots import Supervision
+from agentrl.core.types import GroupRequest, Task
+from agentrl.flow.pool import RolloutPool
+from agentrl.flow.worker_slots import Supervision
 from tests.unit.flow.fakes import ScriptedWorker, run_virtual
 
 
@@ -21,8 +21,8 @@ def update_to(version: int) -> WeightUpdate:
     return WeightUpdate(version=version, transport="scripted")
 
 
-def ticket(group_id: int) -> Ticket:
-    return Ticket(group_id=group_id, task=Task("x"), n_samples_per_prompt=4, version=0)
+def group_request(group_id: int) -> GroupRequest:
+    return GroupRequest(group_id=group_id, task=Task("x"), n_samples_per_prompt=4, version=0)
 
 
 @dataclass
@@ -34,14 +34,14 @@ class Worker(ScriptedWorker):
     silent: bool = False
     stalled: bool = False
 
-    async def run_group(self, ticket: Ticket):
+    async def run_group(self, group_request: GroupRequest):
         if self.killed.is_set():
             raise EngineDeadError("killed")
         async with anyio.create_task_group() as tasks:
             outcome = []
 
             async def work() -> None:
-                outcome.append(await ScriptedWorker.run_group(self, ticket))
+                outcome.append(await ScriptedWorker.run_group(self, group_request))
                 tasks.cancel_scope.cancel()
 
             async def die() -> None:
@@ -106,7 +106,7 @@ def test_the_groups_of_a_killed_worker_run_on_another_one_once_each() -> None:
 
     async def scene(pool: RolloutPool) -> None:
         async def run(group_id: int) -> None:
-            summary, _ = await pool.run_group(ticket(group_id))
+            summary, _ = await pool.run_group(group_request(group_id))
             answers.append(summary.group_id)
 
         async with anyio.create_task_group() as tasks:
@@ -134,7 +134,7 @@ def test_with_one_worker_groups_wait_for_its_successor() -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(kill)
-            summary, _ = await pool.run_group(ticket(7))
+            summary, _ = await pool.run_group(group_request(7))
         assert summary.group_id == 7
         assert 5.5 < anyio.current_time() < 8
         assert [t.group_id for t in factory.made[0].seen] == [7]
@@ -170,7 +170,7 @@ def test_a_publication_that_fails_everywhere_ends_when_a_new_worker_holds_the_we
         await pool.publish(update_to(1))
         assert factory.made[0].loads == [1]
         assert anyio.current_time() > 5
-        assert (await pool.run_group(ticket(0)))[0].versions == (1, 1)
+        assert (await pool.run_group(group_request(0)))[0].versions == (1, 1)
 
     supervised(scene, [Worker(reported=broken)], factory)
 
@@ -182,7 +182,7 @@ def test_a_new_worker_that_reports_another_version_is_given_nothing() -> None:
     async def scene(pool: RolloutPool) -> None:
         await pool.publish(update_to(4))
         worker.killed.set()
-        await pool.run_group(ticket(0))
+        await pool.run_group(group_request(0))
         assert not factory.made[0].seen
         assert factory.made[1].loads == [4]
         assert pool.metrics()["engine/restarts"] == 2
@@ -197,7 +197,7 @@ def test_when_every_worker_is_given_up_the_run_ends_with_the_reasons() -> None:
     async def scene(pool: RolloutPool) -> None:
         worker.killed.set()
         with pytest.raises(EngineDeadError, match=r"engine-0: given up \(EngineError: no memory; it was replaced 2 times"):
-            await pool.run_group(ticket(0))
+            await pool.run_group(group_request(0))
         assert anyio.current_time() < 60
         with pytest.raises(EngineDeadError, match="no rollout worker is left"):
             await pool.publish(update_to(1))
@@ -216,7 +216,7 @@ def test_a_worker_that_seems_alive_is_set_aside(sign: str) -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(break_it)
-            await pool.run_group(ticket(0))
+            await pool.run_group(group_request(0))
         assert len(factory.made) == 1
         assert not worker.live  # the group it was running was taken back
         assert anyio.current_time() < 130
@@ -230,7 +230,7 @@ def test_an_engine_without_requests_and_one_that_finishes_them_are_left_alone() 
     async def scene(pool: RolloutPool) -> None:
         for group_id in range(20):
             slot = pool._slots["engine-1"]
-            await pool._run_on(slot, ticket(group_id))
+            await pool._run_on(slot, group_request(group_id))
         assert not factory.made
 
     supervised(scene, [idle, busy], factory, stuck_s=60.0)
@@ -242,7 +242,7 @@ def test_without_supervision_a_loss_is_an_error() -> None:
 
     async def main() -> None:
         with pytest.raises(EngineDeadError, match="killed"):
-            await RolloutPool({"engine-0": worker}).run_group(ticket(0))
+            await RolloutPool({"engine-0": worker}).run_group(group_request(0))
 
     run_virtual(main)
 
@@ -250,7 +250,7 @@ def test_without_supervision_a_loss_is_an_error() -> None:
 class Blocked(Worker):
     """Neither runs a group nor answers."""
 
-    async def run_group(self, ticket: Ticket):
+    async def run_group(self, group_request: GroupRequest):
         await anyio.sleep_forever()
 
     async def stats(self) -> EngineStats:
@@ -264,7 +264,7 @@ def test_user_code_that_blocks_a_worker_is_named_and_not_restarted_for_ever(capl
 
     async def scene(pool: RolloutPool) -> None:
         with pytest.raises(EngineDeadError, match=re.escape(place)):
-            await pool.run_group(ticket(0))
+            await pool.run_group(group_request(0))
         assert len(factory.made) == 1
         warned = [record.getMessage() for record in caplog.records if "does not go on" in record.getMessage()]
         assert warned == [f"engine-0 does not go on: {place}"] * 2  # once for each worker
@@ -281,7 +281,7 @@ def test_a_worker_that_cannot_be_asked_for_user_code_is_lost_as_before() -> None
 
     async def scene(pool: RolloutPool) -> None:
         with pytest.raises(EngineDeadError, match="did not answer 3 times: TimeoutError"):
-            await pool.run_group(ticket(0))
+            await pool.run_group(group_request(0))
 
     supervised(scene, [Blocked()], Factory(make=Blocked), find_block=find_block, max_restarts=1)
 
@@ -310,7 +310,7 @@ def test_workers_join_with_the_current_weights_and_leave_without_losing_a_group(
             assert [worker.loads for worker in factory.made] == [[4], [4]]
             async with anyio.create_task_group() as groups:
                 for group_id in range(3):
-                    groups.start_soon(pool.run_group, ticket(group_id))
+                    groups.start_soon(pool.run_group, group_request(group_id))
                 await anyio.sleep(1)
                 assert set(pool.load.values()) == {4}
                 assert pool.scale(1) == "engines: 3 to 1; leaving: engine-1, engine-2"

@@ -17,9 +17,9 @@ from anyio.abc import TaskGroup
 from agentrl.core.errors import AgentRLError, ConfigError, EngineDeadError, TransferAbandonedError, WeightSyncError
 from agentrl.core.protocols import EngineStats, GroupRef, Membership, Memory, RolloutWorker, WeightUpdate
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import Ticket
-from agentrl.rollout.publication import Exports, load_together
-from agentrl.rollout.worker_slots import LOAD_TIMEOUT_S, LeastLoaded, Supervision, WorkerSlot, WorkerState
+from agentrl.core.types import GroupRequest
+from agentrl.flow.publication import Exports, load_together
+from agentrl.flow.worker_slots import LOAD_TIMEOUT_S, LeastLoaded, Supervision, WorkerSlot, WorkerState
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class RolloutPool:
         """Episodes that each worker runs now."""
         return {slot.name: slot.live_episodes for slot in self._slots.values()}
 
-    async def run_group(self, ticket: Ticket) -> tuple[GroupSummary, GroupRef]:
+    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef]:
         """Run a group on the worker with the fewest live episodes; again on another one if that is lost meanwhile.
 
         Raises:
@@ -92,7 +92,7 @@ class RolloutPool:
         while True:
             slot = await self._least_loaded()
             try:
-                answer = await self._run_on(slot, ticket)
+                answer = await self._run_on(slot, group_request)
             except EngineDeadError as error:
                 self._lose(slot, str(error), error)
                 answer = None
@@ -265,15 +265,15 @@ class RolloutPool:
             await self._changed.wait()
         return slot
 
-    async def _run_on(self, slot: WorkerSlot, ticket: Ticket) -> tuple[GroupSummary, GroupRef] | None:
+    async def _run_on(self, slot: WorkerSlot, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef] | None:
         """The outcome, or `None` if the worker was set aside meanwhile."""
-        slot.live_episodes += ticket.num_episodes
+        slot.live_episodes += group_request.num_episodes
         self._by_load.update(slot)
         group = asyncio.timeout(None)
         slot.groups.add(group)
         try:
             async with group:
-                summary, ref = await slot.worker.run_group(ticket)
+                summary, ref = await slot.worker.run_group(group_request)
                 return replace(summary, worker=slot.name), ref
         except TimeoutError:
             if not group.expired():
@@ -281,7 +281,7 @@ class RolloutPool:
             return None
         finally:
             slot.groups.discard(group)
-            slot.live_episodes -= ticket.num_episodes
+            slot.live_episodes -= group_request.num_episodes
             self._by_load.update(slot)
 
     def _lose(self, slot: WorkerSlot, reason: str, error: AgentRLError) -> None:

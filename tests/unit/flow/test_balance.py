@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agentrl.rollout.worker_slots import LeastLoaded, WorkerSlot, WorkerState
+from agentrl.flow.worker_slots import LeastLoaded, WorkerSlot, WorkerState
 from tests.unit.flow.fakes import ScriptedWorker
 
 

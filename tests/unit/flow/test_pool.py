@@ -7,16 +7,16 @@ import pytest
 
 from agentrl.core.errors import EngineDeadError, WeightSyncError
 from agentrl.core.protocols import WeightUpdate
-from agentrl.core.types import Task, Ticket
-from agentrl.rollout.pool import RolloutPool
+from agentrl.core.types import GroupRequest, Task
+from agentrl.flow.pool import RolloutPool
 from tests.unit.flow.fakes import ScriptedWorker
 
 pytestmark = pytest.mark.anyio
 UPDATE = WeightUpdate(version=3, transport="scripted")
 
 
-def ticket(group_id: int, n_samples_per_prompt: int = 4) -> Ticket:
-    return Ticket(group_id=group_id, task=Task("x"), n_samples_per_prompt=n_samples_per_prompt, version=0)
+def group_request(group_id: int, n_samples_per_prompt: int = 4) -> GroupRequest:
+    return GroupRequest(group_id=group_id, task=Task("x"), n_samples_per_prompt=n_samples_per_prompt, version=0)
 
 
 def pool_of(*workers: ScriptedWorker) -> RolloutPool:
@@ -28,7 +28,7 @@ async def test_a_group_goes_to_the_worker_with_the_fewest_episodes() -> None:
     pool = pool_of(*workers)
     async with anyio.create_task_group() as tasks:
         for group_id, size in enumerate([8, 2, 2, 2]):
-            tasks.start_soon(pool.run_group, ticket(group_id, size))
+            tasks.start_soon(pool.run_group, group_request(group_id, size))
             await anyio.wait_all_tasks_blocked()
         assert pool.load == {"engine-0": 8, "engine-1": 6}
     assert [t.group_id for t in workers[0].seen] == [0]
@@ -37,15 +37,15 @@ async def test_a_group_goes_to_the_worker_with_the_fewest_episodes() -> None:
 
 
 async def test_a_failed_or_cancelled_group_leaves_no_load() -> None:
-    def die(_: Ticket) -> float:
+    def die(_: GroupRequest) -> float:
         raise EngineDeadError("gone")
 
     pool = pool_of(ScriptedWorker(duration=die))
     with pytest.raises(EngineDeadError):
-        await pool.run_group(ticket(0))
+        await pool.run_group(group_request(0))
     slow = pool_of(ScriptedWorker(duration=lambda t: 100.0))
     with anyio.move_on_after(0.01):
-        await slow.run_group(ticket(0))
+        await slow.run_group(group_request(0))
     assert pool.load == slow.load == {"engine-0": 0}
 
 

@@ -1,0 +1,189 @@
+"""The parts of the `Engine` protocol that engines share: accounts, checks of requests, publications one at a time, and the fence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+
+from agentrl.core.errors import (
+    AgentRLError,
+    ContextLengthError,
+    EngineDeadError,
+    EngineError,
+    StructureError,
+    TransferAbandonedError,
+    WeightSyncError,
+)
+from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, Memory, WeightUpdate
+from agentrl.core.types import Generation
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.usage import UsageMeter
+
+
+class FencedEngine(ABC):
+    """An engine that is fenced for good once it cannot be trusted; see `agentrl.core.protocols.SleepingEngine`.
+
+    If weights fail to load, it may hold a mixture of two versions, so every present and later request gets `EngineDeadError`, and the
+    owner has to start a new engine. The same holds for an engine that cannot go to sleep or wake up.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._meter = UsageMeter()
+        self._dead = ""  # why the engine cannot be used; empty while it can
+        self._is_started = False
+        self._publishing = asyncio.Lock()
+        self._asleep: set[Memory] = set()
+        self._vocabulary = 0
+        self._load_now = EngineLoad()
+
+    @property
+    @abstractmethod
+    def max_model_len(self) -> int:
+        """Context length in tokens; known once started."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Sample one continuation; cancelling the call drops the request from the engine.
+
+        Raises:
+            ContextLengthError: If the prompt leaves no room for one token.
+            StructureError: If the engine cannot hold the text to the structure that is asked for.
+            EngineDeadError: If the engine is gone or fenced.
+            EngineError: If this request is malformed, or failed.
+        """
+        self._check_alive()
+        self._check(request)
+        self._meter.begin(len(request.prompt_ids))
+        try:
+            generation = await self._sample(request)
+        finally:
+            self._meter.end()
+        self._meter.produced(len(generation.token_ids), generation.cached_tokens)
+        return generation
+
+    async def load_weights(self, update: WeightUpdate) -> int:
+        """Load between two steps, keeping requests, and stamp the version; returns the version the engine reports.
+
+        Raises:
+            EngineDeadError: If the engine was gone or fenced before.
+            WeightSyncError: If loading failed or the engine reports another version; the engine is fenced.
+        """
+        async with self._publishing:
+            self._check_alive()
+            self._meter.pause()
+            try:
+                with self._fenced_on_error(f"weights of version {update.version} did not load", WeightSyncError):
+                    return await self._load_weights(update)
+            finally:
+                self._meter.resume()
+
+    async def sleep(self, level: int) -> None:
+        """As `SleepingEngine.sleep`; a sleeping engine stays as it is.
+
+        Raises:
+            EngineDeadError: If the engine was gone or fenced before, or cannot sleep.
+        """
+        async with self._publishing:
+            self._check_alive()
+            if not self._asleep:
+                self._meter.pause()
+                with self._fenced_on_error("the engine could not go to sleep"):
+                    await self._sleep(level)
+            self._asleep = {"weights", "kv_cache"}
+
+    async def wake(self, *parts: Memory) -> None:
+        """As `SleepingEngine.wake`; parts that are awake stay as they are.
+
+        Raises:
+            EngineDeadError: If the engine was gone or fenced before, or its memory is not free.
+        """
+        async with self._publishing:
+            self._check_alive()
+            parts = tuple(part for part in parts if part in self._asleep)  # vLLM would wake none of several if one is awake
+            if not parts:
+                return
+            with self._fenced_on_error(f"the engine could not take back the memory of {' and '.join(parts)}"):
+                await self._wake(*parts)
+            self._asleep -= set(parts)
+            if not self._asleep:
+                self._meter.resume()
+
+    def stats(self) -> EngineStats:
+        """Counters since the start, and why the engine cannot be used if so."""
+        stats = replace(self._meter.stats(), load=self._load_now if self._meter.active else EngineLoad())
+        dead = self._dead or self._fault()
+        return replace(stats, fault=dead) if dead else stats
+
+    @abstractmethod
+    async def _sample(self, request: GenerationRequest) -> Generation:
+        """Sample a continuation of a request that was checked."""
+
+    @abstractmethod
+    async def _load_weights(self, update: WeightUpdate) -> int:
+        """Load weights, and return their version; `TransferAbandonedError` leaves the engine as it is."""
+
+    @abstractmethod
+    async def _sleep(self, level: int) -> None:
+        """Give back the memory."""
+
+    @abstractmethod
+    async def _wake(self, *parts: Memory) -> None:
+        """Take back parts of the memory that sleep."""
+
+    @abstractmethod
+    def _fault(self) -> str:
+        """Return why the engine has ended by itself; empty if it has not."""
+
+    @abstractmethod
+    def _end_requests(self, reason: str) -> None:
+        """End every present request with `EngineDeadError`."""
+
+    def _check_alive(self) -> None:
+        self._dead = self._dead or self._fault()
+        if self._dead or not self._is_started:
+            raise EngineDeadError(f"engine {self._settings.index} cannot be used: {self._dead or 'it was not started'}")
+
+    def _check(self, request: GenerationRequest) -> None:
+        """Refuse what would end the engine: vLLM without a tokenizer looks at no token id."""
+        ids, name = request.prompt_ids, f"request {request.request_id}"
+        if len(ids) >= self.max_model_len:
+            raise ContextLengthError(
+                f"{name}: a prompt of {len(ids)} tokens leaves no room in a context of {self.max_model_len}; "
+                "shorten it or raise --max-model-len"
+            )
+        if not len(ids) or ids.min() < 0 or ids.max() >= self._vocabulary:
+            raise EngineError(f"{name}: the prompt must be token ids from 0 to {self._vocabulary - 1}, at least one; got {ids}")
+        if request.images:
+            raise EngineError(f"{name}: this engine takes text only, got {len(request.images)} images")
+        if request.structure is not None and (problem := self._structure_problem()):
+            raise StructureError(f"{name}: {problem}")
+        if request.sampling.stop and not self._settings.stop_strings:
+            problem = "the engine was started without stop strings; set stop_strings in its settings or use stop_token_ids"
+            raise EngineError(f"{name}: stop = {request.sampling.stop!r}: {problem}")
+
+    @abstractmethod
+    def _structure_problem(self) -> str:
+        """Return why the engine cannot hold a text to a structure; empty if it can."""
+
+    @contextlib.contextmanager
+    def _fenced_on_error(self, what: str, kind: type[AgentRLError] = EngineDeadError) -> Iterator[None]:
+        try:
+            yield
+        except TransferAbandonedError:  # generation stays paused until weights of some version are loaded
+            raise
+        except BaseException as error:
+            self._dead = self._dead or f"{what}: {reason_of(error)}"
+            self._end_requests(self._dead)
+            if not isinstance(error, Exception):
+                raise
+            raise kind(f"engine {self._settings.index}: {self._dead}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the type and message of an exception on one line."""
+    said = str(error.args[-1] if error.args else error).splitlines()
+    told = " ".join(line.strip() for line in said if "further information" not in line)
+    return f"{type(error).__name__}: {told[:600]}"
