@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from agentrl.core.errors import DataError
 from agentrl.core.types import Task
-from agentrl.env.adapters.nemo_rows import PARAMS, chat_of
+from agentrl.env.responses import PARAMS, chat_of
 
 TABLES = {".csv": ",", ".tsv": "\t"}
 """Ending of a table's file -> what stands between two cells."""

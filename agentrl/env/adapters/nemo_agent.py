@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 from agentrl.core.errors import ConfigError, EnvLoadError, RewardError
 from agentrl.core.types import Task
-from agentrl.env.adapters.nemo_rows import PARAMS
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import BlackBoxAgent, ModelEndpoint
 from agentrl.env.remote.wire import check_url, excerpt
+from agentrl.env.responses import PARAMS
 from agentrl.env.results import number
 
 MAX_BODY = 2**25

@@ -19,10 +19,10 @@ from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, RewardEr
 from agentrl.core.types import Message, Prompt, as_messages
 from agentrl.env.adapters.nemo_agent import NemoGymAgent, load_nemo_agent
 from agentrl.env.adapters.nemo_mcp import McpTools
-from agentrl.env.adapters.nemo_rows import PARAMS, Transcript, tools_of
 from agentrl.env.adapters.specs import split_spec
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
 from agentrl.env.remote.wire import check_url, encode_json, excerpt
+from agentrl.env.responses import PARAMS, Transcript, tools_of
 from agentrl.env.results import number
 from agentrl.env.timing import timed
 from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, parse_tool_calls

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import httpx
 
 from agentrl.core.errors import EnvError
-from agentrl.env.remote.serving import LoopbackServer, Receive, Scope, Send
+from agentrl.core.serving import LoopbackServer, Receive, Scope, Send
 
 KEY = "agentrl_key"
 """Entry of a request's metadata that holds the address and the key of an episode, with a space between them."""

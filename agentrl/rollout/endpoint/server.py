@@ -9,8 +9,8 @@ import json
 import secrets
 from typing import Any
 
+from agentrl.core.serving import LoopbackServer, Receive, Scope, Send, read_body, send_json
 from agentrl.env.black_box import ModelEndpoint
-from agentrl.env.remote.serving import LoopbackServer, Receive, Scope, Send, read_body, send_json
 from agentrl.rollout.endpoint import chat_completions, messages, responses
 from agentrl.rollout.endpoint.answers import AnswerParser, JsonAnswerParser
 from agentrl.rollout.endpoint.neutral import ApiError
