@@ -16,7 +16,7 @@ import numpy as np
 from agentrl.check.context import Context
 from agentrl.check.play import CheckedEpisode, TextEpisode, repeating
 from agentrl.check.policies import standard_policies
-from agentrl.check.state import class_state, pickled, put_class_state
+from agentrl.check.state import class_state, pickled, restore_class_state
 from agentrl.core.types import Task
 
 EPISODES = 4
@@ -85,7 +85,7 @@ async def _follows_state(context: Context, script: Script, before: Mapping[str, 
     """Return how the episode differs with other values in classes and modules, those of the beginning first; "" if it does not."""
 
     async def with_state(state: Mapping[str, bytes]) -> list[CheckedEpisode]:
-        put_class_state(context, state)
+        restore_class_state(context, state)
         return [await _replay(context, *script)]
 
     for earlier in (context.class_state, before):

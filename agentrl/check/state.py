@@ -22,7 +22,7 @@ def class_state(context: Context) -> dict[str, bytes]:
     return {name: value for name, value in values if value is not None}
 
 
-def put_class_state(context: Context, state: Mapping[str, bytes]) -> None:
+def restore_class_state(context: Context, state: Mapping[str, bytes]) -> None:
     """Make the values those of `class_state` again: lists, dictionaries and sets stay the objects that they are."""
     for label, owner, name, value in list(_values(context)):
         if label not in state or pickled(value) == state[label]:

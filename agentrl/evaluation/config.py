@@ -28,7 +28,7 @@ from agentrl.config.reward import ANSWER, RewardConfig
 from agentrl.config.rules import check_evaluation
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.env.load import found_or_kept
+from agentrl.env.load import original_or_copy
 
 START = "start"
 """What ``--baseline`` calls the model that a run began with."""
@@ -104,7 +104,7 @@ def _run_dir(given: str | None) -> Path | None:
 
 def _defaults(base: TrainConfig, run_dir: Path | None) -> EvaluateConfig:
     penalties = ("overlong_buffer", "overlong_penalty", "stop_properly_penalty")
-    agent = found_or_kept(base.run.agent, run_dir) if run_dir is not None else base.run.agent
+    agent = original_or_copy(base.run.agent, run_dir) if run_dir is not None else base.run.agent
     return EvaluateConfig(
         run=MeasureConfig(agent=agent, seed=base.run.seed, ray_address=base.run.ray_address),
         model=replace(base.model, model=_model_of(run_dir)) if run_dir is not None else base.model,

@@ -20,7 +20,7 @@ from agentrl.core.types import Generation, Status, Task, Ticket, Turn
 from agentrl.engine.parsers import answer_parser
 from agentrl.env.given import PREFIX, SOURCE
 from agentrl.env.isolation.pool import open_sessions
-from agentrl.env.load import AgentSpec, found_or_kept, load_agent
+from agentrl.env.load import AgentSpec, load_agent, original_or_copy
 from agentrl.inspect.compare import INTERRUPTED, Difference, first_difference
 from agentrl.inspect.directory import REQUESTS, RunDirectory
 from agentrl.inspect.requests import replay_requests
@@ -282,7 +282,7 @@ def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
 
 
 def _load(run: RunDirectory, config: TrainConfig, agent: str) -> AgentSpec:
-    own = found_or_kept(config.run.agent, run.path)
+    own = original_or_copy(config.run.agent, run.path)
     if own != config.run.agent and not agent:
         _log.warning("%s is not found from this folder; replaying in the run's copy of it, %s", config.run.agent, own)
     try:

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.env import load
-from agentrl.env.load import found_or_kept, keep_environment, load_agent
+from agentrl.env.load import keep_environment, load_agent, original_or_copy
 
 GOOD = """
 from agentrl import AgentInstance, StepResult
@@ -146,11 +146,11 @@ def test_a_run_keeps_the_file_of_its_environment_for_other_folders(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     spec = f"envfile.py{name}"
     keep_environment(spec, run_dir)
-    assert found_or_kept(spec, run_dir) == spec
+    assert original_or_copy(spec, run_dir) == spec
     monkeypatch.chdir("/")
-    assert found_or_kept(spec, run_dir) == f"{run_dir}/environment/envfile.py{name}"
-    assert load_agent(found_or_kept(spec, run_dir)).name == "Echo"
-    keep_environment(found_or_kept(spec, run_dir), run_dir)
+    assert original_or_copy(spec, run_dir) == f"{run_dir}/environment/envfile.py{name}"
+    assert load_agent(original_or_copy(spec, run_dir)).name == "Echo"
+    keep_environment(original_or_copy(spec, run_dir), run_dir)
     for other in ("gym:FrozenLake-v1", "package.module:Name", "elsewhere.py"):
         keep_environment(other, run_dir)
-        assert found_or_kept(other, run_dir) == other
+        assert original_or_copy(other, run_dir) == other
