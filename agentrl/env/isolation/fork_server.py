@@ -39,7 +39,7 @@ from agentrl.env.isolation.system import MIB, ProcessLimits
 from agentrl.env.load import AgentSpec, preload
 
 CLEAN = 173
-"""Exit code of a process that leaves no descendant; any other has the zygote look for some."""
+"""Exit code of a process that leaves no descendant; any other has the fork server look for some."""
 OUT_OF_MEMORY = 174
 
 

@@ -1,6 +1,6 @@
 """Linux calls: limits and environment variables of an episode's process, and all its descendants, also detached ones.
 
-Run as ``python -I -S system.py LIMITS PROGRAM ARGUMENT...``, with the limits as JSON, it limits its process and becomes the program, so that
+Run as ``python -I -S system.py LIMITS PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the program, so that
 between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
 """
 
