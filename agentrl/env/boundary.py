@@ -117,6 +117,16 @@ class Threads:
         jobs.put(work)
         return await future
 
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """As `run`, but raise what the function raises, as it is; its `sys.exit` is a `RuntimeError`."""
+        try:
+            return await self.run(function)
+        except _UserError as raised:
+            error = raised.error
+        if isinstance(error, SystemExit):
+            raise RuntimeError(f"exit({error.code})")
+        raise error if isinstance(error, Exception) else _UserError(error)
+
     def close(self) -> None:
         """End the threads that are done, and the others when they are."""
         self._closed = True

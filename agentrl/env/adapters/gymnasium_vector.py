@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import re
 from collections.abc import Callable, Mapping
@@ -172,10 +173,7 @@ class SharedEnv:
 
     async def _call(self, call: Callable[[], Any]) -> Any:
         async with asyncio.timeout(CALL_LIMIT_S):
-            value, error = await self._threads.run(lambda: _caught(call))
-        if error is not None:
-            raise error
-        return value
+            return await self._threads.call(call)
 
     def _fail(self, error: Exception) -> None:
         """End all episodes on this vector environment; later episodes run on another one."""
@@ -185,7 +183,11 @@ class SharedEnv:
                 call.future.set_exception(RuntimeError(self._problem))
         self._resets, self._steps, self._served = {}, {}, {}
         self._threads = Threads(1)  # the old thread may hang
-        self._closing = asyncio.create_task(self._threads.run(lambda: _caught(lambda: self.env.close(terminate=True))))
+        self._closing = asyncio.create_task(self._close())
+
+    async def _close(self) -> None:
+        with contextlib.suppress(Exception):
+            await self._threads.call(lambda: self.env.close(terminate=True))
 
 
 class LanePool:
@@ -203,10 +205,7 @@ class LanePool:
             for shared in self.shared:
                 if shared.free:
                     return shared, shared.free.pop(0)
-            env, error = await self._threads.run(lambda: _caught(self._make))
-            if error is not None:
-                raise error
-            self.shared.append(shared := SharedEnv(env, self._straggler_s))
+            self.shared.append(shared := SharedEnv(await self._threads.call(self._make), self._straggler_s))
             return shared, shared.free.pop(0)
 
 
@@ -246,13 +245,6 @@ def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> str:
 def _settle(call: _Call, value: Any) -> None:
     if not call.future.done():
         call.future.set_result(value)
-
-
-def _caught(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    try:
-        return call(), None
-    except Exception as error:
-        return None, error
 
 
 _POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[type[Any], LanePool]] = WeakKeyDictionary()

@@ -18,9 +18,9 @@ from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, RewardEr
 from agentrl.core.plugins import load_plugin
 from agentrl.core.types import Prompt, Task, as_messages
 from agentrl.env.adapters.gymnasium import last_word
-from agentrl.env.adapters.specs import import_suite, seeded_tasks, split_spec, take_count
+from agentrl.env.adapters.specs import check_options, figures, import_suite, is_positive, seeded_tasks, server_url, split_spec, take_count
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
-from agentrl.env.remote.wire import JsonSocket, check_url, excerpt
+from agentrl.env.remote.wire import JsonSocket, excerpt
 from agentrl.env.results import number
 
 if TYPE_CHECKING:
@@ -29,8 +29,14 @@ if TYPE_CHECKING:
 SEEDS = 2**31
 ATTEMPTS = 5
 BACKOFF_S, MAX_BACKOFF_S = 0.1, 4.0
-MAX_NUMBERS = 64
 FULL = "CAPACITY_REACHED"
+OPTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "action_field": lambda value: isinstance(value, str) and value,
+    "max_invalid": lambda value: type(value) is int and value >= 0,
+    "invalid_reward": lambda value: type(value) in (int, float),
+    "timeout_s": is_positive,
+}
+"""Options of a specification that are attributes of `OpenEnvEnv` -> check of a value."""
 
 Formatter: TypeAlias = Callable[[Mapping[str, Any]], Prompt]
 
@@ -237,7 +243,7 @@ class OpenEnvEnv(AgentInstance):
             None if done else self.format_observation(answer["observation"]),
             terminated=done and not truncated,
             truncated=truncated,
-            info={"invalid_action": 0.0, **_numbers(answer.get("metadata"))},
+            info={"invalid_action": 0.0, **figures(answer.get("metadata"))},
         )
 
     def _refuse(self, problem: str) -> StepResult:
@@ -251,27 +257,15 @@ def load_openenv(spec: str) -> type[OpenEnvEnv]:
     import_suite(spec, "websockets", "openenv")
     url, options = split_spec(spec)
     body: dict[str, Any] = {"num_tasks": take_count(spec, options, "num_tasks"), "__module__": __name__, "__doc__": OpenEnvEnv.__doc__}
-    try:
-        body["url"] = check_url(url, ("ws", "wss"))
-    except ConfigError as error:
-        raise EnvLoadError("--agent", error.value, error.problem, "Write openenv:ws://HOST:PORT.") from error
+    body["url"] = server_url(url, "openenv:ws://HOST:PORT", ("ws", "wss"))
     if "formatter" in options:
         name = str(options.pop("formatter"))
         function = _formatter(spec, name)
         body["format_observation"] = lambda self, observation: function(observation)
         body["agent_spec"] = spec.replace(name, f"{Path(name.rpartition(':')[0]).absolute()}:{name.rpartition(':')[2]}")
-    for name, value in options.items():
-        good = {
-            "action_field": isinstance(value, str) and value,
-            "max_invalid": type(value) is int and value >= 0,
-            "invalid_reward": type(value) in (int, float),
-            "timeout_s": type(value) in (int, float) and value > 0,
-        }
-        if not good.get(name):
-            problem = f"{name} = {value!r} is out of range" if name in good else f"there is no option {name!r}"
-            raise EnvLoadError("--agent", spec, problem, f"There is formatter, num_tasks, {', '.join(good)}.")
-        body[name] = value
-    return type("OpenEnv", (OpenEnvEnv,), body)
+    known = f"There is formatter, num_tasks, {', '.join(OPTIONS)}."
+    check_options(spec, options, OPTIONS, known, known)
+    return type("OpenEnv", (OpenEnvEnv,), {**body, **options})
 
 
 def _formatter(spec: str, name: str) -> Formatter:
@@ -367,9 +361,3 @@ def _after(task: Task, observation: Prompt) -> Prompt:
     if isinstance(task.prompt, str) and isinstance(observation, str):
         return f"{task.prompt}\n{observation}"
     return [*as_messages(task.prompt), *as_messages(observation)]
-
-
-def _numbers(metadata: Any) -> dict[str, float]:
-    items = metadata.items() if isinstance(metadata, Mapping) else ()
-    found = {key: float(value) for key, value in items if isinstance(value, int | float) and abs(value) < 1e300}
-    return dict(list(found.items())[:MAX_NUMBERS])
