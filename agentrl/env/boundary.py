@@ -40,7 +40,6 @@ CANCEL_GRACE_S = 1.0
 MAX_TRACEBACK = 4000
 _PACKAGE = str(Path(__file__).parent)
 _PYTHON = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
-_DEFAULTS = (AgentInstance.reset, AgentInstance.close)
 
 _Checked = TypeVar("_Checked")
 _Job: TypeAlias = tuple[Callable[[], Any], bool, asyncio.Future[Any]]
@@ -165,6 +164,8 @@ class EnvSession:
 
     abandoned: ClassVar[str] = "; its thread cannot be ended and is left behind"
     """End of the message about a plain ``def`` that is not over at its deadline."""
+    defaults: ClassVar[tuple[Callable[..., Any], ...]] = (AgentInstance.reset, AgentInstance.close)
+    """Methods that do nothing, so that they need not be called."""
 
     def __init__(self, cls: AgentClass, source: str, threads: Threads, limits: EnvLimits) -> None:
         self._class, self._threads, self._limits = cls, threads, limits
@@ -229,7 +230,7 @@ class EnvSession:
 
     async def _method(self, name: str, timeout_s: float, *args: Any) -> Any:
         method = getattr(self._object, name)
-        if getattr(method, "__func__", None) in _DEFAULTS:
+        if getattr(method, "__func__", None) in self.defaults:
             return None
         return await self._call(name, functools.partial(method, *args), timeout_s, inspect.iscoroutinefunction(method))
 
