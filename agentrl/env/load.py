@@ -128,9 +128,9 @@ def load_agent(spec: str) -> AgentSpec:
     root = str(Path.cwd())
     file, name = split_file(spec)
     full = spec if file is None else f"{file.absolute()}:{name}" if name else str(file.absolute())
-    found, cls = _load(full, root)
+    chosen, cls = _load(full, root)
     if file is not None:
-        full = f"{file.absolute()}:{found}"
+        full = f"{file.absolute()}:{chosen}"
     full = vars(cls).get("agent_spec", full)  # a specification may name a file among its options
     return AgentSpec(spec=full, root=root, name=cls.__name__, source=_source(cls))
 
@@ -203,7 +203,7 @@ def keep_environment(spec: str, run_dir: Path) -> None:
 
 
 def original_or_copy(spec: str, run_dir: Path) -> str:
-    """Return a run's specification, or one of the kept copy if the file is not found from this folder."""
+    """Return a run's specification, or one of the copy in its directory if the file is not found from this folder."""
     file, name = split_file(spec)
     if file is None or file.exists() or not (copy := run_dir / COPIES / file.name).is_file():
         return spec
@@ -319,9 +319,9 @@ def _nothing_found(spec: str, module: ModuleType) -> ConfigError:
         if inspect.isroutine(value := getattr(module, name, None)):
             form_of(value, f"{spec.rstrip(':')}:{name}")
     own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-    found = [name for name in own if not name.startswith("_")]
-    there = f"; it defines {', '.join(found[:MAX_NAMES])}{', ...' * (len(found) > MAX_NAMES)}" if found else ""
-    functions = [name for name in found if is_reward(vars(module)[name])]
+    public = [name for name in own if not name.startswith("_")]
+    there = f"; it defines {', '.join(public[:MAX_NAMES])}{', ...' * (len(public) > MAX_NAMES)}" if public else ""
+    functions = [name for name in public if is_reward(vars(module)[name])]
     remedy = "Write a class that inherits from agentrl.AgentInstance and has a step, or a function reward(completion, label)."
     remedy = f"To judge with {functions[0]}, write --agent {spec.rstrip(':')}:{functions[0]}." if functions else remedy
     return EnvLoadError(FLAG, spec, f"defines no environment and no reward{there}", remedy)

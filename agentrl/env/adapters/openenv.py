@@ -119,8 +119,8 @@ class OpenEnvEnv(AgentInstance):
 
     def reset_data(self, state: ResetState) -> dict[str, Any]:
         """Return the server's `reset` arguments: the seed, and the entries under ``reset`` in the task's metadata."""
-        given = state.task.metadata.get("reset")
-        return {"seed": state.seed % SEEDS, **(given if isinstance(given, Mapping) else {})}
+        arguments = state.task.metadata.get("reset")
+        return {"seed": state.seed % SEEDS, **(arguments if isinstance(arguments, Mapping) else {})}
 
     @classmethod
     def tasks(cls) -> Iterable[Task]:
@@ -233,13 +233,13 @@ class OpenEnvEnv(AgentInstance):
 
     def _result(self, answer: Mapping[str, Any]) -> StepResult:
         done = answer["done"]
-        given = answer.get("reward")
-        self._rewarded = self._rewarded or given is not None
+        reward = answer.get("reward")
+        self._rewarded = self._rewarded or reward is not None
         if done and not self._rewarded:
             raise RewardError(f"{self.url}: the episode is done, and no step of it had a reward")
         truncated = done and self.is_truncated(answer)
         return StepResult(
-            0.0 if given is None else number(given, self.url, "reward"),  # many environments have a reward at the end only
+            0.0 if reward is None else number(reward, self.url, "reward"),  # many environments have a reward at the end only
             None if done else self.format_observation(answer["observation"]),
             terminated=done and not truncated,
             truncated=truncated,
@@ -285,8 +285,8 @@ def _error(frame: Any) -> tuple[str, str]:
         return "", ""
     data = frame.get("data") if isinstance(frame.get("data"), Mapping) else {}
     assert isinstance(data, Mapping)
-    found = data.get("errors")
-    errors = [error for error in found if isinstance(error, Mapping)] if isinstance(found, list) else []
+    errors = data.get("errors")
+    errors = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
     problems = [f"{'.'.join(map(str, error.get('loc') or ()))}: {error.get('msg')}" for error in errors[:8]]
     return str(data.get("code") or "ERROR")[:40], "; ".join(problems) or excerpt(str(data.get("message")))
 
@@ -299,10 +299,10 @@ def _value(text: str, name: str, field: Mapping[str, Any]) -> Any:
     if kind == "boolean":
         return _last(text, {"true": True, "yes": True, "false": False, "no": False}, f"Say true or false ({name}).")
     if kind in ("integer", "number"):
-        found = re.findall(r"-?\d+(?:\.\d+)?" if kind == "number" else r"-?\d+", text)
-        if not found:
+        numbers = re.findall(r"-?\d+(?:\.\d+)?" if kind == "number" else r"-?\d+", text)
+        if not numbers:
             raise ValueError(f"Write a number ({name}).")
-        return float(found[-1]) if kind == "number" else int(found[-1])
+        return float(numbers[-1]) if kind == "number" else int(numbers[-1])
     if kind in ("array", "object"):
         raise ValueError(f"Write the action as a JSON object with {name}.")
     return text.strip()
