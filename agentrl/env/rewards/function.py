@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from agentrl.env.remote.http import JsonClient
 
 RewardFunction: TypeAlias = Callable[..., Any]
-_T = TypeVar("_T")
 """A function in one of the forms of `agentrl.env.rewards.forms`; plain or async."""
+_T = TypeVar("_T")
 
 MIXED_THREADS = 16
 
