@@ -9,10 +9,10 @@ from agentrl.api.serving import Say
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import device
 from agentrl.core.errors import ConfigError
+from agentrl.core.serving import LoopbackServer
 from agentrl.engine.reward_model import RewardModel, RewardModelSettings
 from agentrl.engine.reward_server import RewardApp
 from agentrl.engine.scoring import BatchedScorer
-from agentrl.env.remote.serving import LoopbackServer
 from agentrl.track.text import counted
 
 

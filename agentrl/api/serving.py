@@ -14,10 +14,10 @@ from agentrl.cluster.build import build_engine, model_path, worker_environment
 from agentrl.config.evaluate import NO_ENGINE, ServeConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import Engine, GenerationRequest
+from agentrl.core.serving import ApiError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, derive_seed
 from agentrl.engine.parsers import answer_parser
-from agentrl.env.remote.serving import ApiError
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import AnswerParser, has_own_form
 from agentrl.rollout.endpoint.server import EndpointServer

@@ -12,8 +12,8 @@ from agentrl.check.state import class_state, pickled
 from agentrl.core.errors import DataError
 from agentrl.core.types import Task
 from agentrl.env.adapters.nemo_gym import NemoGymEnv
-from agentrl.env.adapters.nemo_rows import PARAMS, tools_of
 from agentrl.env.prompts import read_prompts
+from agentrl.env.responses import PARAMS, tools_of
 from agentrl.env.tasks import TaskSource
 from agentrl.rollout.tasks import prompt_format
 

@@ -171,7 +171,7 @@ def read_flags(command: Command[C], args: Sequence[str], path: Path | None = Non
 
 
 def _form(command: Command[Any], words: Sequence[str], saved: Mapping[str, Any]) -> tuple[type[Any], list[str]]:
-    """The sections to read words into, and the words with our names; the words choose the sections, whose settings have names to replace."""
+    """The sections to read words into, and the words with our names in them."""
     form = schema_of(command.settings, {**saved, **_choices(expand_aliases(words, aliases(command.settings, command.name)))})
     return form, expand_aliases(words, aliases(form, command.name))
 

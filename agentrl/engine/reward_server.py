@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl.core.errors import RewardError
 from agentrl.core.scoring import Scorer, ScoreRequest
-from agentrl.env.remote.serving import ApiError, Receive, Scope, Send, json_object, read_body, send_json
+from agentrl.core.serving import ApiError, Receive, Scope, Send, json_object, read_body, send_json
 
 MAX_BODY = 64 * 2**20
 """Size of a request's body at most, bytes."""

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Task
 from agentrl.env.agent import StepResult
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads
-from agentrl.env.executor import check_outcome
+from agentrl.env.boundary import EnvLimits
+from agentrl.env.executor import CallerSession, check_outcome
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.results import bad_result, number
 
@@ -126,29 +126,21 @@ def _client(package: Any, name: str, sync: bool, options: Mapping[str, Any], **a
     return getattr(package, prefix + name)(**address, **options)
 
 
-class BlackBoxSession(EnvSession):
-    """One episode of a `BlackBoxAgent`: made and run under deadlines, its result checked; `process` limits the programs that it starts."""
+class BlackBoxSession(CallerSession):
+    """One episode of a `BlackBoxAgent`; `process` limits the programs that it starts."""
+
+    defaults = (BlackBoxAgent.close,)
 
     def __init__(self, cls: type[Any], source: str, limits: EnvLimits, process: ProcessLimits | None = None) -> None:
         self._process = process
-        self._own_threads = Threads(1)
-        super().__init__(cls, source, self._own_threads, limits)
+        super().__init__(cls, source, limits)
 
     async def run(self, task: Task, llm: ModelEndpoint, timeout_s: float) -> StepResult:
         """Make the user's object and run it; raises as `EnvSession.reset` does."""
-        self._stopwatch.begin()
-        self._object = await self._call("__init__", self._class, self._limits.reset_timeout_s, True)
+        await self.make()
         if self._process is not None and hasattr(self._class, "process_limits"):
             self._object.process_limits = self._process
-        value = await self._method("run", timeout_s, task, llm)
-        return self._checked("run", check_agent_outcome, value)
-
-    async def close(self) -> None:
-        """As `EnvSession.close`."""
-        if getattr(self._class, "close", None) is BlackBoxAgent.close:
-            self._object = None
-        await super().close()
-        self._own_threads.close()
+        return self._checked("run", check_agent_outcome, await self._method("run", timeout_s, task, llm))
 
 
 def check_agent_outcome(value: Any, where: str) -> StepResult:

@@ -40,7 +40,6 @@ CANCEL_GRACE_S = 1.0
 MAX_TRACEBACK = 4000
 _PACKAGE = str(Path(__file__).parent)
 _PYTHON = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
-_DEFAULTS = (AgentInstance.reset, AgentInstance.close)
 
 _Checked = TypeVar("_Checked")
 _Job: TypeAlias = tuple[Callable[[], Any], bool, asyncio.Future[Any]]
@@ -117,6 +116,16 @@ class Threads:
         jobs.put(work)
         return await future
 
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """As `run`, but raise what the function raises, as it is; its `sys.exit` is a `RuntimeError`."""
+        try:
+            return await self.run(function)
+        except _UserError as raised:
+            error = raised.error
+        if isinstance(error, SystemExit):
+            raise RuntimeError(f"exit({error.code})")
+        raise error if isinstance(error, Exception) else _UserError(error)
+
     def close(self) -> None:
         """End the threads that are done, and the others when they are."""
         self._closed = True
@@ -155,6 +164,8 @@ class EnvSession:
 
     abandoned: ClassVar[str] = "; its thread cannot be ended and is left behind"
     """End of the message about a plain ``def`` that is not over at its deadline."""
+    defaults: ClassVar[tuple[Callable[..., Any], ...]] = (AgentInstance.reset, AgentInstance.close)
+    """Methods that do nothing, so that they need not be called."""
 
     def __init__(self, cls: AgentClass, source: str, threads: Threads, limits: EnvLimits) -> None:
         self._class, self._threads, self._limits = cls, threads, limits
@@ -219,7 +230,7 @@ class EnvSession:
 
     async def _method(self, name: str, timeout_s: float, *args: Any) -> Any:
         method = getattr(self._object, name)
-        if getattr(method, "__func__", None) in _DEFAULTS:
+        if getattr(method, "__func__", None) in self.defaults:
             return None
         return await self._call(name, functools.partial(method, *args), timeout_s, inspect.iscoroutinefunction(method))
 

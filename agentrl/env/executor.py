@@ -137,26 +137,33 @@ class Executor:
         return None
 
 
-class ExecutorSession(EnvSession):
-    """One episode of an `Executor`: made and executed under deadlines, its result checked."""
+class CallerSession(EnvSession):
+    """One episode of a class that calls the model itself: made and played under deadlines, on a thread of its own if it is no coroutine."""
 
     def __init__(self, cls: type[Any], source: str, limits: EnvLimits) -> None:
         self._own_threads = Threads(1)
         super().__init__(cls, source, self._own_threads, limits)
 
-    async def execute(self, task: Task, llm: Policy, timeout_s: float) -> StepResult:
-        """Make the user's object and play; raises as `EnvSession.reset` does."""
+    async def make(self) -> None:
+        """Make the user's object; raises as `EnvSession.reset` does."""
         self._stopwatch.begin()
         self._object = await self._call("__init__", self._class, self._limits.reset_timeout_s, True)
-        value = await self._method("execute", timeout_s, task, llm)
-        return self._checked("execute", check_outcome, value)
 
     async def close(self) -> None:
         """As `EnvSession.close`."""
-        if getattr(self._class, "close", None) is Executor.close:
-            self._object = None
         await super().close()
         self._own_threads.close()
+
+
+class ExecutorSession(CallerSession):
+    """One episode of an `Executor`."""
+
+    defaults = (Executor.close,)
+
+    async def execute(self, task: Task, llm: Policy, timeout_s: float) -> StepResult:
+        """Make the user's object and play; raises as `EnvSession.reset` does."""
+        await self.make()
+        return self._checked("execute", check_outcome, await self._method("execute", timeout_s, task, llm))
 
 
 def check_outcome(value: Any, where: str) -> StepResult:

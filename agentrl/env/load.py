@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import shutil
@@ -39,18 +40,16 @@ from agentrl.env.rewards.answers import load_answer
 from agentrl.env.rewards.forms import form_of
 from agentrl.env.rewards.function import is_reward, reward_environment
 from agentrl.env.rewards.server import load_reward_servers
+from agentrl.env.schemes import installed_schemes, load_installed
 
 FLAG = "--agent"
-FORMS = (
-    "Give file.py, file.py:Name, package.module:Name or SUITE:ID with "
-    "gym, reasoning-gym, textarena, gem, nemo-gym, openenv, verifiers, inspect or harbor."
-)
+FORMS = "Give file.py, file.py:Name, package.module:Name or SCHEME:ID."
 MAX_NAMES = 8
 """Names of a file that an error lists."""
 REWARDS = ("reward_func", "reward")
 """Names that a file gives to its reward, if it has no environment."""
 
-SCHEMES: dict[str, Callable[[str], AgentClass]] = {
+SCHEMES: dict[str, Callable[[str], Any]] = {
     "gym": load_gym,
     "command": lambda spec: load_command(spec, load_agent),
     "reward": load_reward_servers,
@@ -64,7 +63,7 @@ SCHEMES: dict[str, Callable[[str], AgentClass]] = {
     "inspect": load_inspect,
     "verifiers": load_verifiers,
 }
-"""Loaders of specifications that begin with a scheme and a colon; each is given the whole specification."""
+"""Built-in loaders of specifications that begin with a scheme and a colon; each is given the whole specification."""
 
 
 class AgentKind(StrEnum):
@@ -127,9 +126,9 @@ def load_agent(spec: str) -> AgentSpec:
     root = str(Path.cwd())
     file, name = split_file(spec)
     full = spec if file is None else f"{file.absolute()}:{name}" if name else str(file.absolute())
-    found, cls = _load(full, root)
+    chosen, cls = _load(full, root)
     if file is not None:
-        full = f"{file.absolute()}:{found}"
+        full = f"{file.absolute()}:{chosen}"
     full = vars(cls).get("agent_spec", full)  # a specification may name a file among its options
     return AgentSpec(spec=full, root=root, name=cls.__name__, source=_source(cls))
 
@@ -148,9 +147,11 @@ def _load_object(spec: str, value: Any) -> AgentClass:
 
 @lru_cache
 def _load_named(spec: str, root: str) -> tuple[str, AgentClass]:
-    scheme = spec.partition(":")[0]
-    if scheme in SCHEMES:
-        return "", SCHEMES[scheme](spec)
+    if (loader := _scheme_loader(spec)) is not None:
+        value = loader(spec)
+        if isinstance(value, str):
+            return "", _load(value, root)[1]
+        return "", _usable(spec, module_of(value), value, getattr(value, "__name__", type(value).__name__))
     file, name = split_file(spec)
     module = _import_file(spec, file) if file is not None else _import_module(spec, root)
     name = name or (spec.partition(":")[2] if file is None else "")
@@ -158,9 +159,27 @@ def _load_named(spec: str, root: str) -> tuple[str, AgentClass]:
     return name, _named(spec, module, name)
 
 
+def _scheme_loader(spec: str) -> Callable[[str], Any] | None:
+    """Return the loader of the scheme that a specification begins with; `None` if it begins with none."""
+    scheme, colon, _ = spec.partition(":")
+    if scheme in SCHEMES or not colon or "." in scheme or "/" in scheme:
+        return SCHEMES.get(scheme)
+    return load_installed if scheme in installed_schemes() else None
+
+
+def _unknown(spec: str) -> str:
+    """Return the remedy for a specification that names nothing: the most similar scheme, the forms, and every scheme."""
+    scheme, colon, text = spec.partition(":")
+    others = sorted(installed_schemes().keys() - SCHEMES.keys())
+    similar = difflib.get_close_matches(scheme, [*SCHEMES, *others], n=1) if colon else []
+    remedy = f"Did you mean {similar[0]}:{text}? {FORMS}" if similar else FORMS
+    installed = f", of installed packages {', '.join(others)}" if others else ""
+    return f"{remedy} Built-in schemes are {', '.join(SCHEMES)}{installed}."
+
+
 def split_file(spec: str) -> tuple[Path | None, str]:
     """Return the file and the class name, or no file if the specification names a module or begins with a scheme."""
-    if spec.startswith(PREFIX) or spec.partition(":")[0] in SCHEMES:
+    if spec.startswith(PREFIX) or _scheme_loader(spec) is not None:
         return None, ""
     path, colon, name = spec.rpartition(":")
     if not colon or name.endswith(".py"):
@@ -290,9 +309,9 @@ def _nothing_found(spec: str, module: ModuleType) -> ConfigError:
         if inspect.isroutine(value := getattr(module, name, None)):
             form_of(value, f"{spec.rstrip(':')}:{name}")
     own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-    found = [name for name in own if not name.startswith("_")]
-    there = f"; it defines {', '.join(found[:MAX_NAMES])}{', ...' * (len(found) > MAX_NAMES)}" if found else ""
-    functions = [name for name in found if is_reward(vars(module)[name])]
+    public = [name for name in own if not name.startswith("_")]
+    there = f"; it defines {', '.join(public[:MAX_NAMES])}{', ...' * (len(public) > MAX_NAMES)}" if public else ""
+    functions = [name for name in public if is_reward(vars(module)[name])]
     remedy = "Write a class that inherits from agentrl.AgentInstance and has a step, or a function reward(completion, label)."
     remedy = f"To judge with {functions[0]}, write --agent {spec.rstrip(':')}:{functions[0]}." if functions else remedy
     return EnvLoadError(FLAG, spec, f"defines no environment and no reward{there}", remedy)
@@ -345,11 +364,11 @@ def _import_module(spec: str, root: str) -> ModuleType:
     """Import the module of ``package.module:Name``; `root` is searched besides the installed ones."""
     name, colon, _ = spec.partition(":")
     if not colon or not all(part.isidentifier() for part in name.split(".")):
-        raise EnvLoadError(FLAG, spec, "is neither a file nor package.module:Name", FORMS)
+        raise EnvLoadError(FLAG, spec, "is neither a file nor package.module:Name", _unknown(spec))
     with plugins.search_first(root), plugins.named_errors(FLAG, spec, EnvLoadError), openrlhf.importable():
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not (name + ".").startswith(error.name + "."):
                 raise
-            raise EnvLoadError(FLAG, spec, f"there is no module {error.name!r} here or in {root}", FORMS) from None
+            raise EnvLoadError(FLAG, spec, f"there is no module {error.name!r} here or in {root}", _unknown(spec)) from None

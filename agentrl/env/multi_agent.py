@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.core.errors import EnvLoadError
-from agentrl.env.openrlhf.agents import is_instance
 
 RESERVED = ("mean", "std", "unfiltered_mean")
 """Names that would hide another metric of the form ``reward/<name>``."""
+
+RENDERED = ("openrlhf.utils.agent.AgentInstanceBase", "agentrl.env.openrlhf.agents.AgentInstanceBase")
+"""Base classes of agents whose `reset` is given a rendered prompt: OpenRLHF's, and the one that stands in for it."""
 
 _NAME = re.compile(r"[A-Za-z]\w*")
 
@@ -48,11 +50,11 @@ def multi_agent_spec(cls: type[Any], source: str = "") -> MultiAgentSpec:
     """Return the agents that a class (which passed `check_agents`) names in `agents`, and of these `trained_agents`, or all of them."""
     env = f"{os.path.basename(source)}: {cls.__name__}"
     agents = named_agents(cls)
+    rendered = any(f"{base.__module__}.{base.__name__}" in RENDERED for base in cls.__mro__)
     if not agents:
-        return MultiAgentSpec(env=env, rendered=is_instance(cls))
-    return MultiAgentSpec(
-        agents=agents, trained=frozenset(getattr(cls, "trained_agents", ()) or agents), env=env, rendered=is_instance(cls)
-    )
+        return MultiAgentSpec(env=env, rendered=rendered)
+    trained = frozenset(getattr(cls, "trained_agents", ()) or agents)
+    return MultiAgentSpec(agents=agents, trained=trained, env=env, rendered=rendered)
 
 
 def check_agents(flag: str, spec: str, cls: type[Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from agentrl.core.errors import DataError
 from agentrl.core.types import Task
-from agentrl.env.adapters.nemo_rows import PARAMS, chat_of
+from agentrl.env.responses import PARAMS, chat_of
 
 TABLES = {".csv": ",", ".tsv": "\t"}
 """Ending of a table's file -> what stands between two cells."""
@@ -104,6 +104,12 @@ def _read(source: str, form: PromptFormat) -> list[Task]:
     return tasks
 
 
+def is_chat(prompt: Any) -> bool:
+    """Return True for chat messages, at least one, each with a role and content."""
+    messages = isinstance(prompt, Sequence) and not isinstance(prompt, str) and bool(prompt)
+    return messages and all(isinstance(message, Mapping) and {"role", "content"} <= set(message) for message in prompt)
+
+
 def _task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -> Task:
     key = form.input_key
     if key not in row and PARAMS in row:
@@ -113,7 +119,7 @@ def _task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -
         remedy = f"Did you mean --input-key {close[0]}?" if close else f"Its columns are {', '.join(row)}."
         raise DataError("--input-key", key, f"is no column of {source} ({where})", remedy)
     prompt = row[key]
-    chat = isinstance(prompt, list) and bool(prompt) and all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in prompt)
+    chat = is_chat(prompt)
     if not chat and not (isinstance(prompt, str) and prompt):
         problem = f"{where}: column {key!r} is neither text nor a list of messages with role and content: {str(prompt)[:80]!r}"
         raise DataError(form.flag, source, problem, "Name another column with --input-key.")

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.core.types import Task, derive_seed
 from agentrl.env.load import AgentSpec
-from agentrl.env.prompts import PromptSet
+from agentrl.env.prompts import PromptSet, is_chat
 from agentrl.env.sampling import Sampling, TaskSampler
 
 
@@ -292,15 +292,8 @@ def checked(tasks: Iterable[Task], origin: str) -> Iterator[Task]:
 
 
 def _check_prompt(prompt: Any, field: str, origin: str) -> None:
-    if isinstance(prompt, str):
-        good = bool(prompt)
-    else:
-        good = (
-            isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in prompt)
-        )
-    if not good:
-        shown = repr(prompt)[:80]
-        raise DataError(field, shown, f"is neither text nor a list of messages with role and content ({origin})", "")
+    if not (bool(prompt) if isinstance(prompt, str) else is_chat(prompt)):
+        raise DataError(field, repr(prompt)[:80], f"is neither text nor a list of messages with role and content ({origin})", "")
 
 
 def unique(tasks: list[Task], origin: str) -> list[Task]:

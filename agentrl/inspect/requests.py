@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from agentrl.core.differences import Difference, Tokens, TurnValues, first_difference
 from agentrl.core.errors import EngineError, StructureError
 from agentrl.core.protocols import EngineLimits, GenerationRequest
+from agentrl.core.serving import ApiError
 from agentrl.core.types import FinishReason, Generation
-from agentrl.env.remote.serving import ApiError
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.request_log import recorded_requests, turn_rows

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from agentrl.core.errors import ConfigError
-from agentrl.env.remote.serving import App, LoopbackServer
+from agentrl.core.serving import App, LoopbackServer
 from agentrl.viewer.app import make_app
 from agentrl.viewer.guard import Guard
 from agentrl.viewer.runs import Library

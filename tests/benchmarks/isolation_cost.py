@@ -110,12 +110,12 @@ async def measure(sessions: Sessions, episodes: int) -> tuple[Figures, list[Sess
 
 
 def memory(pool: ProcessPool) -> str:
-    """Proportional set sizes of the zygote and of the processes of the episodes."""
-    assert pool._zygote is not None
-    zygote = psutil.Process(pool._zygote.pid)
-    children = [child.memory_full_info().pss / MIB for child in zygote.children()]
-    total = (zygote.memory_full_info().pss / MIB) + sum(children)
-    return f"{len(children)} processes, PSS median {statistics.median(children):.1f} MiB each, {total:.0f} MiB with the zygote"
+    """Proportional set sizes of the fork server and of the processes of the episodes."""
+    assert pool._fork_server is not None
+    server = psutil.Process(pool._fork_server.pid)
+    children = [child.memory_full_info().pss / MIB for child in server.children()]
+    total = (server.memory_full_info().pss / MIB) + sum(children)
+    return f"{len(children)} processes, PSS median {statistics.median(children):.1f} MiB each, {total:.0f} MiB with the fork server"
 
 
 def show(name: str, values: list[float]) -> str:

@@ -1,5 +1,7 @@
-"""Learning on the real stack: a data set of reasoning-gym, against the best constant answer."""
+"""Suites on the real stack: a data set of reasoning-gym against the best constant answer, games, and the scheme of an installed package."""
 
+import os
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -8,7 +10,8 @@ import pytest
 
 from agentrl.env.load import load_agent
 from tests.e2e.everywhere import runs_everywhere
-from tests.e2e.runs import ROOT, succeeded, train
+from tests.e2e.runs import ROOT, command, succeeded, train
+from tests.unit.env.packages import install
 
 BITS = "reasoning-gym:count_bits?max_n=63&ask="
 MARGIN = 0.15  # over the constant answer, as docs/benchmarks.md promises
@@ -52,3 +55,39 @@ def test_games_train(tmp_path: Path, spec: str, package: str) -> None:
 @pytest.mark.timeout(600)
 def test_task_folders_of_harbor_are_checked_evaluated_and_trained(tmp_path: Path) -> None:
     runs_everywhere(tmp_path, f"harbor:{ROOT}/examples/harbor#agent={sys.executable} {ROOT}/examples/command_line/agent.py {{prompt}}")
+
+
+SPELLING = """
+from agentrl import AgentInstance, StepResult, Task
+
+class Spelling(AgentInstance):
+    words = ()
+
+    @classmethod
+    def tasks(cls):
+        return [Task(f"Spell {word}.", label=word) for word in cls.words]
+
+    def step(self, state):
+        return StepResult(float(state.label in state.action_text), terminated=True)
+
+def make(text):
+    return type("Spelling", (Spelling,), {"words": text.split("+"), "__module__": __name__})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_scheme_of_an_installed_package_works_in_every_command_and_on_ray(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    install(site, "spelling-suite", {"spelling_suite": SPELLING}, {"spell": "spelling_suite:make"})
+    env = {"PYTHONPATH": f"{site}:{ROOT}"}
+    runs_everywhere(tmp_path, "spell:one+two", env=env)
+    sizes = ("--num-steps", "2", "--groups-per-step", "2", "--n-samples-per-prompt", "2", "--max-new-tokens", "8", "--no-save-model")
+    places = ("--runtime", "ray", "--env-isolation", "process")
+    assert succeeded(train(tmp_path / "ray", *sizes, *places, agent="spell:one+two", env=env)).summary["ledger"]["trained"] == 4
+    code = f"import agentrl; print(agentrl.evaluate('spell:one+two', runtime='local', max_new_tokens=8, output={str(tmp_path / 'own')!r}))"
+    for words, text in (command("play", "spell:one+two"), "It is one.\n"), ([sys.executable, "-c", code], ""):
+        done = subprocess.run(words, input=text, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **env}, timeout=200)
+        assert done.returncode == 0, done.stderr
+        assert not text or "reward 1" in done.stdout

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.core.protocols import EngineLimits, GenerationRequest
+from agentrl.core.serving import ApiError
 from agentrl.core.types import FinishReason, GroupRequest
-from agentrl.env.remote.serving import ApiError
 from agentrl.inspect.requests import replay_requests
 from agentrl.learner.batch import merge_turns
 from agentrl.rollout.chat import ChatCodec

@@ -33,7 +33,6 @@ FIELDS = ("prompt", "task_id", "folder", "model", "base_url", "anthropic_base_ur
 MAX_OUTPUT = 2**20
 """Bytes of a program's output that are kept, its last."""
 SHOWN = 2000
-LAUNCHER = Path(system.__file__).with_name("launcher.py")
 
 
 class CommandAgent(BlackBoxAgent):
@@ -122,7 +121,7 @@ class CommandAgent(BlackBoxAgent):
         printed = self._folder / "output"  # a file and no pipe, which what the program leaves behind could hold open
         with printed.open("wb") as file:
             program = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(LAUNCHER), json.dumps(dataclasses.asdict(limits)), *words),
+                *(sys.executable, "-I", "-S", system.__file__, json.dumps(dataclasses.asdict(limits)), *words),
                 cwd=work,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,

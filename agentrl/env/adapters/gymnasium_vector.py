@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import re
 from collections.abc import Callable, Mapping
@@ -56,42 +57,42 @@ class SharedEnv:
         self._closing: asyncio.Task[Any] | None = None
         self._threads = Threads(1)
 
-    def view(self, lane: int) -> Any:
+    def view(self, env_index: int) -> Any:
         """Return `GymEnv.env` for the episode on a lane: the lane's environment if it is in this process, else its spaces."""
         envs = getattr(self.env.unwrapped, "envs", None)
-        return envs[lane] if envs else LaneSpaces(self.env.single_action_space, self.env.single_observation_space)
+        return envs[env_index] if envs else SubEnvSpaces(self.env.single_action_space, self.env.single_observation_space)
 
-    async def reset(self, lane: int, seed: int) -> tuple[Any, Mapping[str, Any]]:
+    async def reset(self, env_index: int, seed: int) -> tuple[Any, Mapping[str, Any]]:
         """Begin an episode on a lane; return the first observation and its info."""
-        self._playing.add(lane)
-        observation, info = await self._submit(self._resets, lane, seed)
+        self._playing.add(env_index)
+        observation, info = await self._submit(self._resets, env_index, seed)
         return observation, info
 
-    async def step(self, lane: int, action: Any) -> Step:
+    async def step(self, env_index: int, action: Any) -> Step:
         """Act on a lane once all other running episodes have chosen an action; `TimeoutError` if they have gone on without this episode."""
-        if lane in self._lost:
+        if env_index in self._lost:
             problem = (
                 f"the vector environment went on without this episode, whose answer took more than straggler_s = {self._straggler_s:g}"
             )
             raise TimeoutError(problem)
         if not self._steps:
             self._waiting_since = asyncio.get_running_loop().time()
-        step: Step = await self._submit(self._steps, lane, action)
+        step: Step = await self._submit(self._steps, env_index, action)
         return step
 
-    def release(self, lane: int) -> None:
+    def release(self, env_index: int) -> None:
         """Give a lane back after its episode has ended for any reason."""
         for calls in (self._resets, self._steps):
-            calls.pop(lane, None)
-        self._playing.discard(lane)
-        self._lost.discard(lane)
-        self.free.append(lane)
+            calls.pop(env_index, None)
+        self._playing.discard(env_index)
+        self._lost.discard(env_index)
+        self.free.append(env_index)
         self._changed.set()
 
-    async def _submit(self, calls: dict[int, _Call], lane: int, value: Any) -> Any:
+    async def _submit(self, calls: dict[int, _Call], env_index: int, value: Any) -> Any:
         if self.failed:
             raise RuntimeError(self._problem)
-        call = calls[lane] = _Call(value, asyncio.get_running_loop().create_future())
+        call = calls[env_index] = _Call(value, asyncio.get_running_loop().create_future())
         self._changed.set()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
@@ -106,11 +107,11 @@ class SharedEnv:
         try:
             while self._resets or self._steps:
                 if self._resets:
-                    await self._reset_lanes()
+                    await self._reset_envs()
                 elif missing := self._playing - self._steps.keys():
                     await self._wait_for(missing)
                 else:
-                    await self._step_lanes()
+                    await self._step_envs()
                 await asyncio.sleep(0)  # the episodes put their observations into words before their lanes change again
         except Exception as error:
             self._fail(error)
@@ -124,58 +125,55 @@ class SharedEnv:
             self._lost |= missing
             self._playing -= missing
 
-    async def _reset_lanes(self) -> None:
+    async def _reset_envs(self) -> None:
         calls = self._served = self._resets
         self._resets = {}
         if self._ended is None:
             await self._call(self.env.reset)
-        observations, infos = await self._reset_some({lane: call.value for lane, call in calls.items()})
-        for lane, call in calls.items():
-            _settle(call, (self._of_lane(observations, lane), lane_info(infos, lane)))
+        observations, infos = await self._reset_some({env_index: call.value for env_index, call in calls.items()})
+        for env_index, call in calls.items():
+            _settle(call, (self._observation_of(observations, env_index), info_of(infos, env_index)))
 
     async def _reset_some(self, seeds: Mapping[int, int | None]) -> tuple[Any, Mapping[str, Any]]:
         mask = np.zeros(self.env.num_envs, dtype=np.bool_)
         mask[list(seeds)] = True
-        values = [seeds.get(lane) for lane in range(self.env.num_envs)]
+        values = [seeds.get(env_index) for env_index in range(self.env.num_envs)]
         result = await self._call(lambda: self.env.reset(seed=values, options={"reset_mask": mask}))
         self._ended = (self._ended or set()) - seeds.keys()
         return result  # type: ignore[no-any-return]
 
-    async def _step_lanes(self) -> None:
+    async def _step_envs(self) -> None:
         calls = self._served = self._steps
         self._steps = {}
         if self._ended:
             await self._reset_some(dict.fromkeys(self._ended))
-        batch = self._batch({lane: call.value for lane, call in calls.items()})
+        batch = self._batch({env_index: call.value for env_index, call in calls.items()})
         observations, rewards, terminated, truncated, infos = await self._call(lambda: self.env.step(batch))
-        over = {lane for lane in range(self.env.num_envs) if terminated[lane] or truncated[lane]}
+        over = {env_index for env_index in range(self.env.num_envs) if terminated[env_index] or truncated[env_index]}
         if self._mode == "Disabled":
             self._ended = over
         self._playing -= over
-        for lane, call in calls.items():
-            observation, info = self._of_lane(observations, lane), lane_info(infos, lane)
-            if lane in over and self._mode == "SameStep":  # what came with the step is the next episode's already
+        for env_index, call in calls.items():
+            observation, info = self._observation_of(observations, env_index), info_of(infos, env_index)
+            if env_index in over and self._mode == "SameStep":  # what came with the step is the next episode's already
                 observation, info = info["final_obs"], info.get("final_info", {})
-            _settle(call, (observation, float(rewards[lane]), bool(terminated[lane]), bool(truncated[lane]), info))
+            _settle(call, (observation, float(rewards[env_index]), bool(terminated[env_index]), bool(truncated[env_index]), info))
 
     def _batch(self, actions: Mapping[int, Any]) -> Any:
         from gymnasium.vector.utils import concatenate, create_empty_array
 
         space, size = self.env.single_action_space, self.env.num_envs
-        every = [actions[lane] if lane in actions else space.sample() for lane in range(size)]
+        every = [actions[env_index] if env_index in actions else space.sample() for env_index in range(size)]
         return concatenate(space, every, create_empty_array(space, size))
 
-    def _of_lane(self, observations: Any, lane: int) -> Any:
+    def _observation_of(self, observations: Any, env_index: int) -> Any:
         from gymnasium.vector.utils import iterate
 
-        return copy.deepcopy(list(iterate(self.env.observation_space, observations))[lane])
+        return copy.deepcopy(list(iterate(self.env.observation_space, observations))[env_index])
 
     async def _call(self, call: Callable[[], Any]) -> Any:
         async with asyncio.timeout(CALL_LIMIT_S):
-            value, error = await self._threads.run(lambda: _caught(call))
-        if error is not None:
-            raise error
-        return value
+            return await self._threads.call(call)
 
     def _fail(self, error: Exception) -> None:
         """End all episodes on this vector environment; later episodes run on another one."""
@@ -185,10 +183,14 @@ class SharedEnv:
                 call.future.set_exception(RuntimeError(self._problem))
         self._resets, self._steps, self._served = {}, {}, {}
         self._threads = Threads(1)  # the old thread may hang
-        self._closing = asyncio.create_task(self._threads.run(lambda: _caught(lambda: self.env.close(terminate=True))))
+        self._closing = asyncio.create_task(self._close())
+
+    async def _close(self) -> None:
+        with contextlib.suppress(Exception):
+            await self._threads.call(lambda: self.env.close(terminate=True))
 
 
-class LanePool:
+class VectorEnvPool:
     """The vector environments of one class in one event loop; a new one is made when no lane is free."""
 
     def __init__(self, make: Callable[[], gymnasium.vector.VectorEnv[Any, Any, Any]], straggler_s: float) -> None:
@@ -203,14 +205,11 @@ class LanePool:
             for shared in self.shared:
                 if shared.free:
                     return shared, shared.free.pop(0)
-            env, error = await self._threads.run(lambda: _caught(self._make))
-            if error is not None:
-                raise error
-            self.shared.append(shared := SharedEnv(env, self._straggler_s))
+            self.shared.append(shared := SharedEnv(await self._threads.call(self._make), self._straggler_s))
             return shared, shared.free.pop(0)
 
 
-class LaneSpaces:
+class SubEnvSpaces:
     """Stand-in for a lane's environment that lives in another process or inside a batch; offers only its spaces."""
 
     def __init__(self, action_space: Any, observation_space: Any) -> None:
@@ -220,14 +219,14 @@ class LaneSpaces:
         raise AttributeError(f"self.env.{name} is out of reach in a vector environment; use the observation and self.info")
 
 
-def lane_info(infos: Mapping[str, Any], lane: int) -> dict[str, Any]:
+def info_of(infos: Mapping[str, Any], env_index: int) -> dict[str, Any]:
     """Return the entries of a vector environment's infos that belong to one lane."""
-    found: dict[str, Any] = {}
+    info: dict[str, Any] = {}
     for key, value in infos.items():
-        if (key.startswith("_") and key[1:] in infos) or not (f"_{key}" not in infos or infos[f"_{key}"][lane]):
+        if (key.startswith("_") and key[1:] in infos) or not (f"_{key}" not in infos or infos[f"_{key}"][env_index]):
             continue
-        found[key] = lane_info(value, lane) if isinstance(value, Mapping) else value[lane]
-    return found
+        info[key] = info_of(value, env_index) if isinstance(value, Mapping) else value[env_index]
+    return info
 
 
 def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> str:
@@ -248,14 +247,7 @@ def _settle(call: _Call, value: Any) -> None:
         call.future.set_result(value)
 
 
-def _caught(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    try:
-        return call(), None
-    except Exception as error:
-        return None, error
-
-
-_POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[type[Any], LanePool]] = WeakKeyDictionary()
+_POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[type[Any], VectorEnvPool]] = WeakKeyDictionary()
 
 
 class GymVectorEnv(GymEnv):
@@ -266,7 +258,7 @@ class GymVectorEnv(GymEnv):
 
     Attributes:
         num_envs: Lanes of a vector environment; with more episodes than lanes, there are several vector environments.
-        vectorization_mode: ``sync`` (one thread) or ``async`` (a process per lane), as for `gymnasium.make_vec`.
+        vectorization_mode: ``sync`` (one thread) or ``async`` (a process per env_index), as for `gymnasium.make_vec`.
         straggler_s: Seconds that a batch waits for an answer; an episode that takes longer fails, and the others continue.
     """
 
@@ -274,7 +266,7 @@ class GymVectorEnv(GymEnv):
     vectorization_mode: ClassVar[str] = "sync"
     straggler_s: ClassVar[float] = 30.0
 
-    _lane: tuple[SharedEnv, int] | None = None
+    _place: tuple[SharedEnv, int] | None = None
 
     @classmethod
     def make_vector(cls) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
@@ -299,30 +291,30 @@ class GymVectorEnv(GymEnv):
 
     async def reset(self, state: ResetState) -> ResetResult:  # type: ignore[override]
         """Take a lane and reset it."""
-        shared, lane = self._lane = await self._pool().lend()
-        self.env = shared.view(lane)
-        return self._begun(await shared.reset(lane, state.seed % SEEDS))
+        shared, env_index = self._place = await self._pool().lend()
+        self.env = shared.view(env_index)
+        return self._begun(await shared.reset(env_index, state.seed % SEEDS))
 
     async def step(self, state: StepState) -> StepResult:  # type: ignore[override]
         """Take the action that the model named, together with the other lanes, or tell the model why its answer names none."""
         self._env()
         action = self._action(state)
-        if isinstance(action, StepResult) or self._lane is None:
+        if isinstance(action, StepResult) or self._place is None:
             return action  # type: ignore[no-any-return]
-        shared, lane = self._lane
-        return self._stepped(await shared.step(lane, action))
+        shared, env_index = self._place
+        return self._stepped(await shared.step(env_index, action))
 
     async def close(self) -> None:  # type: ignore[override]
         """Give the lane back."""
-        if self._lane is not None:
-            shared, lane = self._lane
-            self._lane = self.env = None
-            shared.release(lane)
+        if self._place is not None:
+            shared, env_index = self._place
+            self._place = self.env = None
+            shared.release(env_index)
 
     @classmethod
-    def _pool(cls) -> LanePool:
+    def _pool(cls) -> VectorEnvPool:
         pools = _POOLS.setdefault(asyncio.get_running_loop(), {})
-        return pools.setdefault(cls, LanePool(cls.make_vector, cls.straggler_s))
+        return pools.setdefault(cls, VectorEnvPool(cls.make_vector, cls.straggler_s))
 
 
 OWN_OPTIONS = ("num_tasks", "max_invalid", "invalid_reward")

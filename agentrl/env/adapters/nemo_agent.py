@@ -10,16 +10,16 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from agentrl.core.errors import ConfigError, EnvLoadError, RewardError
+from agentrl.core.errors import EnvLoadError, RewardError
 from agentrl.core.types import Task
-from agentrl.env.adapters.nemo_rows import PARAMS
+from agentrl.env.adapters.specs import figures, server_url
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import BlackBoxAgent, ModelEndpoint
-from agentrl.env.remote.wire import check_url, excerpt
+from agentrl.env.remote.wire import excerpt
+from agentrl.env.responses import PARAMS, params_of
 from agentrl.env.results import number
 
 MAX_BODY = 2**25
-MAX_NUMBERS = 64
 
 
 class NemoGymAgent(BlackBoxAgent):
@@ -41,9 +41,7 @@ class NemoGymAgent(BlackBoxAgent):
         from agentrl.env.remote.relay import KEY, relay
 
         row = dict(task.metadata)
-        params = row.get(PARAMS)
-        if not isinstance(params, Mapping):
-            raise ConfigError("--prompts", task.id, f"the row has no {PARAMS}", "Give a JSONL file in NeMo Gym's form.")
+        params = params_of(task)
         metadata = {**(params.get("metadata") or {}), KEY: f"{llm.base_url} {llm.api_key}"}
         limits = HttpLimits(timeout_s=self.timeout_s, attempt_timeout_s=self.timeout_s, max_bytes=MAX_BODY)
         async with relay(self.model_port), contextlib.aclosing(JsonClient([self.url], limits)) as client:
@@ -53,10 +51,7 @@ class NemoGymAgent(BlackBoxAgent):
             raise RewardError(f"{reply.url}: answered {excerpt(reply.text, 80)!r}, which is no object with a reward")
         if answer.get("mask_sample") is True:
             raise RewardError(f"{reply.url}: the server says that its reward measures nothing (mask_sample)")
-        figures = {
-            str(name): float(value) for name, value in answer.items() if isinstance(value, int | float) and name not in (*row, "reward")
-        }
-        info = dict(list(figures.items())[:MAX_NUMBERS])
+        info = figures(answer, (*row, "reward"))
         return StepResult(number(answer["reward"], reply.url, "reward"), info=info, truncated=answer.get("truncated") is True)
 
 
@@ -70,9 +65,6 @@ def load_nemo_agent(spec: str, url: str, options: Mapping[str, Any]) -> type[Nem
         raise EnvLoadError("--agent", spec, f"model_port = {port!r} is no port", remedy)
     if not isinstance(timeout_s, int | float) or timeout_s <= 0:
         raise EnvLoadError("--agent", spec, f"timeout_s = {timeout_s!r} is out of range", "Give seconds.")
-    try:
-        checked = check_url(url)
-    except ConfigError as error:
-        raise EnvLoadError("--agent", error.value, error.problem, "Write nemo-gym:http://HOST:PORT?form=agent&model_port=PORT.") from error
+    checked = server_url(url, "nemo-gym:http://HOST:PORT?form=agent&model_port=PORT")
     body = {"url": checked, "model_port": port, "timeout_s": float(timeout_s), "__module__": __name__, "__doc__": NemoGymAgent.__doc__}
     return type("NemoAgent", (NemoGymAgent,), body)

@@ -12,17 +12,17 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, RewardError
+from agentrl.core.errors import EnvLoadError, RemoteError, RewardError
 from agentrl.core.types import Message, Prompt, as_messages
 from agentrl.env.adapters.nemo_agent import NemoGymAgent, load_nemo_agent
 from agentrl.env.adapters.nemo_mcp import McpTools
-from agentrl.env.adapters.nemo_rows import PARAMS, Transcript, tools_of
-from agentrl.env.adapters.specs import split_spec
+from agentrl.env.adapters.specs import check_options, figures, is_count, is_positive, server_url, split_spec
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
-from agentrl.env.remote.wire import check_url, encode_json, excerpt
+from agentrl.env.remote.wire import encode_json, excerpt
+from agentrl.env.responses import Transcript, params_of, tools_of
 from agentrl.env.results import number
 from agentrl.env.timing import timed
 from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, parse_tool_calls
@@ -39,7 +39,6 @@ RESERVED = frozenset({"seed_session", "verify", "close_session", "aggregate_metr
 """Routes of every resources server that are not tools: a model that could call them could set or read its own reward."""
 MAX_BYTES, MAX_DEPTH, CONNECTIONS = 2**22, 64, 256
 CLOSE_S = 5.0
-MAX_NUMBERS = 64
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -95,10 +94,8 @@ class NemoGymEnv(AgentInstance):
     async def _begin(self, state: ResetState, path: str) -> Reply:
         """Begin a session by a route that sets its cookie; return the server's answer."""
         self._row = dict(state.task.metadata)
-        params = self._row.get(PARAMS)
-        if not isinstance(params, Mapping):
-            raise ConfigError("--prompts", state.task.id, f"the row has no {PARAMS}", "Give a JSONL file in NeMo Gym's form.")
-        self._params, self._tools, self._transcript = params, tools_of(params), Transcript()
+        self._params = params_of(state.task)
+        self._tools, self._transcript = tools_of(self._params), Transcript()
         self._name = uuid.uuid4().hex
         self._client = client = self._shared().open()
         self._session = _new_session()
@@ -215,7 +212,7 @@ class NemoGymEnv(AgentInstance):
             terminated=not truncated,
             truncated=truncated,
             reward_parts=parts if isinstance(parts, Mapping) else {},
-            info={**(info or {}), **self._numbers(answer)},
+            info={**(info or {}), **figures(answer, (*self._row, "reward", "mask_sample"))},
         )
 
     async def _judged(self, path: str, *, is_complete: bool) -> tuple[Reply, Mapping[str, Any]]:
@@ -236,12 +233,6 @@ class NemoGymEnv(AgentInstance):
         if any(now.get(name) != session_id for name, session_id in self._identity.items()):
             raise RemoteError(f"{reply.url}: answered for another session than /seed_session began, so the episode's state is lost")
         return reply
-
-    def _numbers(self, answer: Mapping[str, Any]) -> dict[str, float]:
-        """Return the numbers in the server's answer, without the fields that the request sent."""
-        new = {key: value for key, value in answer.items() if key not in self._row and key not in ("reward", "mask_sample")}
-        numbers = {key: float(value) for key, value in new.items() if isinstance(value, int | float) and abs(value) < 1e300}
-        return dict(list(numbers.items())[:MAX_NUMBERS])
 
 
 class NemoGymnasiumEnv(NemoGymEnv):
@@ -272,10 +263,16 @@ class NemoGymnasiumEnv(NemoGymEnv):
             None if any(over) else said or None,
             terminated=over[0],
             truncated=over[1] and not over[0],
-            info=self._numbers(info or {}),
+            info=figures(info, (*self._row, "reward", "mask_sample")),
         )
 
 
+OPTIONS: Mapping[str, Callable[[Any], bool]] = {
+    "timeout_s": is_positive,
+    **dict.fromkeys(("max_steps", "max_calls", "max_output_chars"), is_count),
+    "on_tool_failure": lambda value: value in ("raise", "tell"),
+}
+"""Options of a specification, which are attributes of `NemoGymEnv` -> check of a value."""
 FORMS = {"tools": NemoGymEnv, "gymnasium": NemoGymnasiumEnv}
 
 
@@ -287,17 +284,8 @@ def load_nemo_gym(spec: str) -> type[NemoGymEnv] | type[NemoGymAgent]:
         return load_nemo_agent(spec, urls, options)
     if form not in FORMS:
         raise EnvLoadError("--agent", spec, f"form = {form!r} is unknown", f"There is {', '.join(FORMS)} and agent.")
-    known = {"timeout_s": float, "max_steps": int, "max_calls": int, "max_output_chars": int, "on_tool_failure": str}
-    for name, value in options.items():
-        if name not in known:
-            raise EnvLoadError("--agent", spec, f"there is no option {name!r}", f"There is {', '.join(known)}.")
-        good = value in ("raise", "tell") if name == "on_tool_failure" else type(value) in (int, known[name]) and value > 0
-        if not good:
-            raise EnvLoadError("--agent", spec, f"{name} = {value!r} is out of range", "See docs/nemo_gym.md.")
-    try:
-        checked = ",".join(check_url(url) for url in urls.split(","))
-    except ConfigError as error:
-        raise EnvLoadError("--agent", error.value, error.problem, "Write nemo-gym:http://HOST:PORT.") from error
+    check_options(spec, options, OPTIONS, f"There is {', '.join(OPTIONS)}.", "See docs/nemo_gym.md.")
+    checked = ",".join(server_url(url, "nemo-gym:http://HOST:PORT") for url in urls.split(","))
     base = FORMS[form]
     return type("NemoGym", (base,), {"url": checked, "__module__": __name__, "__doc__": base.__doc__, **options})
 

@@ -18,9 +18,9 @@ from agentrl.core.errors import ConfigError, EnvLoadError, RemoteError, RewardEr
 from agentrl.core.plugins import load_plugin
 from agentrl.core.types import Prompt, Task, as_messages
 from agentrl.env.adapters.gymnasium import last_word
-from agentrl.env.adapters.specs import import_suite, seeded_tasks, split_spec, take_count
+from agentrl.env.adapters.specs import check_options, figures, import_suite, is_positive, seeded_tasks, server_url, split_spec, take_count
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepState
-from agentrl.env.remote.wire import JsonSocket, check_url, excerpt
+from agentrl.env.remote.wire import JsonSocket, excerpt
 from agentrl.env.results import number
 
 if TYPE_CHECKING:
@@ -29,8 +29,14 @@ if TYPE_CHECKING:
 SEEDS = 2**31
 ATTEMPTS = 5
 BACKOFF_S, MAX_BACKOFF_S = 0.1, 4.0
-MAX_NUMBERS = 64
 FULL = "CAPACITY_REACHED"
+OPTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "action_field": lambda value: isinstance(value, str) and value,
+    "max_invalid": lambda value: type(value) is int and value >= 0,
+    "invalid_reward": lambda value: type(value) in (int, float),
+    "timeout_s": is_positive,
+}
+"""Options of a specification that are attributes of `OpenEnvEnv` -> check of a value."""
 
 Formatter: TypeAlias = Callable[[Mapping[str, Any]], Prompt]
 
@@ -113,8 +119,8 @@ class OpenEnvEnv(AgentInstance):
 
     def reset_data(self, state: ResetState) -> dict[str, Any]:
         """Return the server's `reset` arguments: the seed, and the entries under ``reset`` in the task's metadata."""
-        given = state.task.metadata.get("reset")
-        return {"seed": state.seed % SEEDS, **(given if isinstance(given, Mapping) else {})}
+        arguments = state.task.metadata.get("reset")
+        return {"seed": state.seed % SEEDS, **(arguments if isinstance(arguments, Mapping) else {})}
 
     @classmethod
     def tasks(cls) -> Iterable[Task]:
@@ -227,17 +233,17 @@ class OpenEnvEnv(AgentInstance):
 
     def _result(self, answer: Mapping[str, Any]) -> StepResult:
         done = answer["done"]
-        given = answer.get("reward")
-        self._rewarded = self._rewarded or given is not None
+        reward = answer.get("reward")
+        self._rewarded = self._rewarded or reward is not None
         if done and not self._rewarded:
             raise RewardError(f"{self.url}: the episode is done, and no step of it had a reward")
         truncated = done and self.is_truncated(answer)
         return StepResult(
-            0.0 if given is None else number(given, self.url, "reward"),  # many environments have a reward at the end only
+            0.0 if reward is None else number(reward, self.url, "reward"),  # many environments have a reward at the end only
             None if done else self.format_observation(answer["observation"]),
             terminated=done and not truncated,
             truncated=truncated,
-            info={"invalid_action": 0.0, **_numbers(answer.get("metadata"))},
+            info={"invalid_action": 0.0, **figures(answer.get("metadata"))},
         )
 
     def _refuse(self, problem: str) -> StepResult:
@@ -251,27 +257,15 @@ def load_openenv(spec: str) -> type[OpenEnvEnv]:
     import_suite(spec, "websockets", "openenv")
     url, options = split_spec(spec)
     body: dict[str, Any] = {"num_tasks": take_count(spec, options, "num_tasks"), "__module__": __name__, "__doc__": OpenEnvEnv.__doc__}
-    try:
-        body["url"] = check_url(url, ("ws", "wss"))
-    except ConfigError as error:
-        raise EnvLoadError("--agent", error.value, error.problem, "Write openenv:ws://HOST:PORT.") from error
+    body["url"] = server_url(url, "openenv:ws://HOST:PORT", ("ws", "wss"))
     if "formatter" in options:
         name = str(options.pop("formatter"))
         function = _formatter(spec, name)
         body["format_observation"] = lambda self, observation: function(observation)
         body["agent_spec"] = spec.replace(name, f"{Path(name.rpartition(':')[0]).absolute()}:{name.rpartition(':')[2]}")
-    for name, value in options.items():
-        good = {
-            "action_field": isinstance(value, str) and value,
-            "max_invalid": type(value) is int and value >= 0,
-            "invalid_reward": type(value) in (int, float),
-            "timeout_s": type(value) in (int, float) and value > 0,
-        }
-        if not good.get(name):
-            problem = f"{name} = {value!r} is out of range" if name in good else f"there is no option {name!r}"
-            raise EnvLoadError("--agent", spec, problem, f"There is formatter, num_tasks, {', '.join(good)}.")
-        body[name] = value
-    return type("OpenEnv", (OpenEnvEnv,), body)
+    known = f"There is formatter, num_tasks, {', '.join(OPTIONS)}."
+    check_options(spec, options, OPTIONS, known, known)
+    return type("OpenEnv", (OpenEnvEnv,), {**body, **options})
 
 
 def _formatter(spec: str, name: str) -> Formatter:
@@ -291,8 +285,8 @@ def _error(frame: Any) -> tuple[str, str]:
         return "", ""
     data = frame.get("data") if isinstance(frame.get("data"), Mapping) else {}
     assert isinstance(data, Mapping)
-    found = data.get("errors")
-    errors = [error for error in found if isinstance(error, Mapping)] if isinstance(found, list) else []
+    errors = data.get("errors")
+    errors = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
     problems = [f"{'.'.join(map(str, error.get('loc') or ()))}: {error.get('msg')}" for error in errors[:8]]
     return str(data.get("code") or "ERROR")[:40], "; ".join(problems) or excerpt(str(data.get("message")))
 
@@ -305,10 +299,10 @@ def _value(text: str, name: str, field: Mapping[str, Any]) -> Any:
     if kind == "boolean":
         return _last(text, {"true": True, "yes": True, "false": False, "no": False}, f"Say true or false ({name}).")
     if kind in ("integer", "number"):
-        found = re.findall(r"-?\d+(?:\.\d+)?" if kind == "number" else r"-?\d+", text)
-        if not found:
+        numbers = re.findall(r"-?\d+(?:\.\d+)?" if kind == "number" else r"-?\d+", text)
+        if not numbers:
             raise ValueError(f"Write a number ({name}).")
-        return float(found[-1]) if kind == "number" else int(found[-1])
+        return float(numbers[-1]) if kind == "number" else int(numbers[-1])
     if kind in ("array", "object"):
         raise ValueError(f"Write the action as a JSON object with {name}.")
     return text.strip()
@@ -367,9 +361,3 @@ def _after(task: Task, observation: Prompt) -> Prompt:
     if isinstance(task.prompt, str) and isinstance(observation, str):
         return f"{task.prompt}\n{observation}"
     return [*as_messages(task.prompt), *as_messages(observation)]
-
-
-def _numbers(metadata: Any) -> dict[str, float]:
-    items = metadata.items() if isinstance(metadata, Mapping) else ()
-    found = {key: float(value) for key, value in items if isinstance(value, int | float) and abs(value) < 1e300}
-    return dict(list(found.items())[:MAX_NUMBERS])

@@ -10,7 +10,7 @@ import logging
 import random
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, ClassVar
@@ -18,12 +18,15 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from agentrl.core.errors import EnvLoadError
+from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.core.types import Task
 from agentrl.env.agent import AgentInstance
+from agentrl.env.remote.wire import HTTP, check_url
 
 FLAG = "--agent"
 MAX_PROBLEM = 300
+MAX_NUMBERS = 64
+"""Numbers that are taken from an answer of a server."""
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, Any]]:
@@ -38,6 +41,40 @@ def take_count(spec: str, options: dict[str, Any], name: str) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
         raise EnvLoadError(FLAG, spec, f"{name} = {value!r} is out of range", "Give a whole number from 1.")
     return value
+
+
+def check_options(spec: str, options: Mapping[str, Any], good: Mapping[str, Callable[[Any], Any]], known: str, remedy: str) -> None:
+    """Refuse options that are not among `good`, whose functions say which values are in range; `known` is the remedy for unknown ones."""
+    for name, value in options.items():
+        if name not in good:
+            raise EnvLoadError(FLAG, spec, f"there is no option {name!r}", known)
+        if not good[name](value):
+            raise EnvLoadError(FLAG, spec, f"{name} = {value!r} is out of range", remedy)
+
+
+def is_positive(value: Any) -> bool:
+    """Return True for a number above 0."""
+    return type(value) in (int, float) and value > 0
+
+
+def is_count(value: Any) -> bool:
+    """Return True for a whole number above 0."""
+    return type(value) is int and value > 0
+
+
+def server_url(url: str, form: str, schemes: tuple[str, ...] = HTTP) -> str:
+    """Return the address of a server as `check_url` does; `EnvLoadError` shows the `form` of a specification."""
+    try:
+        return check_url(url, schemes)
+    except ConfigError as error:
+        raise EnvLoadError(FLAG, error.value, error.problem, f"Write {form}.") from error
+
+
+def figures(values: Any, left_out: Collection[str] = ()) -> dict[str, float]:
+    """Return the first numbers in what a server says; nothing if it is no object."""
+    items = values.items() if isinstance(values, Mapping) else ()
+    numbers = ((str(key), value) for key, value in items if key not in left_out and isinstance(value, int | float))
+    return {key: float(value) for key, value in itertools.islice((item for item in numbers if abs(item[1]) < 1e300), MAX_NUMBERS)}
 
 
 def seeded_tasks(name: str, count: int | None, **metadata: Any) -> Iterable[Task]:

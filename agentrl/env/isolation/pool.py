@@ -12,16 +12,17 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections import deque
-from typing import Any, Protocol
+from typing import IO, Protocol
 
 from agentrl.core.errors import EnvError, EnvLoadError
 from agentrl.env.boundary import EnvLimits, EnvSession, Session, Threads
 from agentrl.env.isolation import system
-from agentrl.env.isolation.session import EpisodeHandle, ProcessSession, settle
+from agentrl.env.isolation.fork_server import CLEAN, MAX_PACKET, OUT_OF_MEMORY
+from agentrl.env.isolation.session import EpisodeHandle, ProcessSession
 from agentrl.env.isolation.system import ProcessLimits, child_environment, describe_end
-from agentrl.env.isolation.zygote import CLEAN, OUT_OF_MEMORY
 from agentrl.env.load import AgentSpec, preload
 from agentrl.env.multi_agent import named_agents
 
@@ -35,7 +36,7 @@ MARK = "AGENTRL_ENV_POOL"
 _BOOT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from agentrl.env.isolation.zygote import main
+from agentrl.env.isolation.fork_server import main
 main(*map(int, sys.argv[2:]))
 """
 
@@ -47,28 +48,32 @@ class ProcessPool:
         self._agent, self._limits = agent, limits
         self._process = limits.process or ProcessLimits()
         self._mark = uuid.uuid4().hex
-        self._zygote: subprocess.Popen[bytes] | None = None
+        self._fork_server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._ready: asyncio.Future[None] | None = None
-        self._orders: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._reports: asyncio.Task[None] | None = None
+        self._orders: deque[tuple[int, socket.socket | None]] = deque()  # number of a process, and its socket if it is to be started
         self._handles: dict[int, EpisodeHandle] = {}
         self._spares: deque[EpisodeHandle] = deque()
         self._count, self._used, self._peak = 0, 0, 0
         self._starting = asyncio.Lock()
         self._is_lost = False
-        self._respawn: asyncio.Task[None] | None = None
+        self._restart: asyncio.Task[None] | None = None
         self._closed = False
 
     async def start(self) -> None:
-        """Start the zygote, wait until it has loaded the user's file, and start some processes; `EnvLoadError` if that fails."""
+        """Start the fork server, wait until it has loaded the user's file, and start some processes; `EnvLoadError` if that fails."""
         if self._agent.kind.calls_model:
             problem = f"{self._agent.name} calls the model itself, and runs in the rollout worker"
             raise EnvLoadError("--env-isolation", "process", problem, "Leave the flag out, or write a class with reset and step.")
         async with self._starting:
             if self._is_lost:
-                await self._end_zygote()
-            if self._zygote is None and not self._closed:
-                await self._start_zygote()
+                await self._end_fork_server()
+            if self._fork_server is None and not self._closed:
+                try:
+                    self._reports = asyncio.create_task(self._listen(await self._start_fork_server()))
+                except BaseException:
+                    await self._end_fork_server()
+                    raise
                 self._refill()
 
     def session(self) -> Session:
@@ -77,12 +82,12 @@ class ProcessPool:
 
     async def acquire(self) -> EpisodeHandle:
         """Return a process that waits for an episode, to be given back or killed; `EnvError` if none can be had."""
-        if self._zygote is None or self._is_lost:
+        if self._fork_server is None or self._is_lost:
             try:
                 await self.start()
             except (EnvLoadError, OSError) as error:
                 raise EnvError(f"the environment's processes cannot be started: {error}") from error
-        if self._closed or self._zygote is None:
+        if self._closed or self._fork_server is None:
             raise EnvError("the environment's processes have been ended")
         while self._spares and self._spares[0].died.done():
             self._spares.popleft()
@@ -112,60 +117,66 @@ class ProcessPool:
         """Kill every process; safe to call twice."""
         self._closed = True
         async with self._starting:
-            await self._end_zygote()
+            await self._end_fork_server()
 
-    async def _start_zygote(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._zygote = _start(theirs, child_environment(os.environ, self._process.passed) | {MARK: self._mark})
-        ours.setblocking(False)
-        self._control = ours
-        loop = asyncio.get_running_loop()
-        self._ready = loop.create_future()
-        loop.add_reader(ours, self._read)
-        self._order(pickle.dumps((self._agent, self._limits)))
+    async def _start_fork_server(self) -> socket.socket:
+        """Start the fork server, and return its control socket once it has loaded the user's file."""
+        with tempfile.TemporaryFile() as job:
+            pickle.dump((self._agent, self._limits), job)
+            job.seek(0)
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._fork_server = _start(theirs, job, child_environment(os.environ, self._process.passed) | {MARK: self._mark})
+        self._control.setblocking(False)
+        problem, remedy = "its process ended while it was loaded", "Look at what it does when it is imported."
         try:
-            await asyncio.wait_for(asyncio.shield(self._ready), LOAD_TIMEOUT_S)
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                report = json.loads(await _receive(self._control) or "null")
         except TimeoutError:
-            await self._end_zygote()
             problem = f"loading it in a process of its own did not end within {LOAD_TIMEOUT_S:g} s"
-            raise EnvLoadError("--agent", self._agent.spec, problem, "Look at what it does when it is imported.") from None
-        except BaseException:
-            await self._end_zygote()
-            raise
+            raise EnvLoadError("--agent", self._agent.spec, problem, remedy) from None
+        if report is None:
+            raise EnvLoadError("--agent", self._agent.spec, problem, remedy)
+        if "failed" in report:
+            raise EnvLoadError(*map(str, report["failed"]))
+        if report["threads"]:
+            problem = "starts threads when it is imported; the processes of the episodes do not have them"
+            _log.warning("%s %s: start them in reset", self._agent.source, problem)
+        return self._control
 
-    async def _end_zygote(self) -> None:
-        """Have the zygote kill everything and end; if it is not able to, do it from here."""
-        zygote, control = self._zygote, self._control
-        self._zygote = self._control = None
+    async def _end_fork_server(self) -> None:
+        """Have the fork server kill everything and end; if it is not able to, do it from here."""
+        server, control, reports = self._fork_server, self._control, self._reports
+        self._fork_server = self._control = self._reports = None
         self._is_lost = False
-        for handle in [*self._handles.values()]:
-            settle(handle.died, "its process was ended with all others")
+        for handle in self._handles.values():
+            handle.end("its process was ended with all others")
             handle.close()
         self._handles.clear()
         self._spares.clear()
-        while self._orders:
-            _, connection = self._orders.popleft()
+        for _, connection in self._orders:
             if connection is not None:
                 connection.close()
+        self._orders.clear()
+        if reports is not None:
+            reports.cancel()
+            await asyncio.wait({reports})
         if control is not None:
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(control)
-            loop.remove_writer(control)
+            asyncio.get_running_loop().remove_writer(control)
             control.close()
-        if zygote is not None:
-            await asyncio.shield(asyncio.to_thread(_wait_for_end, zygote, f"{MARK}={self._mark}"))
+        if server is not None:
+            await asyncio.shield(asyncio.to_thread(_wait_for_end, server, f"{MARK}={self._mark}"))
 
     def _fork(self) -> EpisodeHandle:
         self._count += 1
         ours, theirs = socket.socketpair()
         handle = self._handles[self._count] = EpisodeHandle(self._count, ours)
-        self._order(pickle.dumps(("fork", self._count)), theirs)
+        self._order(self._count, theirs)
         return handle
 
     def _refill(self) -> None:
         """Start processes ahead, up to the largest number that was in use at a time."""
-        if self._zygote is None or self._is_lost or self._closed:
+        if self._fork_server is None or self._is_lost or self._closed:
             return
         while self._used + len(self._spares) < max(self._peak, SPARES):
             try:
@@ -176,10 +187,11 @@ class ProcessPool:
 
     def _order_end(self, handle: EpisodeHandle) -> None:
         if not handle.died.done() and self._control is not None:
-            self._order(pickle.dumps(("kill", handle.number)))
+            self._order(handle.number)
 
-    def _order(self, packet: bytes, connection: socket.socket | None = None) -> None:
-        self._orders.append((packet, connection))
+    def _order(self, number: int, connection: socket.socket | None = None) -> None:
+        """Have the fork server start a process that answers on `connection`, or without one kill the process of this number."""
+        self._orders.append((number, connection))
         if len(self._orders) == 1:
             self._write()
 
@@ -188,90 +200,66 @@ class ProcessPool:
         assert self._control is not None
         loop = asyncio.get_running_loop()
         while self._orders:
-            packet, connection = self._orders[0]
+            number, connection = self._orders[0]
             try:
-                socket.send_fds(self._control, [packet], [connection.fileno()] if connection is not None else [])
+                socket.send_fds(self._control, [b"%d" % number], [connection.fileno()] if connection is not None else [])
             except BlockingIOError:
                 loop.add_writer(self._control, self._write)
                 return
-            except OSError:  # the zygote is gone; the reader notices
+            except OSError:  # the fork server is gone; `_listen` notices
                 return
             self._orders.popleft()
             if connection is not None:
                 connection.close()
         loop.remove_writer(self._control)
 
-    def _read(self) -> None:
-        """Take reports; an end of them means that the zygote is gone."""
-        while self._control is not None:
-            try:
-                packet = self._control.recv(2**16)
-            except BlockingIOError:
-                return
-            except OSError:
-                packet = b""
-            if not packet:
-                self._lost()
-                return
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                self._take(json.loads(packet))
-
-    def _take(self, report: dict[str, Any]) -> None:
-        if "died" in report:
-            handle = self._handles.pop(int(report["died"]), None)
+    async def _listen(self, control: socket.socket) -> None:
+        """Take reports of deaths; their end means that the fork server has ended by itself, and another is started."""
+        while packet := await _receive(control):
+            report = json.loads(packet)
+            handle = self._handles.pop(report["died"], None)
             if handle is not None:
-                settle(handle.died, str(report["why"]) or self._describe(int(report["code"])))
-        elif self._ready is not None and not self._ready.done():
-            if "failed" in report:
-                field, value, problem, remedy = map(str, report["failed"])
-                self._ready.set_exception(EnvLoadError(field, value, problem, remedy))
-            else:
-                self._ready.set_result(None)
-                if report["threads"]:
-                    problem = "starts threads when it is imported; the processes of the episodes do not have them"
-                    _log.warning("%s %s: start them in reset", self._agent.source, problem)
+                handle.end(report["why"] or self._describe(report["code"]))
+        _log.warning("the process that starts environments has ended; another is started")
+        self._is_lost = True
+        for handle in self._handles.values():
+            handle.end("the process that starts environments has ended")
+        self._restart = asyncio.create_task(self.start())
+        self._restart.add_done_callback(lambda task: task.cancelled() or task.exception())  # the next episode meets it too
 
     def _describe(self, code: int) -> str:
         if code == OUT_OF_MEMORY:
             return f"its process ran out of memory (--env-memory-mib {self._process.memory_mib})"
         return "its process has ended" if code == CLEAN else describe_end(code, self._process)
 
-    def _lost(self) -> None:
-        """The zygote has ended by itself; another is started."""
-        assert self._control is not None
-        if self._ready is not None and not self._ready.done():
-            problem = "its process ended while it was loaded"
-            self._ready.set_exception(EnvLoadError("--agent", self._agent.spec, problem, "Look at what it does when it is imported."))
-            return  # whoever starts it cleans up
-        _log.warning("the process that starts environments has ended; another is started")
-        self._is_lost = True
-        asyncio.get_running_loop().remove_reader(self._control)
-        for handle in self._handles.values():
-            settle(handle.died, "the process that starts environments has ended")
-        self._respawn = asyncio.create_task(self.start())
-        self._respawn.add_done_callback(lambda task: task.cancelled() or task.exception())  # the next episode meets it too
 
-
-def _start(control: socket.socket, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start(control: socket.socket, job: IO[bytes], environment: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(control.fileno()), str(os.getpid())],
-        stdin=subprocess.DEVNULL,
+        stdin=job,
         env=environment,
         pass_fds=[control.fileno()],
         start_new_session=True,
     )
 
 
-def _wait_for_end(zygote: subprocess.Popen[bytes], mark: str) -> None:
-    """Wait until the zygote has ended, kill it if it does not, and then what it may have left."""
+async def _receive(control: socket.socket) -> bytes:
+    """Return the next packet of the fork server; empty if it has ended."""
     try:
-        zygote.wait(END_TIMEOUT_S)
+        return await asyncio.get_running_loop().sock_recv(control, MAX_PACKET)
+    except OSError:
+        return b""
+
+
+def _wait_for_end(server: subprocess.Popen[bytes], mark: str) -> None:
+    """Wait until the fork server has ended, kill it if it does not, and then what it may have left."""
+    try:
+        server.wait(END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(zygote.pid, signal.SIGKILL)
-        zygote.wait()
-    left = system.kill_marked(mark)
-    if left:
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+    if left := system.kill_marked(mark):
         _log.warning("killed %d processes that environments had left behind", left)
 
 

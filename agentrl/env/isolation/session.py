@@ -3,165 +3,99 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import pickle
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from agentrl.core.errors import EnvError, EnvTimeoutError
 from agentrl.core.types import Span, Task
 from agentrl.env.agent import ResetResult, StepResult, StepState
 from agentrl.env.boundary import CANCEL_GRACE_S, EnvLimits
 from agentrl.env.isolation import wire
-from agentrl.env.isolation.wire import HEADER, MAX_ANSWER, framed
 from agentrl.env.load import AgentSpec
+from agentrl.env.results import check_reset, check_step
 
-DRAIN_S = 0.2
-
-
-class Link(asyncio.Protocol):
-    """Frames, one answer to a call. What arrives is not trusted: one that is too long ends the link, one to an old call is dropped."""
-
-    def __init__(self, answer: asyncio.Future[bytes | None]) -> None:
-        self._answer, self._number = answer, 0
-        self._buffer = bytearray()
-        self.refused = ""
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As asyncio calls it."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
-
-    def data_received(self, data: bytes) -> None:
-        """As asyncio calls it."""
-        self._buffer += data
-        while len(self._buffer) >= HEADER.size:
-            size, number = HEADER.unpack_from(self._buffer)
-            if size > MAX_ANSWER:
-                self.refused = f"its process sent {size} bytes, more than {MAX_ANSWER}; it was killed"
-                self.abort()
-                return
-            if len(self._buffer) < HEADER.size + size:
-                return
-            body = bytes(self._buffer[HEADER.size : HEADER.size + size])
-            del self._buffer[: HEADER.size + size]
-            if number == self._number and not self._answer.done():
-                self._answer.set_result(body)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """As asyncio calls it."""
-        self._transport = None
-        if not self._answer.done():
-            self._answer.set_result(None)
-
-    def call(self, body: bytes) -> asyncio.Future[bytes | None]:
-        """Send a call; the future's result is the answer, or `None` if the connection is lost."""
-        self._answer = asyncio.get_running_loop().create_future()
-        self._number += 1
-        if self._transport is None:
-            self._answer.set_result(None)
-        else:
-            self.send(body)
-        return self._answer
-
-    def send(self, body: bytes) -> None:
-        """Send something that is not answered."""
-        if self._transport is not None:
-            self._transport.write(framed(body, self._number))
-
-    def abort(self) -> None:
-        """Close at once; what waits for an answer gets `None`."""
-        if self._transport is not None:
-            self._transport.abort()
-
-
-class EpisodeHandle:
-    """A process that plays an episode or waits for one: its number at the zygote; `died`, the reason for its end, once it has ended."""
-
-    def __init__(self, number: int, connection: socket.socket) -> None:
-        self.number = number
-        self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._connection: socket.socket | None = connection
-        self._link: Link | None = None
-
-    async def call(self, body: bytes, timeout_s: float) -> bytes | None:
-        """Send a call and wait for the answer; `None` if the process ends before, `TimeoutError` if there is no answer in time."""
-        link = await self._open()
-        answer = link.call(body)
-        either: set[asyncio.Future[Any]] = {answer, self.died}
-        done, _ = await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            raise TimeoutError
-        if not answer.done():  # it may have answered before it ended
-            await asyncio.wait({answer}, timeout=DRAIN_S)
-        return answer.result() if answer.done() else None
-
-    def send(self, body: bytes) -> None:
-        """Send something that is not answered."""
-        if self._link is not None:
-            self._link.send(body)
-
-    async def reason(self, timeout_s: float) -> str:
-        """Return the reason for the process's end, which may be known only after a moment."""
-        if self._link is not None and self._link.refused:
-            return self._link.refused
-        await asyncio.wait({self.died}, timeout=timeout_s)
-        return self.died.result() if self.died.done() else "its process closed the connection; it was killed"
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._link is not None:
-            self._link.abort()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    async def _open(self) -> Link:
-        if self._link is None:
-            assert self._connection is not None
-            connection, self._connection = self._connection, None
-            connection.setblocking(False)
-            loop = asyncio.get_running_loop()
-            unanswered: asyncio.Future[bytes | None] = loop.create_future()
-            unanswered.set_result(None)
-            _, self._link = await loop.create_connection(lambda: Link(unanswered), sock=connection)
-        return self._link
-
-
-def settle(future: asyncio.Future[str], reason: str) -> None:
-    """Set a reason, unless there is one."""
-    with contextlib.suppress(asyncio.InvalidStateError):
-        future.set_result(reason)
-
+if TYPE_CHECKING:
+    from agentrl.env.isolation.pool import ProcessPool
 
 _log = logging.getLogger(__name__)
 
+DRAIN_S = 0.2
+"""Time to read what a process sent before it ended."""
 GRACE_S = 0.5
 """The process gives a call up by itself at its deadline, which lets `close` run; if it does not answer then, it is killed."""
 REASON_S = 1.0
 
 
-class Processes(Protocol):
-    """Source of processes; `agentrl.env.isolation.pool.ProcessPool` documents the methods."""
+class EpisodeHandle:
+    """A process that plays an episode or waits for one: its number at the fork server, and `died`, the reason for its end, once known."""
 
-    async def acquire(self) -> EpisodeHandle:
-        """A process that waits for an episode."""
+    def __init__(self, number: int, connection: socket.socket) -> None:
+        self.number = number
+        self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._connection = connection
+        self._channel: wire.Channel | None = None
+        self._calls = 0
+        self._refused = ""
 
-    def give_back(self, handle: EpisodeHandle, *, reusable: bool) -> None:
-        """Take back a process whose episode has been closed."""
+    async def call(self, body: bytes, timeout_s: float) -> bytes | None:
+        """Send a call and wait for the answer; `None` if the process ends before, `TimeoutError` if there is no answer in time.
 
-    def kill(self, handle: EpisodeHandle) -> None:
-        """Take back a process by killing it and everything it started."""
+        What the process sends is not trusted: an answer that is too long ends the connection, one to an old call is dropped.
+        """
+        async with asyncio.timeout(timeout_s):
+            try:
+                if self._channel is None and self.died.done():
+                    return None
+                if self._channel is None:
+                    self._channel = await wire.Channel.open(self._connection)
+                self._calls += 1
+                self._channel.write(body, self._calls)
+                while True:
+                    number, answer = await self._channel.read(wire.MAX_ANSWER)
+                    if number == self._calls:
+                        return answer
+            except EnvError as error:
+                self._refused = str(error)
+                self.close()
+            except (EOFError, OSError):
+                pass
+        return None
+
+    def send(self, body: bytes) -> None:
+        """Send something that is not answered."""
+        if self._channel is not None:
+            self._channel.write(body, self._calls)
+
+    async def reason(self) -> str:
+        """Return the reason for the process's end, which may be known only after a moment."""
+        if self._refused:
+            return self._refused
+        await asyncio.wait({self.died}, timeout=REASON_S)
+        return self.died.result() if self.died.done() else "its process closed the connection; it was killed"
+
+    def end(self, reason: str) -> None:
+        """Note that the process has ended; what it sent before can still be read for a moment."""
+        if not self.died.done():
+            self.died.set_result(reason)
+            asyncio.get_running_loop().call_later(DRAIN_S, self.close)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._channel is not None:
+            self._channel.abort()
+        else:
+            self._connection.close()
 
 
 class ProcessSession:
     """One episode; made for `reset`, stepped, and closed whatever happened."""
 
-    def __init__(self, processes: Processes, agent: AgentSpec, limits: EnvLimits, agents: Sequence[str]) -> None:
-        self._processes, self._limits, self._agents = processes, limits, agents
+    def __init__(self, pool: ProcessPool, agent: AgentSpec, limits: EnvLimits, agents: Sequence[str]) -> None:
+        self._pool, self._limits, self._agents = pool, limits, agents
         self._env = f"{Path(agent.source).name}: {agent.name}"
         self._handle: EpisodeHandle | None = None
         self._interrupted = False
@@ -171,26 +105,20 @@ class ProcessSession:
         """As `EnvSession.reset`."""
         where = f"{self._env}.reset"
         body = wire.pack_reset(task, seed, where)
-        self._handle = await self._processes.acquire()
+        self._handle = await self._pool.acquire()
         answer = await self._call(where, body, self._limits.reset_timeout_s)
-        return wire.decode_reset(self._decoded(answer, where), where, task.prompt, self._agents)
+        return wire.decode_result(ResetResult, answer, where, lambda result: check_reset(result, where, task.prompt, self._agents))
 
     async def step(self, state: StepState) -> StepResult:
         """As `EnvSession.step`."""
         where = f"{self._env}.step"
         answer = await self._call(where, wire.pack_step(state), self._limits.step_timeout_s)
-        return wire.decode_step(self._decoded(answer, where), where, self._agents)
+        return wire.decode_result(StepResult, answer, where, lambda result: check_step(result, where, self._agents))
 
     def take_spans(self) -> tuple[Span, ...]:
         """As `EnvSession.take_spans`."""
-        found, self._spans = self._spans, ()
-        return found
-
-    def _decoded(self, body: bytes, where: str) -> dict[str, Any]:
-        """Return an answer, and keep the times in it."""
-        answer = wire.decode(body, where)
-        self._spans = wire.spans_of(answer)
-        return answer
+        spans, self._spans = self._spans, ()
+        return spans
 
     async def close(self) -> None:
         """As `EnvSession.close`; then the process ends, is killed if it does not, or waits for another episode."""
@@ -212,11 +140,12 @@ class ProcessSession:
             _log.warning("%s", error)
         finally:
             if clean:
-                self._processes.give_back(handle, reusable=reusable)
+                self._pool.give_back(handle, reusable=reusable)
             else:
-                self._processes.kill(handle)
+                self._pool.kill(handle)
 
-    async def _call(self, where: str, body: bytes, timeout_s: float) -> bytes:
+    async def _call(self, where: str, body: bytes, timeout_s: float) -> dict[str, Any]:
+        """Return the answer to a call, which may be an error, and keep the times in it."""
         handle = self._handle
         if handle is None:
             raise EnvError(f"{where}: its process has ended")
@@ -230,12 +159,14 @@ class ProcessSession:
             handle.send(pickle.dumps(("cancel",)))
             raise
         if answer is None:
-            reason = await handle.reason(REASON_S)
+            reason = await handle.reason()
             self._kill()
             raise EnvError(f"{where}: {reason}")
-        return answer
+        data = wire.decode(answer, where)
+        self._spans = wire.spans_of(data)
+        return data
 
     def _kill(self) -> None:
         if self._handle is not None:
-            self._processes.kill(self._handle)
+            self._pool.kill(self._handle)
             self._handle = None

@@ -1,4 +1,8 @@
-"""Linux calls: limits and environment variables of an episode's process, and all its descendants, also detached ones."""
+"""Linux calls: limits and environment variables of an episode's process, and all its descendants, also detached ones.
+
+Run as ``python -I -S system.py LIMITS PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the program, so that
+between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,19 @@ import contextlib
 import ctypes
 import errno
 import fnmatch
+import json
 import os
 import resource
 import signal
+import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MIB = 2**20
 
-KEPT = (
+PASSED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TERM", "TMPDIR", "XDG_*_HOME"),
     *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "CUDA_VISIBLE_DEVICES"),
     *("OMP_*", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_*", "TOKENIZERS_PARALLELISM"),
@@ -34,7 +42,7 @@ class ProcessLimits:
         processes: Processes that it may have started and that still run.
         open_files: Open files and sockets.
         reuse: Episodes that a process plays, one after another; 1: every episode begins in the state that loading left.
-        passed: Names of environment variables that are passed on besides `KEPT`.
+        passed: Names of environment variables that are passed on besides `PASSED`.
     """
 
     memory_mib: int = 1024
@@ -48,8 +56,8 @@ class ProcessLimits:
 
 def child_environment(environment: Mapping[str, str], passed: tuple[str, ...]) -> dict[str, str]:
     """The variables of `environment` that an episode's process is given; hashes of texts are the same in every run."""
-    kept = {name: value for name, value in environment.items() if name in passed or any(fnmatch.fnmatchcase(name, p) for p in KEPT)}
-    return {"PYTHONHASHSEED": "0", **kept}
+    variables = {name: value for name, value in environment.items() if name in passed or any(fnmatch.fnmatchcase(name, p) for p in PASSED)}
+    return {"PYTHONHASHSEED": "0", **variables}
 
 
 def apply(limits: ProcessLimits) -> None:
@@ -106,8 +114,7 @@ _PAGE = resource.getpagesize()
 _ROUNDS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
+class ProcessInfo(NamedTuple):
     """One line of the system's table of processes."""
 
     parent: int
@@ -146,26 +153,14 @@ def processes() -> dict[int, ProcessInfo]:
 
 def families(table: Mapping[int, ProcessInfo], roots: Collection[int]) -> dict[int, list[int]]:
     """The processes that descend from each of `roots`, itself included, those that have ended and are not collected left out."""
-    found: dict[int, list[int]] = {root: [] for root in roots}
-    owner: dict[int, int | None] = {}
+    children = defaultdict(list)
     for pid, info in table.items():
-        root = _root(pid, table, found, owner)
-        if root is not None and info.state not in "ZX":
-            found[root].append(pid)
-    return found
-
-
-def _root(pid: int, table: Mapping[int, ProcessInfo], roots: Collection[int], owner: dict[int, int | None]) -> int | None:
-    path = []
-    while pid not in owner and pid not in roots:
-        path.append(pid)
-        info = table.get(pid)
-        if info is None or len(path) > len(table):
-            break
-        pid = info.parent
-    root = owner.get(pid, pid if pid in roots else None)
-    owner.update(dict.fromkeys(path, root))
-    return root
+        children[info.parent].append(pid)
+    members = {root: [root] for root in roots}
+    for family in members.values():
+        for pid in family:  # which grows meanwhile
+            family += children.pop(pid, ())
+    return {root: [pid for pid in family if pid in table and table[pid].state not in "ZX"] for root, family in members.items()}
 
 
 def kill_families(roots: Collection[int]) -> None:
@@ -185,11 +180,11 @@ def kill_marked(mark: str) -> int:
     wanted = mark.encode()
     killed: set[int] = set()
     for _ in range(_ROUNDS):
-        found = {pid for pid in processes() if pid != os.getpid() and _holds(pid, wanted)} - killed
-        if not found:
+        marked = {pid for pid in processes() if pid != os.getpid() and _holds(pid, wanted)} - killed
+        if not marked:
             break
-        send(found, signal.SIGKILL)
-        killed |= found
+        send(marked, signal.SIGKILL)
+        killed |= marked
     return len(killed)
 
 
@@ -206,3 +201,18 @@ def send(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def main(limits: ProcessLimits, words: list[str]) -> None:
+    """Limit the calling process and have it become a program."""
+    become("agentrl-command", death_signal=signal.SIGKILL)
+    apply(limits)
+    begin_cpu_time(limits.cpu_s)
+    try:
+        os.execvp(words[0], words)
+    except OSError as error:
+        sys.exit(f"{words[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main(ProcessLimits(**json.loads(sys.argv[1])), sys.argv[2:])

@@ -1,18 +1,20 @@
-"""Messages over the sockets: pickles to an episode's process, and JSON of plain values from it, checked again on arrival."""
+"""Messages between a run and an episode's process: pickles go there, JSON of plain values comes back and is checked again on arrival."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
+import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
-from agentrl.core.types import Prompt, Span, Task
+from agentrl.core.types import Span, Task
 from agentrl.env.agent import ResetResult, SamplingParams, StepResult, StepState, make_step_state
-from agentrl.env.results import MAX_TEXT, RawText, check_reset, check_step
+from agentrl.env.results import RawText
 from agentrl.env.timing import MAX_NAME, MAX_SPANS, TOOL
 
 MAX_ANSWER = 32 * 2**20
@@ -23,12 +25,49 @@ HEADER = struct.Struct("!II")
 """Length of what follows, and number of the call that it is, or that it answers."""
 
 _ERRORS = {cls.__name__: cls for cls in (EnvError, EnvTimeoutError, EnvResultError)}
-_RESET, _STEP = (tuple(field.name for field in fields(cls) if field.name != "observation") for cls in (ResetResult, StepResult))
+
+_Result = TypeVar("_Result", ResetResult, StepResult)
 
 
-def framed(body: bytes, number: int) -> bytes:
-    """The body with its header before it."""
-    return HEADER.pack(len(body), number) + body
+class Channel:
+    """Bodies over a socket, each after its length and the number of the call that it is, or that it answers."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._head: tuple[int, int] | None = None  # of a body that is not complete, so that a cancelled `read` loses nothing
+
+    @classmethod
+    async def open(cls, connection: socket.socket) -> Channel:
+        """Return a channel over a socket, which it owns from then on."""
+        return cls(*await asyncio.open_connection(sock=connection))
+
+    async def read(self, limit: int | None = None) -> tuple[int, bytes]:
+        """Return number and body of the next message.
+
+        Raises:
+            EOFError: If the other side has closed the socket.
+            EnvError: If the message is longer than `limit` bytes.
+        """
+        if self._head is None:
+            self._head = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+        size, number = self._head
+        if limit is not None and size > limit:
+            raise EnvError(f"its process sent {size} bytes, more than {limit}; it was killed")
+        body = await self._reader.readexactly(size)
+        self._head = None
+        return number, body
+
+    def write(self, body: bytes, number: int) -> None:
+        """Send a message as soon as there is room."""
+        self._writer.write(HEADER.pack(len(body), number) + body)
+
+    async def drain(self) -> None:
+        """Wait until there is room."""
+        await self._writer.drain()
+
+    def abort(self) -> None:
+        """Close at once; who reads gets `EOFError`."""
+        self._writer.transport.abort()
 
 
 def pack_reset(task: Task, seed: int, where: str) -> bytes:
@@ -54,12 +93,10 @@ def step_state(values: Mapping[str, Any], task: Task) -> StepState:
 
 def encode_result(result: ResetResult | StepResult, where: str, spans: Sequence[Span] = ()) -> bytes:
     """Return a checked result in JSON, with the times of tools; `EnvResultError` if it holds what JSON cannot say, or is too large."""
-    names = _STEP if isinstance(result, StepResult) else _RESET
-    data = {name: getattr(result, name) for name in names}
-    raw = isinstance(result.observation, RawText)
-    data["raw" if raw else "chat"] = result.observation
+    values = {field.name: getattr(result, field.name) for field in fields(result)}
+    answer = {"result": values, "raw": isinstance(result.observation, RawText), **_times(spans)}
     try:
-        body = json.dumps({"result": data, **_times(spans)}, separators=(",", ":")).encode()
+        body = json.dumps(answer, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         problem = "the result must be made of texts, numbers, lists and dictionaries to leave the environment's process"
         raise EnvResultError(f"{where}: {problem}: {error}") from error
@@ -100,9 +137,12 @@ def _times(spans: Sequence[Span]) -> dict[str, Any]:
 
 def spans_of(answer: Mapping[str, Any]) -> tuple[Span, ...]:
     """Return the times of tools of an answer; what is none is left out."""
-    found = answer.get("spans")
-    rows = found[:MAX_SPANS] if isinstance(found, list) else ()
-    return tuple(Span(row[0], None, float(row[1]), float(row[2])) for row in rows if _is_time(row))
+    rows = answer.get("spans")
+    return (
+        tuple(Span(row[0], None, float(row[1]), float(row[2])) for row in rows[:MAX_SPANS] if _is_time(row))
+        if isinstance(rows, list)
+        else ()
+    )
 
 
 def _is_time(row: Any) -> bool:
@@ -112,31 +152,14 @@ def _is_time(row: Any) -> bool:
     return named and all(isinstance(number, int | float) and 0 <= number < MAX_SECONDS for number in row[1:])
 
 
-def decode_reset(answer: dict[str, Any], where: str, prompt: Prompt, agents: Sequence[str]) -> ResetResult:
-    """Return the result of `reset`, checked as if nothing had checked it before, or raise the `EnvError` that it carries."""
-    data, raw = _result(answer, where)
-    result = check_reset(ResetResult(data.get("chat"), **_given(data, _RESET)), where, prompt, agents)
-    return result if raw is None else replace(result, observation=raw)
-
-
-def decode_step(answer: dict[str, Any], where: str, agents: Sequence[str]) -> StepResult:
-    """Return the result of `step`, checked as if nothing had checked it before, or raise the `EnvError` that it carries."""
-    data, raw = _result(answer, where)
-    observation = data.get("chat") if raw is None else "raw"
-    result = check_step(StepResult(observation=observation, **_given(data, _STEP)), where, agents)
-    return result if raw is None else replace(result, observation=raw)
-
-
-def _result(answer: dict[str, Any], where: str) -> tuple[dict[str, Any], RawText | None]:
+def decode_result(cls: type[_Result], answer: dict[str, Any], where: str, check: Callable[[_Result], _Result]) -> _Result:
+    """Return the result in an answer once `check` has normalised it, as if nothing had before, or raise the `EnvError` that it carries."""
     data = without_error(answer).get("result")
-    raw = data.get("raw") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not (raw is None or (isinstance(raw, str) and len(raw) <= MAX_TEXT)):
+    if not isinstance(data, dict):
         raise EnvError(f"{where}: its process sent something that is no answer")
-    return data, None if raw is None else RawText(raw)
-
-
-def _given(data: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: data[name] for name in names if name in data}
+    result = check(cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data}))
+    text = data.get("observation") if answer.get("raw") is True else None
+    return replace(result, observation=RawText(text)) if isinstance(text, str) else result
 
 
 def encode_closed(*, clean: bool, reusable: bool, log: list[str]) -> bytes:

@@ -110,11 +110,6 @@ def is_executor(value: Any) -> bool:
     return any(base.__name__ in EXECUTOR_BASES and base.__module__ in (__name__, _ORIGINAL) for base in bases)
 
 
-def is_instance(cls: type[Any]) -> bool:
-    """Return True if a class inherits from OpenRLHF's `AgentInstanceBase` or from agentrl's replacement."""
-    return any(base.__name__ == "AgentInstanceBase" and base.__module__ in (__name__, _ORIGINAL) for base in cls.__mro__)
-
-
 def own_execute(cls: type[Any]) -> type[Any] | None:
     """The class whose `execute` it uses, if that is none of OpenRLHF's own."""
     definer = next((base for base in cls.__mro__ if "execute" in vars(base)), None)

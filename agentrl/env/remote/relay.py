@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator
 import httpx
 
 from agentrl.core.errors import EnvError
-from agentrl.env.remote.serving import LoopbackServer, Receive, Scope, Send
+from agentrl.core.serving import LoopbackServer, Receive, Scope, Send, read_body
 
 KEY = "agentrl_key"
 """Entry of a request's metadata that holds the address and the key of an episode, with a space between them."""
 ROUTES = ("/v1/responses", "/v1/chat/completions")
 RELAY = "agentrl-relay"
 RETRY_S, TRIES = 0.2, 25
+MAX_BODY = 2**28
+"""Bytes of a request; of a longer one nothing is read, so it names no episode."""
 
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d{1,5}/v1")
 
@@ -89,7 +91,11 @@ class _Keeper:
             return
         path, status, answer = scope["path"], 404, _refusal("there is no such route; there are POST /v1/responses and /v1/chat/completions")
         if scope["method"] == "POST" and path in ROUTES:
-            status, answer = await self._forward(path, await _body(receive))
+            try:
+                content = await read_body(receive, MAX_BODY)
+            except ConnectionError:  # nobody waits for an answer any more
+                return
+            status, answer = await self._forward(path, content or b"")
         headers = [(b"content-type", b"application/json"), (b"server", RELAY.encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
@@ -114,15 +120,6 @@ class _Keeper:
 
 
 _keepers: dict[tuple[int, int], _Keeper] = {}
-
-
-async def _body(receive: Receive) -> bytes:
-    parts = []
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        if message["type"] == "http.disconnect" or not message.get("more_body"):
-            return b"".join(parts)
 
 
 def _refusal(problem: str) -> bytes:

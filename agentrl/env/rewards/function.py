@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.types import Task
@@ -15,8 +16,12 @@ from agentrl.env.boundary import Threads
 from agentrl.env.results import bad_result, clipped_score, known_keys, number
 from agentrl.env.rewards.forms import FORMS, form_of
 
+if TYPE_CHECKING:
+    from agentrl.env.remote.http import JsonClient
+
 RewardFunction: TypeAlias = Callable[..., Any]
 """A function in one of the forms of `agentrl.env.rewards.forms`; plain or async."""
+_T = TypeVar("_T")
 
 MIXED_THREADS = 16
 
@@ -35,6 +40,49 @@ class Reward:
     def judge(self, state: StepState) -> Any:
         """Return a `StepResult` that ends the episode, or an awaitable of one if `is_async`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method judge(self, state)")
+
+
+class RemoteReward(Reward):
+    """A reward that is asked for over HTTP, by one client for all users, made at the first `open`; calls run as tasks of `_start`.
+
+    Args:
+        urls: Equivalent servers, asked in rotation.
+        limits: Fields of `HttpLimits`.
+    """
+
+    is_async = True
+
+    def __init__(self, urls: Sequence[str], **limits: Any) -> None:
+        self._urls, self._limits = urls, limits
+        self._users = 0
+        self._client: JsonClient | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def open(self) -> None:
+        """As `Reward.open`."""
+        self._users += 1
+        if self._client is None:
+            from agentrl.env.remote.http import HttpLimits, JsonClient  # only now: httpx takes long to import
+
+            self._client = JsonClient(self._urls, HttpLimits(**self._limits))
+
+    async def close(self) -> None:
+        """As `Reward.close`; the last user's close also cancels open requests."""
+        self._users -= 1
+        if self._users or self._client is None:
+            return
+        client, self._client = self._client, None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await client.aclose()
+
+    def _start(self, call: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
+        """Start a task that the last `close` cancels."""
+        task = asyncio.create_task(call, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class FunctionReward(Reward):

@@ -13,17 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.core.errors import ConfigError, RemoteError, RewardError
 from agentrl.core.types import Prompt
 from agentrl.env.agent import StepResult, StepState
 from agentrl.env.remote.wire import check_url
 from agentrl.env.results import bad_result
-from agentrl.env.rewards.function import Reward
-
-if TYPE_CHECKING:
-    from agentrl.env.remote.http import JsonClient
+from agentrl.env.rewards.function import RemoteReward
 
 MAX_ANSWER = 2**20
 MAX_CACHED = 65_536
@@ -65,15 +62,13 @@ class JudgeSettings:
     counts: JudgeCounts = field(default_factory=JudgeCounts)
 
 
-class JudgeReward(Reward):
+class JudgeReward(RemoteReward):
     """A reward that a model gives; see `judge`. One object serves all episodes of a process, on one event loop."""
 
-    is_async = True
-
     def __init__(self, settings: JudgeSettings) -> None:
+        limits = {"timeout_s": 0.9 * settings.timeout_s, "attempt_timeout_s": settings.timeout_s / 2}
+        super().__init__([settings.base_url], **limits, attempts=settings.attempts, max_bytes=MAX_ANSWER)
         self._settings, self._pattern = settings, re.compile(settings.pattern)
-        self._users = 0
-        self._client: JsonClient | None = None
         self._known: OrderedDict[str, float] | None = None  # verdicts by key
         self._asking: dict[str, asyncio.Task[tuple[float, float]]] = {}  # verdicts that are being asked for, with their costs
 
@@ -84,32 +79,9 @@ class JudgeReward(Reward):
 
     def open(self) -> None:
         """As `Reward.open`."""
-        self._users += 1
-        if self._client is None:
-            from agentrl.env.remote.http import HttpLimits, JsonClient  # only now: httpx takes long to import
-
-            settings = self._settings
-            limits = HttpLimits(
-                timeout_s=0.9 * settings.timeout_s,
-                attempt_timeout_s=settings.timeout_s / 2,
-                attempts=settings.attempts,
-                max_bytes=MAX_ANSWER,
-            )
-            self._client = JsonClient([settings.base_url], limits)
+        super().open()
         if self._known is None:
             self._known = _read_cache(self._settings.cache)
-
-    async def close(self) -> None:
-        """As `Reward.close`; the last user's close also cancels open requests."""
-        self._users -= 1
-        if self._users or self._client is None:
-            return
-        client, self._client = self._client, None
-        asking = list(self._asking.values())
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-        await client.aclose()
 
     async def judge(self, state: StepState) -> StepResult:
         """As `Reward.judge`; `RewardError` if the judge gave no number in time, `EnvResultError` if the task lacks a field."""
@@ -126,7 +98,7 @@ class JudgeReward(Reward):
             asking = self._asking.get(key)
             was_known = asking is not None
             if asking is None:
-                asking = self._asking[key] = asyncio.create_task(self._ask(key, text), name="judge")
+                asking = self._asking[key] = self._start(self._ask(key, text), "judge")
                 asking.add_done_callback(lambda task: self._asking.pop(key, None))
             value, spent = await asyncio.shield(asking)
         counts.cached += was_known

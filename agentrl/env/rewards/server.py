@@ -12,7 +12,7 @@ import anyio
 from agentrl.core.errors import ConfigError, EnvLoadError, EnvResultError, RemoteError, RewardError
 from agentrl.env.agent import AgentInstance, StepResult, StepState
 from agentrl.env.remote.wire import check_url, encode_json
-from agentrl.env.rewards.function import Reward, read_answer, reward_environment
+from agentrl.env.rewards.function import RemoteReward, Reward, read_answer, reward_environment
 
 if TYPE_CHECKING:
     from agentrl.env.remote.http import JsonClient
@@ -26,7 +26,7 @@ Item: TypeAlias = tuple[str, str, Any]
 """Query, prompt, label."""
 
 
-class RemoteReward(Reward):
+class ServerReward(RemoteReward):
     """Servers in OpenRLHF's form: POST ``{"query", "prompts", "labels"}`` with lists, answered like a `reward_func`.
 
     Every request has a deadline; busy and broken servers are tried again; a final failure is a `RewardError`. If a server
@@ -34,40 +34,13 @@ class RemoteReward(Reward):
     the others.
     """
 
-    is_async = True
-
     def __init__(self, urls: Sequence[str], *, timeout_s: float, batch_size: int) -> None:
-        self._urls = [check_url(url) for url in urls]
+        in_time = 0.9 * timeout_s  # so that the client, which knows the reason, gives up first
+        super().__init__([check_url(url) for url in urls], timeout_s=in_time, attempt_timeout_s=timeout_s / 2, max_bytes=MAX_ANSWER)
         self._where = ", ".join(self._urls)
         self._timeout_s, self._batch_size = timeout_s, batch_size
-        self._users = 0
-        self._client: JsonClient | None = None
         self._waiting: list[tuple[Item, asyncio.Future[StepResult]]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._batches: set[asyncio.Task[None]] = set()
-
-    def open(self) -> None:
-        """As `Reward.open`."""
-        self._users += 1
-        if self._client is None:
-            from agentrl.env.remote.http import HttpLimits, JsonClient  # only now: httpx takes long to import
-
-            in_time = 0.9 * self._timeout_s  # so that the client, which knows the reason, gives up first
-            limits = HttpLimits(timeout_s=in_time, attempt_timeout_s=self._timeout_s / 2, max_bytes=MAX_ANSWER)
-            self._client = JsonClient(self._urls, limits)
-
-    async def close(self) -> None:
-        """As `Reward.close`; the last user's close also cancels open requests."""
-        self._users -= 1
-        if self._users or self._client is None:
-            return
-        client, self._client = self._client, None
-        batches = list(self._batches)
-        for batch in batches:
-            batch.cancel()
-        if batches:
-            await asyncio.wait(batches)
-        await client.aclose()
 
     async def judge(self, state: StepState) -> StepResult:
         """As `Reward.judge`; `RewardError` if no server gave a usable answer in time, `EnvResultError` if this entry is unusable."""
@@ -92,9 +65,7 @@ class RemoteReward(Reward):
         wanted = [(item, future) for item, future in self._waiting if not future.done()]
         self._waiting = []
         if wanted and self._client is not None:
-            batch = asyncio.create_task(self._run(self._client, wanted), name="reward batch")
-            self._batches.add(batch)
-            batch.add_done_callback(self._batches.discard)
+            self._start(self._run(self._client, wanted), "reward batch")
 
     async def _run(self, client: JsonClient, wanted: list[tuple[Item, asyncio.Future[StepResult]]]) -> None:
         """Answer the futures of a batch. Waits for the servers; unblocked by the deadline or by `close`."""
@@ -141,7 +112,7 @@ def remote_reward(*urls: str, timeout_s: float = 45.0, batch_size: int = 64) -> 
     Raises:
         ConfigError: If an address cannot be used.
     """
-    return RemoteReward(urls, timeout_s=timeout_s, batch_size=batch_size)
+    return ServerReward(urls, timeout_s=timeout_s, batch_size=batch_size)
 
 
 def load_reward_servers(spec: str) -> type[AgentInstance]:

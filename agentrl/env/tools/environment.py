@@ -252,20 +252,7 @@ async def _invoke(call: Callable[[], Any], is_async: bool) -> Any:
     if is_async:
         return await call()
     async with _threads() as threads:
-        value, error = await threads.run(functools.partial(_caught, call))
-    if error is not None:
-        raise error
-    return value
-
-
-def _caught(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Return value and error of a call; `sys.exit` in a tool only fails the call."""
-    try:
-        return call(), None
-    except SystemExit as error:
-        return None, RuntimeError(f"exit({error.code})")
-    except Exception as error:
-        return None, error
+        return await threads.call(call)
 
 
 def _threads() -> Threads:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrl.env.remote.serving import ApiError
+from agentrl.core.serving import ApiError
 from agentrl.rollout.endpoint.fields import Fields, constraint_of, described
 from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, Json, error_kind, pieces, tool_call
 

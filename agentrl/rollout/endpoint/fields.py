@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.env.remote.serving import ApiError
+from agentrl.core.serving import ApiError
 from agentrl.rollout.endpoint.neutral import Constraint, Json
 
 

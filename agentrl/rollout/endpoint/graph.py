@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import EnvResultError
+from agentrl.core.serving import ApiError
 from agentrl.core.types import Message
-from agentrl.env.remote.serving import ApiError
 from agentrl.env.tools.environment import describe_tools, with_system
 from agentrl.rollout.endpoint.neutral import Answer, ChatRequest, EchoedMessage, Json
 from agentrl.rollout.recorder import Context, Recorder, Sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from agentrl.env.remote.serving import ApiError
+from agentrl.core.serving import ApiError
 from agentrl.rollout.endpoint import chat_completions
 from agentrl.rollout.endpoint.fields import Fields, constraint_of, described
 from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, Json, emptied, parsed_arguments, pieces, tool_call

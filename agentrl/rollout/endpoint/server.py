@@ -8,8 +8,8 @@ import hmac
 import secrets
 from typing import Any
 
+from agentrl.core.serving import ApiError, ClientLeftError, LoopbackServer, Receive, Scope, Send, json_object, read_body, send_json
 from agentrl.env.black_box import ModelEndpoint
-from agentrl.env.remote.serving import ApiError, ClientLeftError, LoopbackServer, Receive, Scope, Send, json_object, read_body, send_json
 from agentrl.rollout.endpoint import chat_completions, messages, responses
 from agentrl.rollout.endpoint.answers import AnswerParser, JsonAnswerParser
 from agentrl.rollout.endpoint.neutral import event

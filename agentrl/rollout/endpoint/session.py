@@ -11,8 +11,8 @@ from typing import Any
 
 from agentrl.core.errors import ContextLengthError, EngineError, StructureError
 from agentrl.core.protocols import Structure
+from agentrl.core.serving import ApiError
 from agentrl.core.types import FinishReason, Sampling
-from agentrl.env.remote.serving import ApiError
 from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.graph import MessageGraph
 from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage

@@ -10,8 +10,8 @@ import pytest
 
 from agentrl.core.errors import RewardError
 from agentrl.core.scoring import ScoreAnswer, ScoreRequest, ScorerFacts
+from agentrl.core.serving import LoopbackServer
 from agentrl.engine.reward_server import RewardApp
-from agentrl.env.remote.serving import LoopbackServer
 from tests.unit.env.rewards.test_server import env, group
 
 pytestmark = pytest.mark.anyio

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from agentrl.core.types import Task
-from agentrl.env.adapters.nemo_rows import PARAMS, chat_of
 from agentrl.env.adapters.openenv import load_openenv
 from agentrl.env.load import load_agent
+from agentrl.env.responses import PARAMS, chat_of
 from tests import env_servers
 from tests.unit.env.adapters.remote import outcome, play, said, script
 

@@ -8,8 +8,6 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-CONFIG = "agentrl.config."
-"""Modules whose sections name the class that holds them, for the type checker only."""
 
 
 def modules() -> dict[str, Path]:
@@ -18,30 +16,27 @@ def modules() -> dict[str, Path]:
     return {".".join(path.parts[:-1] if path.stem == "__init__" else path.with_suffix("").parts): path for path in paths}
 
 
-def imports(tree: ast.AST, *, typed: bool) -> Iterator[str]:
-    """What code imports anywhere, as ``package.module`` and ``package.module.name``; with `typed` also what only the type checker reads."""
+def imports(tree: ast.AST) -> Iterator[str]:
+    """What code imports anywhere, also for the type checker only, as ``package.module`` and ``package.module.name``."""
     for node in ast.iter_child_nodes(tree):
-        if not typed and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        yield from imports(node, typed=typed)
+        yield from imports(node)
 
 
 def needs(known: dict[str, Path]) -> dict[str, set[str]]:
     """The modules that each imports itself."""
     found: dict[str, set[str]] = {}
     for name, path in known.items():
-        typed = not name.startswith(CONFIG)
-        words = imports(ast.parse((ROOT / path).read_text(encoding="utf-8")), typed=typed)
+        words = imports(ast.parse((ROOT / path).read_text(encoding="utf-8")))
         found[name] = {word if word in known else word.rpartition(".")[0] for word in words} & known.keys() - {name}
     return found
 
 
 def test_imports_go_round_nowhere() -> None:
     graph = needs(modules())
-    assert "agentrl.env.remote.http" in graph["agentrl.env.rewards.server"], "imports inside functions are not seen"
     assert "agentrl.api.run" in graph["agentrl.api.commands"], "imports for the type checker are not seen"
+    assert "agentrl.env.remote.http" in graph["agentrl.env.rewards.function"], "imports inside functions are not seen"
     TopologicalSorter(graph).prepare()  # raises CycleError, with the circle in its message

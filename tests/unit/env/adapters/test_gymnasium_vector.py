@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from agentrl import ResetState, StepResult, StepState, Task
 from agentrl.core.errors import EnvLoadError
 from agentrl.env.adapters.gymnasium import GymEnv
-from agentrl.env.adapters.gymnasium_vector import GymVectorEnv, lane_info, load_gym
+from agentrl.env.adapters.gymnasium_vector import GymVectorEnv, info_of, load_gym
 from agentrl.env.load import load_agent
 
 T = TypeVar("T")
@@ -205,7 +205,7 @@ def test_an_environment_that_resets_its_lanes_by_itself_is_refused() -> None:
 def test_info_of_a_lane() -> None:
     mask = np.array([True, False])
     infos = {"a": np.array([1, 0]), "_a": mask, "b": {"c": np.array([5, 6]), "_c": ~mask}, "_b": ~mask}
-    assert [lane_info(infos, lane) for lane in (0, 1)] == [{"a": 1}, {"b": {"c": 6}}]
+    assert [info_of(infos, env_index) for env_index in (0, 1)] == [{"a": 1}, {"b": {"c": 6}}]
 
 
 @pytest.mark.parametrize(

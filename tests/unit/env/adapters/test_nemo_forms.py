@@ -10,8 +10,8 @@ import pytest
 
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status, Task, Trajectory
-from agentrl.env.adapters.nemo_rows import PARAMS, chat_of
 from agentrl.env.load import load_agent
+from agentrl.env.responses import PARAMS, chat_of
 from tests.servers import Request, serve
 from tests.unit.env.adapters.remote import call, metric, outcome, play, said, script
 from tests.unit.examples.test_agents import play_class

@@ -15,8 +15,8 @@ import pytest
 from agentrl.core.errors import DataError, EnvLoadError
 from agentrl.core.types import Task
 from agentrl.env.adapters.nemo_gym import NemoGymEnv, load_nemo_gym
-from agentrl.env.adapters.nemo_rows import PARAMS, Transcript, chat_of
 from agentrl.env.prompts import PromptFormat, read_prompts
+from agentrl.env.responses import PARAMS, Transcript, chat_of
 from agentrl.env.tools.calls import parse_tool_calls
 from tests import env_servers
 from tests.servers import Handler, Request, serve

@@ -205,13 +205,13 @@ async def test_ray_has_another_event_loop() -> None:
         await bad.close()
 
 
-async def test_a_zygote_that_is_killed_is_replaced() -> None:
+async def test_a_fork_server_that_is_killed_is_replaced() -> None:
     async with pool(step_s=5.0) as processes:
         session = processes.session()
         await session.reset(task(), 7)
-        zygote = processes._zygote
-        assert zygote is not None
-        zygote.kill()
+        server = processes._fork_server
+        assert server is not None
+        server.kill()
         with pytest.raises(EnvError, match="the process that starts environments has ended"):
             await act(session, "hang")
         await session.close()

@@ -7,7 +7,7 @@ import socket
 import httpx
 import pytest
 
-from agentrl.env.remote.serving import LoopbackServer
+from agentrl.core.serving import LoopbackServer
 
 
 @pytest.mark.anyio

@@ -1,8 +1,9 @@
-"""The zygote: a clean process that loads the user's file once, forks a process per episode, and lets none of them survive.
+"""The fork server: a clean process that loads the user's file once, forks a process per episode, and lets none of them survive.
 
 It is started with `subprocess`, not forked, so nothing of the rollout worker is in it: no threads, no secrets, no model.
-Whatever a process of an episode leaves behind becomes the zygote's child, because it has asked the system for that; so a
+Whatever a process of an episode leaves behind becomes the fork server's child, because it has asked the system for that; so a
 child that it does not know is to be killed. A process of an episode calls the user's code and answers over a socket.
+`multiprocessing.forkserver` is not enough: it knows the processes that it forked, not what they leave behind, and has no limits.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import json
 import logging
 import os
 import pickle
+import queue
 import random
-import select
 import signal
 import socket
 import sys
 import threading
 import time
+from logging.handlers import QueueHandler
+from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
 import numpy as np
@@ -36,7 +39,7 @@ from agentrl.env.isolation.system import MIB, ProcessLimits
 from agentrl.env.load import AgentSpec, preload
 
 CLEAN = 173
-"""Exit code of a process that leaves no descendant; any other has the zygote look for some."""
+"""Exit code of a process that leaves no descendant; any other has the fork server look for some."""
 OUT_OF_MEMORY = 174
 
 
@@ -51,7 +54,7 @@ class EpisodeProcess:
         self._class, self._source, self._limits, self._process = cls, source, limits, process
         self._threads = Threads(limits.threads)
         self._where = f"{os.path.basename(source)}: {cls.__name__}"
-        self._log = _Log()
+        self._log = _collect_warnings()
         self._task: Task | None = None
         self._session = self._new_session()
         self._is_clean = True
@@ -59,14 +62,14 @@ class EpisodeProcess:
 
     async def serve(self, connection: socket.socket) -> None:
         """Answer until the other side has closed the connection, or until this process has played its episodes."""
-        reader, writer = await asyncio.open_connection(sock=connection)
+        channel = await wire.Channel.open(connection)
         call: asyncio.Task[bytes] | None = None
         while True:
             try:
-                size, number = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
-                operation, *arguments = pickle.loads(await reader.readexactly(size))
-            except asyncio.IncompleteReadError:
+                number, body = await channel.read()
+            except EOFError:
                 return
+            operation, *arguments = pickle.loads(body)
             if operation == "cancel":
                 if call is not None:
                     call.cancel()
@@ -75,13 +78,13 @@ class EpisodeProcess:
                 await asyncio.wait({call})  # only a cancelled call is not waited for by the other side
             if operation == "close":
                 answer, over = await self._close()
-                writer.write(wire.framed(answer, number))
-                await writer.drain()
+                channel.write(answer, number)
+                await channel.drain()
                 if over:
                     return
             else:
                 call = asyncio.create_task(self._answer(operation, arguments))
-                call.add_done_callback(functools.partial(_send, writer, number))
+                call.add_done_callback(functools.partial(_send, channel, number))
 
     async def _answer(self, operation: str, arguments: list[Any]) -> bytes:
         where = f"{self._where}.{operation}"
@@ -115,32 +118,29 @@ class EpisodeProcess:
         clean = self._is_clean and not system.has_children()
         reusable = clean and self._episodes < self._process.reuse
         flush_output()
-        return wire.encode_closed(clean=clean, reusable=reusable, log=self._log.take()), not reusable
+        return wire.encode_closed(clean=clean, reusable=reusable, log=_taken(self._log)), not reusable
 
     def _new_session(self) -> EnvSession:
         return _Session(self._class, self._source, self._threads, self._limits)
 
 
-def _send(writer: asyncio.StreamWriter, number: int, call: asyncio.Task[bytes]) -> None:
+def _send(channel: wire.Channel, number: int, call: asyncio.Task[bytes]) -> None:
     if not call.cancelled():
-        writer.write(wire.framed(call.result(), number))
+        channel.write(call.result(), number)
 
 
-class _Log(logging.Handler):
-    """Keeps agentrl's own warnings, to be logged where the run is."""
+def _collect_warnings() -> queue.SimpleQueue[logging.LogRecord]:
+    """Have agentrl's own warnings put into a queue, to be logged where the run is."""
+    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    handler = QueueHandler(records)
+    handler.setLevel(logging.WARNING)
+    logger = logging.getLogger("agentrl")
+    logger.handlers, logger.propagate = [handler], False
+    return records
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._lines: list[str] = []
-        logger = logging.getLogger("agentrl")
-        logger.handlers, logger.propagate = [self], False
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines = [*self._lines[-9:], record.getMessage()]
-
-    def take(self) -> list[str]:
-        lines, self._lines = self._lines, []
-        return lines
+def _taken(records: queue.SimpleQueue[logging.LogRecord]) -> list[str]:
+    return [records.get().message for _ in range(records.qsize())][-10:]
 
 
 def seed_generators(seed: int) -> None:
@@ -170,19 +170,19 @@ def run(connection: socket.socket, cls: AgentClass, source: str, limits: EnvLimi
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        os._exit(code)  # what was registered for the end of the zygote is not this process's
+        os._exit(code)  # what was registered for the end of the fork server is not this process's
 
 
 def flush_output() -> None:
     """Write what was printed."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-        except (OSError, ValueError, AttributeError):
-            continue
 
 
 MAX_PACKET = 2**16
+MAX_PROBLEM = 2500
+"""Characters of each part of an error that are reported, so that four fit into a packet, however they are escaped."""
 TICK_S = 0.05
 SCAN_S = 1.0
 BURST = 64
@@ -190,8 +190,8 @@ BURST = 64
 END_S = 5.0
 
 
-class Zygote:
-    """Consumes orders (fork, kill), reports deaths; waits for orders, for children, for `parent` to end, and for the clock."""
+class ForkServer:
+    """Consumes orders (fork, kill), reports deaths; waits for orders, for `parent` to end, and for the clock."""
 
     def __init__(self, control: socket.socket, parent: int, limits: EnvLimits) -> None:
         self._control, self._parent, self._limits = control, parent, limits
@@ -201,7 +201,6 @@ class Zygote:
         self._workers: dict[int, int] = {}  # process id -> number
         self._reasons: dict[int, str] = {}  # number -> why it was killed
         self._own: set[int] = set()  # started by the user's file when it was loaded
-        self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._resident = 0
         self._next_scan, self._last_pid = 0.0, 0
         self._suspect = False
@@ -212,22 +211,14 @@ class Zygote:
         self._own = {pid for pid, info in system.processes().items() if info.parent == os.getpid()}
         gc.collect()
         gc.freeze()  # so that collections in the children do not copy what they share
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         self._resident = system.processes()[os.getpid()].resident
 
     def serve(self) -> None:
         """Work until the other side closes the connection or ends."""
-        poll = select.poll()
-        for descriptor in (self._control.fileno(), self._parent, self._wake):
-            poll.register(descriptor, select.POLLIN)
         while True:
-            ready = {descriptor for descriptor, _ in poll.poll(TICK_S * 1000 if self._workers else None)}
-            if self._wake in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake, 4096)
+            ready = wait([self._control, self._parent], TICK_S if self._workers or self._suspect else None)
             self._collect()
-            if self._parent in ready or (self._control.fileno() in ready and not self._obey()):
+            if self._parent in ready or (self._control in ready and not self._obey()):
                 return
             self._watch()
 
@@ -236,46 +227,37 @@ class Zygote:
         until = time.monotonic() + END_S
         while system.has_children() and time.monotonic() < until:
             system.kill_families({pid for pid, info in system.processes().items() if info.parent == os.getpid()})
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+            _ended()
             time.sleep(0.005)
 
     def tell(self, **report: Any) -> None:
         """Send a report; nobody may be there to read it."""
         with contextlib.suppress(OSError):
-            self._control.send(json.dumps(report).encode()[:MAX_PACKET])
+            self._control.send(json.dumps(report).encode())
 
     def _obey(self) -> bool:
+        """Take an order: a number with a socket is a process to fork, one without is to be killed; False if there will be none."""
         try:
             packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET, 1)
         except ConnectionError:  # closed with reports unread
-            packet = b""
-        if not packet:
             return False
-        order, number = pickle.loads(packet)
-        if order == "fork":
-            self._fork(number, descriptors[0])
-        else:
-            found = [pid for pid, other in self._workers.items() if other == number]
-            if found:
-                system.kill_families(found)
-                self._suspect = True
-        return True
+        if descriptors:
+            self._fork(int(packet), descriptors[0])
+        elif packet and (ordered := [pid for pid, number in self._workers.items() if number == int(packet)]):
+            system.kill_families(ordered)
+            self._suspect = True
+        return bool(packet)
 
     def _fork(self, number: int, descriptor: int) -> None:
         assert self._class is not None
         try:
             pid = os.fork()
         except OSError as error:
-            self.tell(died=number, why=f"its process could not be started: {error}")
+            self.tell(died=number, code=0, why=f"its process could not be started: {error}")
             os.close(descriptor)
             return
         if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for own in (self._wake, self._woken, self._parent):
-                os.close(own)
+            os.close(self._parent)
             self._control.close()
             run(socket.socket(fileno=descriptor), self._class, self._source, self._limits)
         os.close(descriptor)
@@ -283,16 +265,7 @@ class Zygote:
 
     def _collect(self) -> None:
         """Take note of the children that have ended, kill what they left behind, then report them."""
-        dead: list[tuple[int, int]] = []
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            if pid in self._workers:
-                dead.append((self._workers.pop(pid), os.waitstatus_to_exitcode(status)))
+        dead = [(self._workers.pop(pid), code) for pid, code in _ended() if pid in self._workers]
         if self._suspect or any(code != CLEAN for _, code in dead):
             self._kill_strays()
         for number, code in dead:
@@ -332,24 +305,33 @@ class Zygote:
         self._next_scan = time.monotonic() + max(SCAN_S, 20 * (time.monotonic() - now))
 
 
+def _ended() -> list[tuple[int, int]]:
+    """Collect the children that have ended; return id and exit code of each."""
+    ended = []
+    with contextlib.suppress(ChildProcessError):
+        while (result := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.append((result[0], os.waitstatus_to_exitcode(result[1])))
+    return ended
+
+
 def main(descriptor: int, expected_parent: int) -> None:
-    """Be the zygote of the process that started this one."""
+    """Be the fork server of the process that started this one; standard input holds the environment's class and its limits."""
     system.become("agentrl-envs", death_signal=signal.SIGTERM)  # ends a load that hangs; nothing has been forked yet
     parent = os.pidfd_open(expected_parent)
     if os.getppid() != expected_parent:
         return
-    control = socket.socket(fileno=descriptor)
-    agent, limits = pickle.loads(socket.recv_fds(control, MAX_PACKET, 0)[0])
-    start = time.monotonic()
-    zygote = Zygote(control, parent, limits)
+    agent, limits = pickle.load(sys.stdin.buffer)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    server = ForkServer(socket.socket(fileno=descriptor), parent, limits)
     try:
-        zygote.load(agent)
+        server.load(agent)
         system.become("agentrl-envs", death_signal=0)
-        zygote.tell(ready=os.getpid(), seconds=time.monotonic() - start, threads=threading.active_count() - 1)
-        zygote.serve()
+        server.tell(threads=threading.active_count() - 1)
+        server.serve()
     except EnvLoadError as error:
-        zygote.tell(failed=[error.field, str(error.value), error.problem, error.remedy])
+        server.tell(failed=[str(text)[:MAX_PROBLEM] for text in (error.field, error.value, error.problem, error.remedy)])
     finally:
-        zygote.end()
+        server.end()
     sys.stdout.flush()
     os._exit(0)

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.core.types import Message
+from agentrl.core.errors import ConfigError
+from agentrl.core.types import Message, Task
 from agentrl.env.tools.calls import BadCall, Parsed, ToolCall
 
 PARAMS = "responses_create_params"
@@ -30,6 +31,14 @@ def chat_of(params: Any) -> list[Message]:
     if len(messages) == len(system):
         raise ValueError(f"{PARAMS}.input holds no message")
     return messages
+
+
+def params_of(task: Task) -> Mapping[str, Any]:
+    """Return the request in the row of a task; `ConfigError` if there is none."""
+    params = task.metadata.get(PARAMS)
+    if not isinstance(params, Mapping):
+        raise ConfigError("--prompts", task.id, f"the row has no {PARAMS}", "Give a JSONL file in NeMo Gym's form.")
+    return params
 
 
 def tools_of(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
