@@ -23,7 +23,7 @@ IGNORED = -100
 """Label of a token that is not trained."""
 
 Row: TypeAlias = dict[str, Any]
-"""Columns of one training row, as TRL's collators take them."""
+"""Columns of one training row, of which `agentrl.tune.trainer.Collator` makes batches."""
 
 
 @dataclass(slots=True)
@@ -296,9 +296,3 @@ def pack(rows: Sequence[Row], max_length: int) -> list[Row]:
         }
         for each in bins
     ]
-
-
-def columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Return rows as columns; a margin that some rows lack is 0 there."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return {name: [row.get(name, 0.0) for row in rows] for name in names}

@@ -9,21 +9,20 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import datasets
 import transformers
 from rich.console import Console
 from transformers import PrinterCallback
 
 from agentrl.config.lora import holds_adapter
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
+from agentrl.core.files import remove_directory
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.track.display import make_display
 from agentrl.track.sinks import open_metric_sinks
 from agentrl.track.summary import write_summary
 from agentrl.tune.build import arguments, build_trainer
 from agentrl.tune.data import drawing_order, epoch_size
-from agentrl.tune.directory import RunDirectory, TuneResult
-from agentrl.tune.encode import columns
+from agentrl.tune.directory import CHECKPOINTS, RunDirectory, TuneResult, checkpoint_step, checkpoints_in
 from agentrl.tune.follow import Best, Follower, Rows, Stop, save_model
 from agentrl.tune.launch import is_first
 from agentrl.tune.methods import Method
@@ -56,6 +55,9 @@ def train(
         sinks = [*open_metric_sinks(directory.path, config.track, ("step", "loss", "learning_rate", "epoch")), summary, display]
         for sink in sinks:
             sink.on_run_begin(RunBegin(config=_as_dict(config), run_dir=directory.path, resumed=directory.step > 0, step=directory.step))
+        for path in checkpoints_in(directory.path / CHECKPOINTS):
+            if checkpoint_step(path) > directory.step:  # begun by a run that was killed while it wrote
+                remove_directory(path)
     status = "failed"
     try:
         with (stop or Stop()).on_signals() as asked:
@@ -87,20 +89,23 @@ def _train(
     """Build the trainer, train, and save the model; return ``finished`` or ``interrupted``."""
     order = drawing_order([len(part) for part in prepared.parts], steps * config.optim.batch_size, config)
     flat = [row for part in prepared.parts for row in part]
-    trained = datasets.Dataset.from_dict(columns(flat)).select(order)
-    held_out = datasets.Dataset.from_dict(columns(prepared.held_out)) if prepared.held_out else None
     known = [row["eval/best"] for row in directory.rows if row.get("eval/best") is not None]
-    best = Best(config.eval.keep_best, directory.path / "best", known[-1] if known else None)
     follower = Follower(
-        rows, best, stop, save_every=config.run.save_every, eval_every=config.eval.eval_every, evaluates=held_out is not None, clock=clock
+        rows,
+        Best(config.eval.keep_best, directory.path / "best", known[-1] if known else None),
+        stop,
+        save_every=config.run.save_every,
+        keep_checkpoints=config.run.keep_checkpoints,
+        eval_every=config.eval.eval_every,
+        evaluates=bool(prepared.held_out),
+        clock=clock,
     )
     tokenizer = load_tokenizer(model_path(config), trust_remote_code=config.model.trust_remote_code)
-    given = arguments(config, directory.path, steps, evaluate_first=held_out is not None and not directory.step)
+    given = arguments(config, directory.path, steps, evaluate_first=bool(prepared.held_out) and not directory.step)
     try:
-        trainer = build_trainer(method, config, given, tokenizer, trained, held_out)
+        trainer = build_trainer(method, config, given, tokenizer, [flat[index] for index in order], prepared.held_out or None)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(follower)
-        trainer.keep_checkpoints, trainer.before_save = config.run.keep_checkpoints, rows.flush
         follower.trainer = trainer
         if display is not None:
             display.on_stage("first step")
@@ -128,10 +133,9 @@ def _quiet() -> None:
     """Leave the terminal to our display."""
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
     warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", category=UserWarning, module="torch|transformers|accelerate|trl|peft|deepspeed")
-    for name in ("trl", "accelerate", "deepspeed", "DeepSpeed"):
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch|transformers|accelerate|peft|deepspeed")
+    for name in ("accelerate", "deepspeed", "DeepSpeed"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
