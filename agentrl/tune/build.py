@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def build_trainer(method: Method, config: TuneConfig, given: dict[str, Any], tok
     rows = {"train_dataset": train, "eval_dataset": held_out, "data_collator": Collator(tokenizer.pad_token_id)}
     args = TrainingArguments(**given)  # before models are loaded, which ZeRO-3 divides while they are
     try:
-        objective = OBJECTIVES[method.command](config.method, _frozen_model(config, args))
+        objective = functools.partial(OBJECTIVES[method.command], config.method, _frozen_model(config, args))
         model = _trained_model(method, config, tokenizer.pad_token_id)
     except (OSError, ValueError, KeyError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +15,10 @@ from transformers import TrainerCallback
 
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.files import remove_directory, replace_directory, seal_directory, temporary_directory
+from agentrl.core.process import handling_signals
 from agentrl.tune.directory import PREFIX, checkpoints_in
 from agentrl.tune.methods import COMMON, LOWER_IS_BETTER, Method
+from agentrl.tune.settings import TuneConfig
 
 
 class Stop:
@@ -29,17 +30,10 @@ class Stop:
     @contextmanager
     def on_signals(self) -> Iterator[Stop]:
         """Within the block, a first SIGINT or SIGTERM asks for the end, and a second one ends the process; in the main thread only."""
-        if threading.current_thread() is not threading.main_thread():
+        with handling_signals(self._heard):
             yield self
-            return
-        before = {number: signal.signal(number, self._heard) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
-    def _heard(self, number: int, frame: object) -> None:
+    def _heard(self, number: int) -> None:
         self.asked = True
         sys.stderr.write("\nagentrl: finishing the step under way, then saving; once more to end at once\n")
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -151,28 +145,14 @@ class Follower(TrainerCallback):  # type: ignore[misc]
         rows: Takes the metrics.
         best: Keeps the best model.
         stop: Asks for an early end.
-        save_every: Steps between checkpoints; 0: none.
-        keep_checkpoints: Checkpoints to keep.
-        eval_every: Steps between evaluations; 0: after the last step only.
+        config: Settings of the run.
         evaluates: There are rows to evaluate on.
         clock: Seconds since the run began.
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        best: Best,
-        stop: Stop,
-        *,
-        save_every: int,
-        keep_checkpoints: int,
-        eval_every: int,
-        evaluates: bool,
-        clock: Callable[[], float],
-    ) -> None:
-        self._rows, self._best, self._stop = rows, best, stop
-        self._save_every, self._keep_checkpoints = save_every, keep_checkpoints
-        self._eval_every, self._evaluates, self._clock = eval_every, evaluates, clock
+    def __init__(self, rows: Rows, best: Best, stop: Stop, config: TuneConfig, *, evaluates: bool, clock: Callable[[], float]) -> None:
+        self.rows, self._best, self._stop, self._run = rows, best, stop, config.run
+        self._eval_every, self._evaluates, self._clock = config.eval.eval_every, evaluates, clock
         self.trainer: Any = None
         self.stopped = False
 
@@ -182,7 +162,7 @@ class Follower(TrainerCallback):  # type: ignore[misc]
         control.should_log = True
         if self._evaluates:
             control.should_evaluate = last or bool(self._eval_every and state.global_step % self._eval_every == 0)
-        if self._save_every and (last or state.global_step % self._save_every == 0):
+        if self._run.save_every and (last or state.global_step % self._run.save_every == 0):
             control.should_save = True
         if self._stop.agreed() and not last:
             self.stopped = control.should_training_stop = control.should_save = True
@@ -190,12 +170,12 @@ class Follower(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Seal the checkpoint with a manifest when all ranks have written their parts of it; only then remove older ones."""
-        self._rows.flush()
+        self.rows.flush()
         self.trainer.accelerator.wait_for_everyone()
         if state.is_world_process_zero:
             folder = Path(args.output_dir)
             seal_directory(folder / f"{PREFIX}{state.global_step}")
-            for path in checkpoints_in(folder)[: -self._keep_checkpoints]:
+            for path in checkpoints_in(folder)[: -self._run.keep_checkpoints]:
                 remove_directory(path)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **rest: Any) -> None:
@@ -203,9 +183,9 @@ class Follower(TrainerCallback):  # type: ignore[misc]
         if not logs or "train_loss" in logs:  # the last: those of the whole run
             return
         if any(name.startswith("eval_") for name in logs):
-            metrics = self._rows.measured(state.global_step, logs)
+            metrics = self.rows.measured(state.global_step, logs)
             if (value := self._best.better(metrics)) is not None:
-                self._rows.note(**{"eval/best": value, "eval/best_step": float(state.global_step)})
+                self.rows.note(**{"eval/best": value, "eval/best_step": float(state.global_step)})
                 save_model(self.trainer, self._best.folder)
         else:
-            self._rows.trained(state.global_step, logs, self._clock())
+            self.rows.trained(state.global_step, logs, self._clock())

@@ -7,13 +7,12 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from agentrl.core.process import cuda_device_count, end_with_parent
+from agentrl.core.process import cuda_device_count, end_with_parent, handling_signals
 from agentrl.tune.settings import TuneConfig
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def run_ranks(words: Sequence[str], size: int) -> int:
 def _supervised(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """Wait for all processes, pass signals on to them, and return 0, or the code of the first that failed."""
     failed = 0
-    with _passing_signals(processes):
+    with handling_signals(lambda number: _signal_all(processes, number)):
         while any(process.poll() is None for process in processes):
             codes = [code for process in processes if (code := process.poll()) not in (None, 0, INTERRUPTED)]
             if codes and not failed:
@@ -122,19 +121,6 @@ def _supervised(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 INTERRUPTED = 130
-
-
-@contextmanager
-def _passing_signals(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, lambda given, _: _signal_all(processes, given)) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _signal_all(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:

@@ -39,49 +39,15 @@ class PairRatios:
         """Log-ratios of the chosen answers less those of the rejected ones."""
         return self.chosen - self.rejected
 
-    def per_token(self) -> tuple[Tensor, Tensor]:
-        """Return the log-ratios of both answers as means over their tokens."""
-        return self.chosen / self.chosen_length, self.rejected / self.rejected_length
-
-
-def conservative_dpo(chosen: Tensor, rejected: Tensor, *, beta: float, label_smoothing: float) -> Tensor:
-    """Return the conservative DPO loss of each pair (Mitchell, A note on DPO with noisy preferences, 2023, Eq. 3).
-
-    With d = beta (chosen - rejected) and e = `label_smoothing`: ``-(1 - e) log sigmoid(d) - e log sigmoid(-d)``.
-
-    Args:
-        chosen: Log-ratio of policy to reference of each preferred answer, summed over its tokens. # [B]
-        rejected: The same of the other answers. # [B]
-        beta: Strength of the pull to the reference.
-        label_smoothing: Share of labels taken for wrong.
-
-    Returns:
-        Loss of each pair. # [B]
-    """
-    difference = beta * (chosen - rejected)
-    return smoothed_loss(difference, label_smoothing)
+    @property
+    def difference_per_token(self) -> Tensor:
+        """The same of log-ratios that are means over tokens."""
+        return self.chosen / self.chosen_length - self.rejected / self.rejected_length
 
 
 def smoothed_loss(difference: Tensor, label_smoothing: float) -> Tensor:
     """Return ``-(1 - e) log sigmoid(d) - e log sigmoid(-d)``, the cross-entropy of labels of which a share e is wrong. # [B]."""
     return -(1 - label_smoothing) * logsigmoid(difference) - label_smoothing * logsigmoid(-difference)
-
-
-def identity_preference(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
-    """Return the IPO loss of each pair (Azar et al., arXiv:2310.12036, Eq. 17): ``(chosen - rejected - 1 / (2 beta))^2``.
-
-    With log-ratios that are sums over tokens this is the paper's formula and OpenRLHF's (``--loss ipo_sum``); with means over tokens it
-    is TRL's (``--loss ipo``), whose scale does not grow with the length of answers.
-
-    Args:
-        chosen: Log-ratio of policy to reference of each preferred answer. # [B]
-        rejected: The same of the other answers. # [B]
-        beta: The paper's tau.
-
-    Returns:
-        Loss of each pair. # [B]
-    """
-    return (chosen - rejected - 1 / (2 * beta)) ** 2
 
 
 def exo(difference: Tensor, label_smoothing: float) -> Tensor:
@@ -105,9 +71,12 @@ PairLoss: TypeAlias = Callable[[PairRatios, float, float], Tensor]
 PAIR_LOSSES: Mapping[str, PairLoss] = {
     # Rafailov et al., arXiv:2305.18290, Eq. 7
     "sigmoid": lambda r, beta, e: -logsigmoid(beta * r.difference),
-    "cdpo": lambda r, beta, e: conservative_dpo(r.chosen, r.rejected, beta=beta, label_smoothing=e),
-    "ipo": lambda r, beta, e: identity_preference(*r.per_token(), beta=beta),
-    "ipo_sum": lambda r, beta, e: identity_preference(r.chosen, r.rejected, beta=beta),
+    # Mitchell, A note on DPO with noisy preferences, 2023, Eq. 3
+    "cdpo": lambda r, beta, e: smoothed_loss(beta * r.difference, e),
+    # Azar et al., arXiv:2310.12036, Eq. 17; with means over tokens, as in TRL, the scale does not grow with the length of answers
+    "ipo": lambda r, beta, e: (r.difference_per_token - 1 / (2 * beta)) ** 2,
+    # the same equation as written, as in OpenRLHF
+    "ipo_sum": lambda r, beta, e: (r.difference - 1 / (2 * beta)) ** 2,
     # Zhao et al., arXiv:2305.10425, with log-ratios as the scores
     "hinge": lambda r, beta, e: torch.relu(1 - beta * r.difference),
     # Chowdhury et al., arXiv:2403.00409, Eq. 12
@@ -129,7 +98,7 @@ PAIR_LOSSES: Mapping[str, PairLoss] = {
     "apo_down": lambda r, beta, e: torch.sigmoid(beta * r.chosen) + 1 - torch.sigmoid(beta * r.difference),
     "discopop": lambda r, beta, e: discovered_preference(beta * r.difference),
     # as `sigmoid`, with means over tokens
-    "sigmoid_norm": lambda r, beta, e: -logsigmoid(beta * (r.per_token()[0] - r.per_token()[1])),
+    "sigmoid_norm": lambda r, beta, e: -logsigmoid(beta * r.difference_per_token),
 }
 """Name in ``agentrl dpo --loss`` -> loss of a pair."""
 

@@ -5,7 +5,7 @@ A loss belongs to a row or to a token; `agentrl.tune.trainer` takes their mean o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -39,24 +39,11 @@ class Measured:
     balance: Tensor | None = None
 
 
-class Objective:
-    """The objective of a method.
+Objective: TypeAlias = Callable[[Any, Any, Any, Batch], Measured]
+"""Makes losses and metrics of the method's own settings, its frozen model, the model in training, and a micro-batch.
 
-    Args:
-        settings: Section of the method.
-        frozen: Reference model or teacher; `None` if there is none, or if the reference is the model without its adapter.
-    """
-
-    def __init__(self, settings: Any, frozen: Any = None) -> None:
-        self.settings, self.frozen = settings, frozen
-
-    def count(self, batch: Batch) -> int:
-        """Return the number of losses of a micro-batch."""
-        return int(labelled(batch).sum())
-
-    def measure(self, model: Any, batch: Batch) -> Measured:
-        """Return the losses and metrics of a micro-batch, by the model in training."""
-        raise NotImplementedError
+The frozen model is a teacher or a reference; `None` where there is none, or where the reference is the model without its adapter.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,139 +95,107 @@ def score(model: Any, batch: Batch) -> Scores:
     return Scores(mask, logprobs, entropies, logits.argmax(dim=-1) == targets, balance)
 
 
-class Supervised(Objective):
-    """Negative log-likelihood of labelled tokens; ``dft`` weighs each by its probability (arXiv:2508.05629)."""
-
-    def measure(self, model: Any, batch: Batch) -> Measured:
-        """Return a loss for each labelled token."""
-        scores = score(model, batch)
-        losses = -scores.logprobs
-        if self.settings.loss == "dft":
-            losses = losses * scores.logprobs.detach().exp()
-        return Measured(losses, {"token_accuracy": scores.correct, "entropy": scores.entropies}, scores.balance)
+def count_losses(batch: Batch) -> int:
+    """Return the number of losses of a micro-batch: its pairs or answers, or else its labelled tokens."""
+    per_row = next((batch[name] for name in ("margin", "desirable") if name in batch), None)
+    return int(labelled(batch).sum()) if per_row is None else len(per_row)
 
 
-class Distillation(Objective):
-    """Divergence of a teacher's distribution at labelled tokens."""
-
-    def measure(self, model: Any, batch: Batch) -> Measured:
-        """Return a loss for each labelled token."""
-        mine, balance = label_logits(model, batch)
-        with torch.no_grad():
-            theirs, _ = label_logits(self.frozen, batch)
-        losses = generalized_jsd(mine, theirs, beta=self.settings.beta, temperature=self.settings.temperature)
-        forward = generalized_jsd(mine.detach(), theirs, beta=0.0)
-        return Measured(losses, {"kl": forward, "agreement": mine.argmax(-1) == theirs.argmax(-1)}, balance)
+def supervised(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
+    """Return the negative log-likelihood of labelled tokens; ``dft`` weighs each by its probability (arXiv:2508.05629)."""
+    scores = score(model, batch)
+    losses = -scores.logprobs
+    if own.loss == "dft":
+        losses = losses * scores.logprobs.detach().exp()
+    return Measured(losses, {"token_accuracy": scores.correct, "entropy": scores.entropies}, scores.balance)
 
 
-class StepLabels(Objective):
-    """A process reward model: a classifier of the last token of each step (Lightman et al., arXiv:2305.20050)."""
-
-    def measure(self, model: Any, batch: Batch) -> Measured:
-        """Return a loss for each labelled step."""
-        mask = labelled(batch)
-        logits, labels = model(**inputs_of(batch)).logits[:, 1:][mask], batch["labels"][:, 1:][mask]
-        correct = (logits[:, 1] > logits[:, 0]) == (labels > 0.5)
-        return Measured(step_cross_entropy(logits, labels), {"accuracy": correct, "label/mean": labels})
-
-
-class PerRow(Objective):
-    """An objective with one loss for each row of the data."""
-
-    def count(self, batch: Batch) -> int:
-        """Return the number of rows; the sequences of a pair are chosen answers, then rejected ones."""
-        return len(batch["input_ids"]) // (1 if "desirable" in batch else 2)
+def distillation(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
+    """Return the divergence of the teacher's distribution at labelled tokens."""
+    mine, balance = label_logits(model, batch)
+    with torch.no_grad():
+        theirs, _ = label_logits(frozen, batch)
+    losses = generalized_jsd(mine, theirs, beta=own.beta, temperature=own.temperature)
+    forward = generalized_jsd(mine.detach(), theirs, beta=0.0)
+    return Measured(losses, {"kl": forward, "agreement": mine.argmax(-1) == theirs.argmax(-1)}, balance)
 
 
-class BradleyTerry(PerRow):
-    """A reward model of pairs."""
-
-    def measure(self, model: Any, batch: Batch) -> Measured:
-        """Return a loss for each pair."""
-        rewards = model(**inputs_of(batch)).logits[:, 0].float()
-        chosen, rejected = rewards.chunk(2)
-        losses = bradley_terry(chosen, rejected, margin=batch["margin"], centring=self.settings.center_rewards_coefficient)
-        return Measured(losses, {"accuracy": chosen > rejected, "margin": chosen - rejected, "reward/mean": rewards})
+def step_labels(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
+    """Return the cross-entropy of labelled steps, each judged at its last token (Lightman et al., arXiv:2305.20050)."""
+    mask = labelled(batch)
+    logits, labels = model(**inputs_of(batch)).logits[:, 1:][mask], batch["labels"][:, 1:][mask]
+    correct = (logits[:, 1] > logits[:, 0]) == (labels > 0.5)
+    return Measured(step_cross_entropy(logits, labels), {"accuracy": correct, "label/mean": labels})
 
 
-class Referenced(PerRow):
-    """An objective that compares the model with a reference."""
-
-    def ratios(self, model: Any, batch: Batch) -> tuple[Scores, Tensor]:
-        """Return the model's scores, and the log-probability of each row's answer by the reference. # [B]."""
-        return score(model, batch), self.reference_sums(model, batch)
-
-    @torch.no_grad()
-    def reference_sums(self, model: Any, batch: Batch) -> Tensor:
-        """Return the log-probability of each row's answer by the reference. # [B]."""
-        plain = extract_model_from_parallel(model)
-        with plain.disable_adapter() if self.frozen is None and isinstance(plain, PeftModel) else nullcontext():
-            return score(model if self.frozen is None else self.frozen, batch).row_sums()
+def reward_pairs(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
+    """Return the loss of Bradley and Terry of pairs of answers, which a reward model scores."""
+    rewards = model(**inputs_of(batch)).logits[:, 0].float()
+    chosen, rejected = rewards.chunk(2)
+    losses = bradley_terry(chosen, rejected, margin=batch["margin"], centring=own.center_rewards_coefficient)
+    return Measured(losses, {"accuracy": chosen > rejected, "margin": chosen - rejected, "reward/mean": rewards})
 
 
-class DirectPreference(Referenced):
-    """DPO and its kin: losses of the log-ratios of a pair's answers."""
-
-    def measure(self, model: Any, batch: Batch) -> Measured:
-        """Return a loss for each pair."""
-        scores, reference = self.ratios(model, batch)
-        sums = scores.row_sums()
-        ratios = PairRatios(*sums.chunk(2), *reference.chunk(2), *scores.lengths().chunk(2))
-        losses = PAIR_LOSSES[self.settings.loss](ratios, self.settings.beta, self.settings.label_smoothing)
-        metrics = preference_metrics(self.settings.beta * ratios.chosen, self.settings.beta * ratios.rejected)
-        return Measured(
-            losses, {**metrics, "logprob/chosen": ratios.policy_chosen, "logprob/rejected": ratios.policy_rejected}, scores.balance
-        )
+@torch.no_grad()
+def reference_sums(frozen: Any, model: Any, batch: Batch) -> Tensor:
+    """Return the log-probability of each row's answer by the reference. # [B]."""
+    plain = extract_model_from_parallel(model)
+    with plain.disable_adapter() if frozen is None and isinstance(plain, PeftModel) else nullcontext():
+        return score(model if frozen is None else frozen, batch).row_sums()
 
 
-class OddsRatio(PerRow):
-    """ORPO: the likelihood of the chosen answer, and the odds ratio of the two (Hong et al., arXiv:2403.07691, Eq. 6).
+def direct_preference(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
+    """Return the loss of DPO, or one of its kin, of pairs of answers."""
+    scores = score(model, batch)
+    tensors = scores.row_sums(), reference_sums(frozen, model, batch), scores.lengths()
+    pairs = PairRatios(*(half for each in tensors for half in each.chunk(2)))
+    losses = PAIR_LOSSES[own.loss](pairs, own.beta, own.label_smoothing)
+    logprobs = {"logprob/chosen": pairs.policy_chosen, "logprob/rejected": pairs.policy_rejected}
+    return Measured(losses, _preference_metrics(own.beta * pairs.chosen, own.beta * pairs.rejected) | logprobs, scores.balance)
+
+
+def odds_ratio_preference(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
+    """Return ORPO's loss: the likelihood of the chosen answers, and the odds ratio of pairs (Hong et al., arXiv:2403.07691, Eq. 6).
 
     The likelihood is that of the answer given the prompt, as in the paper; TRL's counts the tokens of the prompt too.
     """
-
-    def measure(self, model: Any, batch: Batch) -> Measured:
-        """Return a loss for each pair."""
-        scores = score(model, batch)
-        sums, counts = scores.row_sums(), scores.lengths()
-        chosen, rejected = (sums / counts).chunk(2)
-        ratio, log_odds = odds_ratio(chosen, rejected)
-        likelihood = -sums.chunk(2)[0].sum() / counts.chunk(2)[0].sum()
-        metrics = preference_metrics(self.settings.beta * chosen, self.settings.beta * rejected)
-        return Measured(likelihood + self.settings.beta * ratio, {**metrics, "nll": likelihood[None], "log_odds": log_odds}, scores.balance)
+    scores = score(model, batch)
+    sums, lengths = scores.row_sums(), scores.lengths()
+    chosen, rejected = (sums / lengths).chunk(2)
+    ratio, log_odds = odds_ratio(chosen, rejected)
+    likelihood = -sums.chunk(2)[0].sum() / lengths.chunk(2)[0].sum()
+    metrics = _preference_metrics(own.beta * chosen, own.beta * rejected) | {"nll": likelihood[None], "log_odds": log_odds}
+    return Measured(likelihood + own.beta * ratio, metrics, scores.balance)
 
 
-class KahnemanTversky(Referenced):
-    """KTO: losses of labelled answers, against the divergence that mismatched answers of the micro-batch estimate."""
-
-    def measure(self, model: Any, batch: Batch) -> Measured:
-        """Return a loss for each answer."""
-        mismatched = batch["mismatched"]
-        with torch.no_grad():
-            divergence = (score(model, mismatched).row_sums() - self.reference_sums(model, mismatched)).mean()
-        divergence = reduce(divergence, "mean").clamp(min=0)
-        scores, reference = self.ratios(model, batch)
-        own, sums, good = self.settings, scores.row_sums(), batch["desirable"]
-        ratios = sums - reference
-        weights = {"desirable_weight": own.desirable_weight, "undesirable_weight": own.undesirable_weight}
-        losses = kahneman_tversky(ratios, good, divergence, beta=own.beta, **weights)
-        rewards = own.beta * ratios
-        metrics = {"reward/chosen": rewards[good], "reward/rejected": rewards[~good], "kl": divergence[None]}
-        return Measured(losses, {**metrics, "logprob/chosen": sums[good], "logprob/rejected": sums[~good]}, scores.balance)
+def labelled_preference(own: Any, frozen: Any, model: Any, batch: Batch) -> Measured:
+    """Return KTO's loss of labelled answers, against the divergence that mismatched answers of the micro-batch estimate."""
+    mismatched, good = batch["mismatched"], batch["desirable"]
+    with torch.no_grad():
+        divergence = (score(model, mismatched).row_sums() - reference_sums(frozen, model, mismatched)).mean()
+    divergence = reduce(divergence, "mean").clamp(min=0)
+    scores = score(model, batch)
+    sums = scores.row_sums()
+    ratios = sums - reference_sums(frozen, model, batch)
+    weights = {"desirable_weight": own.desirable_weight, "undesirable_weight": own.undesirable_weight}
+    losses = kahneman_tversky(ratios, good, divergence, beta=own.beta, **weights)
+    rewards = own.beta * ratios
+    metrics = {"reward/chosen": rewards[good], "reward/rejected": rewards[~good], "kl": divergence[None]}
+    return Measured(losses, metrics | {"logprob/chosen": sums[good], "logprob/rejected": sums[~good]}, scores.balance)
 
 
-def preference_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
-    """Return the metrics of the implicit rewards of pairs."""
+def _preference_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
+    """Return the metrics of the implicit rewards of pairs; `agentrl.tune.trainer` adds their margin."""
     return {"reward/chosen": chosen, "reward/rejected": rejected, "accuracy": chosen > rejected}
 
 
-OBJECTIVES: Mapping[str, type[Objective]] = {
-    "sft": Supervised,
-    "reward-model": BradleyTerry,
-    "process-reward-model": StepLabels,
-    "dpo": DirectPreference,
-    "kto": KahnemanTversky,
-    "orpo": OddsRatio,
-    "distill": Distillation,
+OBJECTIVES: Mapping[str, Objective] = {
+    "sft": supervised,
+    "reward-model": reward_pairs,
+    "process-reward-model": step_labels,
+    "dpo": direct_preference,
+    "kto": labelled_preference,
+    "orpo": odds_ratio_preference,
+    "distill": distillation,
 }
 """Command -> objective of its method."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 
 from agentrl.tune.encode import IGNORED, Row
-from agentrl.tune.objectives import Objective
+from agentrl.tune.objectives import Batch, Measured, count_losses
 
 
 class MethodTrainer(Trainer):  # type: ignore[misc]
@@ -19,7 +19,7 @@ class MethodTrainer(Trainer):  # type: ignore[misc]
 
     loss_is_scaled_for_ga: bool | None = True
 
-    def __init__(self, *, objective: Objective, **named: Any) -> None:
+    def __init__(self, *, objective: Callable[[Any, Batch], Measured], **named: Any) -> None:
         super().__init__(**named)
         self.model_accepts_loss_kwargs = True  # `compute_loss` wants the number of losses in the step
         self._objective = objective
@@ -28,12 +28,12 @@ class MethodTrainer(Trainer):  # type: ignore[misc]
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         """Return the micro-batches of a step, and the number of their losses on all ranks."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        count = torch.tensor(sum(map(self._objective.count, batches)), device=device)
+        count = torch.tensor(sum(map(count_losses, batches)), device=device)
         return batches, self.accelerator.reduce(count)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """Return the share of a micro-batch in the loss of its step; its own mean where the step is not known."""
-        measured = self._objective.measure(model, inputs)
+        measured = self._objective(model, inputs)
         losses = measured.losses
         self._add(measured.metrics if self.model.training else {**measured.metrics, "loss": losses})
         if num_items_in_batch is None:

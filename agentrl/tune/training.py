@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import transformers
@@ -54,7 +54,9 @@ def train(
         display.on_stage("loading the model")
         sinks = [*open_metric_sinks(directory.path, config.track, ("step", "loss", "learning_rate", "epoch")), summary, display]
         for sink in sinks:
-            sink.on_run_begin(RunBegin(config=_as_dict(config), run_dir=directory.path, resumed=directory.step > 0, step=directory.step))
+            sink.on_run_begin(
+                RunBegin(config=dataclasses.asdict(config), run_dir=directory.path, resumed=directory.step > 0, step=directory.step)
+            )
         for path in checkpoints_in(directory.path / CHECKPOINTS):
             if checkpoint_step(path) > directory.step:  # begun by a run that was killed while it wrote
                 remove_directory(path)
@@ -62,7 +64,11 @@ def train(
     try:
         with (stop or Stop()).on_signals() as asked:
             rows = Rows(method, sinks, epoch_rows=epoch_size(sizes, config), batch_size=config.optim.batch_size)
-            status = _train(method, config, prepared, directory, steps, rows, asked, lambda: time.monotonic() - started_s, display)
+            known = [row["eval/best"] for row in directory.rows if row.get("eval/best") is not None]
+            best = Best(config.eval.keep_best, directory.path / "best", known[-1] if known else None)
+            evaluates, clock = bool(prepared.held_out), lambda: time.monotonic() - started_s
+            follower = Follower(rows, best, asked, config, evaluates=evaluates, clock=clock)
+            status = _train(method, config, prepared, directory, steps, follower, display)
     finally:
         found = summary.build(run_dir=directory.path, wall_s=time.monotonic() - started_s, status=status, data=prepared.counts)
         if is_first():
@@ -76,30 +82,11 @@ def train(
 
 
 def _train(
-    method: Method,
-    config: TuneConfig,
-    prepared: Prepared,
-    directory: RunDirectory,
-    steps: int,
-    rows: Rows,
-    stop: Stop,
-    clock: Callable[[], float],
-    display: Any,
+    method: Method, config: TuneConfig, prepared: Prepared, directory: RunDirectory, steps: int, follower: Follower, display: Any
 ) -> str:
     """Build the trainer, train, and save the model; return ``finished`` or ``interrupted``."""
     order = drawing_order([len(part) for part in prepared.parts], steps * config.optim.batch_size, config)
     flat = [row for part in prepared.parts for row in part]
-    known = [row["eval/best"] for row in directory.rows if row.get("eval/best") is not None]
-    follower = Follower(
-        rows,
-        Best(config.eval.keep_best, directory.path / "best", known[-1] if known else None),
-        stop,
-        save_every=config.run.save_every,
-        keep_checkpoints=config.run.keep_checkpoints,
-        eval_every=config.eval.eval_every,
-        evaluates=bool(prepared.held_out),
-        clock=clock,
-    )
     tokenizer = load_tokenizer(model_path(config), trust_remote_code=config.model.trust_remote_code)
     given = arguments(config, directory.path, steps, evaluate_first=bool(prepared.held_out) and not directory.step)
     try:
@@ -110,7 +97,7 @@ def _train(
         if display is not None:
             display.on_stage("first step")
         trainer.train(resume_from_checkpoint=str(directory.checkpoint) if directory.checkpoint else None)
-        rows.flush()
+        follower.rows.flush()
         if follower.stopped:
             return "interrupted"
         save_model(trainer, directory.path / "model")
@@ -162,9 +149,3 @@ def _next(method: Method, directory: RunDirectory, status: str) -> list[str]:
     if holds_adapter(directory.path / "model"):
         return [f"agentrl merge {directory.path / 'model'}"]
     return []
-
-
-def _as_dict(config: TuneConfig) -> Mapping[str, Mapping[str, Any]]:
-    import dataclasses
-
-    return dataclasses.asdict(config)

@@ -9,6 +9,7 @@ import pytest
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.tune.follow import Best, Follower, Rows, Stop
 from agentrl.tune.methods import METHODS
+from agentrl.tune.settings import TuneConfig, TuneEvalConfig, TuneRunConfig
 
 
 class Sink(Callback):
@@ -65,8 +66,8 @@ def control() -> Any:
 
 
 def follower(sink: Sink, stop: Stop | None = None, *, save_every: int = 0, eval_every: int = 0, evaluates: bool = True) -> Follower:
-    settings: dict[str, Any] = {"save_every": save_every, "keep_checkpoints": 2, "eval_every": eval_every, "evaluates": evaluates}
-    return Follower(rows(sink), Best("", Path("best")), stop or Stop(), clock=lambda: 1.0, **settings)
+    config = TuneConfig(run=TuneRunConfig(save_every=save_every), eval=TuneEvalConfig(eval_every=eval_every))
+    return Follower(rows(sink), Best("", Path("best")), stop or Stop(), config, evaluates=evaluates, clock=lambda: 1.0)
 
 
 def decided(each: Follower, last: int) -> list[str]:
