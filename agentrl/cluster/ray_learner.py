@@ -72,8 +72,8 @@ class RayLearner:
         answers = await asyncio.gather(*(_learner(actor.seal_checkpoint.remote(path)) for actor in self.actors))
         return {name: {**entry, "rank": rank} for rank, entries in enumerate(answers) for name, entry in entries.items()}
 
-    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
-        """As `Learner.share_out`: a rank is given what it wrote, or as many bytes as the others."""
+    async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+        """As `Learner.map_files`: a rank is given what it wrote, or as many bytes as the others."""
         parts = zip(self.actors, shares(files, len(self.actors)), strict=True)
         return list(await asyncio.gather(*(_learner(actor.with_files.remote(work, part, *arguments)) for actor, part in parts if part)))
 

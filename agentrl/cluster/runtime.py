@@ -200,8 +200,8 @@ class ThreadedLearner:
         entries: Mapping[str, FileEntry] = await on_thread(self._rank.seal_checkpoint, path)
         return entries
 
-    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
-        """As `Learner.share_out`, on a thread of its own."""
+    async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+        """As `Learner.map_files`, on a thread of its own."""
         return [await on_thread(work, files, *arguments)]
 
     async def load_checkpoint(self, path: str) -> int:

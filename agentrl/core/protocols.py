@@ -260,7 +260,7 @@ class Learner(Protocol):
         """
         ...
 
-    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+    async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
         """Call ``work(some of the files, *arguments)`` beside every rank, so that each file is with one, and return the answers.
 
         `work` is a function of a module; training may go on meanwhile.

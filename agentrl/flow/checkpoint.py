@@ -249,7 +249,7 @@ async def check_learner_files(path: Path, learner: Learner) -> None:
     Raises:
         DamagedCheckpointError: If a file differs.
     """
-    answers = await learner.share_out(differing_files, learner_files(read_manifest(path)), str(path))
+    answers = await learner.map_files(differing_files, learner_files(read_manifest(path)), str(path))
     if wrong := sorted(name for names in answers for name in names):
         aside = await asyncio.to_thread(_set_aside, path)
         raise DamagedCheckpointError(f"{path / wrong[0]} is not what {MANIFEST} says: it was cut off or changed; now in {aside}")

@@ -65,9 +65,9 @@ class GuardedLearner(ABC):
         """As `Learner.seal_checkpoint`."""
         return await self._learner.seal_checkpoint(path)
 
-    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
-        """As `Learner.share_out`."""
-        return await self._learner.share_out(work, files, *arguments)
+    async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+        """As `Learner.map_files`."""
+        return await self._learner.map_files(work, files, *arguments)
 
     async def load_checkpoint(self, path: str) -> int:
         """As `Learner.load_checkpoint`, undisturbed."""

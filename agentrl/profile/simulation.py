@@ -97,7 +97,7 @@ class SimulatedLearner:
         """Nothing was written."""
         return {}
 
-    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+    async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
         """Call `work` once."""
         return [work(files, *arguments)]
 

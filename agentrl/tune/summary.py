@@ -1,4 +1,4 @@
-"""Display and summary of a run: the figures of a step, and its summary at the end."""
+"""Display and summary of a run: the metrics of a step, and its summary at the end."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from agentrl.tune.methods import Method
 
 
 def display_form(method: Method) -> Form:
-    """Return what a display shows of a method: the loss and its figures."""
+    """Return what a display shows of a method: the loss and its metrics."""
     names = ("loss", *method.shown)
 
     def line(view: RunView) -> str:
-        figures = [f"{name} {number(view.latest.get(name, math.nan))}" for name in names]
+        metrics = [f"{name} {number(view.latest.get(name, math.nan))}" for name in names]
         evaluated = [f"held out: {name} {number(view.latest[f'eval/{name}'])}" for name in names[:2] if f"eval/{name}" in view.latest]
         rate = f"learning rate {view.latest.get('learning_rate', math.nan):.1e}"
         width = len(str(view.num_steps))
         step = f"[{duration(view.elapsed_s):>7}] step {view.step:>{width}}/{view.num_steps}"
-        return "  ".join([step, *figures, *evaluated, rate, left_text(view)])
+        return "  ".join([step, *metrics, *evaluated, rate, left_text(view)])
 
     def rows(view: RunView, blocks: str) -> Table:
         table = Table.grid(Column(style="cyan", no_wrap=True), Column(overflow="ellipsis", no_wrap=True), padding=(0, 2))
@@ -75,7 +75,7 @@ class TuneSummary(Callback):
     @property
     def best(self) -> Mapping[str, float] | None:
         """Return the newest evaluation that improved on those before it."""
-        kept = [figures for _, figures in sorted(self._evaluations.items()) if "best" in figures]
+        kept = [metrics for _, metrics in sorted(self._evaluations.items()) if "best" in metrics]
         return kept[-1] if kept else None
 
     def build(self, *, run_dir: Path, wall_s: float, status: str, data: Mapping[str, Any]) -> dict[str, Any]:

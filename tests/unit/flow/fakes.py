@@ -147,7 +147,7 @@ class ScriptedLearner:
     async def seal_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
         return {}
 
-    async def share_out(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+    async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
         return [await on_thread(work, files, *arguments)]
 
     async def load_checkpoint(self, path: str) -> int:
