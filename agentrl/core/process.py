@@ -8,6 +8,7 @@ import gc
 import linecache
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -76,6 +77,13 @@ def handling_signals(handle: Callable[[int], object]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def free_port(host: str) -> int:
+    """Return a TCP port of `host` that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 _SET_DEATH_SIGNAL = 1

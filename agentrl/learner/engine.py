@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any, Literal
@@ -226,6 +226,24 @@ def gathered_parameter(parameter: nn.Parameter, *, modify: bool = False) -> Iter
             yield parameter.data
     else:
         yield parameter.data
+
+
+def whole_parameters(model: nn.Module, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter under its name in the model, one at a time, tied ones once; with `trained`, only those that are trained.
+
+    Under ZeRO-3 gathering a parameter is a collective operation: every rank iterates to the end. A tensor is valid
+    until the next one is asked for.
+    """
+    for name, parameter in model.named_parameters():
+        if trained and not parameter.requires_grad:
+            continue
+        with gathered_parameter(parameter) as tensor:
+            yield name, undivided(parameter, tensor)
+
+
+def copied(parameters: Iterable[tuple[str, Tensor]], *, keep: bool) -> dict[str, Tensor]:
+    """Return copies of the parameters in CPU memory, on ranks that are to `keep` them; every rank iterates to the end."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in parameters if keep}
 
 
 def partition_frozen(module: nn.Module, config: LearnerConfig, device: torch.device, *, bf16: bool) -> nn.Module:

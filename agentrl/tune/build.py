@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, TrainingArguments
+from transformers import AutoModelForCausalLM, TrainingArguments
 
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import ALL_LINEAR
 from agentrl.core.errors import ConfigError
+from agentrl.learner.merge import LABELS, TASKS
 from agentrl.learner.models import disable_dropout
 from agentrl.learner.settings import BUCKET_ELEMENTS
 from agentrl.tune.directory import CHECKPOINTS
@@ -22,13 +23,6 @@ from agentrl.tune.prepare import model_path
 from agentrl.tune.rules import micro_batch, num_ranks
 from agentrl.tune.settings import ProcessMethodConfig, TuneConfig
 from agentrl.tune.trainer import Collator, MethodTrainer
-
-MODELS: dict[str, tuple[Any, dict[str, int]]] = {
-    "CAUSAL_LM": (AutoModelForCausalLM, {}),
-    "SEQ_CLS": (AutoModelForSequenceClassification, {"num_labels": 1}),
-    "TOKEN_CLS": (AutoModelForTokenClassification, {"num_labels": 2}),
-}
-"""Task of a method -> class that loads its model, with the labels of its head."""
 
 
 def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: bool) -> dict[str, Any]:
@@ -129,7 +123,8 @@ def build_trainer(method: Method, config: TuneConfig, given: dict[str, Any], tok
 def _trained_model(method: Method, config: TuneConfig, pad_token_id: int) -> Any:
     """Return the model to train, with its adapter if it gets one; weights are float32, in which they are updated."""
     transformers.set_seed(config.run.seed)
-    kind, labels = MODELS[method.task]
+    kind: Any = getattr(transformers, TASKS[method.task])
+    labels = {"num_labels": LABELS[method.task]} if method.task in LABELS else {}
     model = kind.from_pretrained(model_path(config), dtype=torch.float32, trust_remote_code=config.model.trust_remote_code, **labels)
     model.config.get_text_config().pad_token_id = pad_token_id
     if model.can_generate():

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from agentrl.core.process import cuda_device_count, end_with_parent, handling_signals
+from agentrl.core.process import cuda_device_count, end_with_parent, free_port, handling_signals
 from agentrl.tune.settings import TuneConfig
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def run_ranks(words: Sequence[str], size: int) -> int:
 
     Signals are passed on to all. When one fails the others are ended.
     """
-    port = _free_port()
+    port = free_port(LOOPBACK)
     processes = []
     for rank in range(size):
         places: dict[str, object] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
@@ -127,10 +126,3 @@ def _signal_all(processes: Sequence[subprocess.Popen[bytes]], number: int) -> No
     for process in processes:
         with contextlib.suppress(OSError):
             process.send_signal(number)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
