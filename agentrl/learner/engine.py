@@ -23,7 +23,7 @@ from agentrl.learner.settings import BUCKET_ELEMENTS
 
 def deepspeed_config(config: LearnerConfig, *, bf16: bool, trained: bool = True) -> dict[str, Any]:
     """Return DeepSpeed's configuration; bfloat16 has float32 master weights, and a model that is not trained has no optimizer."""
-    zero = _zero_config(config, trained=trained)
+    zero = zero_config(config, trained=trained)
     options: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         # The number of micro-batches varies, so the boundary is set by hand and nothing is divided by this number; more
@@ -48,7 +48,8 @@ def deepspeed_config(config: LearnerConfig, *, bf16: bool, trained: bool = True)
     return options
 
 
-def _zero_config(config: LearnerConfig, *, trained: bool) -> dict[str, Any]:
+def zero_config(config: LearnerConfig, *, trained: bool = True) -> dict[str, Any]:
+    """Return the part of DeepSpeed's configuration that is about ZeRO."""
     stage = config.zero_stage if trained or config.zero_stage == 3 else 0
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": BUCKET_ELEMENTS, "allgather_bucket_size": BUCKET_ELEMENTS}
     if stage:

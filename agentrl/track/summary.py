@@ -198,7 +198,7 @@ def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent:
             rows += [("", sparkline(rewards, 60))]
         if (score := summary["score"])["last"] is not None:
             rows += [("score", f"{number(score['first'])} to {number(score['last'])}")]
-        rows += _evaluation(summary["eval"])
+        rows += evaluation_rows("evaluation", summary["eval"], ("reward", "score", "pass@1"))
         rows += _metric_rows(summary)
     for warning in summary.get("warnings", ()):
         rows += [("warning", f"{warning['text']}."), ("", warning["remedy"])]
@@ -209,15 +209,14 @@ def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent:
     return rows + [("next" if i == 0 else "", command) for i, command in enumerate(_next_commands(summary, agent))]
 
 
-def _evaluation(evaluated: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """The first and the last evaluation, and which model was the best."""
+def evaluation_rows(label: str, evaluated: Mapping[str, Any] | None, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the metrics of the first and the last evaluation, and which model was the best; no row without an evaluation."""
     if not evaluated:
         return []
     first, last, best = evaluated["first"], evaluated["last"], evaluated["best"]
-    names = [name for name in ("reward", "score", "pass@1") if name in first and name in last]
-    metrics = [f"{name} {number(first[name])} to {number(last[name])}" for name in names]
+    metrics = [f"{name} {number(first[name])} to {number(last[name])}" for name in names if name in first and name in last]
     text = f"{', '.join(metrics) or 'nothing measured'}; steps {first['step']} to {last['step']}"
-    return [("evaluation", text + (f"; best {number(best['value'])} after step {best['step']}" if best else ""))]
+    return [(label, text + (f"; best {number(best['value'])} after step {best['step']}" if best else ""))]
 
 
 def _trend_text(reward: Mapping[str, float], steps: int) -> str:

@@ -15,7 +15,6 @@ from agentrl.config.lora import ALL_LINEAR
 from agentrl.core.errors import ConfigError
 from agentrl.learner.merge import LABELS, TASKS
 from agentrl.learner.models import disable_dropout
-from agentrl.learner.settings import BUCKET_ELEMENTS
 from agentrl.tune.directory import CHECKPOINTS
 from agentrl.tune.methods import Method
 from agentrl.tune.objectives import OBJECTIVES
@@ -73,12 +72,9 @@ def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: 
 
 def deepspeed_settings(stage: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration; transformers fills in what is ``auto`` from its own arguments."""
-    zero: dict[str, Any] = {
-        "stage": stage,
-        "reduce_bucket_size": BUCKET_ELEMENTS,
-        "allgather_bucket_size": BUCKET_ELEMENTS,
-        "overlap_comm": True,
-    }
+    from agentrl.learner.engine import zero_config
+
+    zero = zero_config(LearnerConfig(zero_stage=stage))
     if stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     return {

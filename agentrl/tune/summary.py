@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.track.display import SPARKLINE_WIDTH, Form, RunView, left_text
-from agentrl.track.summary import OUTPUTS, first_and_last, print_rows
+from agentrl.track.summary import OUTPUTS, evaluation_rows, first_and_last, print_rows
 from agentrl.track.text import Screen, count, counted, duration, number, sparkline
 from agentrl.tune.methods import Method
 
@@ -130,18 +130,9 @@ def print_tune_summary(summary: Mapping[str, Any], losses: Sequence[float], *, c
     rows.append(("training", ", ".join(trends) or "nothing measured"))
     if screen.unicode and len(losses) > 1:
         rows.append(("", sparkline(losses, 60)))
-    rows += _evaluation_rows(summary["eval"])
+    held_out = [name for name in (summary["eval"] or {"first": {}})["first"] if name not in ("step", "seconds", "best", "best_step")]
+    rows += evaluation_rows("held out", summary["eval"], held_out[:4])
     rows.append(("saved", summary["run_dir"]))
     rows.append(("", "  ".join(Path(path).name for path in summary["paths"].values())))
     rows += [("next" if not index else "", command) for index, command in enumerate(next_commands)]
     print_rows(screen, rows)
-
-
-def _evaluation_rows(evaluated: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    if not evaluated:
-        return []
-    first, last, best = evaluated["first"], evaluated["last"], evaluated["best"]
-    shown = [name for name in first if name in last and name not in ("step", "seconds", "best", "best_step")][:4]
-    texts = [f"{name} {number(first[name])} to {number(last[name])}" for name in shown]
-    kept = f"; best {number(best['value'])} after step {best['step']}" if best else ""
-    return [("held out", f"{', '.join(texts)}; steps {first['step']} to {last['step']}{kept}")]
