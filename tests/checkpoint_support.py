@@ -53,7 +53,7 @@ def optimizer_state(learner: Any, folder: Path) -> dict[str, Tensor]:
 
 def weights(learner: Any) -> dict[str, Tensor]:
     """Weights of every model; every rank calls, the first has all of them."""
-    from agentrl.learner.export import whole_parameters
+    from agentrl.learner.engine import whole_parameters
 
     state = learner._started
     models = {"policy": state.models.policy.module, "critic": state.models.critic.module}

@@ -10,7 +10,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.process import cuda_device_count
 from agentrl.profile.memory import GIB
 from agentrl.profile.plan import SPARE, Hardware, Plan, Workload, improve, make_plan
-from agentrl.track.tracker import Sign
+from agentrl.track.tracker import RunWarning
 
 CERTAIN = 1.15
 """Times the memory of a GPU from which a run is refused; below it the plan may be wrong, and a warning is enough."""
@@ -37,7 +37,7 @@ def with_shares(config: TrainConfig) -> TrainConfig:
     return make_plan(config, shape, Hardware(gpus=10**6, gpu_bytes=GIB), work).sized
 
 
-def memory_sign(config: TrainConfig, gpu: float) -> Sign | None:
+def memory_sign(config: TrainConfig, gpu: float) -> RunWarning | None:
     """Return a warning if a run will hardly fit into GPUs of `gpu` bytes; nothing is said about a model whose sizes are not known here.
 
     Raises:
@@ -55,7 +55,7 @@ def memory_sign(config: TrainConfig, gpu: float) -> Sign | None:
     if config.training.check_memory and (plan.learner_bytes > CERTAIN * gpu or plan.engine.cache < 0):
         more = "`agentrl plan` lists the parts; --no-check-memory tries all the same."
         raise ConfigError("--model", config.model.model, problem, f"{remedy} {more}")
-    return Sign("memory", f"GPU memory is likely to run out: {problem}", remedy)
+    return RunWarning("memory", f"GPU memory is likely to run out: {problem}", remedy)
 
 
 def _remedy(plan: Plan, work: Workload) -> str:

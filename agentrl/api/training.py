@@ -46,7 +46,7 @@ from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, missing_labels, open_tasks
 from agentrl.track.callbacks import CallbackLike, load_callbacks
 from agentrl.track.text import counted
-from agentrl.track.tracker import RESTARTING, RunTracker, Sign, open_tracker
+from agentrl.track.tracker import RESTARTING, RunTracker, RunWarning, open_tracker
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -128,7 +128,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
         await tracker.begin(config, rows)
         first = tasks.first(PROMPTS_CHECKED)
         if (problem := missing_labels(config, agent, first)) is not None:
-            tracker.warn(Sign("no-labels", *problem))
+            tracker.warn(RunWarning("no-labels", *problem))
         await _rehearse(config, agent, first[0], tracker)
         await _start(config, [*first, *questions], runtime, tracker)
         result = await _train(config, run_dir, tasks, questions, runtime, tracker, begin, stop)
@@ -197,7 +197,7 @@ async def _rehearse(config: TrainConfig, agent: AgentSpec, task: Task, tracker: 
         return
     tracker.on_stage("playing one scripted episode")
     if warning := await rehearse(config, task):
-        tracker.warn(Sign("scripted-episode", warning, "See agentrl check; --no-check-env skips this episode."))
+        tracker.warn(RunWarning("scripted-episode", warning, "See agentrl check; --no-check-env skips this episode."))
 
 
 async def _start(config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, tracker: RunTracker) -> None:
@@ -205,7 +205,7 @@ async def _start(config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, t
     if (sign := memory_sign(config, gpu_bytes())) is not None:
         tracker.warn(sign)
     if (warning := rate_warning(config)) is not None:
-        tracker.warn(Sign("learning-rate", *warning))
+        tracker.warn(RunWarning("learning-rate", *warning))
     tracker.on_stage("checking prompts")
     model = model_path(config)
     context = config.engine.max_model_len or context_length(model)

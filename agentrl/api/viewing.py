@@ -12,29 +12,29 @@ from agentrl.api.background import run_until_signal
 from agentrl.inspect.directory import TRAJECTORIES
 from agentrl.inspect.foreign import import_file
 from agentrl.inspect.listing import is_run
-from agentrl.viewer.runs import Library
+from agentrl.viewer.runs import RunCollection
 
 
 @contextlib.contextmanager
-def open_library(path: Path) -> Iterator[Library]:
+def open_library(path: Path) -> Iterator[RunCollection]:
     """Open a run, a folder of runs, or a file of episodes that another system wrote, which becomes a run in a temporary folder.
 
     Raises:
         ConfigError: If there is nothing to show.
     """
     if not path.is_file():
-        yield Library(path)
+        yield RunCollection(path)
     elif path.name == TRAJECTORIES and is_run(path.parent):
-        yield Library(path.parent)
+        yield RunCollection(path.parent)
     else:
         with tempfile.TemporaryDirectory(prefix="agentrl-view-") as folder:
             run = Path(folder) / path.stem
             run.mkdir()
             import_file(path, run)
-            yield Library(run)
+            yield RunCollection(run)
 
 
-def run_viewer(library: Library, port: int, ready: Callable[[str], Any]) -> None:
+def run_viewer(collection: RunCollection, port: int, ready: Callable[[str], Any]) -> None:
     """Serve until a signal comes; `ready` is told the address.
 
     Raises:
@@ -43,4 +43,4 @@ def run_viewer(library: Library, port: int, ready: Callable[[str], Any]) -> None
     from agentrl.viewer.serve import view
 
     with contextlib.suppress(KeyboardInterrupt):
-        run_until_signal(view(library, port, ready=ready))
+        run_until_signal(view(collection, port, ready=ready))

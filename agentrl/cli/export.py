@@ -115,9 +115,9 @@ def _merge_saved(args: ExportArgs, saved: Path, target: Path) -> int:
     """Merge an adapter that a run saved beside its settings into the initial model."""
     path = saved.absolute().with_name("config.json")
     settings = _settings(from_mapping(TrainConfig, read_file(path), source=str(path)), args)
-    from agentrl.learner.export import merge_adapter
+    from agentrl.learner.merge import merge_into_base
 
-    number = merge_adapter(saved, settings, target, dtype=args.dtype)
+    number = merge_into_base(saved, target, base=settings.model, dtype=args.dtype, trust_remote_code=settings.trust_remote_code)
     sys.stdout.write(f"{args.target or target}: {saved.name} merged into the model, {number:,} parameters in {args.dtype}\n")
     return 0
 

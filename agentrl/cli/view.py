@@ -45,14 +45,14 @@ def main(words: list[str]) -> int:
 
     if (args.episode or args.step) and args.html is None:
         raise ConfigError("--html", None, "is missing: --episode and --step say what one file shows", "Add --html OUT.")
-    with open_library(Path(args.run).expanduser()) as library:
+    with open_library(Path(args.run).expanduser()) as collection:
         if args.html is not None:
             from agentrl.viewer.collect import write_page
 
-            size = write_page(library, args.html, episodes=args.episode, steps=args.step)
+            size = write_page(collection, args.html, episodes=args.episode, steps=args.step)
             sys.stdout.write(f"{args.html} written, {size / 1e6:.1f} MB; a browser opens it without a server\n")
             return 0
-        run_viewer(library, args.port, lambda address: _ready(address, browser=args.browser))
+        run_viewer(collection, args.port, lambda address: _ready(address, browser=args.browser))
     return 0
 
 

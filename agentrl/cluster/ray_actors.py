@@ -149,7 +149,7 @@ class LearnerActor:
 
     def address(self) -> tuple[str, int]:
         """Return an address for rank 0: this node's address and a port that is free now."""
-        from agentrl.weights.cuda import free_port
+        from agentrl.core.process import free_port
 
         host = ray.util.get_node_ip_address()
         return host, free_port(host)

@@ -21,7 +21,7 @@ from agentrl.engine.settings import weight_transport
 from agentrl.env.boundary import blocked_at
 from agentrl.flow.exports import JointLearner
 from agentrl.flow.pool import RolloutPool
-from agentrl.flow.turns import TurnTakingLearner
+from agentrl.flow.turns import TimeSharedLearner
 from agentrl.flow.worker_slots import Supervision
 
 _log = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ def learner_beside(pool: RolloutPool, runtime: Runtime, config: TrainConfig, *, 
     if runtime.joint and config.weights.publish != "adapter":
         learner = JointLearner(learner, pool, version=version)
     if config.weights.sleeps:
-        learner = TurnTakingLearner(learner, pool, sleep_level=config.weights.sleep_level)
+        learner = TimeSharedLearner(learner, pool, sleep_level=config.weights.sleep_level)
     return learner
 
 

@@ -7,9 +7,11 @@ import contextlib
 import gc
 import linecache
 import os
+import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -68,6 +70,25 @@ async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
     return await answer
 
 
+@contextlib.contextmanager
+def handling_signals(handle: Callable[[int], object]) -> Iterator[None]:
+    """Within the block, SIGINT and SIGTERM call `handle` with their number; in the main thread only, the others get no signals."""
+    ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, lambda number, _: handle(number)) for number in ours}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def free_port(host: str) -> int:
+    """Return a TCP port of `host` that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
 _SET_DEATH_SIGNAL = 1
 
 
@@ -80,7 +101,6 @@ def end_with_parent(parent: int) -> None:
     if sys.platform != "linux":
         return
     import ctypes
-    import signal
 
     ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:

@@ -2,7 +2,7 @@
 
     engines generate | sleep -> reload -> train -> offload optimizer -> wake weights -> export, load -> offload weights -> wake cache | ...
 
-Without ``--colocate`` there are no turns, and `TurnTakingLearner` is not used.
+Without ``--colocate`` there are no turns, and `TimeSharedLearner` is not used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEPT = 1
 """Sleep level with which engines keep their weights in CPU memory; used wherever no publication to all of them follows."""
 
 
-class TurnTakingLearner(GuardedLearner):
+class TimeSharedLearner(GuardedLearner):
     """A learner that puts the engines to sleep before it computes, and wakes them after it; see `agentrl.core.protocols.Learner`.
 
     It begins with the learner's state in CPU memory and the engines awake. A step takes the turn, which ends when the publication of

@@ -31,12 +31,12 @@ class Uploads:
     """Copies checkpoints to an address, one at a time, while the run goes on.
 
     One checkpoint may wait while another is copied; a newer one takes its place, so that a slow address delays nothing. The `keep` newest
-    copies are kept. A copy that fails is said with `say`, and counted; the next checkpoint is tried again.
+    copies are kept. A copy that fails is told to `warn`, and counted; the next checkpoint is tried again.
     """
 
-    def __init__(self, address: str, learner: Learner, *, keep: int, timeout_s: float, say: Callable[[str], None] = _log.warning) -> None:
+    def __init__(self, address: str, learner: Learner, *, keep: int, timeout_s: float, warn: Callable[[str], None] = _log.warning) -> None:
         self.address = address
-        self._learner, self._keep, self._timeout_s, self._say = learner, keep, timeout_s, say
+        self._learner, self._keep, self._timeout_s, self._warn = learner, keep, timeout_s, warn
         self._waiting: Path | None = None
         self._current: Path | None = None
         self._last: Path | None = None
@@ -110,15 +110,15 @@ class Uploads:
             async with asyncio.timeout(self._timeout_s):
                 size = await send_copy(path, self.address, self._learner, self._keep)
         except Exception as error:  # whatever a file system raises, training goes on
-            self._problem = _said(error, self._timeout_s)
+            self._problem = _shown(error, self._timeout_s)
             self._failures += 1
-            self._say(f"the checkpoint of step {step_of(path)} was not copied to {self.address}: {self._problem}")
+            self._warn(f"the checkpoint of step {step_of(path)} was not copied to {self.address}: {self._problem}")
         else:
             self._problem = ""
             self._step, self._seconds, self._bytes = float(step_of(path)), time.monotonic() - begin, float(size)
 
 
-def _said(error: BaseException, timeout_s: float) -> str:
+def _shown(error: BaseException, timeout_s: float) -> str:
     if isinstance(error, TimeoutError):
         return f"it took longer than --upload-timeout-s {timeout_s:g}"
     return str(error) if isinstance(error, AgentRLError) else f"{type(error).__name__}: {error}"

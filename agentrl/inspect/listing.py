@@ -156,7 +156,7 @@ def run_answer(run: RunReader, name: str) -> dict[str, Any]:
 
 
 def _warnings(run: RunReader) -> list[dict[str, Any]]:
-    """Return the signs that a run which has not ended cannot learn, found by the rules that the run itself follows."""
+    """Return the warnings that a run which has not ended cannot learn, found by the rules that the run itself follows."""
     if run.config is None:
         return []
     diagnosis = diagnosis_of(run.config)
@@ -164,7 +164,7 @@ def _warnings(run: RunReader) -> list[dict[str, Any]]:
         metrics = run.metrics.row(step)
         if "reward/mean" in metrics:
             diagnosis.on_metrics(MetricsRow(step=step, metrics=metrics))
-    return [asdict(sign) for sign in diagnosis.signs]
+    return [asdict(warning) for warning in diagnosis.warnings]
 
 
 def _counts(metrics: Mapping[str, float], prefix: str) -> dict[str, int]:

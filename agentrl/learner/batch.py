@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,11 @@ from agentrl.algo.advantages import AdvantageInputs
 from agentrl.core.errors import BatchError
 from agentrl.core.metrics import MetricSums
 from agentrl.core.types import FloatArray, Group, IntArray, Trajectory, Turn, floats, ints
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,9 +172,14 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on another device."""
-        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
-        moved: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
-        return replace(self, **moved)
+        return moved(self, device)
+
+
+def moved(value: D, device: torch.device) -> D:
+    """Return a dataclass with its tensors on another device."""
+    tensors = {f.name: part for f in fields(value) if isinstance(part := getattr(value, f.name), Tensor)}
+    there: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+    return replace(value, **there)
 
 
 def collate(groups: Iterable[Group], *, mask_truncated: bool = False, in_baseline: bool = True) -> Batch:

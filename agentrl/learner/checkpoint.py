@@ -22,7 +22,7 @@ from torch import nn
 
 from agentrl.core.errors import AgentRLError, CheckpointError
 from agentrl.core.types import derive_seed
-from agentrl.learner.engine import TrainEngine, gathered_parameter, undivided
+from agentrl.learner.engine import TrainEngine, copied, gathered_parameter, whole_parameters
 from agentrl.learner.lora import base_of, check_base
 from agentrl.learner.saved import DIVIDED, NUM_LEARNERS, TAG, ZERO_STAGE, only_data, read_tensors, restore, saved_engine
 from agentrl.learner.state import LearnerState
@@ -141,12 +141,7 @@ def _restore_generators(state: LearnerState, ranks: Sequence[Mapping[str, Any]])
 
 def _save_reference(reference: Any, path: Path, *, first: bool) -> None:
     """Whole weights, gathered by all ranks and written by the first."""
-    weights = {}
-    for name, parameter in _bare(reference).named_parameters():
-        with gathered_parameter(parameter) as tensor:
-            whole = undivided(parameter, tensor)
-            if first:
-                weights[name] = whole.detach().to("cpu", copy=True)
+    weights = copied(whole_parameters(_bare(reference)), keep=first)
     if first:
         torch.save(weights, path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from agentrl.learner.settings import BUCKET_ELEMENTS
 
 def deepspeed_config(config: LearnerConfig, *, bf16: bool, trained: bool = True) -> dict[str, Any]:
     """Return DeepSpeed's configuration; bfloat16 has float32 master weights, and a model that is not trained has no optimizer."""
-    zero = _zero_config(config, trained=trained)
+    zero = zero_config(config, trained=trained)
     options: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         # The number of micro-batches varies, so the boundary is set by hand and nothing is divided by this number; more
@@ -48,7 +48,8 @@ def deepspeed_config(config: LearnerConfig, *, bf16: bool, trained: bool = True)
     return options
 
 
-def _zero_config(config: LearnerConfig, *, trained: bool) -> dict[str, Any]:
+def zero_config(config: LearnerConfig, *, trained: bool = True) -> dict[str, Any]:
+    """Return the part of DeepSpeed's configuration that is about ZeRO."""
     stage = config.zero_stage if trained or config.zero_stage == 3 else 0
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": BUCKET_ELEMENTS, "allgather_bucket_size": BUCKET_ELEMENTS}
     if stage:
@@ -227,6 +228,24 @@ def gathered_parameter(parameter: nn.Parameter, *, modify: bool = False) -> Iter
             yield parameter.data
     else:
         yield parameter.data
+
+
+def whole_parameters(model: nn.Module, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter under its name in the model, one at a time, tied ones once; with `trained`, only those that are trained.
+
+    Under ZeRO-3 gathering a parameter is a collective operation: every rank iterates to the end. A tensor is valid
+    until the next one is asked for.
+    """
+    for name, parameter in model.named_parameters():
+        if trained and not parameter.requires_grad:
+            continue
+        with gathered_parameter(parameter) as tensor:
+            yield name, undivided(parameter, tensor)
+
+
+def copied(parameters: Iterable[tuple[str, Tensor]], *, keep: bool) -> dict[str, Tensor]:
+    """Return copies of the parameters in CPU memory, on ranks that are to `keep` them; every rank iterates to the end."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in parameters if keep}
 
 
 def partition_frozen(module: nn.Module, config: LearnerConfig, device: torch.device, *, bf16: bool) -> nn.Module:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from agentrl.core.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
-from agentrl.learner.engine import full_shape, gathered_parameter, undivided
+from agentrl.learner.engine import copied, full_shape, whole_parameters
 from agentrl.learner.lora import (
     adapter_parameters,
     add_adapter,
@@ -26,26 +26,12 @@ from agentrl.learner.lora import (
     has_adapter,
     is_adapter,
     merged_parameters,
-    read_adapter,
     write_adapter,
 )
 from agentrl.learner.models import PolicyModel, load_model
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.saved import NUM_LEARNERS, join_slices, read_tensors, saved_engine
 from agentrl.learner.settings import LearnerSettings
-
-
-def whole_parameters(model: nn.Module, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter under its name in the model, one at a time, tied ones once; with `trained`, only those that are trained.
-
-    Under ZeRO-3 gathering a parameter is a collective operation: every rank iterates to the end. A tensor is valid
-    until the next one is asked for.
-    """
-    for name, parameter in model.named_parameters():
-        if trained and not parameter.requires_grad:
-            continue
-        with gathered_parameter(parameter) as tensor:
-            yield name, undivided(parameter, tensor)
 
 
 def checkpoint_names(model: Any, parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -83,10 +69,7 @@ def _save(
     path: str | Path,
     ranks: Ranks,
 ) -> None:
-    state: dict[str, Tensor] = {}
-    for name, tensor in parameters:
-        if ranks.first:
-            state[name] = tensor.detach().to("cpu", copy=True)
+    state = copied(parameters, keep=ranks.first)
     if ranks.first:
         target = Path(path)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -203,18 +186,6 @@ def export_checkpoint(
             return _write_adapted(model, lookup, tokenizer, target, merge=merge)
         save_pretrained(model, _parameters(model, lookup), tokenizer, target, ALONE)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def merge_adapter(saved: Path, settings: LearnerSettings, target: Path, *, dtype: DType = "float32") -> int:
-    """Write the initial model with the adapter in the directory `saved` merged in, and return the number of parameters.
-
-    Raises:
-        CheckpointError: If the adapter cannot be read, is of another model, or the directory cannot be written.
-    """
-    model, tokenizer = _initial(settings, dtype)
-    with _as_checkpoint_error(saved, settings.model):
-        weights = read_adapter(saved)
-        return _write_adapted(model, lambda name, _: weights[name], tokenizer, target, merge=True)
 
 
 def _initial(settings: LearnerSettings, dtype: DType) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from agentrl.learner.settings import chunk_rows
 
@@ -25,6 +26,31 @@ def token_scores(logits: Tensor, targets: Tensor, temperature: Tensor, entropy_g
         p, finite = log_p.exp(), log_p.clamp(min=torch.finfo(log_p.dtype).min)
         entropy = -(p * finite if torch.is_grad_enabled() else p.mul_(finite)).sum(-1)
     return log_p.gather(-1, targets[:, None])[:, 0], entropy
+
+
+def scores_in_chunks(logits: Tensor, targets: Tensor, temperature: Tensor, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    """Return what `token_scores` returns, a chunk of rows at a time, computed again in the backward pass."""
+    whole = logits, targets, temperature
+    rows = chunk_rows(logits.shape[-1])
+    if len(logits) <= rows:
+        return token_scores(*whole, entropy_gradient)
+    chunks = zip(*(torch.split(part, rows) for part in whole), strict=True)
+    parts = [checkpoint(token_scores, *chunk, entropy_gradient, use_reentrant=False) for chunk in chunks]
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+@contextmanager
+def only_positions(head: nn.Module, select: Tensor) -> Iterator[None]:
+    """Within the block, the output layer sees the selected positions only, as one row of a batch of one."""
+
+    def narrow(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0].flatten(0, 1)[select][None], *inputs[1:])
+
+    handle = head.register_forward_pre_hook(narrow)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 class OutputLayer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from agentrl.config.model_shape import attends_to_everything, text_part
 from agentrl.core.metrics import MetricSums
 from agentrl.core.types import FinishReason, FloatArray, Group, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.attention import BLOCK, PADDED, Costs, shared_prompt_mask
-from agentrl.learner.batch import Batch, Row, collate, experts_shape
+from agentrl.learner.batch import Batch, Row, collate, experts_shape, moved
 from agentrl.learner.sharding import busiest, work
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -71,9 +71,7 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on another device."""
-        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
-        moved: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
-        return replace(self, **moved)
+        return moved(self, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -197,22 +197,6 @@ def write_adapter(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
         config.inference_mode = before
 
 
-def read_adapter(folder: Path) -> dict[str, Tensor]:
-    """Return the weights that `write_adapter` wrote, under the names that they have in the model.
-
-    Raises:
-        CheckpointError: If they cannot be read.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        weights = load_file(folder / WEIGHTS_FILE)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder / WEIGHTS_FILE} cannot be read: {error}") from error
-    return {name.removeprefix(PREFIX).replace(".weight", f".{ADAPTER}.weight"): tensor for name, tensor in weights.items()}
-
-
 SAMPLES, SAMPLE_BYTES = 64, 2**16
 
 

@@ -10,18 +10,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from agentrl.config.model_shape import text_part
 from agentrl.core.errors import ConfigError, LearnerError
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.attention import choose_kernel
-from agentrl.learner.head import OutputLayer, token_scores
+from agentrl.learner.head import OutputLayer, only_positions, scores_in_chunks
 from agentrl.learner.layout import MicroBatch, probe
 from agentrl.learner.lora import add_adapter
 from agentrl.learner.quantised import quantisation, use_one_product
 from agentrl.learner.sequence import SequenceGroup
-from agentrl.learner.settings import LearnerSettings, chunk_rows
+from agentrl.learner.settings import LearnerSettings
 from agentrl.weights.routers import Routers
 
 
@@ -221,15 +220,9 @@ class PolicyModel(nn.Module):
         return output, *end.score(hidden, micro.targets, micro.temperature, entropy_gradient=gradient, wide=wide)
 
     def _through_model(self, micro: MicroBatch, inputs: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
-        with _only_positions(self.model.get_output_embeddings(), micro.select):
+        with only_positions(self.model.get_output_embeddings(), micro.select):
             output = self.model(**inputs)
-        whole = output.logits[0], micro.targets, micro.temperature
-        rows = chunk_rows(whole[0].shape[-1])
-        if len(whole[0]) <= rows:
-            return output, *token_scores(*whole, self.entropy_gradient)
-        chunks = zip(*(torch.split(part, rows) for part in whole), strict=True)
-        parts = [checkpoint(token_scores, *chunk, self.entropy_gradient, use_reentrant=False) for chunk in chunks]
-        return output, torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        return output, *scores_in_chunks(output.logits[0], micro.targets, micro.temperature, entropy_gradient=self.entropy_gradient)
 
 
 @torch.no_grad()
@@ -276,20 +269,6 @@ def experts_per_token(model: Any) -> int:
         name = type(model).__name__
         raise ConfigError("--aux-loss-coef", "above 0", f"{name} is not a mixture of experts with a router to balance", "Leave it at 0.")
     return int(top_k)
-
-
-@contextmanager
-def _only_positions(head: nn.Module, select: Tensor) -> Iterator[None]:
-    """Within the block, the output layer sees the selected positions only, as one row of a batch of one."""
-
-    def narrow(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0].flatten(0, 1)[select][None], *inputs[1:])
-
-    handle = head.register_forward_pre_hook(narrow)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def routing_load(router_logits: Sequence[Tensor], real: Tensor, top_k: int) -> Tensor:

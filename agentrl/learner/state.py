@@ -19,8 +19,8 @@ from agentrl.core.types import Group, derive_seed
 from agentrl.learner.annotations import recorded_trajectories
 from agentrl.learner.attention import KERNELS, Kernel, choose_kernel, register, separate_rows
 from agentrl.learner.batch import collate
-from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, on_device, partition_frozen
-from agentrl.learner.export import WeightAverage, checkpoint_names, save_adapter, save_pretrained, whole_parameters
+from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, on_device, partition_frozen, whole_parameters
+from agentrl.learner.export import WeightAverage, checkpoint_names, save_adapter, save_pretrained
 from agentrl.learner.layout import ROUNDING, can_pack, can_share
 from agentrl.learner.lora import AdapterOff, adapter_parameters, has_adapter, merged_parameters, step_dropout
 from agentrl.learner.models import PolicyModel, ValueModel, check_output, experts_per_token, load_model, load_value_backbone

@@ -36,7 +36,7 @@ from agentrl.learner.ranks import Ranks
 from agentrl.learner.replay import describe_replay
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.sharding import plan_updates
-from agentrl.learner.targets import Algorithm, Anchor, CriticTargets, Update, UpdateTargets
+from agentrl.learner.targets import Algorithm, CriticTargets, OldScores, Update, UpdateTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,8 @@ class TrainingStep:
     def _prepare(self, updates: Sequence[Update]) -> UpdateTargets:
         """Run the models that must be run before the first update, and derive what follows from them."""
         batch, algo = self.batch, self.algo
-        anchor = self._anchor(updates)
-        old = anchor.old
+        scored = self._old_scores(updates)
+        old = scored.old
         reference = values = kl = None
         if self.models.reference is not None:
             score = self.models.reference
@@ -160,15 +160,15 @@ class TrainingStep:
         targets = None if values is None or found.returns is None else CriticTargets(values=values, returns=found.returns)
         selected = None if old is None else self._select(old, found.advantages)
         share, trained = algo.top_entropy_share, None
-        if anchor.entropies is not None and share < 1.0:
-            trained = high_entropy(anchor.entropies, share)
+        if scored.entropies is not None and share < 1.0:
+            trained = high_entropy(scored.entropies, share)
         return UpdateTargets(
             advantages=found.advantages,
             old=old,
             weights=weights,
             reference=reference,
             critic=targets,
-            chosen=anchor.chosen,
+            chosen=scored.chosen,
             selected=selected,
             trained=trained,
         )
@@ -189,7 +189,7 @@ class TrainingStep:
         inputs = LossInputs(new=old, old=old, advantages=advantages, sequence=self.batch.row, seed=self.loss_seed)
         return select_tokens(self.algorithm.loss, inputs, self.algorithm.loss_options)
 
-    def _anchor(self, updates: Sequence[Update]) -> Anchor:
+    def _old_scores(self, updates: Sequence[Update]) -> OldScores:
         """Score the batch with the policy, if anything must be known of it before the update.
 
         With a single update nothing else may need that: its own forward pass then starts from the same weights.
@@ -197,8 +197,8 @@ class TrainingStep:
         algo = self.algo
         old = self.batch.logprobs if algo.reuse_behaviour_logprobs else None
         only_scores = algo.aux_loss_coef == 0 and algo.top_entropy_share == 1.0
-        if only_scores and (old is not None or not self._anchor_is_needed(updates)):
-            return Anchor(old=old)
+        if only_scores and (old is not None or not self._old_scores_are_needed(updates)):
+            return OldScores(old=old)
         loads: list[Tensor] = []
         entropies = torch.zeros(self.batch.num_actions, device=self.batch.row.device)
 
@@ -217,7 +217,7 @@ class TrainingStep:
             parts = torch.split(torch.stack(loads), [len(update.micros) for update in updates])
             chosen = self.ranks.sum(torch.stack([part.sum(0) for part in parts]))
         measured = None if algo.top_entropy_share == 1.0 else self.ranks.sum(entropies)
-        return Anchor(old=computed if old is None else old, chosen=chosen, entropies=measured)
+        return OldScores(old=computed if old is None else old, chosen=chosen, entropies=measured)
 
     @torch.no_grad()
     def _over_batch(self, score: Callable[[MicroBatch], Tensor], updates: Sequence[Update]) -> Tensor:
@@ -234,7 +234,7 @@ class TrainingStep:
         """The micro-batches of an update, moved to the device one at a time."""
         return (micro.to(self.ranks.device) for micro in update.micros)
 
-    def _anchor_is_needed(self, updates: Sequence[Update]) -> bool:
+    def _old_scores_are_needed(self, updates: Sequence[Update]) -> bool:
         several = len(updates) * self.algo.ppo_epochs > 1 and not self.algo.interpolate_old_logprobs
         in_reward = self.models.teacher is not None or (self.models.reference is not None and not self.algo.use_kl_loss)
         chosen = self.algorithm

@@ -78,7 +78,7 @@ class UpdateTargets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Anchor:
+class OldScores:
     """Scores of the policy from before the first update, as far as they are needed."""
 
     old: Tensor | None = None  # as in `UpdateTargets`

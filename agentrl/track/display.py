@@ -105,12 +105,12 @@ NAN = math.nan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """The figures that a display shows of a step.
+    """The metrics that a display shows of a step.
 
     Attributes:
         curve: Metric whose curve is drawn.
         line: Returns the newest step as one line.
-        rows: Returns the figures of the newest step as labelled rows, drawing curves with the given characters.
+        rows: Returns the metrics of the newest step as labelled rows, drawing curves with the given characters.
     """
 
     curve: str
@@ -306,7 +306,7 @@ class LiveDisplay(Display):
 
 
 def metric_rows(view: RunView, blocks: str) -> Table:
-    """Return the figures of the newest step as labelled rows."""
+    """Return the metrics of the newest step as labelled rows."""
     get = view.latest.get
     table = Table.grid(Column(style="cyan", no_wrap=True), Column(overflow="ellipsis", no_wrap=True), padding=(0, 2))
     curve = sparkline(view.rewards, SPARKLINE_WIDTH, blocks=blocks)
@@ -322,7 +322,7 @@ def metric_rows(view: RunView, blocks: str) -> Table:
 
 
 EPISODES = Form(curve="reward/mean", line=step_line, rows=metric_rows)
-"""The figures of reinforcement learning."""
+"""The metrics of reinforcement learning."""
 
 
 def _unicode(console: Console) -> bool:

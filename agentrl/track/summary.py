@@ -132,7 +132,7 @@ class SummaryBuilder(Callback):
         first, last = min(self._evaluations), max(self._evaluations)
         best = self._evaluations[last]
         kept = {"step": int(best["eval/best_step"]), "value": best["eval/best"]} if "eval/best" in best else None
-        return {"first": {"step": first, **_figures(self._evaluations[first])}, "last": {"step": last, **_figures(best)}, "best": kept}
+        return {"first": {"step": first, **_metrics(self._evaluations[first])}, "last": {"step": last, **_metrics(best)}, "best": kept}
 
     def _mean(self, name: str) -> float | None:
         return mean(self._means[name]) if name in self._means else None
@@ -159,8 +159,8 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
         raise StorageError(f"{path} cannot be written: {error}") from error
 
 
-def _figures(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The figures of an evaluation over all tasks, by name."""
+def _metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of an evaluation over all tasks, by name."""
     names = [name for name in metrics if name in ("eval/reward", "eval/score") or (name.startswith("eval/pass@") and name[10:].isdigit())]
     return {name.removeprefix("eval/"): metrics[name] for name in names}
 
@@ -198,10 +198,10 @@ def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent:
             rows += [("", sparkline(rewards, 60))]
         if (score := summary["score"])["last"] is not None:
             rows += [("score", f"{number(score['first'])} to {number(score['last'])}")]
-        rows += _evaluation(summary["eval"])
-        rows += _figure_rows(summary)
-    for sign in summary.get("warnings", ()):
-        rows += [("warning", f"{sign['text']}."), ("", sign["remedy"])]
+        rows += evaluation_rows("evaluation", summary["eval"], ("reward", "score", "pass@1"))
+        rows += _metric_rows(summary)
+    for warning in summary.get("warnings", ()):
+        rows += [("warning", f"{warning['text']}."), ("", warning["remedy"])]
     for name, took in summary.get("callbacks", {}).items():
         rows += [("callback", f"{name}: {counted(took['calls'], 'call')}, {duration(took['seconds'])}")]
     rows += [("saved", summary["run_dir"])]
@@ -209,15 +209,14 @@ def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent:
     return rows + [("next" if i == 0 else "", command) for i, command in enumerate(_next_commands(summary, agent))]
 
 
-def _evaluation(evaluated: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """The first and the last evaluation, and which model was the best."""
+def evaluation_rows(label: str, evaluated: Mapping[str, Any] | None, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the metrics of the first and the last evaluation, and which model was the best; no row without an evaluation."""
     if not evaluated:
         return []
     first, last, best = evaluated["first"], evaluated["last"], evaluated["best"]
-    names = [name for name in ("reward", "score", "pass@1") if name in first and name in last]
-    figures = [f"{name} {number(first[name])} to {number(last[name])}" for name in names]
-    text = f"{', '.join(figures) or 'nothing measured'}; steps {first['step']} to {last['step']}"
-    return [("evaluation", text + (f"; best {number(best['value'])} after step {best['step']}" if best else ""))]
+    metrics = [f"{name} {number(first[name])} to {number(last[name])}" for name in names if name in first and name in last]
+    text = f"{', '.join(metrics) or 'nothing measured'}; steps {first['step']} to {last['step']}"
+    return [(label, text + (f"; best {number(best['value'])} after step {best['step']}" if best else ""))]
 
 
 def _trend_text(reward: Mapping[str, float], steps: int) -> str:
@@ -226,7 +225,7 @@ def _trend_text(reward: Mapping[str, float], steps: int) -> str:
     return f"{number(reward['first'])} to {number(reward['last'])} ({reward['gain']:+.3f}); {means}; best {number(reward['best'])}"
 
 
-def _figure_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _metric_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     time, staleness, idle, speed = (summary[name] for name in ("time", "staleness", "idle", "tokens_per_s"))
     loop_s = time["loop_s"] or math.nan
     return [

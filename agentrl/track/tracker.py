@@ -46,8 +46,8 @@ FAILURES = ("env_error", "timeout", "engine_error")
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
-    """A sign that a run cannot learn: its name for scripts, and a sentence each about what is seen and what to do."""
+class RunWarning:
+    """A warning that a run cannot learn: its name for scripts, and a sentence each about what is seen and what to do."""
 
     id: str
     text: str
@@ -55,14 +55,14 @@ class Sign:
 
 
 class Diagnosis(Callback):
-    """Reads signs that a run cannot learn from the metrics of its steps, and says each once.
+    """Finds in the metrics of its steps that a run cannot learn, and emits each warning once.
 
     Args:
         compares_groups: True if the advantage estimator compares the episodes of a group, so that a flat group teaches nothing.
         max_new_tokens: Tokens of a turn at most, for remedies.
         max_turns: Turns of an episode at most, for remedies.
         context: The flag that limits the tokens of an episode, with its value, for remedies; empty: the model does.
-        say: Called with each new sign.
+        emit: Called with each new warning.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Diagnosis(Callback):
         max_new_tokens: int,
         max_turns: int,
         context: str = "",
-        say: Callable[[Sign], None] = lambda sign: None,
+        emit: Callable[[RunWarning], None] = lambda warning: None,
     ) -> None:
-        self._say, self._context = say, context
+        self._emit, self._context = emit, context
         self._compares_groups, self._max_new_tokens, self._max_turns = compares_groups, max_new_tokens, max_turns
         self._row: dict[str, int] = {}
         self._episodes = 0.0
         self._failed = dict.fromkeys(FAILURES, 0.0)
-        self.signs: list[Sign] = []
+        self.warnings: list[RunWarning] = []
 
     def on_metrics(self, event: MetricsRow) -> None:
         """Take in the metrics of a step."""
@@ -103,23 +103,25 @@ class Diagnosis(Callback):
         self._row[name] = self._row.get(name, 0) + 1 if holds else 0
         return self._row[name] == steps
 
-    def add(self, sign: Sign) -> None:
-        """Say a sign, unless it was said before."""
-        if sign.id not in {known.id for known in self.signs}:
-            self.signs.append(sign)
-            self._say(sign)
+    def add(self, warning: RunWarning) -> None:
+        """Emit a warning, unless one of its name was emitted before."""
+        if warning.id not in {known.id for known in self.warnings}:
+            self.warnings.append(warning)
+            self._emit(warning)
 
-    def _too_long(self) -> Sign:
+    def _too_long(self) -> RunWarning:
         text = f"nearly every episode of {TRUNCATED_STEPS} steps in a row ended because an observation did not fit into the context"
         more = f"raise {self._context}" if self._context else "take a model with a longer context"
-        return Sign("observations-do-not-fit", text, f"Return shorter observations, or {more}; `agentrl play` shows what the model reads.")
+        return RunWarning(
+            "observations-do-not-fit", text, f"Return shorter observations, or {more}; `agentrl play` shows what the model reads."
+        )
 
-    def _truncated(self, metrics: Mapping[str, float]) -> Sign:
+    def _truncated(self, metrics: Mapping[str, float]) -> RunWarning:
         text = f"nearly every episode of {TRUNCATED_STEPS} steps in a row was cut before the environment ended it"
         remedy = f"Raise --max-new-tokens (now {self._max_new_tokens}) or --max-episode-tokens, or ask for shorter answers."
         if metrics.get("episode/turns_mean", 0.0) >= self._max_turns > 1:
             remedy = f"Raise --max-turns (now {self._max_turns}), or have step return terminated=True earlier."
-        return Sign("all-truncated", text, remedy)
+        return RunWarning("all-truncated", text, remedy)
 
     def _count_failures(self, metrics: Mapping[str, float]) -> None:
         self._episodes += metrics.get("episode/count", 0.0)
@@ -131,22 +133,22 @@ class Diagnosis(Callback):
             most = max(FAILURES, key=self._failed.__getitem__)
             text = f"{failed / episodes:.0%} of the episodes failed, most with {most}; failed episodes are not trained on"
             remedy = f"`agentrl inspect RUN --status {most}` shows their errors; `agentrl check` finds causes."
-            self.add(Sign("many-failures", text, remedy))
+            self.add(RunWarning("many-failures", text, remedy))
 
 
-def _flat(reward: float) -> Sign:
+def _flat(reward: float) -> RunWarning:
     text = f"the episodes of every group earned the same for {FLAT_STEPS} steps (mean reward {reward:.3g}), so nothing is learned"
-    return Sign("flat-groups", text, FLAT_LOW if reward <= 0.0 else FLAT_HIGH)
+    return RunWarning("flat-groups", text, FLAT_LOW if reward <= 0.0 else FLAT_HIGH)
 
 
-def _zero_gradient(metrics: Mapping[str, float]) -> Sign:
+def _zero_gradient(metrics: Mapping[str, float]) -> RunWarning:
     text = f"the gradient was zero for {ZERO_GRADIENT_STEPS} steps in a row, so the policy does not change"
     remedy = "Every advantage is zero or every ratio is clipped: look at advantage/abs and policy/clip_fraction."
     if metrics.get("off_policy/masked", 0.0) >= 1.0:
         remedy = "The off-policy correction masks every token: widen --off-policy-range."
     elif metrics.get("learning_rate") == 0.0:
         remedy = "The learning rate is 0: set --learning-rate."
-    return Sign("zero-gradient", text, remedy)
+    return RunWarning("zero-gradient", text, remedy)
 
 
 class RunTracker:
@@ -173,9 +175,9 @@ class RunTracker:
         """Show the stage that the run entered."""
         self._display.on_stage(name)
 
-    def warn(self, sign: Sign) -> None:
-        """Say a sign that the run cannot learn; the summary repeats it."""
-        self._diagnosis.add(sign)
+    def warn(self, warning: RunWarning) -> None:
+        """Emit a warning that the run cannot learn; the summary repeats it."""
+        self._diagnosis.add(warning)
 
     async def begin(self, config: TrainConfig, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         """Tell that the run begins, or goes on after the `rows` of ``metrics.jsonl``, which the summary includes.
@@ -225,7 +227,7 @@ class RunTracker:
         wall_s = self._clock() - self._started_s
         summary = self._summary.build(run_dir=self._run_dir, wall_s=wall_s, ledger=ledger, status=status, stop_reason=stop_reason)
         summary["callbacks"] = self._users.times()
-        summary["warnings"] = [asdict(sign) for sign in self._diagnosis.signs]
+        summary["warnings"] = [asdict(warning) for warning in self._diagnosis.warnings]
         problems: list[StorageError | CallbackError] = []
         if status != RESTARTING:
             try:
@@ -254,14 +256,14 @@ class RunTracker:
             await self._users.tell(event)
 
 
-def diagnosis_of(config: TrainConfig, say: Callable[[Sign], None] = lambda sign: None) -> Diagnosis:
-    """Return the reader of signs that a run with this configuration cannot learn."""
+def diagnosis_of(config: TrainConfig, emit: Callable[[RunWarning], None] = lambda warning: None) -> Diagnosis:
+    """Return the diagnosis of a run with this configuration."""
     return Diagnosis(
         compares_groups=estimator_facts(config.algo.advantage_estimator).compares_group,
         max_new_tokens=config.rollout.max_new_tokens,
         max_turns=config.rollout.max_turns,
         context=_context_flag(config),
-        say=say,
+        emit=emit,
     )
 
 
@@ -289,5 +291,5 @@ def open_tracker(
     sinks = open_sinks(run_dir, config.track, config.record.record)
     display = make_display(config.training.num_steps, title=title, console=console)
     users = UserCallbacks(callbacks, timeout_s=config.record.callback_timeout_s, ask_stop=ask_stop)
-    diagnosis = diagnosis_of(config, lambda sign: display.warn(f"{sign.text}. {sign.remedy}"))
+    diagnosis = diagnosis_of(config, lambda warning: display.warn(f"{warning.text}. {warning.remedy}"))
     return RunTracker(run_dir, sinks=sinks, display=display, console=console, users=users, diagnosis=diagnosis)

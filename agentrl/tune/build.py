@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
-from trl import DPOConfig, KTOConfig, RewardConfig, SFTConfig
-from trl.trainer.dpo_trainer import DataCollatorForPreference
-from trl.trainer.utils import disable_dropout_in_model
+from transformers import AutoModelForCausalLM, TrainingArguments
 
+from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import ALL_LINEAR
 from agentrl.core.errors import ConfigError
-from agentrl.learner.settings import BUCKET_ELEMENTS
-from agentrl.tune import own, settings, trainers
+from agentrl.learner.merge import LABELS, TASKS
+from agentrl.learner.models import disable_dropout
 from agentrl.tune.directory import CHECKPOINTS
 from agentrl.tune.methods import Method
+from agentrl.tune.objectives import OBJECTIVES
 from agentrl.tune.prepare import model_path
 from agentrl.tune.rules import micro_batch, num_ranks
-from agentrl.tune.settings import TuneConfig
-
-OURS = ("cdpo", "ipo_sum")
-"""Losses of ``agentrl dpo`` that are not TRL's."""
+from agentrl.tune.settings import ProcessMethodConfig, TuneConfig
+from agentrl.tune.trainer import Collator, MethodTrainer
 
 
 def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: bool) -> dict[str, Any]:
@@ -60,7 +57,12 @@ def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: 
         "disable_tqdm": True,
         "log_level": "error",
         "dataloader_pin_memory": cuda,
+        "remove_unused_columns": False,
+        "include_num_input_tokens_seen": "non_padding",
     }
+    if optim.gradient_checkpointing and optim.zero_stage == 3 and config.lora.lora_rank:
+        # DeepSpeed checks the shapes of recomputed tensors, and finds those of parameters that it has let go of.
+        given["gradient_checkpointing_kwargs"] = {"use_reentrant": True}
     if optim.zero_stage:
         given["deepspeed"] = deepspeed_settings(optim.zero_stage)
     if not cuda and num_ranks(config) > 1:
@@ -70,12 +72,9 @@ def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: 
 
 def deepspeed_settings(stage: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration; transformers fills in what is ``auto`` from its own arguments."""
-    zero: dict[str, Any] = {
-        "stage": stage,
-        "reduce_bucket_size": BUCKET_ELEMENTS,
-        "allgather_bucket_size": BUCKET_ELEMENTS,
-        "overlap_comm": True,
-    }
+    from agentrl.learner.engine import zero_config
+
+    zero = zero_config(LearnerConfig(zero_stage=stage))
     if stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     return {
@@ -90,7 +89,7 @@ def deepspeed_settings(stage: int) -> dict[str, Any]:
     }
 
 
-def build_trainer(method: Method, config: TuneConfig, given: dict[str, Any], tokenizer: Any, train: Any, held_out: Any) -> Any:
+def build_trainer(method: Method, config: TuneConfig, given: dict[str, Any], tokenizer: Any, train: Any, held_out: Any) -> MethodTrainer:
     """Return the trainer of a method.
 
     Args:
@@ -106,23 +105,62 @@ def build_trainer(method: Method, config: TuneConfig, given: dict[str, Any], tok
     """
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    rest = {"train_dataset": train, "eval_dataset": held_out, "processing_class": tokenizer}
+    rows = {"train_dataset": train, "eval_dataset": held_out, "data_collator": Collator(tokenizer.pad_token_id)}
+    args = TrainingArguments(**given)  # before models are loaded, which ZeRO-3 divides while they are
     try:
-        return BUILDERS[method.command](config, given, {**rest, "peft_config": adapter(method, config)})
+        objective = functools.partial(OBJECTIVES[method.command], config.method, _frozen_model(config, args))
+        model = _trained_model(method, config, tokenizer.pad_token_id)
     except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, ConfigError):
-            raise
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ConfigError(f"agentrl {method.command}", model_path(config), f"cannot be trained: {reason}", "See --debug.") from error
+    return MethodTrainer(objective=objective, model=model, args=args, processing_class=tokenizer, **rows)
+
+
+def _trained_model(method: Method, config: TuneConfig, pad_token_id: int) -> Any:
+    """Return the model to train, with its adapter if it gets one; weights are float32, in which they are updated."""
+    transformers.set_seed(config.run.seed)
+    kind: Any = getattr(transformers, TASKS[method.task])
+    labels = {"num_labels": LABELS[method.task]} if method.task in LABELS else {}
+    model = kind.from_pretrained(model_path(config), dtype=torch.float32, trust_remote_code=config.model.trust_remote_code, **labels)
+    model.config.get_text_config().pad_token_id = pad_token_id
+    if model.can_generate():
+        model.generation_config.pad_token_id = pad_token_id
+    if isinstance(config.method, ProcessMethodConfig):
+        model.config.step_separator = config.method.step_separator
+    if method.without_dropout:
+        disable_dropout(model)
+    if not config.lora.lora_rank:
+        return model
+    from peft import get_peft_model
+
+    # DeepSpeed gathers small parameters in one buffer, which has one data type.
+    model = get_peft_model(model, adapter(method, config), autocast_adapter_dtype=config.optim.zero_stage != 3)
+    if config.optim.gradient_checkpointing:
+        model.enable_input_require_grads()
+    return model
+
+
+def _frozen_model(config: TuneConfig, args: TrainingArguments) -> Any:
+    """Return the teacher or the reference model; `None` if there is none, or if it is the model without its adapter."""
+    own = config.method
+    name = getattr(own, "teacher", "") or getattr(own, "reference", "")
+    if not name and (not hasattr(own, "reference") or config.lora.lora_rank):
+        return None
+    dtype = torch.bfloat16 if args.bf16 and config.optim.zero_stage else torch.float32  # as DeepSpeed has the trained model
+    trusted = config.model.trust_remote_code
+    model = AutoModelForCausalLM.from_pretrained(name or model_path(config), dtype=dtype, trust_remote_code=trusted)
+    if config.optim.zero_stage < 3:
+        return model.to(args.device).requires_grad_(False).eval()
+    from agentrl.learner.engine import partition_frozen
+
+    return partition_frozen(model, LearnerConfig(zero_stage=3), args.device, bf16=args.bf16)
 
 
 def adapter(method: Method, config: TuneConfig) -> Any:
-    """Return peft's settings of the adapter; `None` without one."""
-    lora = config.lora
-    if not lora.lora_rank:
-        return None
+    """Return peft's settings of the adapter."""
     from peft import LoraConfig
 
+    lora = config.lora
     names = lora.target_names
     return LoraConfig(
         r=lora.lora_rank,
@@ -132,107 +170,3 @@ def adapter(method: Method, config: TuneConfig) -> Any:
         task_type=method.task,
         modules_to_save=list(method.head) or None,
     )
-
-
-def _loading(config: TuneConfig) -> dict[str, Any]:
-    """Return how TRL is to load the model: weights in float32, in which they are updated."""
-    return {"model_init_kwargs": {"dtype": "float32"}, "trust_remote_code": config.model.trust_remote_code}
-
-
-def _sft(config: TuneConfig, given: dict[str, Any], rest: dict[str, Any]) -> Any:
-    own_ = config.method
-    assert isinstance(own_, settings.SftMethodConfig)
-    skip = {"skip_prepare_dataset": True}
-    args = SFTConfig(
-        **given, **_loading(config), dataset_kwargs=skip, packing=own_.packing, max_length=config.data.max_length, loss_type=own_.loss
-    )
-    return trainers.SupervisedTrainer(model=model_path(config), args=args, **rest)
-
-
-def _reward_model(config: TuneConfig, given: dict[str, Any], rest: dict[str, Any]) -> Any:
-    own_ = config.method
-    assert isinstance(own_, settings.RewardMethodConfig)
-    args = RewardConfig(**given, **_loading(config), max_length=None, center_rewards_coefficient=own_.center_rewards_coefficient or None)
-    return trainers.PairRewardTrainer(model=model_path(config), args=args, **rest)
-
-
-def _reference(config: TuneConfig, name: str) -> Any:
-    """Return the reference model, if another one than the model itself is asked for."""
-    if not name:
-        return None
-    return AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, trust_remote_code=config.model.trust_remote_code)
-
-
-def _dpo(config: TuneConfig, given: dict[str, Any], rest: dict[str, Any]) -> Any:
-    own_ = config.method
-    assert isinstance(own_, settings.DpoMethodConfig)
-    loss = "sigmoid" if own_.loss in OURS else own_.loss
-    args = DPOConfig(**given, **_loading(config), max_length=None, beta=own_.beta, loss_type=[loss], label_smoothing=own_.label_smoothing)
-    reference = _reference(config, own_.reference)
-    trainer = trainers.PreferenceTrainer(model=model_path(config), ref_model=reference, args=args, **rest)
-    trainer.own_loss = own_.loss if own_.loss in OURS else ""
-    return trainer
-
-
-def _kto(config: TuneConfig, given: dict[str, Any], rest: dict[str, Any]) -> Any:
-    own_ = config.method
-    assert isinstance(own_, settings.KtoMethodConfig)
-    weights: dict[str, Any] = {"desirable_weight": own_.desirable_weight, "undesirable_weight": own_.undesirable_weight}
-    args = KTOConfig(**given, **_loading(config), max_length=None, beta=own_.beta, **weights)
-    return trainers.LabelledTrainer(model=model_path(config), ref_model=_reference(config, own_.reference), args=args, **rest)
-
-
-def _distill(config: TuneConfig, given: dict[str, Any], rest: dict[str, Any]) -> Any:
-    own_ = config.method
-    assert isinstance(own_, settings.DistillMethodConfig)
-    args = SFTConfig(**given, **_loading(config), dataset_kwargs={"skip_prepare_dataset": True}, max_length=config.data.max_length)
-    divergence: dict[str, Any] = {"teacher": own_.teacher, "beta": own_.beta, "temperature": own_.temperature}
-    return trainers.DistillTrainer(model=model_path(config), args=args, **divergence, **rest)
-
-
-def _plain(
-    trainer: Callable[..., Any], kind: Any, collator: Any, config: TuneConfig, given: dict[str, Any], rest: dict[str, Any], **options: Any
-) -> Any:
-    """Return a trainer of ours: the model is loaded here, and its rows keep all of their columns."""
-    args = transformers.TrainingArguments(**given, remove_unused_columns=False)
-    transformers.set_seed(config.run.seed)
-    model = kind.from_pretrained(model_path(config), dtype=torch.float32, trust_remote_code=config.model.trust_remote_code, **options)
-    model.config.get_text_config().pad_token_id = rest["processing_class"].pad_token_id
-    model.config.use_cache = False
-    disable_dropout_in_model(model)  # as TRL does for its own; classifiers of tokens have some
-    peft_config = rest.pop("peft_config")
-    if peft_config is not None:
-        from peft import get_peft_model
-
-        model = get_peft_model(model, peft_config, autocast_adapter_dtype=config.optim.zero_stage != 3)
-        if config.optim.gradient_checkpointing:
-            model.enable_input_require_grads()
-    return trainer(model=model, args=args, data_collator=collator, **rest)
-
-
-def _orpo(config: TuneConfig, given: dict[str, Any], rest: dict[str, Any]) -> Any:
-    assert isinstance(config.method, settings.OrpoMethodConfig)
-    collator = DataCollatorForPreference(pad_token_id=rest["processing_class"].pad_token_id)
-    trainer = _plain(own.OddsRatioTrainer, AutoModelForCausalLM, collator, config, given, rest)
-    trainer.beta = config.method.beta
-    return trainer
-
-
-def _process_reward_model(config: TuneConfig, given: dict[str, Any], rest: dict[str, Any]) -> Any:
-    collator = own.StepCollator(rest["processing_class"].pad_token_id)
-    trainer = _plain(own.ProcessRewardTrainer, AutoModelForTokenClassification, collator, config, given, rest, num_labels=2)
-    assert isinstance(config.method, settings.ProcessMethodConfig)
-    trainer.model.config.step_separator = config.method.step_separator
-    return trainer
-
-
-BUILDERS: dict[str, Callable[[TuneConfig, dict[str, Any], dict[str, Any]], Any]] = {
-    "sft": _sft,
-    "reward-model": _reward_model,
-    "process-reward-model": _process_reward_model,
-    "dpo": _dpo,
-    "kto": _kto,
-    "orpo": _orpo,
-    "distill": _distill,
-}
-"""Command -> function that makes its trainer."""

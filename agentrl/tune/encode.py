@@ -10,7 +10,7 @@ import bisect
 import hashlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import DataError, EnvResultError
@@ -23,7 +23,7 @@ IGNORED = -100
 """Label of a token that is not trained."""
 
 Row: TypeAlias = dict[str, Any]
-"""Columns of one training row, as TRL's collators take them."""
+"""Columns of one training row, of which `agentrl.tune.trainer.Collator` makes batches."""
 
 
 @dataclass(slots=True)
@@ -38,10 +38,6 @@ class Counts:
     tokens: int = 0  # of all rows
     trained: int = 0  # tokens with a label
     longest: int = 0  # tokens of the longest row
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the counts by name."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 class Encoder:
@@ -88,11 +84,13 @@ class Encoder:
             return self._pair(example)
         if isinstance(example, Labelled):
             return self._labelled(example)
-        if isinstance(example, Text):
-            return self._text(example.text)
         ids, labels = self._steps(example) if isinstance(example, Steps) else self._dialogue(example)
+        if isinstance(example, Text) and len(ids) > self._max and self._overlong == "split":
+            self.counts.split += 1
+            parts = [ids[at : at + self._max] for at in range(0, len(ids), self._max)]
+            return [self._row(part, list(part)) for part in parts if len(part) > 1]
         kept = self._fit(len(ids), self._max)
-        if not kept or all(label == IGNORED for label in labels[:kept]):
+        if all(label == IGNORED for label in labels[1:kept]):  # nothing predicts the first token
             return self._drop()
         self.counts.cut += kept < len(ids)
         return [self._row(ids[:kept], labels[:kept])]
@@ -116,22 +114,16 @@ class Encoder:
         self.counts.trained += trained
         self.counts.longest = max(self.counts.longest, tokens)
 
-    def _text(self, text: str) -> list[Row]:
+    def _text(self, text: str) -> list[int]:
         codec = self._codec
         bos = codec.tokenizer.bos_token_id
         start = [token for token in codec.tokenizer("").input_ids[:1] if token == bos]
-        ids = start + codec.encode_text(text) + self._text_end
-        if len(ids) > self._max and self._overlong == "split":
-            self.counts.split += 1
-            parts = [ids[at : at + self._max] for at in range(0, len(ids), self._max)]
-            return [self._row(part, list(part)) for part in parts if len(part) > 1]
-        kept = self._fit(len(ids), self._max)
-        if kept < 2:
-            return self._drop()
-        self.counts.cut += kept < len(ids)
-        return [self._row(ids[:kept], list(ids[:kept]))]
+        return start + codec.encode_text(text) + self._text_end
 
-    def _dialogue(self, example: Chat | Answer) -> tuple[list[int], list[int]]:
+    def _dialogue(self, example: Chat | Answer | Text) -> tuple[list[int], list[int]]:
+        if isinstance(example, Text):
+            ids = self._text(example.text)
+            return ids, list(ids)
         if isinstance(example, Answer):
             prompt, answer = self._prompt(example.prompt), self._answer(example.answer, example.prompt)
             ids = prompt + answer
@@ -150,27 +142,27 @@ class Encoder:
         return ids, labels
 
     def _pair(self, example: Pair) -> list[Row]:
-        prompt = self._prompt(example.prompt)
-        answers = [self._answer(message, example.prompt) for message in (example.chosen, example.rejected)]
-        room = self._max - len(prompt)
-        kept = [self._fit(len(answer), room) for answer in answers]
-        if not all(kept):
+        prompt, answers = self._fitted(example.prompt, example.chosen, example.rejected)
+        if not answers:
             return self._drop()
-        self.counts.cut += any(count < len(answer) for count, answer in zip(kept, answers, strict=True))
-        chosen, rejected = (answer[:count] for answer, count in zip(answers, kept, strict=True))
-        for answer in (chosen, rejected):
-            self._count(len(prompt) + len(answer), len(answer))
         margin = {} if example.margin is None else {"margin": example.margin}
-        return [{"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected, **margin}]
+        return [{"prompt_ids": prompt, "chosen_ids": answers[0], "rejected_ids": answers[1], **margin}]
 
     def _labelled(self, example: Labelled) -> list[Row]:
-        prompt, answer = self._prompt(example.prompt), self._answer(example.answer, example.prompt)
-        kept = self._fit(len(answer), self._max - len(prompt))
-        if not kept:
-            return self._drop()
-        self.counts.cut += kept < len(answer)
-        self._count(len(prompt) + kept, kept)
-        return [{"prompt_ids": prompt, "completion_ids": answer[:kept], "label": example.label}]
+        prompt, answers = self._fitted(example.prompt, example.answer)
+        return [{"prompt_ids": prompt, "completion_ids": answers[0], "label": example.label}] if answers else self._drop()
+
+    def _fitted(self, prompt: Prompt, *messages: Message) -> tuple[list[int], list[list[int]]]:
+        """Return a prompt and the answers to it, counted and cut if need be; no answers if one of them does not fit."""
+        ids, answers = self._prompt(prompt), [self._answer(message, prompt) for message in messages]
+        room = self._max - len(ids)
+        kept = [self._fit(len(answer), room) for answer in answers]
+        if not all(kept):
+            return ids, []
+        self.counts.cut += any(count < len(answer) for count, answer in zip(kept, answers, strict=True))
+        for count in kept:
+            self._count(len(ids) + count, count)
+        return ids, [answer[:count] for answer, count in zip(answers, kept, strict=True)]
 
     def _prompt(self, prompt: Prompt) -> list[int]:
         return encode_prompt(self._codec, prompt, apply_chat_template=self._data.apply_chat_template)
@@ -296,9 +288,3 @@ def pack(rows: Sequence[Row], max_length: int) -> list[Row]:
         }
         for each in bins
     ]
-
-
-def columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Return rows as columns; a margin that some rows lack is 0 there."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return {name: [row.get(name, 0.0) for row in rows] for name in names}

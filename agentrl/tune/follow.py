@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,11 @@ import torch
 from transformers import TrainerCallback
 
 from agentrl.core.callbacks import Callback, MetricsRow
-from agentrl.core.files import replace_directory, temporary_directory
+from agentrl.core.files import remove_directory, replace_directory, write_manifest, temporary_directory
+from agentrl.core.process import handling_signals
+from agentrl.tune.directory import PREFIX, checkpoints_in
 from agentrl.tune.methods import COMMON, LOWER_IS_BETTER, Method
+from agentrl.tune.settings import TuneConfig
 
 
 class Stop:
@@ -28,17 +30,10 @@ class Stop:
     @contextmanager
     def on_signals(self) -> Iterator[Stop]:
         """Within the block, a first SIGINT or SIGTERM asks for the end, and a second one ends the process; in the main thread only."""
-        if threading.current_thread() is not threading.main_thread():
+        with handling_signals(self._heard):
             yield self
-            return
-        before = {number: signal.signal(number, self._heard) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
-    def _heard(self, number: int, frame: object) -> None:
+    def _heard(self, number: int) -> None:
         self.asked = True
         sys.stderr.write("\nagentrl: finishing the step under way, then saving; once more to end at once\n")
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -55,10 +50,10 @@ class Stop:
 
 
 class Rows:
-    """The rows of ``metrics.jsonl``: the figures of a step and of the evaluation after it are one row.
+    """The rows of ``metrics.jsonl``: the metrics of a step and of the evaluation after it are one row.
 
     Args:
-        method: Names of the figures.
+        method: Names of the metrics.
         rank: The first rank tells the sinks.
         sinks: Metric sinks, display and summary.
         epoch_rows: Rows of an epoch, for the metric ``epoch``.
@@ -66,34 +61,33 @@ class Rows:
     """
 
     def __init__(self, method: Method, sinks: Sequence[Callback], *, epoch_rows: int, batch_size: int) -> None:
-        self._names = {**COMMON, **method.figures}
+        self._names = (*COMMON, *method.metrics)
         self._sinks, self._epochs_per_step = sinks, batch_size / epoch_rows
         self._step, self._row = 0, dict[str, float]()
-        self.evaluated: dict[str, float] = {}
 
     def trained(self, step: int, logs: Mapping[str, Any], seconds: float) -> None:
         """Begin the row of a step."""
         self.flush()
-        self._step, self._row = step, {"epoch": step * self._epochs_per_step, **self._named(logs, ""), "time_s": seconds}
-        if "num_tokens" in logs:
-            self._row["tokens"] = float(logs["num_tokens"])
+        self._step, self._row = step, {"epoch": step * self._epochs_per_step, **self._named(logs), "time_s": seconds}
+        if "num_input_tokens_seen" in logs:
+            self._row["tokens"] = float(logs["num_input_tokens_seen"])
 
     def measured(self, step: int, logs: Mapping[str, Any]) -> dict[str, float]:
-        """Add the figures of an evaluation after a step, and return them by their names without ``eval/``."""
+        """Add the metrics of an evaluation after a step, and return them by their names without ``eval/``."""
         if step != self._step:
             self.flush()
             self._step = step
-        found = self._named({name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}, "")
+        found = self._named({name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")})
         if "eval_runtime" in logs:
             self._row["eval/seconds"] = float(logs["eval_runtime"])
         self._row |= {f"eval/{name}": value for name, value in found.items()}
         return found
 
-    def _named(self, logs: Mapping[str, Any], prefix: str) -> dict[str, float]:
-        return {f"{prefix}{ours}": float(logs[theirs]) for theirs, ours in self._names.items() if isinstance(logs.get(theirs), int | float)}
+    def _named(self, logs: Mapping[str, Any]) -> dict[str, float]:
+        return {name: float(logs[name]) for name in self._names if isinstance(logs.get(name), int | float)}
 
     def note(self, **values: float) -> None:
-        """Add figures to the row of the step."""
+        """Add metrics to the row of the step."""
         self._row |= values
 
     def flush(self) -> None:
@@ -105,31 +99,27 @@ class Rows:
 
 
 class Best:
-    """The best model so far by a figure of the evaluation.
+    """The best model so far by a metric of the evaluation.
 
     Args:
-        figure: Name of the figure; empty keeps none.
+        metric: Name of the metric; empty keeps none.
         folder: Where the model goes.
         known: The best value of an earlier part of the run.
     """
 
-    def __init__(self, figure: str, folder: Path, known: float | None = None) -> None:
-        self.figure, self._folder, self._value = figure.removeprefix("eval/"), folder, known
+    def __init__(self, metric: str, folder: Path, known: float | None = None) -> None:
+        self.metric, self.folder, self._value = metric.removeprefix("eval/"), folder, known
 
-    def better(self, figures: Mapping[str, float]) -> float | None:
+    def better(self, metrics: Mapping[str, float]) -> float | None:
         """Return the new best value; `None` if it is not better than the one before."""
-        value = figures.get(self.figure)
-        if not self.figure or value is None or value != value:
+        value = metrics.get(self.metric)
+        if not self.metric or value is None or value != value:
             return None
-        sign = -1 if self.figure in LOWER_IS_BETTER else 1
+        sign = -1 if self.metric in LOWER_IS_BETTER else 1
         if self._value is not None and sign * value <= sign * self._value:
             return None
         self._value = value
         return value
-
-    def save(self, trainer: Any) -> None:
-        """Write the model in the place of the one before, whole or not at all; every rank calls it."""
-        save_model(trainer, self._folder)
 
 
 def save_model(trainer: Any, folder: Path) -> None:
@@ -149,23 +139,20 @@ def save_model(trainer: Any, folder: Path) -> None:
 
 
 class Follower(TrainerCallback):  # type: ignore[misc]
-    """Steers a trainer of transformers by our settings, and passes its figures on.
+    """Steers a trainer of transformers by our settings, and passes its metrics on.
 
     Args:
-        rows: Takes the figures.
+        rows: Takes the metrics.
         best: Keeps the best model.
         stop: Asks for an early end.
-        save_every: Steps between checkpoints; 0: none.
-        eval_every: Steps between evaluations; 0: after the last step only.
+        config: Settings of the run.
         evaluates: There are rows to evaluate on.
         clock: Seconds since the run began.
     """
 
-    def __init__(
-        self, rows: Rows, best: Best, stop: Stop, *, save_every: int, eval_every: int, evaluates: bool, clock: Callable[[], float]
-    ) -> None:
-        self._rows, self._best, self._stop = rows, best, stop
-        self._save_every, self._eval_every, self._evaluates, self._clock = save_every, eval_every, evaluates, clock
+    def __init__(self, rows: Rows, best: Best, stop: Stop, config: TuneConfig, *, evaluates: bool, clock: Callable[[], float]) -> None:
+        self.rows, self._best, self._stop, self._run = rows, best, stop, config.run
+        self._eval_every, self._evaluates, self._clock = config.eval.eval_every, evaluates, clock
         self.trainer: Any = None
         self.stopped = False
 
@@ -175,20 +162,30 @@ class Follower(TrainerCallback):  # type: ignore[misc]
         control.should_log = True
         if self._evaluates:
             control.should_evaluate = last or bool(self._eval_every and state.global_step % self._eval_every == 0)
-        if self._save_every and (last or state.global_step % self._save_every == 0):
+        if self._run.save_every and (last or state.global_step % self._run.save_every == 0):
             control.should_save = True
         if self._stop.agreed() and not last:
             self.stopped = control.should_training_stop = control.should_save = True
         return control
 
+    def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Seal the checkpoint with a manifest when all ranks have written their parts of it; only then remove older ones."""
+        self.rows.flush()
+        self.trainer.accelerator.wait_for_everyone()
+        if state.is_world_process_zero:
+            folder = Path(args.output_dir)
+            write_manifest(folder / f"{PREFIX}{state.global_step}")
+            for path in checkpoints_in(folder)[: -self._run.keep_checkpoints]:
+                remove_directory(path)
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **rest: Any) -> None:
-        """Take the figures of a step or of an evaluation."""
-        if not logs or "train_runtime" in logs:
+        """Take the metrics of a step or of an evaluation."""
+        if not logs or "train_loss" in logs:  # the last: those of the whole run
             return
         if any(name.startswith("eval_") for name in logs):
-            figures = self._rows.measured(state.global_step, logs)
-            if (value := self._best.better(figures)) is not None:
-                self._rows.note(**{"eval/best": value, "eval/best_step": float(state.global_step)})
-                self._best.save(self.trainer)
+            metrics = self.rows.measured(state.global_step, logs)
+            if (value := self._best.better(metrics)) is not None:
+                self.rows.note(**{"eval/best": value, "eval/best_step": float(state.global_step)})
+                save_model(self.trainer, self._best.folder)
         else:
-            self._rows.trained(state.global_step, logs, self._clock())
+            self.rows.trained(state.global_step, logs, self._clock())

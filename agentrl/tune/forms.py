@@ -92,7 +92,8 @@ def dialogue(row: Row, data: DialogueDataConfig) -> list[Example]:
     """
     form = data.form if data.form != "auto" else _form_of(row, data)
     if form == "chat":
-        messages = _with_tools(_chat(row, data.messages_key), row)
+        key = data.messages_key if data.messages_key in row or "conversations" not in row else "conversations"
+        messages = _with_tools(_messages(_column(row, key), key), row)
         _check_turns(messages, data.messages_key)
         return [Chat(tuple(_with_quality(messages, row, data)))]
     if form == "completion":
@@ -197,11 +198,6 @@ def _prompt(row: Row, data: TuneDataConfig) -> Prompt:
     if messages[-1]["role"] == "assistant":
         raise RowError(data.prompt_key, "ends with a message of the assistant, where the answer is to begin")
     return messages
-
-
-def _chat(row: Row, key: str) -> list[Message]:
-    key = key if key in row or "conversations" not in row else "conversations"
-    return _messages(_column(row, key), key)
 
 
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}

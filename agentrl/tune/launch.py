@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from agentrl.core.process import LOOPBACK, cuda_device_count, end_with_parent
+from agentrl.core.process import LOOPBACK, cuda_device_count, end_with_parent, free_port, handling_signals
 from agentrl.tune.settings import TuneConfig
 
 if TYPE_CHECKING:
@@ -93,7 +91,7 @@ def run_ranks(words: Sequence[str], size: int) -> int:
 
     Signals are passed on to all. When one fails the others are ended.
     """
-    port = _free_port()
+    port = free_port(LOOPBACK)
     processes = []
     for rank in range(size):
         places: dict[str, object] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
@@ -108,7 +106,7 @@ def run_ranks(words: Sequence[str], size: int) -> int:
 def _supervised(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """Wait for all processes, pass signals on to them, and return 0, or the code of the first that failed."""
     failed = 0
-    with _passing_signals(processes):
+    with handling_signals(lambda number: _signal_all(processes, number)):
         while any(process.poll() is None for process in processes):
             codes = [code for process in processes if (code := process.poll()) not in (None, 0, INTERRUPTED)]
             if codes and not failed:
@@ -123,27 +121,7 @@ def _supervised(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 INTERRUPTED = 130
 
 
-@contextmanager
-def _passing_signals(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, lambda given, _: _signal_all(processes, given)) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _signal_all(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     for process in processes:
         with contextlib.suppress(OSError):
             process.send_signal(number)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,45 +1,141 @@
-"""Losses that TRL does not have, or has in another form: pure functions on tensors, each with its formula and its source."""
+"""Losses of the methods: pure functions on tensors, each with its formula and its source."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.functional import logsigmoid
 
 
-def conservative_dpo(chosen: Tensor, rejected: Tensor, *, beta: float, label_smoothing: float) -> Tensor:
-    """Return the conservative DPO loss of each pair (Mitchell, A note on DPO with noisy preferences, 2023, Eq. 3).
+@dataclass(frozen=True, slots=True)
+class PairRatios:
+    """Log-probabilities of the answers of pairs, summed over their tokens, by the policy and by its reference. # [B] each."""
 
-    With d = beta (chosen - rejected) and e = `label_smoothing`: ``-(1 - e) log sigmoid(d) - e log sigmoid(-d)``.
+    policy_chosen: Tensor
+    policy_rejected: Tensor
+    reference_chosen: Tensor
+    reference_rejected: Tensor
+    chosen_length: Tensor  # tokens
+    rejected_length: Tensor
+
+    @property
+    def chosen(self) -> Tensor:
+        """Log-ratios of policy to reference of the chosen answers."""
+        return self.policy_chosen - self.reference_chosen
+
+    @property
+    def rejected(self) -> Tensor:
+        """Log-ratios of policy to reference of the rejected answers."""
+        return self.policy_rejected - self.reference_rejected
+
+    @property
+    def difference(self) -> Tensor:
+        """Log-ratios of the chosen answers less those of the rejected ones."""
+        return self.chosen - self.rejected
+
+    @property
+    def difference_per_token(self) -> Tensor:
+        """The same of log-ratios that are means over tokens."""
+        return self.chosen / self.chosen_length - self.rejected / self.rejected_length
+
+
+def smoothed_loss(difference: Tensor, label_smoothing: float) -> Tensor:
+    """Return ``-(1 - e) log sigmoid(d) - e log sigmoid(-d)``, the cross-entropy of labels of which a share e is wrong. # [B]."""
+    return -(1 - label_smoothing) * logsigmoid(difference) - label_smoothing * logsigmoid(-difference)
+
+
+def exo(difference: Tensor, label_smoothing: float) -> Tensor:
+    """Return the EXO loss (Ji et al., arXiv:2402.00856, Eq. 16): KL(q || p) with q = softmax of the rewards, p = (1 - e, e). # [B]."""
+    chosen, rejected = logsigmoid(difference), logsigmoid(-difference)
+    return chosen.exp() * (chosen - math.log1p(-label_smoothing)) + rejected.exp() * (rejected - math.log(label_smoothing))
+
+
+def discovered_preference(difference: Tensor) -> Tensor:
+    """Return the loss DiscoPOP (Lu et al., arXiv:2406.08414, Eq. 5), a mixture of the logistic and the exponential loss. # [B]."""
+    mixing = torch.sigmoid(difference / DISCOVERED_TEMPERATURE)
+    return -logsigmoid(difference) * (1 - mixing) + torch.exp(-difference) * mixing
+
+
+DISCOVERED_TEMPERATURE = 0.05
+"""Temperature of the mixture in `discovered_preference`, the paper's tau."""
+
+PairLoss: TypeAlias = Callable[[PairRatios, float, float], Tensor]
+"""From log-ratios, beta and the share of wrong labels to the loss of each pair. # [B]."""
+
+PAIR_LOSSES: Mapping[str, PairLoss] = {
+    # Rafailov et al., arXiv:2305.18290, Eq. 7
+    "sigmoid": lambda r, beta, e: -logsigmoid(beta * r.difference),
+    # Mitchell, A note on DPO with noisy preferences, 2023, Eq. 3
+    "cdpo": lambda r, beta, e: smoothed_loss(beta * r.difference, e),
+    # Azar et al., arXiv:2310.12036, Eq. 17; with means over tokens, as in TRL, the scale does not grow with the length of answers
+    "ipo": lambda r, beta, e: (r.difference_per_token - 1 / (2 * beta)) ** 2,
+    # the same equation as written, as in OpenRLHF
+    "ipo_sum": lambda r, beta, e: (r.difference - 1 / (2 * beta)) ** 2,
+    # Zhao et al., arXiv:2305.10425, with log-ratios as the scores
+    "hinge": lambda r, beta, e: torch.relu(1 - beta * r.difference),
+    # Chowdhury et al., arXiv:2403.00409, Eq. 12
+    "robust": lambda r, beta, e: (-(1 - e) * logsigmoid(beta * r.difference) + e * logsigmoid(-beta * r.difference)) / (1 - 2 * e),
+    "exo_pair": lambda r, beta, e: exo(beta * r.difference, e),
+    # Chen et al., arXiv:2402.05369
+    "nca_pair": lambda r, beta, e: -logsigmoid(beta * r.chosen) - 0.5 * logsigmoid(-beta * r.chosen) - 0.5 * logsigmoid(-beta * r.rejected),
+    # Jung et al., arXiv:2404.04656, without the moving mean
+    "bco_pair": lambda r, beta, e: -logsigmoid(beta * r.chosen) - logsigmoid(-beta * r.rejected),
+    # Wu et al., arXiv:2405.00675, Eq. 4.7 with probabilities 1 and 0
+    "sppo_hard": lambda r, beta, e: (r.chosen - 0.5 / beta) ** 2 + (r.rejected + 0.5 / beta) ** 2,
+    # Melnyk et al., arXiv:2406.05882: quantiles of the micro-batch are compared, not pairs
+    "aot": lambda r, beta, e: smoothed_loss(
+        beta * ((r.policy_chosen - r.policy_rejected).sort().values - (r.reference_chosen - r.reference_rejected).sort().values), e
+    ),
+    "aot_unpaired": lambda r, beta, e: smoothed_loss(beta * (r.chosen.sort().values - r.rejected.sort().values), e),
+    # D'Oosterlinck et al., arXiv:2408.06266, Eqs. 7 and 8
+    "apo_zero": lambda r, beta, e: 1 - torch.sigmoid(beta * r.chosen) + torch.sigmoid(beta * r.rejected),
+    "apo_down": lambda r, beta, e: torch.sigmoid(beta * r.chosen) + 1 - torch.sigmoid(beta * r.difference),
+    "discopop": lambda r, beta, e: discovered_preference(beta * r.difference),
+    # as `sigmoid`, with means over tokens
+    "sigmoid_norm": lambda r, beta, e: -logsigmoid(beta * r.difference_per_token),
+}
+"""Name in ``agentrl dpo --loss`` -> loss of a pair."""
+
+
+def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor, centring: float) -> Tensor:
+    """Return the loss of each pair of rewards: ``-log sigmoid(chosen - rejected - margin) + c (chosen + rejected)^2``.
 
     Args:
-        chosen: Log-ratio of policy to reference of each preferred answer, summed over its tokens. # [B]
-        rejected: The same of the other answers. # [B]
+        chosen: Reward of each preferred answer. # [B]
+        rejected: Reward of each other answer. # [B]
+        margin: Margin by which the preferred answer is to score higher (arXiv:2307.09288). # [B]
+        centring: Weight c of the squared sum, which keeps the mean reward near 0 (arXiv:2312.09244).
+
+    Returns:
+        Loss of each pair. # [B]
+    """
+    return -logsigmoid(chosen - rejected - margin) + centring * (chosen + rejected) ** 2
+
+
+def kahneman_tversky(
+    ratios: Tensor, desirable: Tensor, divergence: Tensor, *, beta: float, desirable_weight: float, undesirable_weight: float
+) -> Tensor:
+    """Return the KTO loss of each answer (Ethayarajh et al., arXiv:2402.01306, Eq. 7): ``w (1 - sigmoid(s beta (ratio - z)))``.
+
+    Args:
+        ratios: Log-ratio of policy to reference of each answer. # [B]
+        desirable: Answers with s = 1; the others have s = -1. # [B] bool
+        divergence: Estimate z of the divergence between policy and reference, a scalar without a gradient.
         beta: Strength of the pull to the reference.
-        label_smoothing: Share of labels taken for wrong.
+        desirable_weight: Weight w of desirable answers.
+        undesirable_weight: Weight w of the others.
 
     Returns:
-        Loss of each pair. # [B]
+        Loss of each answer. # [B]
     """
-    difference = beta * (chosen - rejected)
-    return -(1 - label_smoothing) * functional.logsigmoid(difference) - label_smoothing * functional.logsigmoid(-difference)
-
-
-def identity_preference(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
-    """Return the IPO loss of each pair (Azar et al., arXiv:2310.12036, Eq. 17): ``(chosen - rejected - 1 / (2 beta))^2``.
-
-    With log-ratios that are sums over tokens this is the paper's formula and OpenRLHF's (``--loss ipo_sum``); with means over tokens it
-    is TRL's (``--loss ipo``), whose scale does not grow with the length of answers.
-
-    Args:
-        chosen: Log-ratio of policy to reference of each preferred answer. # [B]
-        rejected: The same of the other answers. # [B]
-        beta: The paper's tau.
-
-    Returns:
-        Loss of each pair. # [B]
-    """
-    return (chosen - rejected - 1 / (2 * beta)) ** 2
+    sign = torch.where(desirable, 1.0, -1.0)
+    return torch.where(desirable, desirable_weight, undesirable_weight) * (1 - torch.sigmoid(sign * beta * (ratios - divergence)))
 
 
 def odds_ratio(chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,7 +152,7 @@ def odds_ratio(chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
         Loss and log odds ratio of each pair. # [B], [B]
     """
     log_odds = (chosen - rejected) - (_log1mexp(chosen) - _log1mexp(rejected))
-    return -functional.logsigmoid(log_odds), log_odds
+    return -logsigmoid(log_odds), log_odds
 
 
 def _log1mexp(value: Tensor) -> Tensor:

@@ -9,19 +9,10 @@ from types import MappingProxyType
 from agentrl.tune import settings
 from agentrl.tune.settings import TuneConfig
 
-LIKELIHOOD: Mapping[str, str] = MappingProxyType({"mean_token_accuracy": "token_accuracy", "entropy": "entropy"})
-PREFERENCE: Mapping[str, str] = MappingProxyType(
-    {
-        "rewards/accuracies": "accuracy",
-        "rewards/margins": "margin",
-        "rewards/chosen": "reward/chosen",
-        "rewards/rejected": "reward/rejected",
-        "logps/chosen": "logprob/chosen",
-        "logps/rejected": "logprob/rejected",
-    }
-)
-COMMON: Mapping[str, str] = MappingProxyType({"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate"})
-"""Figures of every method: name in transformers or TRL -> name in ``metrics.jsonl``; those of an evaluation follow ``eval/``."""
+REWARDS = ("margin", "reward/chosen", "reward/rejected")
+LOGPROBS = ("logprob/chosen", "logprob/rejected")
+COMMON = ("loss", "grad_norm", "learning_rate")
+"""Metrics of every method; those of an evaluation follow ``eval/``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +24,12 @@ class Method:
         title: What it does, for the list of commands.
         config: Its settings.
         form: Form of its rows, a key of `agentrl.tune.forms.PARSERS`.
-        figures: Name of a figure in TRL -> its name in ``metrics.jsonl``.
-        shown: Figures of the display, beside the loss.
+        metrics: Metrics of its own, which an evaluation has too.
+        shown: Metrics of the display, beside the loss.
         learning_rates: Default for models below 5e7, below 5e8 and above 5e8 parameters.
         task: Task of the adapter, as peft names it.
         head: Layers that are new and trained whole beside an adapter.
+        without_dropout: The model's own dropout is switched off; answers are compared, which are to be scored alike.
         reference: Paper or source of the method.
     """
 
@@ -45,11 +37,12 @@ class Method:
     title: str
     config: type[TuneConfig]
     form: str
-    figures: Mapping[str, str]
+    metrics: tuple[str, ...]
     shown: tuple[str, ...]
     learning_rates: tuple[float, float, float]
     task: str = "CAUSAL_LM"
     head: tuple[str, ...] = ()
+    without_dropout: bool = True
     reference: str = ""
 
 
@@ -62,9 +55,10 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 title="train a model on chats, prompts with completions, or texts",
                 config=settings.SftConfig,
                 form="dialogue",
-                figures=LIKELIHOOD,
+                metrics=("token_accuracy", "entropy"),
                 shown=("token_accuracy",),
                 learning_rates=(1e-3, 5e-5, 1e-5),
+                without_dropout=False,
                 reference="Ouyang et al., arXiv:2203.02155",
             ),
             Method(
@@ -72,7 +66,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 title="train a reward model on pairs of answers",
                 config=settings.RewardModelConfig,
                 form="pairs",
-                figures={"accuracy": "accuracy", "margin": "margin", "mean_reward": "reward/mean"},
+                metrics=("accuracy", "margin", "reward/mean"),
                 shown=("accuracy", "margin"),
                 learning_rates=(5e-4, 2e-5, 1e-5),
                 task="SEQ_CLS",
@@ -84,7 +78,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 title="train a process reward model on answers whose steps are labelled",
                 config=settings.ProcessRewardModelConfig,
                 form="steps",
-                figures={"accuracy": "accuracy", "good": "label/mean"},
+                metrics=("accuracy", "label/mean"),
                 shown=("accuracy",),
                 learning_rates=(5e-4, 2e-5, 1e-5),
                 task="TOKEN_CLS",
@@ -96,7 +90,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 title="train a model on pairs of answers, against a reference model",
                 config=settings.DpoConfig,
                 form="pairs",
-                figures=PREFERENCE,
+                metrics=("accuracy", *REWARDS, *LOGPROBS),
                 shown=("accuracy", "margin"),
                 learning_rates=(3e-4, 2e-6, 5e-7),
                 reference="Rafailov et al., arXiv:2305.18290",
@@ -106,7 +100,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 title="train a model on answers that are desirable or not",
                 config=settings.KtoConfig,
                 form="labelled",
-                figures={**PREFERENCE, "kl": "kl"},
+                metrics=(*REWARDS, *LOGPROBS, "kl"),
                 shown=("margin", "kl"),
                 learning_rates=(3e-4, 2e-6, 5e-7),
                 reference="Ethayarajh et al., arXiv:2402.01306",
@@ -116,7 +110,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 title="train a model on pairs of answers, without a reference model",
                 config=settings.OrpoConfig,
                 form="pairs",
-                figures={**PREFERENCE, "nll": "nll", "log_odds": "log_odds"},
+                metrics=("accuracy", *REWARDS, "nll", "log_odds"),
                 shown=("accuracy", "margin"),
                 learning_rates=(5e-4, 2e-5, 8e-6),
                 reference="Hong et al., arXiv:2403.07691",
@@ -126,9 +120,10 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 title="train a model to predict as a teacher does, on given data",
                 config=settings.DistillConfig,
                 form="dialogue",
-                figures={"kl": "kl", "agreement": "agreement"},
+                metrics=("kl", "agreement"),
                 shown=("kl", "agreement"),
                 learning_rates=(1e-3, 5e-5, 1e-5),
+                without_dropout=False,
                 reference="Agarwal et al., arXiv:2306.13649",
             ),
         )
@@ -136,4 +131,4 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 )
 
 LOWER_IS_BETTER = frozenset({"loss", "kl", "nll", "entropy"})
-"""Figures that fall as a model gets better; the others rise."""
+"""Metrics that fall as a model gets better; the others rise."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from agentrl.assets import tiny_model_path
 from agentrl.core.errors import ConfigError
@@ -69,7 +69,7 @@ def prepare(config: TuneConfig, examples: Examples) -> Prepared:
     if getattr(config.method, "packing", False):
         parts = tuple(tuple(pack(part, config.data.max_length)) for part in parts)
         held_out = tuple(pack(held_out, config.data.max_length))
-    counts = {"train": encoder.counts.as_dict(), "eval": evaluation.counts.as_dict()}
+    counts = {"train": asdict(encoder.counts), "eval": asdict(evaluation.counts)}
     return Prepared(parts, held_out, counts, samples)
 
 

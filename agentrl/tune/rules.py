@@ -56,7 +56,7 @@ def check(method: Method, config: TuneConfig) -> TuneConfig:
 
 
 def _packages(method: Method, config: TuneConfig) -> None:
-    for name in ("trl", "datasets", "accelerate"):
+    for name in ("datasets", "accelerate"):
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"agentrl {method.command}", name, "is a package that is not installed", "pip install 'agentrl[tune]'")
 
@@ -162,7 +162,7 @@ def _check_dpo(own: DpoMethodConfig) -> None:
 
 def _evaluation(method: Method, config: TuneConfig) -> None:
     rows = config.data.eval_data or config.data.eval_size
-    figures = ("loss", *method.figures.values())
+    figures = ("loss", *method.metrics)
     best = config.eval.keep_best.removeprefix("eval/")
     if config.eval.eval_every and not rows:
         raise ConfigError("--eval-every", config.eval.eval_every, "has no rows to evaluate on", "Add --eval-size N or --eval-data.")

@@ -33,7 +33,7 @@ def tune(method: str, *, stop: Stop | None = None, **settings: Any) -> TuneResul
         **settings: The flags of the command: ``model="..."``, ``data="pairs.jsonl"``, ``num_steps=20``.
 
     Returns:
-        The directory of the run, its model and its figures.
+        The directory of the run, its model and its metrics.
 
     Raises:
         ConfigError: If a setting or a row is wrong; nothing heavy is imported by then.

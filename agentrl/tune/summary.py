@@ -1,4 +1,4 @@
-"""Display and summary of a run: the figures of a step, and its summary at the end."""
+"""Display and summary of a run: the metrics of a step, and its summary at the end."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rich.table import Column, Table
 
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.track.display import SPARKLINE_WIDTH, Form, RunView, left_text
-from agentrl.track.summary import OUTPUTS, first_and_last, print_rows
+from agentrl.track.summary import OUTPUTS, evaluation_rows, first_and_last, print_rows
 from agentrl.track.text import Screen, count, counted, duration, number, sparkline
 from agentrl.tune.methods import Method
 
 
 def display_form(method: Method) -> Form:
-    """Return what a display shows of a method: the loss and its figures."""
+    """Return what a display shows of a method: the loss and its metrics."""
     names = ("loss", *method.shown)
 
     def line(view: RunView) -> str:
-        figures = [f"{name} {number(view.latest.get(name, math.nan))}" for name in names]
+        metrics = [f"{name} {number(view.latest.get(name, math.nan))}" for name in names]
         evaluated = [f"held out: {name} {number(view.latest[f'eval/{name}'])}" for name in names[:2] if f"eval/{name}" in view.latest]
         rate = f"learning rate {view.latest.get('learning_rate', math.nan):.1e}"
         width = len(str(view.num_steps))
         step = f"[{duration(view.elapsed_s):>7}] step {view.step:>{width}}/{view.num_steps}"
-        return "  ".join([step, *figures, *evaluated, rate, left_text(view)])
+        return "  ".join([step, *metrics, *evaluated, rate, left_text(view)])
 
     def rows(view: RunView, blocks: str) -> Table:
         table = Table.grid(Column(style="cyan", no_wrap=True), Column(overflow="ellipsis", no_wrap=True), padding=(0, 2))
@@ -75,7 +75,7 @@ class TuneSummary(Callback):
     @property
     def best(self) -> Mapping[str, float] | None:
         """Return the newest evaluation that improved on those before it."""
-        kept = [figures for _, figures in sorted(self._evaluations.items()) if "best" in figures]
+        kept = [metrics for _, metrics in sorted(self._evaluations.items()) if "best" in metrics]
         return kept[-1] if kept else None
 
     def build(self, *, run_dir: Path, wall_s: float, status: str, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,18 +130,9 @@ def print_tune_summary(summary: Mapping[str, Any], losses: Sequence[float], *, c
     rows.append(("training", ", ".join(trends) or "nothing measured"))
     if screen.unicode and len(losses) > 1:
         rows.append(("", sparkline(losses, 60)))
-    rows += _evaluation_rows(summary["eval"])
+    held_out = [name for name in (summary["eval"] or {"first": {}})["first"] if name not in ("step", "seconds", "best", "best_step")]
+    rows += evaluation_rows("held out", summary["eval"], held_out[:4])
     rows.append(("saved", summary["run_dir"]))
     rows.append(("", "  ".join(Path(path).name for path in summary["paths"].values())))
     rows += [("next" if not index else "", command) for index, command in enumerate(next_commands)]
     print_rows(screen, rows)
-
-
-def _evaluation_rows(evaluated: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    if not evaluated:
-        return []
-    first, last, best = evaluated["first"], evaluated["last"], evaluated["best"]
-    shown = [name for name in first if name in last and name not in ("step", "seconds", "best", "best_step")][:4]
-    texts = [f"{name} {number(first[name])} to {number(last[name])}" for name in shown]
-    kept = f"; best {number(best['value'])} after step {best['step']}" if best else ""
-    return [("held out", f"{', '.join(texts)}; steps {first['step']} to {last['step']}{kept}")]

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
 from typing import Any
 
-import datasets
 import transformers
 from rich.console import Console
 from transformers import PrinterCallback
 
 from agentrl.config.lora import holds_adapter
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
+from agentrl.core.files import remove_directory
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.track.display import make_display
 from agentrl.track.sinks import open_metric_sinks
 from agentrl.track.summary import write_summary
 from agentrl.tune.build import arguments, build_trainer
 from agentrl.tune.data import drawing_order, epoch_size
-from agentrl.tune.directory import RunDirectory, TuneResult
-from agentrl.tune.encode import columns
+from agentrl.tune.directory import CHECKPOINTS, RunDirectory, TuneResult, checkpoint_step, checkpoints_in
 from agentrl.tune.follow import Best, Follower, Rows, Stop, save_model
 from agentrl.tune.launch import is_first
 from agentrl.tune.methods import Method
@@ -55,12 +54,21 @@ def train(
         display.on_stage("loading the model")
         sinks = [*open_metric_sinks(directory.path, config.track, ("step", "loss", "learning_rate", "epoch")), summary, display]
         for sink in sinks:
-            sink.on_run_begin(RunBegin(config=_as_dict(config), run_dir=directory.path, resumed=directory.step > 0, step=directory.step))
+            sink.on_run_begin(
+                RunBegin(config=dataclasses.asdict(config), run_dir=directory.path, resumed=directory.step > 0, step=directory.step)
+            )
+        for path in checkpoints_in(directory.path / CHECKPOINTS):
+            if checkpoint_step(path) > directory.step:  # begun by a run that was killed while it wrote
+                remove_directory(path)
     status = "failed"
     try:
         with (stop or Stop()).on_signals() as asked:
             rows = Rows(method, sinks, epoch_rows=epoch_size(sizes, config), batch_size=config.optim.batch_size)
-            status = _train(method, config, prepared, directory, steps, rows, asked, lambda: time.monotonic() - started_s, display)
+            known = [row["eval/best"] for row in directory.rows if row.get("eval/best") is not None]
+            best = Best(config.eval.keep_best, directory.path / "best", known[-1] if known else None)
+            evaluates, clock = bool(prepared.held_out), lambda: time.monotonic() - started_s
+            follower = Follower(rows, best, asked, config, evaluates=evaluates, clock=clock)
+            status = _train(method, config, prepared, directory, steps, follower, display)
     finally:
         found = summary.build(run_dir=directory.path, wall_s=time.monotonic() - started_s, status=status, data=prepared.counts)
         if is_first():
@@ -74,38 +82,22 @@ def train(
 
 
 def _train(
-    method: Method,
-    config: TuneConfig,
-    prepared: Prepared,
-    directory: RunDirectory,
-    steps: int,
-    rows: Rows,
-    stop: Stop,
-    clock: Callable[[], float],
-    display: Any,
+    method: Method, config: TuneConfig, prepared: Prepared, directory: RunDirectory, steps: int, follower: Follower, display: Any
 ) -> str:
     """Build the trainer, train, and save the model; return ``finished`` or ``interrupted``."""
     order = drawing_order([len(part) for part in prepared.parts], steps * config.optim.batch_size, config)
     flat = [row for part in prepared.parts for row in part]
-    trained = datasets.Dataset.from_dict(columns(flat)).select(order)
-    held_out = datasets.Dataset.from_dict(columns(prepared.held_out)) if prepared.held_out else None
-    known = [row["eval/best"] for row in directory.rows if row.get("eval/best") is not None]
-    best = Best(config.eval.keep_best, directory.path / "best", known[-1] if known else None)
-    follower = Follower(
-        rows, best, stop, save_every=config.run.save_every, eval_every=config.eval.eval_every, evaluates=held_out is not None, clock=clock
-    )
     tokenizer = load_tokenizer(model_path(config), trust_remote_code=config.model.trust_remote_code)
-    given = arguments(config, directory.path, steps, evaluate_first=held_out is not None and not directory.step)
+    given = arguments(config, directory.path, steps, evaluate_first=bool(prepared.held_out) and not directory.step)
     try:
-        trainer = build_trainer(method, config, given, tokenizer, trained, held_out)
+        trainer = build_trainer(method, config, given, tokenizer, [flat[index] for index in order], prepared.held_out or None)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(follower)
-        trainer.keep_checkpoints, trainer.before_save = config.run.keep_checkpoints, rows.flush
         follower.trainer = trainer
         if display is not None:
             display.on_stage("first step")
         trainer.train(resume_from_checkpoint=str(directory.checkpoint) if directory.checkpoint else None)
-        rows.flush()
+        follower.rows.flush()
         if follower.stopped:
             return "interrupted"
         save_model(trainer, directory.path / "model")
@@ -128,10 +120,9 @@ def _quiet() -> None:
     """Leave the terminal to our display."""
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
     warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", category=UserWarning, module="torch|transformers|accelerate|trl|peft|deepspeed")
-    for name in ("trl", "accelerate", "deepspeed", "DeepSpeed"):
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch|transformers|accelerate|peft|deepspeed")
+    for name in ("accelerate", "deepspeed", "DeepSpeed"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
@@ -158,9 +149,3 @@ def _next(method: Method, directory: RunDirectory, status: str) -> list[str]:
     if holds_adapter(directory.path / "model"):
         return [f"agentrl merge {directory.path / 'model'}"]
     return []
-
-
-def _as_dict(config: TuneConfig) -> Mapping[str, Mapping[str, Any]]:
-    import dataclasses
-
-    return dataclasses.asdict(config)

@@ -20,7 +20,7 @@ from agentrl.core.errors import AgentRLError, ConfigError
 from agentrl.track.jsonl import encode
 from agentrl.viewer.images import episode_image
 from agentrl.viewer.questions import QUESTIONS, Question, Words
-from agentrl.viewer.runs import Library
+from agentrl.viewer.runs import RunCollection
 
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -44,13 +44,13 @@ def page_files() -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in TYPES and path.is_file()}
 
 
-def make_app(library: Library) -> Starlette:
+def make_app(collection: RunCollection) -> Starlette:
     """Return the application over some runs, to stand behind a `Guard`."""
     routes = [
         Route("/", _page),
         Route("/static/{path:path}", _page),
-        Route("/api/run/{run}/image/{episode}/{number:int}", _image(library)),
-        *(Route("/" + path, _answer(library, question)) for path, question in QUESTIONS.items()),
+        Route("/api/run/{run}/image/{episode}/{number:int}", _image(collection)),
+        *(Route("/" + path, _answer(collection, question)) for path, question in QUESTIONS.items()),
     ]
     handlers: dict[Any, Any] = {HTTPException: _http_problem, AgentRLError: _problem, Exception: _problem}
     return Starlette(routes=routes, exception_handlers=handlers)
@@ -63,19 +63,19 @@ async def _page(request: Request) -> Response:
     return Response(path.read_bytes(), media_type=TYPES[path.suffix])
 
 
-def _answer(library: Library, question: Question) -> Callable[[Request], Awaitable[Response]]:
+def _answer(collection: RunCollection, question: Question) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         words = Words(dict(request.query_params))
-        found = await run_in_threadpool(question, library, request.path_params, words)
+        found = await run_in_threadpool(question, collection, request.path_params, words)
         return Response(await run_in_threadpool(to_json, found), media_type="application/json")
 
     return answer
 
 
-def _image(library: Library) -> Callable[[Request], Awaitable[Response]]:
+def _image(collection: RunCollection) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         place, words = request.path_params, Words(dict(request.query_params))
-        run, attempt = library.run(place["run"]), words.optional("attempt")
+        run, attempt = collection.run(place["run"]), words.optional("attempt")
         found = await run_in_threadpool(episode_image, run, place["episode"], place["number"], attempt)
         if found is None:
             raise HTTPException(404, "there is no such image, or it is no PNG, JPEG, GIF or WebP file")

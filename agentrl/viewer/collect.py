@@ -14,18 +14,18 @@ from agentrl.viewer.app import to_json
 from agentrl.viewer.images import episode_image
 from agentrl.viewer.page import single_page
 from agentrl.viewer.questions import QUESTIONS, Words, address
-from agentrl.viewer.runs import Library
+from agentrl.viewer.runs import RunCollection
 
 MAX_BYTES = 30_000_000
 LISTS = ("metrics", "steps", "episodes", "tasks", "evaluations")
 LONG = {"steps": {"limit": "1000"}, "episodes": {"limit": "1000"}, "tasks": {"limit": "1000"}}
 
 
-def write_page(library: Library, path: Path, *, episodes: Sequence[str] = (), steps: Sequence[int] = ()) -> int:
+def write_page(collection: RunCollection, path: Path, *, episodes: Sequence[str] = (), steps: Sequence[int] = ()) -> int:
     """Write the page with its answers into one file, and return the size in bytes.
 
     Args:
-        library: The runs, of which there must be one.
+        collection: The runs, of which there must be one.
         path: The file.
         episodes: Episodes to show; together with `steps` none stand for the whole run.
         steps: Steps to show, with their recorded episodes.
@@ -33,10 +33,10 @@ def write_page(library: Library, path: Path, *, episodes: Sequence[str] = (), st
     Raises:
         ConfigError: If there are several runs, something is not recorded, the file would be too large, or cannot be written.
     """
-    names = [card["id"] for card in library.cards()]
+    names = [card["id"] for card in collection.cards()]
     if len(names) != 1:
         raise ConfigError("--html", str(path), f"shows one run, and there are {len(names)}", "Name a run's directory.")
-    answers = _Answers(library, names[0])
+    answers = _Answers(collection, names[0])
     start = answers.choose(episodes, steps)
     text = single_page(answers.found, start=start)
     try:
@@ -50,9 +50,9 @@ def write_page(library: Library, path: Path, *, episodes: Sequence[str] = (), st
 class _Answers:
     """Answers by the address at which the page asks for them."""
 
-    def __init__(self, library: Library, run: str) -> None:
-        self._library, self._run = library, run
-        self._reader: RunReader = library.run(run)
+    def __init__(self, collection: RunCollection, run: str) -> None:
+        self._collection, self._run = collection, run
+        self._reader: RunReader = collection.run(run)
         while not self._reader.store.advance(1.0):
             pass
         self.found: dict[str, Any] = {}
@@ -103,7 +103,7 @@ class _Answers:
         parts = question.split("/")[1:]
         key = address(*(str(place[part[1:-1].partition(":")[0]]) if part.startswith("{") else part for part in parts))
         if key not in self.found:
-            answer = QUESTIONS[question](self._library, place, Words(words or {}))
+            answer = QUESTIONS[question](self._collection, place, Words(words or {}))
             self.found[key] = answer
             self._bytes += len(to_json(answer))
             if self._bytes > MAX_BYTES:

@@ -17,7 +17,7 @@ from agentrl.inspect.spikes import token_answer
 from agentrl.inspect.steps import step_answer
 from agentrl.inspect.tasks import evaluation_answer, one_task, task_list
 from agentrl.track.index import TRAINING
-from agentrl.viewer.runs import Library
+from agentrl.viewer.runs import RunCollection
 
 MAX_LIMIT = 1000
 MAX_SEARCH_S = 0.5
@@ -70,77 +70,77 @@ class Words:
         return {"offset": self.whole("offset", 0), "limit": self.whole("limit", 50, 1, MAX_LIMIT)}
 
 
-Question: TypeAlias = Callable[[Library, Mapping[str, Any], Words], Any]
+Question: TypeAlias = Callable[[RunCollection, Mapping[str, Any], Words], Any]
 
 
-def _runs(library: Library, place: Mapping[str, Any], words: Words) -> Any:
-    return {"folder": str(library.folder), "single": library.single, "runs": library.cards()}
+def _runs(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
+    return {"folder": str(collection.folder), "single": collection.single, "runs": collection.cards()}
 
 
-def _compare(library: Library, place: Mapping[str, Any], words: Words) -> Any:
+def _compare(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
     names = [name for name in words.text("runs").split(",") if name]
-    cards = {card["id"]: card for card in library.cards()}
-    readers = library.runs(names[:8])
+    cards = {card["id"]: card for card in collection.cards()}
+    readers = collection.runs(names[:8])
     return {"runs": [cards[name] for name in names[:8]], "settings": settings_differ(readers)}
 
 
-def _metrics(library: Library, place: Mapping[str, Any], words: Words) -> Any:
+def _metrics(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
     names = [name for name in words.text("names").split(",") if name]
-    return series(library.run(place["run"]).metrics, names, words.whole("points", 1000, 1, 20_000))
+    return series(collection.run(place["run"]).metrics, names, words.whole("points", 1000, 1, 20_000))
 
 
-def _steps(library: Library, place: Mapping[str, Any], words: Words) -> Any:
-    return step_rows(library.run(place["run"]).metrics, words.whole("offset", 0), words.whole("limit", 200, 1, MAX_LIMIT))
+def _steps(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
+    return step_rows(collection.run(place["run"]).metrics, words.whole("offset", 0), words.whole("limit", 200, 1, MAX_LIMIT))
 
 
-def _episodes(library: Library, place: Mapping[str, Any], words: Words) -> Any:
+def _episodes(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
     chosen: dict[str, Any] = {name: words.text(name) for name in ("task", "status", "agent", "source", "text")}
     chosen |= {name: words.optional(name) for name in ("step", "group")}
     chosen |= {name: words.number(name) for name in ("min_reward", "max_reward")}
-    return episode_list(library.run(place["run"]), chosen, sort=words.text("sort", "-time"), **words.page)
+    return episode_list(collection.run(place["run"]), chosen, sort=words.text("sort", "-time"), **words.page)
 
 
-def _tokens(library: Library, place: Mapping[str, Any], words: Words) -> Any:
-    return token_answer(library.run(place["run"]), place["step"], words.text("by", "mismatch"), words.whole("limit", 30, 1, 500))
+def _tokens(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
+    return token_answer(collection.run(place["run"]), place["step"], words.text("by", "mismatch"), words.whole("limit", 30, 1, 500))
 
 
-def _group(library: Library, place: Mapping[str, Any], words: Words) -> Any:
+def _group(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
     source = words.text("source", TRAINING)
-    return group_answer(library.run(place["run"]), place["group"], words.optional("attempt"), source)
+    return group_answer(collection.run(place["run"]), place["group"], words.optional("attempt"), source)
 
 
-def _tasks(library: Library, place: Mapping[str, Any], words: Words) -> Any:
+def _tasks(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
     offset, limit = words.whole("offset", 0), words.whole("limit", 100, 1, MAX_LIMIT)
     sort, text = words.text("sort", "hardest"), words.text("text")
-    return task_list(library.run(place["run"]), offset=offset, limit=limit, sort=sort, text=text)
+    return task_list(collection.run(place["run"]), offset=offset, limit=limit, sort=sort, text=text)
 
 
-def _search(library: Library, place: Mapping[str, Any], words: Words) -> Any:
+def _search(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
     options = {"after": words.whole("after", 0), "limit": words.whole("limit", 50, 1, 500), "seconds": MAX_SEARCH_S}
-    return search(library.run(place["run"]), words.text("text"), case=words.text("case") == "1", **options)  # type: ignore[arg-type]
+    return search(collection.run(place["run"]), words.text("text"), case=words.text("case") == "1", **options)  # type: ignore[arg-type]
 
 
 QUESTIONS: Mapping[str, Question] = {
     "api/runs": _runs,
-    "api/changes": lambda library, place, words: library.changes(),
+    "api/changes": lambda collection, place, words: collection.changes(),
     "api/compare": _compare,
-    "api/run/{run}": lambda library, place, words: run_answer(library.run(place["run"]), place["run"]),
+    "api/run/{run}": lambda collection, place, words: run_answer(collection.run(place["run"]), place["run"]),
     "api/run/{run}/metrics": _metrics,
-    "api/run/{run}/changes": lambda library, place, words: library.changes_of(place["run"]),
+    "api/run/{run}/changes": lambda collection, place, words: collection.changes_of(place["run"]),
     "api/run/{run}/steps": _steps,
-    "api/run/{run}/step/{step:int}": lambda library, place, words: step_answer(library.run(place["run"]), place["step"]),
+    "api/run/{run}/step/{step:int}": lambda collection, place, words: step_answer(collection.run(place["run"]), place["step"]),
     "api/run/{run}/step/{step:int}/tokens": _tokens,
     "api/run/{run}/episodes": _episodes,
-    "api/run/{run}/episode/{episode}": lambda library, place, words: episode_answer(
-        library.run(place["run"]), place["episode"], words.optional("attempt")
+    "api/run/{run}/episode/{episode}": lambda collection, place, words: episode_answer(
+        collection.run(place["run"]), place["episode"], words.optional("attempt")
     ),
-    "api/run/{run}/record/{episode}": lambda library, place, words: record_answer(
-        library.run(place["run"]), place["episode"], words.optional("attempt")
+    "api/run/{run}/record/{episode}": lambda collection, place, words: record_answer(
+        collection.run(place["run"]), place["episode"], words.optional("attempt")
     ),
     "api/run/{run}/group/{group:int}": _group,
     "api/run/{run}/tasks": _tasks,
-    "api/run/{run}/task/{task:path}": lambda library, place, words: one_task(library.run(place["run"]), place["task"]),
-    "api/run/{run}/evaluations": lambda library, place, words: evaluation_answer(library.run(place["run"])),
+    "api/run/{run}/task/{task:path}": lambda collection, place, words: one_task(collection.run(place["run"]), place["task"]),
+    "api/run/{run}/evaluations": lambda collection, place, words: evaluation_answer(collection.run(place["run"])),
     "api/run/{run}/search": _search,
 }
 """Address -> what answers it, from the parameters in the address and those behind it."""

@@ -24,7 +24,7 @@ class NoSuchRunError(ConfigError):
     """The viewer does not show a run of that name."""
 
 
-class Library:
+class RunCollection:
     """The runs below a folder by their ids, which are the only way to name one, so that no request reaches another file.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.core.errors import WeightSyncError
-from agentrl.weights.groups import Channel
+from agentrl.weights.groups import Carrier
 from agentrl.weights.sender import NamedTensors
 
 BUCKET_BYTES = 512 * 2**20
@@ -61,7 +61,7 @@ def cut(infos: Iterable[TensorInfo], bucket_bytes: int) -> list[list[TensorInfo]
 
 
 def send_in_buckets(
-    named_tensors: NamedTensors, infos: Sequence[TensorInfo], channel: Channel, device: torch.device, bucket_bytes: int = BUCKET_BYTES
+    named_tensors: NamedTensors, infos: Sequence[TensorInfo], channel: Carrier, device: torch.device, bucket_bytes: int = BUCKET_BYTES
 ) -> None:
     """Pack and send all tensors; returns when the last byte is sent.
 
@@ -89,7 +89,7 @@ def send_in_buckets(
 
 def receive_in_buckets(
     infos: Iterable[TensorInfo],
-    channel: Channel,
+    channel: Carrier,
     device: torch.device,
     bucket_bytes: int,
     load: Callable[[Sequence[tuple[str, Tensor]]], object],

@@ -191,11 +191,4 @@ class GroupSender:
             group.close()
 
 
-def free_port(host: str) -> int:
-    """Return a TCP port of `host` that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-__all__ = ["Channel", "GroupSender", "free_port"]
+__all__ = ["Channel", "GroupSender"]

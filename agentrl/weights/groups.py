@@ -26,7 +26,7 @@ POLL_S = 0.05
 _ARRIVED, _COMPLETE, _ABANDONED = "arrived", "complete", "abandoned"
 
 
-class Channel(Protocol):
+class Carrier(Protocol):
     """Carries buckets from the first member of a group to all others, in order."""
 
     def buffer(self, size: int, device: torch.device) -> Tensor:
@@ -36,6 +36,10 @@ class Channel(Protocol):
     def begin(self, bucket: Tensor) -> Callable[[], object]:
         """Start to send bytes, or to receive as many; calling what is returned waits, after which the bytes may be used or replaced."""
         ...
+
+
+class Channel(Carrier, Protocol):
+    """A way to carry buckets, of which a group knows when a transfer has ended or is given up."""
 
     def end(self) -> None:
         """Forget the buffers of a transfer that has ended."""
@@ -56,7 +60,7 @@ class Group:
         self.reason = ""  # why it was given up
 
     @contextlib.contextmanager
-    def transfer(self, timeout_s: float) -> Iterator[Channel]:
+    def transfer(self, timeout_s: float) -> Iterator[Carrier]:
         """Send or receive within the block; afterwards every byte has arrived.
 
         Raises:
@@ -68,7 +72,7 @@ class Group:
         watch.start()
         try:
             self._check()
-            yield _Checked(self)
+            yield self
             self._check()
             self.channel.end()
         except Exception as error:
@@ -80,6 +84,23 @@ class Group:
         finally:
             over.set()
             watch.join()
+
+    def buffer(self, size: int, device: torch.device) -> Tensor:
+        """As `Carrier.buffer`."""
+        return self.channel.buffer(size, device)
+
+    def begin(self, bucket: Tensor) -> Callable[[], object]:
+        """As `Carrier.begin`; a wait that ended because the group was given up is an error."""
+        wait = self._carried(lambda: self.channel.begin(bucket))
+        return lambda: self._carried(wait)
+
+    def _carried(self, call: Callable[[], T]) -> T:
+        try:
+            result = call()
+        except Exception as error:
+            raise TransferAbandonedError(f"a member is gone: {type(error).__name__}: {error}") from error
+        self._check()
+        return result
 
     def abandon(self, reason: str) -> None:
         """Give the group up, and tell all members; from any thread."""
@@ -105,38 +126,6 @@ class Group:
             if reason:
                 self.abandon(reason)
                 return
-
-
-class _Checked:
-    """The channel of a group; a wait that ended because the group was given up is an error."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-
-    def buffer(self, size: int, device: torch.device) -> Tensor:
-        """As `Channel.buffer`."""
-        return self._group.channel.buffer(size, device)
-
-    def end(self) -> None:
-        """As `Channel.end`."""
-        self._group.channel.end()
-
-    def begin(self, bucket: Tensor) -> Callable[[], object]:
-        """As `Channel.begin`."""
-        wait = self._carried(lambda: self._group.channel.begin(bucket))
-        return lambda: self._carried(wait)
-
-    def abort(self) -> None:
-        """As `Channel.abort`."""
-        self._group.channel.abort()
-
-    def _carried(self, call: Callable[[], T]) -> T:
-        try:
-            result = call()
-        except Exception as error:
-            raise TransferAbandonedError(f"a member is gone: {type(error).__name__}: {error}") from error
-        self._group._check()
-        return result
 
 
 def host(

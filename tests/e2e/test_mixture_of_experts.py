@@ -60,8 +60,8 @@ def gathered_and_published(rank: int, ports: list[int], folder: Path) -> None:
     from agentrl.learner import engine
     from agentrl.learner.learner import LearnerRank
 
-    config = engine._zero_config  # parameters as small as these would never be in parts
-    engine._zero_config = lambda *args, **named: config(*args, **named) | {"stage3_param_persistence_threshold": 0}
+    config = engine.zero_config  # parameters as small as these would never be in parts
+    engine.zero_config = lambda *args, **named: config(*args, **named) | {"stage3_param_persistence_threshold": 0}
     for name in FAMILIES:
         model = str(folder / name)
         found = gradients(make_settings(model, learner=PARTS), GROUPS, rank=rank, world_size=2, port=ports.pop())

@@ -85,7 +85,8 @@ async def test_experts_are_those_that_transformers_chooses(engine: TransformersE
 async def test_tokens_keep_the_experts_of_the_weights_that_sampled_them(model: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from agentrl.learner.export import checkpoint_names, whole_parameters
+    from agentrl.learner.engine import whole_parameters
+    from agentrl.learner.export import checkpoint_names
 
     own, changed = TransformersEngine(settings(model)), AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():

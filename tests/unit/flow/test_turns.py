@@ -20,7 +20,7 @@ from agentrl.flow.checkpoint import Progress
 from agentrl.flow.exports import JointLearner
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.state import SafePoint
-from agentrl.flow.turns import TurnTakingLearner
+from agentrl.flow.turns import TimeSharedLearner
 from agentrl.flow.worker_slots import Supervision
 from agentrl.profile.simulation import run_virtual
 from tests.unit.flow.fakes import Recorder, ScriptedLearner, ScriptedWorker, endless_tasks, flow_of
@@ -132,7 +132,7 @@ class Learner(ScriptedLearner):
 class Saving:
     """Writes nothing but the learner's part."""
 
-    def __init__(self, learner: TurnTakingLearner, every: int) -> None:
+    def __init__(self, learner: TimeSharedLearner, every: int) -> None:
         self._learner, self._every = learner, every
 
     def due(self, step: int) -> bool:
@@ -153,10 +153,10 @@ def play(
     steps: int = 2,
     level: int = 1,
     save_every: int = 0,
-    hook: Callable[[RolloutPool, TurnTakingLearner, SafePoint], Any] | None = None,
+    hook: Callable[[RolloutPool, TimeSharedLearner, SafePoint], Any] | None = None,
     supervised: Callable[[Gpu], Engine] | None = None,
     resumed_at: int = 0,
-    after: Callable[[TurnTakingLearner], Any] | None = None,
+    after: Callable[[TimeSharedLearner], Any] | None = None,
     joint: bool = False,
 ) -> SimpleNamespace:
     """Run the loops on engines and a learner that share a GPU; returns the run, its pool, and the calls in their order."""
@@ -175,7 +175,7 @@ def play(
         workers = {f"engine-{index}": engine for index, engine in enumerate(engines(gpu))}
         pool = found.pool = RolloutPool(workers, Supervision(respawn=respawn) if supervised else None)
         own: Any = Learner(gpu=gpu, first_version=resumed_at)
-        learner = TurnTakingLearner(JointLearner(own, pool, version=resumed_at) if joint else own, pool, sleep_level=level)
+        learner = TimeSharedLearner(JointLearner(own, pool, version=resumed_at) if joint else own, pool, sleep_level=level)
         await learner.start()
         if resumed_at:
             await learner.load_checkpoint("x")
@@ -224,7 +224,7 @@ def test_a_checkpoint_and_the_model_at_the_end_take_turns_of_their_own() -> None
 
 
 def test_an_evaluation_finds_the_engines_awake_and_the_best_model_takes_a_turn() -> None:
-    async def evaluate(pool: RolloutPool, learner: TurnTakingLearner, point: SafePoint) -> Mapping[str, float]:
+    async def evaluate(pool: RolloutPool, learner: TimeSharedLearner, point: SafePoint) -> Mapping[str, float]:
         await point.until_live()
         summary, _ = await pool.run_group(GroupRequest(group_id=99, task=Task("x"), n_samples_per_prompt=2, version=point.step))
         assert summary.versions == (point.step, point.step)

@@ -83,7 +83,7 @@ async def running(uploads: Uploads, after: Callable[[], None] = lambda: None) ->
 
 
 def made(address: str, *, keep: int = 9, timeout_s: float = 30.0, said: list[str] | None = None) -> Uploads:
-    return Uploads(address, WritingLearner(), keep=keep, timeout_s=timeout_s, say=(said if said is not None else []).append)
+    return Uploads(address, WritingLearner(), keep=keep, timeout_s=timeout_s, warn=(said if said is not None else []).append)
 
 
 async def test_the_ranks_hash_what_they_wrote_and_the_driver_the_rest(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ async def test_whatever_a_file_system_raises_training_goes_on(tmp_path: Path, ad
             raise KeyError("odd")
 
     said: list[str] = []
-    uploads = Uploads(address, Odd(), keep=2, timeout_s=5, say=said.append)
+    uploads = Uploads(address, Odd(), keep=2, timeout_s=5, warn=said.append)
     async with running(uploads):
         await save(tmp_path, 1, uploads=uploads)
         with pytest.raises(CheckpointError, match="KeyError"):

@@ -45,7 +45,7 @@ def outcome(learner: LearnerRank) -> dict[str, Any]:
     weights = {f"policy {name}": tensor.clone() for name, tensor in state.named_weights()}
     for kind, engine in (("critic", state.models.critic), ("reference", state.models.reference)):
         if engine is not None:
-            from agentrl.learner.export import whole_parameters
+            from agentrl.learner.engine import whole_parameters
 
             module = engine.module if hasattr(engine, "module") else engine
             weights |= {f"{kind} {name}": tensor.clone() for name, tensor in whole_parameters(module)}

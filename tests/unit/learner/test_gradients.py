@@ -201,7 +201,7 @@ def test_old_from_the_same_pass_equals_old_computed_before(tiny_model: str, monk
     from agentrl.learner.step import TrainingStep
 
     fused = gradients(make_settings(tiny_model), GROUPS)
-    monkeypatch.setattr(TrainingStep, "_anchor_is_needed", lambda self, updates: True)
+    monkeypatch.setattr(TrainingStep, "_old_scores_are_needed", lambda self, updates: True)
     assert largest_difference(fused, gradients(make_settings(tiny_model), GROUPS)) == 0.0
 
 

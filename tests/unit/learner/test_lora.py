@@ -42,7 +42,7 @@ def published(learner: LearnerRank) -> dict[str, Tensor]:
 
 
 def parameters(learner: LearnerRank) -> dict[str, Tensor]:
-    from agentrl.learner.export import whole_parameters
+    from agentrl.learner.engine import whole_parameters
 
     return {name: tensor.clone() for name, tensor in whole_parameters(learner._started.policy)}
 
@@ -183,7 +183,8 @@ def test_export_writes_the_adapter_or_the_merged_model(tiny_model: str, tmp_path
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from agentrl.learner.export import export_checkpoint, merge_adapter
+    from agentrl.learner.export import export_checkpoint
+    from agentrl.learner.merge import merge_into_base
 
     learner = started(tiny_model, learner={"ema_decay": 0.5, "zero_stage": 2})
     steps(learner, 0, 2)
@@ -205,7 +206,7 @@ def test_export_writes_the_adapter_or_the_merged_model(tiny_model: str, tmp_path
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
     by_peft = logprobs(PeftModel.from_pretrained(base, saved).eval())
     whole = AutoModelForCausalLM.from_pretrained(merged)
-    merge_adapter(saved, settings, tmp_path / "again")
+    merge_into_base(saved, tmp_path / "again", base=settings.model, dtype="float32")
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (merged / "model.safetensors").read_bytes()
     assert torch.allclose(logprobs(whole), by_peft, atol=1e-5)
     if not average:

@@ -18,31 +18,31 @@ HEALTHY = {
 }
 
 
-def signs(*rows: dict[str, float], compares_groups: bool = True, max_turns: int = 8) -> list[str]:
+def warnings(*rows: dict[str, float], compares_groups: bool = True, max_turns: int = 8) -> list[str]:
     diagnosis = Diagnosis(compares_groups=compares_groups, max_new_tokens=64, max_turns=max_turns)
     for step, row in enumerate(rows, 1):
         diagnosis.on_metrics(MetricsRow(step=step, metrics={**HEALTHY, **row}))
-    return [f"{sign.id}: {sign.text}. {sign.remedy}" for sign in diagnosis.signs]
+    return [f"{warning.id}: {warning.text}. {warning.remedy}" for warning in diagnosis.warnings]
 
 
-def test_a_healthy_run_has_no_sign() -> None:
-    assert signs(*[{}] * 20) == []
+def test_a_healthy_run_has_no_warning() -> None:
+    assert warnings(*[{}] * 20) == []
 
 
 @pytest.mark.parametrize(("reward", "remedy"), [(0.0, "are the labels there?"), (1.0, "take harder tasks")])
 def test_flat_groups_are_said_once_with_a_remedy_that_fits_the_reward(reward: float, remedy: str) -> None:
-    (sign,) = signs(*[{"group/zero_variance": 1.0, "reward/mean": reward, "grad_norm": 0.0}] * 12)
-    assert sign.startswith("flat-groups")
-    assert remedy in sign
+    (warning,) = warnings(*[{"group/zero_variance": 1.0, "reward/mean": reward, "grad_norm": 0.0}] * 12)
+    assert warning.startswith("flat-groups")
+    assert remedy in warning
 
 
 def test_a_step_that_teaches_something_begins_the_count_anew() -> None:
     flat = {"group/zero_variance": 1.0}
-    assert signs(*[flat] * 4, {}, *[flat] * 4) == []
+    assert warnings(*[flat] * 4, {}, *[flat] * 4) == []
 
 
 def test_estimators_without_groups_may_have_flat_ones() -> None:
-    assert signs(*[{"group/zero_variance": 1.0}] * 9, compares_groups=False) == []
+    assert warnings(*[{"group/zero_variance": 1.0}] * 9, compares_groups=False) == []
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,15 @@ def test_estimators_without_groups_may_have_flat_ones() -> None:
     [({"off_policy/masked": 1.0}, "--off-policy-range"), ({"learning_rate": 0.0}, "--learning-rate"), ({}, "advantage/abs")],
 )
 def test_a_zero_gradient_names_its_cause(row: dict[str, float], remedy: str) -> None:
-    (sign,) = signs(*[{"grad_norm": 0.0, **row}] * 3)
-    assert sign.startswith("zero-gradient")
-    assert remedy in sign
+    (warning,) = warnings(*[{"grad_norm": 0.0, **row}] * 3)
+    assert warning.startswith("zero-gradient")
+    assert remedy in warning
 
 
 @pytest.mark.parametrize(("turns", "remedy"), [(4.0, "--max-turns (now 4)"), (1.0, "--max-new-tokens (now 64)")])
 def test_truncation_of_everything_names_the_bound(turns: float, remedy: str) -> None:
-    (sign,) = signs(*[{"episode/truncated": 1.0, "episode/turns_mean": turns}] * 3, max_turns=4)
-    assert remedy in sign
+    (warning,) = warnings(*[{"episode/truncated": 1.0, "episode/turns_mean": turns}] * 3, max_turns=4)
+    assert remedy in warning
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_observations_that_do_not_fit_are_said_instead_of_truncation(context: st
     diagnosis = Diagnosis(compares_groups=True, max_new_tokens=64, max_turns=8, context=context)
     for step in range(1, 6):
         diagnosis.on_metrics(MetricsRow(step=step, metrics={**HEALTHY, "episode/truncated": 1.0, "episode/overflowed": 0.96}))
-    (sign,) = diagnosis.signs
-    assert sign.id == "observations-do-not-fit"
-    assert remedy in sign.remedy
+    (warning,) = diagnosis.warnings
+    assert warning.id == "observations-do-not-fit"
+    assert remedy in warning.remedy
 
 
 def test_a_quarter_of_failed_episodes_is_said_with_their_kind() -> None:
-    assert signs(*[{"failures/timeout": 10.0}] * 4) == []
-    (sign,) = signs({"failures/timeout": 6.0, "failures/env_error": 30.0})
-    assert "36% of the episodes failed, most with env_error" in sign
+    assert warnings(*[{"failures/timeout": 10.0}] * 4) == []
+    (warning,) = warnings({"failures/timeout": 6.0, "failures/env_error": 30.0})
+    assert "36% of the episodes failed, most with env_error" in warning

@@ -8,7 +8,7 @@ from agentrl.assets import tiny_model_path
 from agentrl.core.errors import DataError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.rollout.chat import ChatCodec
-from agentrl.tune.encode import IGNORED, Encoder, columns, encode_chat, fingerprint, pack, render
+from agentrl.tune.encode import IGNORED, Encoder, encode_chat, fingerprint, pack, render
 from agentrl.tune.forms import Answer, Chat, Labelled, Pair, Steps, Text
 from agentrl.tune.settings import (
     DpoConfig,
@@ -169,7 +169,3 @@ def test_the_hash_of_rows_sees_order_names_and_values():
     assert fingerprint([dict(reversed(row.items())) for row in rows]) == same
     for other in (rows[::-1], rows[:1], [rows[0], {"input_ids": [3], "label": True}], [rows[0], {"ids": [3], "label": False}]):
         assert fingerprint(other) != same
-
-
-def test_columns_fill_in_a_margin_that_is_missing():
-    assert columns([{"ids": [1], "margin": 2.0}, {"ids": [2]}]) == {"ids": [[1], [2]], "margin": [2.0, 0.0]}

@@ -9,6 +9,7 @@ import pytest
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.tune.follow import Best, Follower, Rows, Stop
 from agentrl.tune.methods import METHODS
+from agentrl.tune.settings import TuneConfig, TuneEvalConfig, TuneRunConfig
 
 
 class Sink(Callback):
@@ -30,10 +31,10 @@ def rows(sink: Sink) -> Rows:
 
 def test_a_step_and_its_evaluation_are_one_row(sink: Sink):
     found = rows(sink)
-    found.measured(0, {"eval_loss": 0.7, "eval_rewards/accuracies": 0.5, "eval_runtime": 2.0, "eval_samples_per_second": 9.0})
-    found.trained(1, {"loss": 0.6, "grad_norm": 2.0, "rewards/margins": 0.1, "num_tokens": 30, "unknown": 1.0}, 3.0)
+    found.measured(0, {"eval_loss": 0.7, "eval_accuracy": 0.5, "eval_runtime": 2.0, "eval_samples_per_second": 9.0})
+    found.trained(1, {"loss": 0.6, "grad_norm": 2.0, "margin": 0.1, "num_input_tokens_seen": 30, "unknown": 1.0}, 3.0)
     found.trained(2, {"loss": 0.5}, 4.0)
-    assert found.measured(2, {"eval_loss": 0.4, "eval_rewards/margins": 0.3}) == {"loss": 0.4, "margin": 0.3}
+    assert found.measured(2, {"eval_loss": 0.4, "eval_margin": 0.3}) == {"loss": 0.4, "margin": 0.3}
     found.note(**{"eval/best": 0.4})
     found.flush()
     found.flush()
@@ -65,8 +66,8 @@ def control() -> Any:
 
 
 def follower(sink: Sink, stop: Stop | None = None, *, save_every: int = 0, eval_every: int = 0, evaluates: bool = True) -> Follower:
-    settings: dict[str, Any] = {"save_every": save_every, "eval_every": eval_every, "evaluates": evaluates}
-    return Follower(rows(sink), Best("", Path("best")), stop or Stop(), clock=lambda: 1.0, **settings)
+    config = TuneConfig(run=TuneRunConfig(save_every=save_every), eval=TuneEvalConfig(eval_every=eval_every))
+    return Follower(rows(sink), Best("", Path("best")), stop or Stop(), config, evaluates=evaluates, clock=lambda: 1.0)
 
 
 def decided(each: Follower, last: int) -> list[str]:

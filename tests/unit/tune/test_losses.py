@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from agentrl.tune.losses import conservative_dpo, generalized_jsd, identity_preference, odds_ratio, step_cross_entropy
+from agentrl.tune.losses import PAIR_LOSSES, PairRatios, generalized_jsd, odds_ratio, step_cross_entropy
 
 CHOSEN, REJECTED = [0.7, -1.3, 2.0, -40.0], [-0.2, 0.4, 2.0, 35.0]
 
@@ -16,13 +16,14 @@ def sigmoid(value: float) -> float:
     return 1 / (1 + math.exp(-value))
 
 
-def tensors() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.tensor(CHOSEN, dtype=torch.float64), torch.tensor(REJECTED, dtype=torch.float64)
+def pairs() -> PairRatios:
+    chosen, rejected = (torch.tensor(values, dtype=torch.float64) for values in (CHOSEN, REJECTED))
+    return PairRatios(chosen, rejected, torch.zeros(4), torch.zeros(4), torch.ones(4), torch.ones(4))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
 def test_conservative_dpo_is_its_formula(smoothing: float):
-    found = conservative_dpo(*tensors(), beta=0.3, label_smoothing=smoothing)
+    found = PAIR_LOSSES["cdpo"](pairs(), 0.3, smoothing)
     for value, good, bad in zip(found.tolist(), CHOSEN, REJECTED, strict=True):
         difference = 0.3 * (good - bad)
         expected = -(1 - smoothing) * math.log(sigmoid(difference)) - smoothing * math.log(sigmoid(-difference))
@@ -31,12 +32,12 @@ def test_conservative_dpo_is_its_formula(smoothing: float):
 
 def test_without_smoothing_it_is_dpo():
     torch.testing.assert_close(
-        conservative_dpo(*tensors(), beta=0.1, label_smoothing=0.0), -torch.nn.functional.logsigmoid(0.1 * (tensors()[0] - tensors()[1]))
+        PAIR_LOSSES["cdpo"](pairs(), 0.1, 0.0), -torch.nn.functional.logsigmoid(0.1 * (pairs().policy_chosen - pairs().policy_rejected))
     )
 
 
 def test_identity_preference_is_its_formula():
-    found = identity_preference(*tensors(), beta=0.2)
+    found = PAIR_LOSSES["ipo_sum"](pairs(), 0.2, 0.0)
     assert found.tolist() == pytest.approx([(good - bad - 1 / 0.4) ** 2 for good, bad in zip(CHOSEN, REJECTED, strict=True)], abs=1e-6)
 
 

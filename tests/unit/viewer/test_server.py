@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from agentrl.core.errors import ConfigError
-from agentrl.viewer.runs import Library
+from agentrl.viewer.runs import RunCollection
 from agentrl.viewer.serve import view
 from tests.run_files import small_run
 
@@ -31,7 +31,7 @@ def page(tmp_path):
     (tmp_path / "runs" / "secret.txt").write_text("secret")
     addresses: queue.Queue[str] = queue.Queue()
     loop = asyncio.new_event_loop()
-    task = loop.create_task(view(Library(tmp_path / "runs"), 0, ready=addresses.put, token=TOKEN))
+    task = loop.create_task(view(RunCollection(tmp_path / "runs"), 0, ready=addresses.put, token=TOKEN))
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait({task})))
     thread.start()
     with httpx.Client(base_url=addresses.get(timeout=60)) as client:
@@ -112,7 +112,7 @@ def test_errors_name_what_is_wrong(page):
 
 def test_a_port_that_is_taken_is_a_config_error(page, tmp_path):
     with pytest.raises(ConfigError, match=r"--port = .*cannot be used"):
-        asyncio.run(view(Library(tmp_path / "runs"), page.base_url.port, ready=lambda address: None))
+        asyncio.run(view(RunCollection(tmp_path / "runs"), page.base_url.port, ready=lambda address: None))
 
 
 def test_new_steps_of_a_run_are_seen(page, tmp_path):
@@ -151,4 +151,4 @@ def test_the_command_prints_one_address_and_ends_by_a_signal(tmp_path, number):
 def test_what_holds_no_run_is_a_config_error(tmp_path, make, words):
     make(tmp_path / "runs")
     with pytest.raises(ConfigError, match=words):
-        Library(tmp_path / "runs")
+        RunCollection(tmp_path / "runs")
