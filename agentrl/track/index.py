@@ -68,8 +68,8 @@ def row_of(record: Record) -> Row:
         score=_as_number(record.get("score")),
         ended_s=_as_number(record.get("ended_s")),
         seconds=_as_number(_of(record, "timings", dict).get("total_s")),
-        error=str(record.get("error") or "").partition("\n")[0][:MAX_ERROR],
-        text=str(turns[-1].get("text", ""))[:MAX_TEXT] if turns else "",
+        error=_whole(str(record.get("error") or "").partition("\n")[0][:MAX_ERROR]),
+        text=_whole(str(turns[-1].get("text", ""))[:MAX_TEXT]) if turns else "",
     )
 
 
@@ -87,11 +87,10 @@ def index_values(record: Record, start: int, size: int) -> list[Any]:
     return [start, size, *asdict(row_of(record)).values()]
 
 
-def read_index(records: Path, most: int | None = None) -> Iterator[list[Any]]:
+def read_index(records: Path) -> Iterator[list[Any]]:
     """Yield the values of each line of the index, as far as it fits its file; nothing if there is none, or it is of another format.
 
-    `most` bounds the lines. A line that was cut off by a crash, or of a record that does not end where it says, is left out, and so is
-    whatever follows it.
+    A line that was cut off by a crash, or of a record that does not end where it says, is left out, and so is whatever follows it.
     """
     with contextlib.ExitStack() as opened:
         try:
@@ -102,9 +101,9 @@ def read_index(records: Path, most: int | None = None) -> Iterator[list[Any]]:
         head, end = json.loads(file.readline()), 0
         if not isinstance(head, dict) or head.get("format") != FORMAT or tuple(head.get("columns", ())) != COLUMNS:
             return
-        for number, line in enumerate(file):
+        for line in file:
             values = json.loads(line) if line.endswith(b"\n") else None
-            if number == most or not isinstance(values, list) or len(values) != len(COLUMNS):
+            if not isinstance(values, list) or len(values) != len(COLUMNS):
                 return
             if values[0] < end or os.pread(described.fileno(), 1, values[0] + values[1]) != b"\n":
                 return
@@ -182,6 +181,11 @@ def _of(record: Record, name: str, kind: type[Any]) -> Any:
     """Return a field if it has the type `kind`, else the empty value of that type."""
     value = record.get(name)
     return value if isinstance(value, kind) else kind()
+
+
+def _whole(text: str) -> str:
+    """Return a text without halves of characters, which JSON can hold and SQLite cannot."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _as_number(value: Any) -> float | None:

@@ -53,8 +53,7 @@ class _Answers:
     def __init__(self, library: Library, run: str) -> None:
         self._library, self._run = library, run
         self._reader: RunReader = library.run(run)
-        while not self._reader.store.advance(1.0):
-            pass
+        self._reader.store.complete()
         self.found: dict[str, Any] = {}
         self._bytes = 0
 

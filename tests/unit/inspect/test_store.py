@@ -16,9 +16,9 @@ from tests.run_files import MadeRun, small_run
 class Seen:
     """What a tail handed over."""
 
-    def __init__(self, path, start=0):
+    def __init__(self, path):
         self.lines, self.forgotten = [], 0
-        self.tail = Tail(path, self.take, self.forget, start)
+        self.tail = Tail(path, self.take, self.forget)
 
     def take(self, lines):
         self.lines += [(start, line.decode()) for start, line in lines]
