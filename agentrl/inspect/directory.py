@@ -14,8 +14,9 @@ from agentrl.assets import tiny_model_path
 from agentrl.config.load import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.inspect.store import PART, RECORDS, TRAJECTORIES, Store
-from agentrl.track.index import COLUMNS, Row, parsed
+from agentrl.inspect.store import RECORDS, TRAJECTORIES, Store, conditions, named
+from agentrl.inspect.tail import read_line
+from agentrl.track.index import parsed
 from agentrl.track.jsonl import read_lines
 from agentrl.track.summary import SummaryBuilder
 
@@ -23,7 +24,7 @@ Record: TypeAlias = Mapping[str, Any]
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 REQUESTS = "requests.jsonl"
-ROW = ", ".join(f'"{name}"' for name in COLUMNS[2:])
+LINE_END = b"\n"
 
 
 class RunDirectory:
@@ -111,39 +112,36 @@ class RunDirectory:
         self._check_recorded()
         return self._lines(TRAJECTORIES)
 
+    def episodes(self, episode: str = "") -> Iterator[list[Record]]:
+        """Yield the records of each episode, one per agent; of one episode by its name, of a group by its number, or of all."""
+        records = self.chosen(named(episode)) if episode else self.records()
+        for _, members in itertools.groupby(records, lambda record: record.get("episode_id")):
+            yield list(members)
+
+    def chosen(self, chosen: Mapping[str, Any]) -> Iterator[Record]:
+        """Yield the records that meet `agentrl.inspect.store.conditions`; only these are read."""
+        where, values = conditions(chosen)
+        for place in self.recorded().query(f"SELECT start, bytes FROM episodes WHERE {where} ORDER BY id", values):
+            yield from self.store.lines("episodes", [place])
+
+    def recorded(self) -> Store:
+        """Return the tables with all recorded trajectories, also of evaluations.
+
+        Raises:
+            ConfigError: If the run recorded no trajectories.
+        """
+        self._check_recorded()
+        return self.store.complete(RECORDS)
+
     def _check_recorded(self) -> None:
         if not (self.path / TRAJECTORIES).is_file():
             remedy = "Train with --record all to record every episode, or --record sample for one of each group."
             raise ConfigError("RUN", str(self.path), f"has no {TRAJECTORIES}", remedy)
 
-    def episodes(self, episode: str = "") -> Iterator[list[Record]]:
-        """Yield the records of each episode, one per agent; of one episode by its name, of a group by its number, or of all."""
-        records = self._records_of(episode) if episode else self.records()
-        for _, members in itertools.groupby(records, lambda record: record.get("episode_id")):
-            yield list(members)
-
-    def rows(self, group: str = "") -> Iterator[Row]:
-        """Yield what a list shows of each recorded trajectory of the training, or of those of a group by its number.
-
-        Raises:
-            ConfigError: If the run recorded no trajectories.
-        """
-        rows = (Row(*row) for row in self._recorded(ROW, group))
-        self.unreadable += self.store.unreadable
-        return rows
-
-    def _records_of(self, episode: str) -> Iterator[Record]:
-        """Yield the records of an episode, also of an evaluation's, or of a group of the training; only these are read."""
-        for place in self._recorded("start, bytes", episode):
-            yield from self.store.lines("episodes", [place])
-
-    def _recorded(self, columns: str, chosen: str) -> list[tuple[Any, ...]]:
-        """Columns of all recorded trajectories of the training, of those of a group by its number, or of any episode by its name."""
-        self._check_recorded()
-        training, values = f"start < {PART}", [int(chosen) if chosen.isdecimal() else chosen]
-        where = training if not chosen else f'{training} AND "group" = ?' if chosen.isdecimal() else "episode = ?"
-        sql = f"SELECT {columns} FROM episodes WHERE {where} ORDER BY id"
-        return self.store.complete(RECORDS).query(sql, values if chosen else ())
+    def unreadable_records(self) -> list[str]:
+        """Return the lines that the tables could not read, named as in `unreadable`."""
+        places = ((name, read_line(self.path / name, 0, start)) for name, start in self.store.unreadable)
+        return [f"{name}, line {before.count(LINE_END) + 1}" for name, before in places]
 
     def request_logs(self) -> Callable[[str], Record | None]:
         """Return the finder of an episode's log of requests by its name; the file is read once for the places of its lines."""

@@ -48,6 +48,16 @@ CREATE TABLE annotations (id INTEGER PRIMARY KEY, start, bytes, trajectory TEXT,
 CREATE INDEX annotations_trajectory ON annotations (trajectory);
 CREATE INDEX annotations_step ON annotations (step);
 """
+CONDITIONS = {
+    **{name: f'"{name}" = ?' for name in ("name", "episode", "group", "agent", "source")},
+    "before": "start < ?",
+    "started": "step = ?",
+    "min_reward": "reward >= ?",
+    "max_reward": "reward <= ?",
+    "task": "instr(task, ?) > 0",
+}
+"""Conditions on a recorded trajectory: ``before`` bounds its place (`PART` leaves those of evaluations out), ``started`` is the step that was
+next when its group was started, ``task`` a part of its id."""
 _ANNOTATION = re.compile(rb'\{"trajectory_id": "((?:[^"\\]|\\.)*)", "step": (\d+)')
 """The beginning of a line of annotations, which spares the reader the rest."""
 
@@ -66,7 +76,7 @@ class Store:
         self._db = sqlite3.connect(":memory:", check_same_thread=False)
         self._db.executescript(SCHEMA)
         self.lock = threading.RLock()
-        self.unreadable: list[str] = []
+        self.unreadable: list[tuple[str, int]] = []  # name of the file, and where the line begins
         self._tails = {
             "episodes": self._tail(self._files[0], partial(self._take_records, 0), f"episodes WHERE start < {PART}"),
             "evaluated": self._tail(self._files[1], partial(self._take_records, 1), f"episodes WHERE start >= {PART}"),
@@ -149,7 +159,7 @@ class Store:
         rows = []
         for start, line in lines:
             if (record := parsed(line)) is None:
-                self.unreadable.append(f"{self._files[number].name}, byte {start}")
+                self.unreadable.append((self._files[number].name, start))
             else:
                 rows.append(index_values(record, start, len(line)))
         self._add_episodes(number, rows)
@@ -187,6 +197,33 @@ class Store:
         """Release the tables."""
         with self.lock:
             self._db.close()
+
+
+def named(episode: str) -> dict[str, Any]:
+    """Return the conditions on the records of an episode by its name, or of a group of the training by its number; none without a name."""
+    return {"group": int(episode), "before": PART} if episode.isdecimal() else {"episode": episode}
+
+
+def conditions(chosen: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """Return an SQL condition on recorded trajectories, and its values.
+
+    Args:
+        chosen: Names of `CONDITIONS` with their values, ``status`` (one or several with commas), and ``text``, a part of task, episode,
+            error or last text; those that are `None` or empty do not count.
+    """
+    parts, values = ["1"], list[Any]()
+    for name, sql in CONDITIONS.items():
+        if chosen.get(name) not in (None, ""):
+            parts.append(sql)
+            values.append(chosen[name])
+    if statuses := [status for status in str(chosen.get("status") or "").split(",") if status]:
+        parts.append(f"status IN ({', '.join('?' * len(statuses))})")
+        values += statuses
+    if text := chosen.get("text"):
+        columns = ("task", "episode", "error", "text")
+        parts.append("(" + " OR ".join(f"instr(lower({name}), ?) > 0" for name in columns) + ")")
+        values += [str(text).lower()] * len(columns)
+    return " AND ".join(parts), values
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -51,25 +51,25 @@ class Row:
 def row_of(record: Record) -> Row:
     """Return the row of a record; also of an old, cut or malformed record."""
     turns = [turn for turn in _of(record, "turns", list) if isinstance(turn, Mapping)]
-    name = str(record.get("trajectory_id", "?"))
+    name = _text(record.get("trajectory_id", "?"))
     return Row(
         name=name,
-        episode=str(record.get("episode_id", name)),
+        episode=_text(record.get("episode_id", name)),
         group=_of(record, "group_id", int),
         attempt=_of(record, "attempt", int),
-        agent=str(record.get("agent", "")),
+        agent=_text(record.get("agent", "")),
         step=_of(record, "version", int) + 1,
-        task=str(_of(record, "task", dict).get("id", "?")),
-        source=str(_of(record, "eval_sampling", dict).get("name", TRAINING)),
-        status="cut" if "status" not in record else str(record["status"]),
+        task=_text(_of(record, "task", dict).get("id", "?")),
+        source=_text(_of(record, "eval_sampling", dict).get("name", TRAINING)),
+        status=_text(record.get("status", "cut")),
         turns=len(turns),
         tokens=sum(len(_of(turn, "token_ids", list)) for turn in turns),
         reward=_as_number(record.get("reward")),
         score=_as_number(record.get("score")),
         ended_s=_as_number(record.get("ended_s")),
         seconds=_as_number(_of(record, "timings", dict).get("total_s")),
-        error=_whole(str(record.get("error") or "").partition("\n")[0][:MAX_ERROR]),
-        text=_whole(str(turns[-1].get("text", ""))[:MAX_TEXT]) if turns else "",
+        error=_text(record.get("error") or "").partition("\n")[0][:MAX_ERROR],
+        text=_text(turns[-1].get("text", ""))[:MAX_TEXT] if turns else "",
     )
 
 
@@ -183,9 +183,9 @@ def _of(record: Record, name: str, kind: type[Any]) -> Any:
     return value if isinstance(value, kind) else kind()
 
 
-def _whole(text: str) -> str:
-    """Return a text without halves of characters, which JSON can hold and SQLite cannot."""
-    return text.encode("utf-8", "replace").decode()
+def _text(value: Any) -> str:
+    """Return a value as text without halves of characters, which JSON can hold and SQLite cannot."""
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def _as_number(value: Any) -> float | None:
