@@ -56,8 +56,8 @@ CONDITIONS = {
     "max_reward": "reward <= ?",
     "task": "instr(task, ?) > 0",
 }
-"""Conditions on a recorded trajectory: ``before`` bounds its place (`PART` leaves those of evaluations out), ``started`` is the step that was
-next when its group was started, ``task`` a part of its id."""
+"""Conditions on a recorded trajectory: ``before`` bounds its place (`PART` leaves those of evaluations out), ``started`` is the step that
+was next when its group was started, ``task`` a part of its id."""
 _ANNOTATION = re.compile(rb'\{"trajectory_id": "((?:[^"\\]|\\.)*)", "step": (\d+)')
 """The beginning of a line of annotations, which spares the reader the rest."""
 
