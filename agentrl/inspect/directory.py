@@ -14,7 +14,7 @@ from agentrl.assets import tiny_model_path
 from agentrl.config.load import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.inspect.store import RECORDS, TRAJECTORIES, Store, conditions, named
+from agentrl.inspect.store import LOGS, RECORDS, REQUESTS, TRAJECTORIES, Store, conditions, named
 from agentrl.inspect.tail import read_line
 from agentrl.track.index import parsed
 from agentrl.track.jsonl import read_lines
@@ -23,7 +23,6 @@ from agentrl.track.summary import SummaryBuilder
 Record: TypeAlias = Mapping[str, Any]
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
-REQUESTS = "requests.jsonl"
 LINE_END = b"\n"
 
 
@@ -145,28 +144,14 @@ class RunDirectory:
 
     def request_logs(self) -> Callable[[str], Record | None]:
         """Return the finder of an episode's log of requests by its name; the file is read once for the places of its lines."""
-        path, places = self.path / REQUESTS, dict[str, int]()
-        if path.is_file():
-            with path.open("rb") as file:
-                start = 0
-                for line in file:
-                    name = line[: line.find(b",")].rpartition(b": ")[2]  # a log begins with the episode's name
-                    places[name.strip(b'"').decode("ascii", "replace")] = start
-                    start += len(line)
+        store = self.store.complete((LOGS,))
 
         def find(episode: str) -> Record | None:
-            if episode not in places:
-                return None
-            with path.open("rb") as file:
-                file.seek(places[episode])
-                line = file.readline()
-            try:
-                log = json.loads(line)
-            except (ValueError, RecursionError):
-                if line.endswith(b"\n"):
-                    self.unreadable.append(f"{REQUESTS}, episode {episode}")
-                return None
-            return log if isinstance(log, dict) else None
+            places = store.query("SELECT start, bytes FROM requests WHERE episode = ? ORDER BY id DESC LIMIT 1", (episode,))
+            logs = store.lines(LOGS, places)
+            if places and not logs:
+                self.unreadable.append(f"{REQUESTS}, episode {episode}")
+            return logs[0] if logs else None
 
         return find
 

@@ -23,9 +23,10 @@ from agentrl.track.index import COLUMNS, index_values, parsed, read_index
 from agentrl.track.sinks import EVAL_TRAJECTORIES
 
 TRAJECTORIES, GROUPS, STEPS = "trajectories.jsonl", "groups.jsonl", "steps.jsonl"
+REQUESTS, LOGS = "requests.jsonl", "requests"
 RECORDS = ("episodes", "evaluated")
 FILES = ("steps", "groups", "annotations", *reversed(RECORDS))
-"""Names of the files in the tables, in the order of reading."""
+"""Names of the files in the tables, in the order of reading; logs of requests, which are large, are read where they are asked for."""
 PART = 2**48
 """Added to the places of the episodes of evaluations, which are in a file of their own, so that one number says file and byte."""
 
@@ -47,6 +48,8 @@ CREATE INDEX members_group ON members ("group");
 CREATE TABLE annotations (id INTEGER PRIMARY KEY, start, bytes, trajectory TEXT, step);
 CREATE INDEX annotations_trajectory ON annotations (trajectory);
 CREATE INDEX annotations_step ON annotations (step);
+CREATE TABLE requests (id INTEGER PRIMARY KEY, start, bytes, episode TEXT);
+CREATE INDEX requests_episode ON requests (episode);
 """
 CONDITIONS = {
     **{name: f'"{name}" = ?' for name in ("name", "episode", "group", "agent", "source")},
@@ -83,6 +86,7 @@ class Store:
             "groups": self._tail(folder / GROUPS, self._take_groups, "groups"),
             "steps": self._tail(folder / STEPS, self._take_steps, "steps", "members"),
             "annotations": self._tail(folder / ANNOTATIONS, self._take_annotations, "annotations"),
+            LOGS: self._tail(folder / REQUESTS, self._take_requests, "requests"),
         }
         self._unread_indexes = [*range(len(RECORDS))]
 
@@ -192,6 +196,10 @@ class Store:
     def _take_annotations(self, lines: Iterable[Line]) -> None:
         heads = ((start, len(line), head) for start, line in lines if (head := _ANNOTATION.match(line)) is not None)
         self._insert("annotations", ((start, size, json.loads(b'"' + head[1] + b'"'), int(head[2])) for start, size, head in heads))
+
+    def _take_requests(self, lines: Iterable[Line]) -> None:
+        logs = ((start, len(line), line[: line.find(b",")].rpartition(b": ")[2]) for start, line in lines)  # a log begins with the name
+        self._insert("requests", ((start, size, name.strip(b'"').decode("ascii", "replace")) for start, size, name in logs))
 
     def close(self) -> None:
         """Release the tables."""
