@@ -14,7 +14,9 @@ from agentrl.assets import tiny_model_path
 from agentrl.config.load import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.inspect.store import LOGS, RECORDS, REQUESTS, TRAJECTORIES, Store, conditions, named
+from agentrl.inspect.store import LOGS, RECORDS, Store, conditions, named
+from agentrl.inspect.store import REQUESTS as REQUESTS
+from agentrl.inspect.store import TRAJECTORIES as TRAJECTORIES
 from agentrl.inspect.tail import read_line
 from agentrl.track.index import parsed
 from agentrl.track.jsonl import read_lines

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from agentrl.core.errors import StorageError
 from agentrl.core.files import complete_file
 from agentrl.track.jsonl import JsonLines, encode
 
 Record: TypeAlias = Mapping[str, Any]
+
+_log = logging.getLogger(__name__)
 
 FORMAT = 1
 MAX_ERROR, MAX_TEXT = 400, 200
@@ -147,17 +151,18 @@ class IndexWriter:
             write_index(records, scan_records(records))
         elif not self._end:
             index_path(records).unlink(missing_ok=True)
-        self._lines = JsonLines(index_path(records))
+        self._lines, self._behind = JsonLines(index_path(records)), False
         if not self._end:
             self._lines.write(_head(records))
 
     def add(self, record: Record, size: int) -> None:
-        """Append the line of a record that was appended to the file with `size` bytes and a newline.
-
-        Raises:
-            StorageError: If it cannot be written.
-        """
-        self._lines.write(encode(index_values(record, self._end, size)))
+        """Append the line of a record that was appended to the file with `size` bytes and a newline; the first that fails is the last."""
+        try:
+            if not self._behind:
+                self._lines.write(encode(index_values(record, self._end, size)))
+        except StorageError as error:
+            self._behind = True  # readers find the rest in the records
+            _log.warning("%s; the run goes on without its index", error)
         self._end += size + 1
 
     def close(self) -> None:
