@@ -6,17 +6,17 @@ import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import CountOrZero
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
-from agentrl.inspect.episodes import SORTS, Choice, Pieces, make_table, show_episode, show_run, show_table
+from agentrl.inspect.episodes import SORTS, Pieces, make_table, show_episode, show_run, show_table
 from agentrl.inspect.export import export, plot_rewards
 from agentrl.inspect.pieces import TokenTexts
-from agentrl.track.index import row_of
+from agentrl.inspect.store import PART, named
 from agentrl.track.text import Screen, counted
 
 
@@ -68,7 +68,7 @@ def main(words: list[str]) -> int:
         _one_episode(run, args, screen)
     else:
         _overview(run, args, screen)
-    for line in run.unreadable:
+    for line in (*run.unreadable, *run.unreadable_records()):
         screen.line((f"not readable: {line}", "yellow"))
     return 0
 
@@ -79,15 +79,13 @@ def _with_sort_joined(words: list[str]) -> list[str]:
     return [*words[:at], *(["=".join(words[at : at + 2])] if at < len(words) else []), *words[at + 2 :]]
 
 
-def _choice(args: InspectArgs) -> Choice:
-    limits = {"min_reward": args.min_reward, "max_reward": args.max_reward}
-    return Choice(statuses=args.status, task=args.task, step=args.step, agent=args.agent, **limits)
+def _chosen(args: InspectArgs) -> dict[str, Any]:
+    bounds = {name: value for name, value in (("min_reward", args.min_reward), ("max_reward", args.max_reward)) if math.isfinite(value)}
+    return {"status": ",".join(args.status), "task": args.task, "started": args.step, "agent": args.agent, **bounds}
 
 
 def _export(run: RunDirectory, args: InspectArgs, path: Path, screen: Screen) -> None:
-    choice = _choice(args)
-    episodes = run.episodes(args.episode)
-    written, left_out = export((record for records in episodes for record in records if choice.holds(row_of(record))), path)
+    written, left_out = export(run.chosen({"before": PART, **named(args.episode), **_chosen(args)}), path)
     screen.line(f"{counted(written, 'episode')} written to {path}")
     if left_out:
         screen.line((f"{left_out} left out: their records were cut because they were too long, or are incomplete", "yellow"))
@@ -95,9 +93,7 @@ def _export(run: RunDirectory, args: InspectArgs, path: Path, screen: Screen) ->
 
 def _one_episode(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
     name = args.episode
-    episode = next((row.episode for row in run.rows() if name in (row.episode, row.name)), "")
-    records = next(run.episodes(episode), []) if episode else []
-    records = records if episode == name else [record for record in records if record.get("trajectory_id") == name]
+    records = next(run.episodes(name), None) or [*run.chosen({"name": name})][:1]
     if not records:
         remedy = f"`agentrl inspect {run.path}` lists them; a run with --record sample records one episode of each group."
         raise ConfigError("EPISODE", name, "is not among the recorded episodes", remedy)
@@ -125,12 +121,10 @@ def _pieces(run: RunDirectory) -> Pieces | None:
 def _overview(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
     if not args.episode:
         show_run(run, screen)
-    if not (run.path / TRAJECTORIES).is_file():
-        if args.episode:
-            run.records()
+    if not args.episode and not (run.path / TRAJECTORIES).is_file():
         screen.line((f"no episodes: {TRAJECTORIES} is missing. Train with --record all to record every one.", "yellow"))
         return
-    table = make_table(run.rows(args.episode), _choice(args), sort=args.sort, limit=args.limit)
+    table = make_table(run, _chosen(args), group=args.episode, sort=args.sort, limit=args.limit)
     show_table(screen, table, group=args.episode, sort=args.sort, by_status=bool(args.status))
     if table.rows:
         screen.line(f"`{shlex.join(['agentrl', 'inspect', args.run, table.rows[0].name])}` shows one turn by turn.")

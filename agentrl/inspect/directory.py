@@ -5,34 +5,28 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.mapping import from_mapping
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.inspect.store import LOGS, RECORDS, Store, conditions, named
+from agentrl.inspect.store import REQUESTS as REQUESTS
+from agentrl.inspect.store import TRAJECTORIES as TRAJECTORIES
 from agentrl.inspect.tail import read_line
-from agentrl.track.index import Row, parsed, read_index, row_of
-from agentrl.track.sinks import EVAL_TRAJECTORIES
+from agentrl.track.index import parsed
+from agentrl.track.jsonl import read_lines
 from agentrl.track.summary import SummaryBuilder
 
 Record: TypeAlias = Mapping[str, Any]
 
-CONFIG, METRICS, SUMMARY, TRAJECTORIES = "config.json", "metrics.jsonl", "summary.json", "trajectories.jsonl"
-REQUESTS = "requests.jsonl"
-_OF_EVALUATION = re.compile(r"eval-\d+-")
-"""Begins the names of episodes of a training run's evaluations."""
-
-
-class Place(NamedTuple):
-    """Place of a line in its file, in bytes."""
-
-    start: int
-    size: int
+CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
+LINE_END = b"\n"
 
 
 class RunDirectory:
@@ -59,16 +53,27 @@ class RunDirectory:
             problem = f"holds no run: neither {CONFIG} nor {METRICS} nor {TRAJECTORIES} is there"
             raise ConfigError("RUN", str(path), problem, "Name a run's directory, as printed at its end.")
 
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Contents of ``config.json``; empty if it cannot be read."""
+        return self.json(CONFIG) or {}
+
+    @cached_property
+    def store(self) -> Store:
+        """The tables of the run, of which nothing is read yet."""
+        pass_score = (self.settings.get("eval") or {}).get("eval_pass_score")
+        return Store(self.path, pass_score=1.0 if pass_score is None else float(pass_score))
+
     def config(self) -> TrainConfig:
         """Return the run's configuration; a `ConfigError` if ``config.json`` is missing or cannot be used."""
-        data = self._json(CONFIG)
+        data = self.json(CONFIG)
         if data is None:
             raise ConfigError("RUN", str(self.path), f"has no readable {CONFIG}", "Copy it from the run, it says what was run.")
         return from_mapping(TrainConfig, data, source=str(self.path / CONFIG), ignored=(EvaluateConfig, SampleConfig))
 
     def summary(self) -> Record:
         """Return the contents of ``summary.json``; empty if the run has not written it."""
-        return self._json(SUMMARY) or {}
+        return self.json(SUMMARY) or {}
 
     def summed_up(self) -> Record:
         """The summary, with what it lacks filled in from the metrics; empty before the first step."""
@@ -100,105 +105,80 @@ class RunDirectory:
         metrics = [{name: value for name, value in row.items() if value is not None} for row in self.metrics()]
         return [row for row in metrics if "reward/mean" in row]
 
-    def records(self, containing: bytes = b"", *, start: int = 0, number: int = 0) -> Iterator[Record]:
+    def records(self) -> Iterator[Record]:
         """Yield the recorded trajectories in the order of writing, one line in memory at a time.
-
-        Args:
-            containing: Only lines with this text; others are not parsed.
-            start: Byte to begin at.
-            number: Lines before it.
 
         Raises:
             ConfigError: If the run recorded no trajectories.
         """
-        if not (self.path / TRAJECTORIES).is_file():
-            remedy = "Train with --record all to record every episode, or --record sample for one of each group."
-            raise ConfigError("RUN", str(self.path), f"has no {TRAJECTORIES}", remedy)
-        return self._lines(TRAJECTORIES, containing, start, number)
+        self._check_recorded()
+        return self._lines(TRAJECTORIES)
 
     def episodes(self, episode: str = "") -> Iterator[list[Record]]:
         """Yield the records of each episode, one per agent; of one episode by its name, of a group by its number, or of all."""
-        records = self.records() if not episode else self._records_of(episode)
-        for _, found in itertools.groupby(records, lambda record: record.get("episode_id")):
-            yield list(found)
+        records = self.chosen(named(episode)) if episode else self.records()
+        for _, members in itertools.groupby(records, lambda record: record.get("episode_id")):
+            yield list(members)
 
-    def rows(self, group: str = "") -> Iterator[Row]:
-        """Yield what a list shows of each recorded trajectory, or of those of a group, from the index as far as it goes.
+    def chosen(self, chosen: Mapping[str, Any]) -> Iterator[Record]:
+        """Yield the records that meet `agentrl.inspect.store.conditions`; only these are read."""
+        where, values = conditions(chosen)
+        for place in self.recorded().query(f"SELECT start, bytes FROM episodes WHERE {where} ORDER BY id", values):
+            yield from self.store.lines("episodes", [place])
+
+    def recorded(self) -> Store:
+        """Return the tables with all recorded trajectories, also of evaluations.
 
         Raises:
             ConfigError: If the run recorded no trajectories.
         """
-        found = (row for row, _ in self._indexed())
-        return (row for row in found if str(row.group) == group) if group else found
+        self._check_recorded()
+        return self.store.complete(RECORDS)
 
-    def _records_of(self, episode: str) -> Iterator[Record]:
-        """The records of an episode or of a group, of which only those are read."""
-        group, path = episode.isdecimal(), self.path / TRAJECTORIES
-        if _OF_EVALUATION.match(episode) and (self.path / EVAL_TRAJECTORIES).is_file():
-            path = self.path / EVAL_TRAJECTORIES
-        key = f'"group_id": {episode},' if group else f'"episode_id": "{episode}"'
-        for row, record in self._indexed(key.encode(), path):
-            if (str(row.group) if group else row.episode) == episode:
-                found = record if not isinstance(record, Place) else parsed(read_line(path, *record))
-                if found is not None:
-                    yield found
+    def _check_recorded(self) -> None:
+        if not (self.path / TRAJECTORIES).is_file():
+            remedy = "Train with --record all to record every episode, or --record sample for one of each group."
+            raise ConfigError("RUN", str(self.path), f"has no {TRAJECTORIES}", remedy)
 
-    def _indexed(self, containing: bytes = b"", path: Path | None = None) -> Iterator[tuple[Row, Record | Place]]:
-        """Rows with the places of their records, as far as the index goes, and with the records themselves behind that."""
-        path = path or self.path / TRAJECTORIES
-        start = number = 0
-        if path.is_file():
-            for values in read_index(path):
-                place = Place(int(values[0]), int(values[1]))
-                start, number = place.start + place.size + 1, number + 1
-                yield Row(*values[2:]), place
-        evaluated = path.name == EVAL_TRAJECTORIES
-        records = self._lines(path.name, containing, start, number) if evaluated else self.records(containing, start=start, number=number)
-        for record in records:
-            yield row_of(record), record
+    def unreadable_records(self) -> list[str]:
+        """Return the lines that the tables could not read, named as in `unreadable`."""
+        places = ((name, read_line(self.path / name, 0, start)) for name, start in self.store.unreadable)
+        return [f"{name}, line {before.count(LINE_END) + 1}" for name, before in places]
 
     def request_logs(self) -> Callable[[str], Record | None]:
         """Return the finder of an episode's log of requests by its name; the file is read once for the places of its lines."""
-        path, places = self.path / REQUESTS, dict[str, int]()
-        if path.is_file():
-            with path.open("rb") as file:
-                start = 0
-                for line in file:
-                    name = line[: line.find(b",")].rpartition(b": ")[2]  # a log begins with the episode's name
-                    places[name.strip(b'"').decode("ascii", "replace")] = start
-                    start += len(line)
+        store = self.store.complete((LOGS,))
 
         def find(episode: str) -> Record | None:
-            if episode not in places:
-                return None
-            with path.open("rb") as file:
-                file.seek(places[episode])
-                line = file.readline()
-            try:
-                log = json.loads(line)
-            except (ValueError, RecursionError):
-                if line.endswith(b"\n"):
-                    self.unreadable.append(f"{REQUESTS}, episode {episode}")
-                return None
-            return log if isinstance(log, dict) else None
+            places = store.query("SELECT start, bytes FROM requests WHERE episode = ? ORDER BY id DESC LIMIT 1", (episode,))
+            logs = store.lines(LOGS, places)
+            if places and not logs:
+                self.unreadable.append(f"{REQUESTS}, episode {episode}")
+            return logs[0] if logs else None
 
         return find
 
-    def _json(self, name: str) -> Record | None:
+    def json(self, name: str) -> dict[str, Any] | None:
+        """Return the object in a file; `None` if there is none."""
         try:
             data = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return data if isinstance(data, dict) else None
 
-    def _lines(self, name: str, containing: bytes = b"", start: int = 0, before: int = 0) -> Iterator[Record]:
+    def rows_of(self, name: str) -> list[dict[str, Any]]:
+        """Return the objects of a small file of lines; none if it cannot be read."""
+        try:
+            return read_lines(self.path / name)
+        except (OSError, ValueError):
+            return []
+
+    def _lines(self, name: str) -> Iterator[Record]:
         with (self.path / name).open("rb") as file:
-            file.seek(start)
-            for number, line in enumerate(file, start=before + 1):
-                if containing not in line or not line.strip():
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
                     continue
-                row = parsed(line)
-                if row is not None:
+                if (row := parsed(line)) is not None:
                     yield row
                 elif line.endswith(b"\n"):
                     self.unreadable.append(f"{name}, line {number}")

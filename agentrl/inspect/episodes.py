@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Status
 from agentrl.inspect.directory import METRICS, RunDirectory
+from agentrl.inspect.store import PART, conditions, named
 from agentrl.track.display import ledger_text
-from agentrl.track.index import Row
+from agentrl.track.index import COLUMNS, Row
 from agentrl.track.summary import print_rows, summary_rows
 from agentrl.track.text import Screen, counted, number
 
@@ -149,59 +149,47 @@ def _number(value: Any) -> str:
     return "none" if value is None else f"{value:.6g}" if isinstance(value, int | float) else str(value)
 
 
+ROW = ", ".join(f'"{name}"' for name in COLUMNS[2:])
 SORTS = ("time", "reward", "score", "turns", "tokens", "task", "status")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Filter of rows; a row must meet every condition."""
-
-    statuses: tuple[str, ...] = ()
-    task: str = ""
-    step: int | None = None
-    agent: str = ""
-    min_reward: float = -math.inf
-    max_reward: float = math.inf
-
-    def holds(self, row: Row) -> bool:
-        """Return True if `row` meets every condition."""
-        bounded = self.min_reward > -math.inf or self.max_reward < math.inf
-        rewarded = not bounded or (row.reward is not None and self.min_reward <= row.reward <= self.max_reward)
-        named = self.task in row.task and self.step in (None, row.step) and self.agent in ("", row.agent)
-        return rewarded and named and (not self.statuses or row.status in self.statuses)
 
 
 @dataclass(slots=True)
 class EpisodeTable:
     """Table of episodes that holds only the rows to show."""
 
-    seen: int = 0
-    chosen: int = 0  # met the filter; `rows` are the first of these
-    statuses: Counter[str] = field(default_factory=Counter)
-    rows: list[Row] = field(default_factory=list)
+    seen: int
+    chosen: int  # met the filter; `rows` are the first of these
+    statuses: Mapping[str, int]  # of all, the most frequent first
+    rows: list[Row]
 
 
-def make_table(rows: Iterable[Row], choice: Choice, *, sort: str = "time", limit: int = 20) -> EpisodeTable:
-    """Take in all rows, in order of time, and return the table; `sort` is one of `SORTS`, with a minus descending; `limit` 0: all rows."""
-    table = EpisodeTable()
+def make_table(run: RunDirectory, chosen: Mapping[str, Any], *, group: str = "", sort: str = "time", limit: int = 20) -> EpisodeTable:
+    """Return the table of the recorded trajectories of a training, or of one of its groups.
 
-    def chosen() -> Iterator[tuple[Any, Row]]:
-        for index, row in enumerate(rows):
-            table.seen += 1
-            table.statuses[row.status] += 1
-            if choice.holds(row):
-                table.chosen += 1
-                value = index if by == "time" else getattr(row, by)
-                yield (-math.inf if value is None else value, index), row  # rows without a number come first
+    Args:
+        run: The run.
+        chosen: Conditions of `agentrl.inspect.store.conditions` that a row must meet.
+        group: Number of the group.
+        sort: One of `SORTS`, with a minus descending; rows without a number are below others.
+        limit: Rows at most; 0: all.
 
-    descending, by = sort.startswith("-"), sort.lstrip("-")
-    if limit:
-        take: Callable[..., list[tuple[Any, Row]]] = heapq.nlargest if descending else heapq.nsmallest
-        found = take(limit, chosen(), key=lambda pair: pair[0])
-    else:
-        found = sorted(chosen(), key=lambda pair: pair[0], reverse=descending)
-    table.rows = [row for _, row in found]
-    return table
+    Raises:
+        ConfigError: If the run recorded no trajectories.
+    """
+    store = run.recorded()
+    within, values = conditions({"before": PART, **named(group)})
+    counts = f"SELECT status, count(*) FROM episodes WHERE {within} GROUP BY status ORDER BY 2 DESC, min(id)"
+    statuses = dict(store.query(counts, values))
+    where, more = conditions(chosen)
+    rows, values = f"FROM episodes WHERE {within} AND {where}", [*values, *more]
+    by, direction = sort.lstrip("-").replace("time", "id"), "DESC" if sort.startswith("-") else "ASC"
+    sql = f"SELECT {ROW} {rows} ORDER BY {by} {direction}, id {direction} LIMIT ?"
+    return EpisodeTable(
+        seen=sum(statuses.values()),
+        chosen=store.one(f"SELECT count(*) {rows}", values),
+        statuses=statuses,
+        rows=[Row(*row) for row in store.query(sql, (*values, limit or -1))],
+    )
 
 
 def failures(statuses: Mapping[str, int]) -> int:
@@ -239,7 +227,7 @@ def show_table(screen: Screen, table: EpisodeTable, *, group: str = "", sort: st
     if not table.seen:
         screen.line(("no episodes are recorded" + (f" of group {group}" if group else ""), "yellow"))
         return
-    counts = ", ".join(f"{count} {status}" for status, count in table.statuses.most_common())
+    counts = ", ".join(f"{count} {status}" for status, count in table.statuses.items())
     screen.labelled("recorded", f"{counted(table.seen, 'episode')}: {counts}")
     if not table.rows:
         screen.line(("none of them is chosen", "yellow"))

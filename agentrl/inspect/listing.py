@@ -13,6 +13,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.types import Status
 from agentrl.inspect.directory import CONFIG, METRICS, TRAJECTORIES
 from agentrl.inspect.reader import EVAL, RunReader, flags
+from agentrl.inspect.store import conditions
 from agentrl.track.summary import first_and_last
 from agentrl.track.tracker import diagnosis_of
 
@@ -126,7 +127,7 @@ def run_answer(run: RunReader, name: str) -> dict[str, Any]:
         "config": run.settings,
         "changed": changed,
         "flags": {full: known[full] for full in changed if full in known},
-        "problems": [*run.directory.unreadable, *store.unreadable[:20]],
+        "problems": [*run.directory.unreadable, *(f"{file}, byte {start}" for file, start in store.unreadable[:20])],
         "summary": summary,
         "warnings": summary.get("warnings") or _warnings(run),
         "launches": run.launches,
@@ -223,7 +224,9 @@ def episode_list(run: RunReader, chosen: Mapping[str, Any], *, sort: str = "-tim
     by = sort.lstrip("-")
     if by not in SORTS:
         raise ConfigError("sort", sort, "is no order", f"Choose {', '.join(SORTS)}, with a minus before it for descending.")
-    where, values = _conditions(chosen)
+    where, values = conditions(chosen)
+    if chosen.get("step") is not None:
+        where, values = f"{where} AND {COLUMNS['step']} = ?", [*values, chosen["step"]]
     order = "id" if by == "time" else f"{by} {'DESC' if sort.startswith('-') else 'ASC'}, id"
     direction = " DESC" if by == "time" and sort.startswith("-") else ""
     columns = ", ".join(f'{sql} AS "_{name}"' for name, sql in COLUMNS.items())
@@ -239,24 +242,6 @@ def episode_list(run: RunReader, chosen: Mapping[str, Any], *, sort: str = "-tim
         "failed": sum(count for status, count in statuses.items() if status in {str(item) for item in Status if item.failed}),
         "index": run.store.progress,
     }
-
-
-def _conditions(chosen: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    parts, values = ["1"], list[Any]()
-    simple = {"step": f"{COLUMNS['step']} = ?", "group": '"group" = ?', "agent": "agent = ?", "source": "source = ?"}
-    simple |= {"min_reward": "reward >= ?", "max_reward": "reward <= ?", "task": "instr(task, ?) > 0"}
-    for name, sql in simple.items():
-        if chosen.get(name) not in (None, ""):
-            parts.append(sql)
-            values.append(chosen[name])
-    if statuses := [status for status in str(chosen.get("status") or "").split(",") if status]:
-        parts.append(f"status IN ({', '.join('?' * len(statuses))})")
-        values += statuses
-    if text := chosen.get("text"):
-        columns = ("task", "episode", "error", "text")
-        parts.append("(" + " OR ".join(f"instr(lower({name}), ?) > 0" for name in columns) + ")")
-        values += [str(text).lower()] * len(columns)
-    return " AND ".join(parts), values
 
 
 def unreadable_card(path: Path, name: str, problem: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -20,9 +19,6 @@ from agentrl.core.errors import ConfigError
 from agentrl.inspect.directory import METRICS, TRAJECTORIES, RunDirectory
 from agentrl.inspect.pieces import TokenTexts
 from agentrl.inspect.series import MetricTable
-from agentrl.inspect.store import Store
-from agentrl.track.index import COLUMNS
-from agentrl.track.jsonl import read_lines
 
 LAUNCHES, EVALUATIONS, EVAL = "launches.jsonl", "evaluations.jsonl", "eval.json"
 FOLLOW_S = 0.5
@@ -32,34 +28,29 @@ IDLE_S = 120.0
 RECENT_S = 300.0
 """Seconds within which a run of an older version, which does not name its process, must have written to count as running."""
 
-EPISODES = ", ".join(f'"{name}"' for name in COLUMNS)
-
 
 class RunReader:
     """A run's directory and what is known of it; several threads may use it.
 
     Args:
         path: The directory.
-        records: Its file of trajectories, if it has another name.
 
     Raises:
         ConfigError: If `path` holds no run.
     """
 
-    def __init__(self, path: str | Path, records: str = TRAJECTORIES) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.directory = RunDirectory(path)
-        self.path = self.directory.path
-        self.settings = self._settings()
-        pass_score = self.setting("eval_pass_score")
-        self.store = Store(self.path, self.path / records, pass_score=1.0 if pass_score is None else float(pass_score))
+        self.path, self.settings, self.store = self.directory.path, self.directory.settings, self.directory.store
         self.metrics = MetricTable(self.path)
-        self._asked_s, self._follower = 0.0, None
+        self._asked_s = 0.0
+        self._follower: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def open(self, seconds: float = 0.2) -> RunReader:
         """Read what the index and the smaller files say, and of the rest as much as `seconds` allow."""
         self.metrics.advance()
-        self.store.open(seconds)
+        self.store.advance(seconds)
         return self
 
     def follow(self) -> None:
@@ -69,8 +60,6 @@ class RunReader:
             if self._follower is None or not self._follower.is_alive():
                 self._follower = threading.Thread(target=self._keep_reading, name=f"read {self.path.name}", daemon=True)
                 self._follower.start()
-
-    _follower: threading.Thread | None
 
     def _keep_reading(self) -> None:
         while time.monotonic() - self._asked_s < IDLE_S:
@@ -96,30 +85,17 @@ class RunReader:
     @property
     def launches(self) -> list[dict[str, Any]]:
         """The starts and continuations of the run, each with ``alive``: if its process is there still."""
-        path = self.path / LAUNCHES
-        try:
-            rows = read_lines(path) if path.is_file() else []
-        except ValueError:
-            rows = []
-        return [{**row, "alive": _lives(row)} for row in rows]
+        return [{**row, "alive": _lives(row)} for row in self.directory.rows_of(LAUNCHES)]
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """The evaluations of the run, in order."""
-        path = self.path / EVALUATIONS
-        try:
-            return read_lines(path) if path.is_file() else []
-        except ValueError:
-            return []
+        return self.directory.rows_of(EVALUATIONS)
 
     @property
     def measured(self) -> dict[str, Any]:
         """Figures of `agentrl eval` in this directory, as ``eval.json`` has them; empty if it is none of an evaluation."""
-        try:
-            found = json.loads((self.path / EVAL).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return self.directory.json(EVAL) or {}
 
     def setting(self, name: str) -> Any:
         """Return a setting of the run, in whatever section its version has it; `None` if it has none."""
@@ -133,13 +109,6 @@ class RunReader:
             for name, value in flattened(self.settings).items()
             if name in table and not table[name].is_default(value)
         ]
-
-    def _settings(self) -> dict[str, Any]:
-        try:
-            found = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
     def status(self, launches: Sequence[Mapping[str, Any]] | None = None) -> str:
         """Return ``running``, ``finished``, ``interrupted``, ``failed``, ``killed`` or ``unknown``."""

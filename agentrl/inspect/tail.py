@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
@@ -19,63 +20,46 @@ class Tail:
         path: The file, which need not exist yet.
         take: Called with the lines of a chunk, in order.
         forget: Called when the file is another one, before its lines are handed over from the beginning.
-        start: Offset to begin at, the beginning of a line.
+
+    Attributes:
+        read: Bytes handed over, or to be left out.
+        size: Bytes that there were at the last look.
+        done: True if everything was handed over that was there then, but for a last line without its newline.
     """
 
-    def __init__(self, path: Path, take: Callable[[Iterable[Line]], None], forget: Callable[[], None], start: int = 0) -> None:
+    def __init__(self, path: Path, take: Callable[[Iterable[Line]], None], forget: Callable[[], None]) -> None:
         self.path, self._take, self._forget = path, take, forget
-        self.read, self.size = start, start  # bytes handed over, and bytes that there were at the last look
-        self._file_id: int | None = None
-        self._unfinished = 0  # bytes of a last line without its newline
-
-    @property
-    def done(self) -> bool:
-        """True if everything was handed over that was there at the last look, but for a last line without its newline."""
-        return self._unfinished == self.size - self.read
-
-    def look(self) -> None:
-        """See how large the file is, and if it is still the same."""
-        try:
-            status = self.path.stat()
-        except OSError:
-            file_id, size = None, 0
-        else:
-            file_id, size = status.st_ino, status.st_size
-        replaced = self._file_id is not None and file_id != self._file_id
-        if replaced or size < self.read:
-            self._forget()
-            self.read = 0
-        if replaced or size != self.size:
-            self._unfinished = 0
-        self._file_id, self.size = file_id, size
+        self.read, self.size, self.done = 0, 0, False
+        self._inode: int | None = None
 
     def advance(self, most: int = CHUNK_BYTES) -> bool:
         """Hand over about `most` bytes of what is new, at least a line if there is one; returns True if nothing is left."""
-        self.look()
-        if self.done:
-            return True
-        try:
-            data = self._chunk(most)
-        except OSError:
-            return True
-        if not data:
-            self._unfinished = self.size - self.read
-            return True
+        data = self._chunk(most)
         start, self.read = self.read, self.read + len(data)
         self._take(_lines(data, start))
+        self.done = not data or self.read == self.size
         return self.done
 
     def _chunk(self, most: int) -> bytes:
         """Whole lines from where reading stands; empty if there is none."""
-        with self.path.open("rb") as file:
-            file.seek(self.read)
-            data = file.read(min(most, self.size - self.read))
-            while b"\n" not in data:
-                more = file.read(min(most, self.size - self.read - len(data)))
-                if not more:
-                    return b""
-                data += more
-        return data[: data.rindex(b"\n") + 1]
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                self._look(status.st_ino, status.st_size)
+                file.seek(self.read)
+                data = file.read(most)
+                while b"\n" not in data and (more := file.read(most)):
+                    data += more
+        except OSError:
+            self._look(None, 0)
+            return b""
+        return data[: data.rfind(b"\n") + 1]
+
+    def _look(self, inode: int | None, size: int) -> None:
+        if size < self.read or self._inode not in (None, inode):
+            self._forget()
+            self.read = 0
+        self._inode, self.size = inode, size
 
 
 def _lines(data: bytes, start: int) -> Iterable[Line]:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from agentrl.core.errors import StorageError
 from agentrl.core.files import complete_file
 from agentrl.track.jsonl import JsonLines, encode
 
 Record: TypeAlias = Mapping[str, Any]
+
+_log = logging.getLogger(__name__)
 
 FORMAT = 1
 MAX_ERROR, MAX_TEXT = 400, 200
@@ -51,25 +55,25 @@ class Row:
 def row_of(record: Record) -> Row:
     """Return the row of a record; also of an old, cut or malformed record."""
     turns = [turn for turn in _of(record, "turns", list) if isinstance(turn, Mapping)]
-    name = str(record.get("trajectory_id", "?"))
+    name = _text(record.get("trajectory_id", "?"))
     return Row(
         name=name,
-        episode=str(record.get("episode_id", name)),
+        episode=_text(record.get("episode_id", name)),
         group=_of(record, "group_id", int),
         attempt=_of(record, "attempt", int),
-        agent=str(record.get("agent", "")),
+        agent=_text(record.get("agent", "")),
         step=_of(record, "version", int) + 1,
-        task=str(_of(record, "task", dict).get("id", "?")),
-        source=str(_of(record, "eval_sampling", dict).get("name", TRAINING)),
-        status="cut" if "status" not in record else str(record["status"]),
+        task=_text(_of(record, "task", dict).get("id", "?")),
+        source=_text(_of(record, "eval_sampling", dict).get("name", TRAINING)),
+        status=_text(record.get("status", "cut")),
         turns=len(turns),
         tokens=sum(len(_of(turn, "token_ids", list)) for turn in turns),
         reward=_as_number(record.get("reward")),
         score=_as_number(record.get("score")),
         ended_s=_as_number(record.get("ended_s")),
         seconds=_as_number(_of(record, "timings", dict).get("total_s")),
-        error=str(record.get("error") or "").partition("\n")[0][:MAX_ERROR],
-        text=str(turns[-1].get("text", ""))[:MAX_TEXT] if turns else "",
+        error=_text(record.get("error") or "").partition("\n")[0][:MAX_ERROR],
+        text=_text(turns[-1].get("text", ""))[:MAX_TEXT] if turns else "",
     )
 
 
@@ -87,11 +91,10 @@ def index_values(record: Record, start: int, size: int) -> list[Any]:
     return [start, size, *asdict(row_of(record)).values()]
 
 
-def read_index(records: Path, most: int | None = None) -> Iterator[list[Any]]:
+def read_index(records: Path) -> Iterator[list[Any]]:
     """Yield the values of each line of the index, as far as it fits its file; nothing if there is none, or it is of another format.
 
-    `most` bounds the lines. A line that was cut off by a crash, or of a record that does not end where it says, is left out, and so is
-    whatever follows it.
+    A line that was cut off by a crash, or of a record that does not end where it says, is left out, and so is whatever follows it.
     """
     with contextlib.ExitStack() as opened:
         try:
@@ -102,9 +105,9 @@ def read_index(records: Path, most: int | None = None) -> Iterator[list[Any]]:
         head, end = json.loads(file.readline()), 0
         if not isinstance(head, dict) or head.get("format") != FORMAT or tuple(head.get("columns", ())) != COLUMNS:
             return
-        for number, line in enumerate(file):
+        for line in file:
             values = json.loads(line) if line.endswith(b"\n") else None
-            if number == most or not isinstance(values, list) or len(values) != len(COLUMNS):
+            if not isinstance(values, list) or len(values) != len(COLUMNS):
                 return
             if values[0] < end or os.pread(described.fileno(), 1, values[0] + values[1]) != b"\n":
                 return
@@ -148,17 +151,18 @@ class IndexWriter:
             write_index(records, scan_records(records))
         elif not self._end:
             index_path(records).unlink(missing_ok=True)
-        self._lines = JsonLines(index_path(records))
+        self._lines, self._behind = JsonLines(index_path(records)), False
         if not self._end:
             self._lines.write(_head(records))
 
     def add(self, record: Record, size: int) -> None:
-        """Append the line of a record that was appended to the file with `size` bytes and a newline.
-
-        Raises:
-            StorageError: If it cannot be written.
-        """
-        self._lines.write(encode(index_values(record, self._end, size)))
+        """Append the line of a record that was appended to the file with `size` bytes and a newline; the first that fails is the last."""
+        try:
+            if not self._behind:
+                self._lines.write(encode(index_values(record, self._end, size)))
+        except StorageError as error:
+            self._behind = True  # readers find the rest in the records
+            _log.warning("%s; the run goes on without its index", error)
         self._end += size + 1
 
     def close(self) -> None:
@@ -182,6 +186,11 @@ def _of(record: Record, name: str, kind: type[Any]) -> Any:
     """Return a field if it has the type `kind`, else the empty value of that type."""
     value = record.get(name)
     return value if isinstance(value, kind) else kind()
+
+
+def _text(value: Any) -> str:
+    """Return a value as text without halves of characters, which JSON can hold and SQLite cannot."""
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def _as_number(value: Any) -> float | None:

@@ -14,7 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 from agentrl.core.callbacks import Callback, MetricsRow
-from agentrl.core.files import remove_directory, replace_directory, write_manifest, temporary_directory
+from agentrl.core.files import remove_directory, replace_directory, temporary_directory, write_manifest
 from agentrl.core.process import handling_signals
 from agentrl.tune.directory import PREFIX, checkpoints_in
 from agentrl.tune.methods import COMMON, LOWER_IS_BETTER, Method

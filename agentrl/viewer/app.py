@@ -66,8 +66,8 @@ async def _page(request: Request) -> Response:
 def _answer(collection: RunCollection, question: Question) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         words = Words(dict(request.query_params))
-        found = await run_in_threadpool(question, collection, request.path_params, words)
-        return Response(await run_in_threadpool(to_json, found), media_type="application/json")
+        content = await run_in_threadpool(question, collection, request.path_params, words)
+        return Response(await run_in_threadpool(to_json, content), media_type="application/json")
 
     return answer
 
@@ -76,10 +76,10 @@ def _image(collection: RunCollection) -> Callable[[Request], Awaitable[Response]
     async def answer(request: Request) -> Response:
         place, words = request.path_params, Words(dict(request.query_params))
         run, attempt = collection.run(place["run"]), words.optional("attempt")
-        found = await run_in_threadpool(episode_image, run, place["episode"], place["number"], attempt)
-        if found is None:
+        image = await run_in_threadpool(episode_image, run, place["episode"], place["number"], attempt)
+        if image is None:
             raise HTTPException(404, "there is no such image, or it is no PNG, JPEG, GIF or WebP file")
-        data, kind = found
+        data, kind = image
         return Response(data, media_type=kind)
 
     return answer

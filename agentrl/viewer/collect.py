@@ -53,8 +53,7 @@ class _Answers:
     def __init__(self, collection: RunCollection, run: str) -> None:
         self._collection, self._run = collection, run
         self._reader: RunReader = collection.run(run)
-        while not self._reader.store.advance(1.0):
-            pass
+        self._reader.store.complete()
         self.found: dict[str, Any] = {}
         self._bytes = 0
 

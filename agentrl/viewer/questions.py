@@ -9,8 +9,8 @@ from urllib.parse import quote, urlencode
 
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.episode import episode_answer, group_answer, record_answer
-from agentrl.inspect.listing import episode_list, run_answer
-from agentrl.inspect.reader import settings_differ
+from agentrl.inspect.listing import changes_answer, episode_list, run_answer
+from agentrl.inspect.reader import RunReader, settings_differ
 from agentrl.inspect.search import search
 from agentrl.inspect.series import series, step_rows
 from agentrl.inspect.spikes import token_answer
@@ -40,34 +40,37 @@ class Words:
 
     def whole(self, name: str, default: int, low: int = 0, high: int = 2**53) -> int:
         """Return a whole number."""
-        found = self.optional(name, low, high)
-        return default if found is None else found
+        number = self.optional(name, low, high)
+        return default if number is None else number
 
     def optional(self, name: str, low: int = 0, high: int = 2**53) -> int | None:
         """Return a whole number; `None` if it is not given."""
-        given = self.values.get(name, "")
-        if not given:
+        text = self.values.get(name, "")
+        if not text:
             return None
         try:
-            number = int(given)
+            number = int(text)
         except ValueError:
             number = low - 1
         if not low <= number <= high:
-            raise ConfigError(name, given, "is not a number in range", f"Give {low} to {high}.")
+            raise ConfigError(name, text, "is not a number in range", f"Give {low} to {high}.")
         return number
 
     def number(self, name: str) -> float | None:
         """Return a number; `None` if it is not given."""
-        given = self.values.get(name, "")
+        text = self.values.get(name, "")
         try:
-            return float(given) if given else None
+            return float(text) if text else None
         except ValueError as error:
-            raise ConfigError(name, given, "is no number", "Give one such as 0.5.") from error
+            raise ConfigError(name, text, "is no number", "Give one such as 0.5.") from error
 
-    @property
-    def page(self) -> dict[str, int]:
-        """The part of a list that is asked for."""
-        return {"offset": self.whole("offset", 0), "limit": self.whole("limit", 50, 1, MAX_LIMIT)}
+    def names(self, name: str) -> list[str]:
+        """Return texts with commas between them."""
+        return [text for text in self.text(name).split(",") if text]
+
+    def page(self, limit: int) -> dict[str, int]:
+        """Return the part of a list that is asked for, of which `limit` is the length if none is given."""
+        return {"offset": self.whole("offset", 0), "limit": self.whole("limit", limit, 1, MAX_LIMIT)}
 
 
 Question: TypeAlias = Callable[[RunCollection, Mapping[str, Any], Words], Any]
@@ -78,70 +81,60 @@ def _runs(collection: RunCollection, place: Mapping[str, Any], words: Words) -> 
 
 
 def _compare(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
-    names = [name for name in words.text("runs").split(",") if name]
-    cards = {card["id"]: card for card in collection.cards()}
-    readers = collection.runs(names[:8])
-    return {"runs": [cards[name] for name in names[:8]], "settings": settings_differ(readers)}
+    names, cards = words.names("runs")[:8], {card["id"]: card for card in collection.cards()}
+    readers = [collection.run(name) for name in names]
+    return {"runs": [cards[name] for name in names], "settings": settings_differ(readers)}
 
 
-def _metrics(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
-    names = [name for name in words.text("names").split(",") if name]
-    return series(collection.run(place["run"]).metrics, names, words.whole("points", 1000, 1, 20_000))
-
-
-def _steps(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
-    return step_rows(collection.run(place["run"]).metrics, words.whole("offset", 0), words.whole("limit", 200, 1, MAX_LIMIT))
-
-
-def _episodes(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
+def _episodes(run: RunReader, place: Mapping[str, Any], words: Words) -> Any:
     chosen: dict[str, Any] = {name: words.text(name) for name in ("task", "status", "agent", "source", "text")}
     chosen |= {name: words.optional(name) for name in ("step", "group")}
     chosen |= {name: words.number(name) for name in ("min_reward", "max_reward")}
-    return episode_list(collection.run(place["run"]), chosen, sort=words.text("sort", "-time"), **words.page)
+    return episode_list(run, chosen, sort=words.text("sort", "-time"), **words.page(50))
 
 
-def _tokens(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
-    return token_answer(collection.run(place["run"]), place["step"], words.text("by", "mismatch"), words.whole("limit", 30, 1, 500))
+def _group(run: RunReader, place: Mapping[str, Any], words: Words) -> Any:
+    return group_answer(run, place["group"], words.optional("attempt"), words.text("source", TRAINING))
 
 
-def _group(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
-    source = words.text("source", TRAINING)
-    return group_answer(collection.run(place["run"]), place["group"], words.optional("attempt"), source)
+def _tasks(run: RunReader, place: Mapping[str, Any], words: Words) -> Any:
+    return task_list(run, sort=words.text("sort", "hardest"), text=words.text("text"), **words.page(100))
 
 
-def _tasks(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
-    offset, limit = words.whole("offset", 0), words.whole("limit", 100, 1, MAX_LIMIT)
-    sort, text = words.text("sort", "hardest"), words.text("text")
-    return task_list(collection.run(place["run"]), offset=offset, limit=limit, sort=sort, text=text)
+def _search(run: RunReader, place: Mapping[str, Any], words: Words) -> Any:
+    after, limit, case = words.whole("after", 0), words.whole("limit", 50, 1, 500), words.text("case") == "1"
+    return search(run, words.text("text"), case=case, after=after, limit=limit, seconds=MAX_SEARCH_S)
 
 
-def _search(collection: RunCollection, place: Mapping[str, Any], words: Words) -> Any:
-    options = {"after": words.whole("after", 0), "limit": words.whole("limit", 50, 1, 500), "seconds": MAX_SEARCH_S}
-    return search(collection.run(place["run"]), words.text("text"), case=words.text("case") == "1", **options)  # type: ignore[arg-type]
+_OF_A_RUN: Mapping[str, Callable[[RunReader, Mapping[str, Any], Words], Any]] = {
+    "": lambda run, place, words: run_answer(run, place["run"]),
+    "/metrics": lambda run, place, words: series(run.metrics, words.names("names"), words.whole("points", 1000, 1, 20_000)),
+    "/changes": lambda run, place, words: changes_answer(run),
+    "/steps": lambda run, place, words: step_rows(run.metrics, **words.page(200)),
+    "/step/{step:int}": lambda run, place, words: step_answer(run, place["step"]),
+    "/step/{step:int}/tokens": lambda run, place, words: token_answer(
+        run, place["step"], words.text("by", "mismatch"), words.whole("limit", 30, 1, 500)
+    ),
+    "/episodes": _episodes,
+    "/episode/{episode}": lambda run, place, words: episode_answer(run, place["episode"], words.optional("attempt")),
+    "/record/{episode}": lambda run, place, words: record_answer(run, place["episode"], words.optional("attempt")),
+    "/group/{group:int}": _group,
+    "/tasks": _tasks,
+    "/task/{task:path}": lambda run, place, words: one_task(run, place["task"]),
+    "/evaluations": lambda run, place, words: evaluation_answer(run),
+    "/search": _search,
+}
+
+
+def _of_a_run(answer: Callable[[RunReader, Mapping[str, Any], Words], Any]) -> Question:
+    return lambda collection, place, words: answer(collection.run(place["run"]), place, words)
 
 
 QUESTIONS: Mapping[str, Question] = {
     "api/runs": _runs,
     "api/changes": lambda collection, place, words: collection.changes(),
     "api/compare": _compare,
-    "api/run/{run}": lambda collection, place, words: run_answer(collection.run(place["run"]), place["run"]),
-    "api/run/{run}/metrics": _metrics,
-    "api/run/{run}/changes": lambda collection, place, words: collection.changes_of(place["run"]),
-    "api/run/{run}/steps": _steps,
-    "api/run/{run}/step/{step:int}": lambda collection, place, words: step_answer(collection.run(place["run"]), place["step"]),
-    "api/run/{run}/step/{step:int}/tokens": _tokens,
-    "api/run/{run}/episodes": _episodes,
-    "api/run/{run}/episode/{episode}": lambda collection, place, words: episode_answer(
-        collection.run(place["run"]), place["episode"], words.optional("attempt")
-    ),
-    "api/run/{run}/record/{episode}": lambda collection, place, words: record_answer(
-        collection.run(place["run"]), place["episode"], words.optional("attempt")
-    ),
-    "api/run/{run}/group/{group:int}": _group,
-    "api/run/{run}/tasks": _tasks,
-    "api/run/{run}/task/{task:path}": lambda collection, place, words: one_task(collection.run(place["run"]), place["task"]),
-    "api/run/{run}/evaluations": lambda collection, place, words: evaluation_answer(collection.run(place["run"])),
-    "api/run/{run}/search": _search,
+    **{"api/run/{run}" + rest: _of_a_run(answer) for rest, answer in _OF_A_RUN.items()},
 }
 """Address -> what answers it, from the parameters in the address and those behind it."""
 

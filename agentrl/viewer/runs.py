@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrl.core.errors import AgentRLError, ConfigError
-from agentrl.inspect.listing import changes_answer, find_runs, in_order, run_card, unreadable_card
+from agentrl.inspect.listing import find_runs, in_order, run_card, unreadable_card
 from agentrl.inspect.reader import RunReader
 
 LOOK_S = 2.0
@@ -103,15 +103,7 @@ class RunCollection:
         reader.follow()
         return reader
 
-    def runs(self, names: Sequence[str]) -> list[RunReader]:
-        """Return several runs, in their order."""
-        return [self.run(name) for name in names]
-
     def changes(self) -> Mapping[str, Any]:
         """Return a version for the list and for each run, which is another if something is new."""
         versions = {card["id"]: f"{card.get('step')}-{card.get('status')}-{card.get('bytes')}" for card in self.cards()}
         return {"version": str(hash(tuple(versions.items()))), "runs": versions}
-
-    def changes_of(self, name: str) -> Mapping[str, Any]:
-        """Return sizes of a run that tell if something is new."""
-        return changes_answer(self.run(name))

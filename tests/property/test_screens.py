@@ -16,7 +16,7 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import FinishReason, Generation, Sampling, Status, Trajectory, floats, ints
 from agentrl.env.agent import StepState
 from agentrl.env.results import RawText
-from agentrl.inspect.episodes import Choice, make_table, show_episode, show_table
+from agentrl.inspect.episodes import EpisodeTable, show_episode, show_table
 from agentrl.inspect.play_terminal import PlayScreen
 from agentrl.rollout.observers import ResetEvent, SampleEvent, StepEvent
 from agentrl.track.index import row_of
@@ -95,9 +95,7 @@ def test_inspect_prints_nothing_that_a_terminal_obeys(text: str) -> None:
     show_episode(shown, [record(text)], lambda ids: [text] * len(ids), logprobs=True)
     row = row_of(record(text))
     shown.table(("episode", "last text"), [(row.name, row.text)])
-    table = make_table([row_of(record(text))], Choice())
-    assert table.chosen == 1
-    show_table(shown, table)
+    show_table(shown, EpisodeTable(seen=1, chosen=1, statuses={row.status: 1}, rows=[row]))
     for line, style in text_difference(text, text + "x"):
         shown.line((line, style))
     harmless(out)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.directory import RunDirectory
-from agentrl.inspect.episodes import Choice, EpisodeTable, make_table, show_run, show_table
+from agentrl.inspect.episodes import EpisodeTable, make_table, show_run, show_table
 from agentrl.inspect.export import export
 from agentrl.track.index import row_of
 from agentrl.track.text import Screen
@@ -97,11 +97,12 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [0, 3, 100])
 @pytest.mark.parametrize("sort", ["time", "-reward", "tokens", "task", "status", "-score", "turns"])
-def test_the_first_rows_are_those_of_the_whole_order(sort: str, limit: int) -> None:
+def test_the_first_rows_are_those_of_the_whole_order(tmp_path: Path, sort: str, limit: int) -> None:
     records = [record(index) for index in range(12)]
     records[5] = record(5, status="env_error", reward=None, score=None, error="broken")
-    table = make_table(map(row_of, records), Choice(), sort=sort, limit=limit)
-    whole = make_table(map(row_of, records), Choice(), sort=sort, limit=0)
+    run = write(tmp_path, *records)
+    table = make_table(run, {}, sort=sort, limit=limit)
+    whole = make_table(run, {}, sort=sort, limit=0)
     assert names(table.rows) == names(whole.rows)[: limit or None]
     assert (table.seen, table.chosen, table.statuses["env_error"]) == (12, 12, 1)
     if sort == "-reward":
@@ -109,20 +110,20 @@ def test_the_first_rows_are_those_of_the_whole_order(sort: str, limit: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("choice", "kept"),
+    ("chosen", "kept"),
     [
-        (Choice(statuses=("env_error", "timeout")), [5]),
-        (Choice(task="t1"), [1, 4, 7]),
-        (Choice(step=2), [4, 5, 6, 7]),
-        (Choice(min_reward=3, max_reward=6), [3, 4, 6]),
-        (Choice(agent="bob"), [2]),
+        ({"status": "env_error,timeout"}, [5]),
+        ({"task": "t1"}, [1, 4, 7]),
+        ({"started": 2}, [4, 5, 6, 7]),
+        ({"min_reward": 3, "max_reward": 6}, [3, 4, 6]),
+        ({"agent": "bob"}, [2]),
     ],
 )
-def test_choices(choice: Choice, kept: list[int]) -> None:
+def test_choices(tmp_path: Path, chosen: dict[str, Any], kept: list[int]) -> None:
     records = [record(index) for index in range(8)]
     records[5] = record(5, status="env_error", reward=None, score=None)
     records[2] = record(2, agent="bob")
-    assert names(make_table(map(row_of, records), choice).rows) == [records[index]["trajectory_id"] for index in kept]
+    assert names(make_table(write(tmp_path, *records), chosen).rows) == [records[index]["trajectory_id"] for index in kept]
 
 
 @pytest.mark.parametrize("odd", [{}, {"clipped": True, "bytes": 9}, {"turns": [1, {}]}, {"task": None, "version": "x", "reward": "1"}])
@@ -175,7 +176,7 @@ def test_errors_stand_below_the_table_and_squeeze_no_column(tmp_path: Path, widt
     error = "env.py: Env.step raised ValueError: the board has no field 77, only those from 0 to 63\nTraceback ..."
     long = [{**record(3)["turns"][0], "text": "a long answer, " * 20}]
     records = [record(0, status="env_error", error=error), record(1, status="env_error", error=error), record(2), record(3, turns=long)]
-    lines = shown(make_table(map(row_of, records), Choice()), width)
+    lines = shown(make_table(write(tmp_path, *records), {}), width)
     for name in ("0-0-0", "0-0-1", "1-0-0", "1-0-1"):
         (row,) = (line for line in lines if line.startswith(name + " "))
         assert row.split()[:4] == [name, "1", record(["0-0-0", "0-0-1", "1-0-0", "1-0-1"].index(name))["task"]["id"], row.split()[3]]

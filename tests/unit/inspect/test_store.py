@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.inspect.listing import run_answer
 from agentrl.inspect.reader import RunReader
 from agentrl.inspect.tail import Tail
 from tests.run_files import MadeRun, small_run
@@ -16,9 +17,9 @@ from tests.run_files import MadeRun, small_run
 class Seen:
     """What a tail handed over."""
 
-    def __init__(self, path, start=0):
+    def __init__(self, path):
         self.lines, self.forgotten = [], 0
-        self.tail = Tail(path, self.take, self.forget, start)
+        self.tail = Tail(path, self.take, self.forget)
 
     def take(self, lines):
         self.lines += [(start, line.decode()) for start, line in lines]
@@ -132,10 +133,20 @@ def test_a_run_that_was_taken_back_to_a_checkpoint_is_read_again(tmp_path):
     assert not (path / "trajectories.index.jsonl").exists()
 
 
+def test_halves_of_characters_do_not_keep_a_record_out(tmp_path):
+    path = small_run(tmp_path / "run", indexed=False)
+    strange = {"trajectory_id": "x\ud800", "task": {"id": "\udc00"}, "error": "\ud800", "turns": [{"text": "\ud83d"}]}
+    with (path / "trajectories.jsonl").open("a") as file:
+        file.write(json.dumps(strange) + "\n")
+    assert RunReader(path).open().store.query("SELECT name, task, error, text FROM episodes WHERE id = 37") == [("x?", "?", "?", "?")]
+
+
 def test_lines_that_are_no_json_are_named_and_left_out(tmp_path):
     path = small_run(tmp_path / "run", indexed=False)
     with (path / "trajectories.jsonl").open("a") as file:
         file.write("no JSON\n" + json.dumps({"trajectory_id": "x"}) + "\n")
     run = RunReader(path).open()
     assert counts(run)[0] == 37
-    assert run.store.unreadable == [f"trajectories.jsonl, byte {(path / 'trajectories.jsonl').stat().st_size - len('no JSON') - 24}"]
+    assert run.store.unreadable == [("trajectories.jsonl", (path / "trajectories.jsonl").stat().st_size - len("no JSON") - 24)]
+    assert run_answer(run, "run")["problems"] == [f"{name}, byte {start}" for name, start in run.store.unreadable]
+    assert run.directory.unreadable_records() == ["trajectories.jsonl, line 37"]

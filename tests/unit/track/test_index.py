@@ -6,8 +6,11 @@ import json
 
 import pytest
 
+from agentrl.core.errors import StorageError
 from agentrl.core.types import Status
+from agentrl.inspect.reader import RunReader
 from agentrl.track.index import COLUMNS, IndexWriter, index_path, parsed, read_index, row_of, scan_records, write_index
+from agentrl.track.jsonl import JsonLines
 from agentrl.track.sinks import TrajectoryRecorder
 from tests.run_files import MadeRun, small_run
 
@@ -103,3 +106,22 @@ def test_lines_that_are_no_records_are_left_out(tmp_path):
     records.write_text('no JSON\n{"trajectory_id": "a"}\n[1]\n\n{"trajectory_id": "b"}\n{"trajectory_id": "cut')
     write_index(records, scan_records(records))
     assert [at(records, values) for values in read_index(records)] == [{"trajectory_id": "a"}, {"trajectory_id": "b"}]
+
+
+def test_an_index_that_cannot_be_written_ends_no_run(records, group, monkeypatch, caplog):
+    whole, recorder = list(read_index(records)), TrajectoryRecorder(records)
+    write = JsonLines.write
+
+    def full(lines, line):
+        if line.startswith("["):
+            raise StorageError("no space left")
+        write(lines, line)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JsonLines, "write", full)
+        recorder.write(group(records=({"trajectory_id": "new"},)))
+    recorder.write(group(records=({"trajectory_id": "newer"},)))
+    recorder.close()
+    assert list(read_index(records)) == whole
+    assert caplog.messages == ["no space left; the run goes on without its index"]
+    assert RunReader(records.parent).open().store.query("SELECT name FROM episodes ORDER BY id")[-2:] == [("new",), ("newer",)]
