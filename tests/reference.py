@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.algorithm import KINDS, AlgorithmKind
 from agentrl.config.help import default_text, values
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import Setting, bare, flag, sections_of, settings_of
@@ -45,6 +46,14 @@ In [Python](python_api.md) the settings have the same names without dashes: `max
 """
 
 
+OPTIONS = """\
+## Options of algorithms
+
+An advantage estimator, a policy loss and an off-policy correction have options of their own, which are flags of a run
+that chooses them. An algorithm in [a file of yours](algorithms.md#your-own-estimator-loss-correction-filter) declares
+its options in the same way. `agentrl train --policy-loss sapo --help loss` lists those of one algorithm.
+"""
+
 HIDDEN = {flag("n_samples_per_prompt"), flag("temperature")}
 """Aliases that are settings of their own in training."""
 
@@ -73,7 +82,30 @@ def render_tune() -> str:
 
 def render() -> str:
     """The whole page as Markdown."""
-    return "\n".join([INTRO, *(_section(name, TrainConfig, "train") for name in sections_of(TrainConfig))])
+    return "\n".join([INTRO, *(_section(name, TrainConfig, "train") for name in sections_of(TrainConfig)), OPTIONS, *map(_options, KINDS)])
+
+
+def _options(part: AlgorithmKind) -> str:
+    """The options of the built-in algorithms of one kind; a table names the algorithms of each, and its defaults."""
+    rows: dict[str, tuple[Setting, dict[str, str]]] = {}
+    for name in part.built_in:
+        for item in settings_of(TrainConfig.schema({part.setting: name})).values():
+            if item.section == part.section:
+                rows.setdefault(item.name, (item, {}))[1][name] = default_text(item.default)
+    lines = [f"### Options of `{part.kind.flag}`", "", "| flag | values | default | of | meaning |", "|---|---|---|---|---|"]
+    for item, defaults in rows.values():
+        others = [alias for alias in item.aliases("train")]
+        meaning = _markdown(item.doc) + (f" Also: {', '.join(f'`{alias}`' for alias in others)}." if others else "")
+        values_of = sorted(set(defaults.values()), key=list(defaults.values()).index)
+        default = (
+            values_of[0]
+            if len(values_of) == 1
+            else "; ".join(f"{value} ({', '.join(name for name in defaults if defaults[name] == value)})" for value in values_of)
+        )
+        whose = "all" if len(defaults) == len(part.built_in) else ", ".join(f"`{name}`" for name in defaults)
+        cells = (_flag_cell(flag(item.name), item.hint), values(item.hint), default, whose, meaning)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join([*lines, ""])
 
 
 def _section(name: str, settings: type[Any], command: str) -> str:

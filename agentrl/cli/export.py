@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from agentrl.config.lora import holds_adapter
-from agentrl.config.mapping import from_mapping, read_file
+from agentrl.config.mapping import read_file, read_saved
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import check_directory
@@ -64,7 +64,7 @@ def main(words: list[str]) -> int:
     checkpoint = find_checkpoint(args.source.expanduser(), args.step)
     check_directory(checkpoint)  # an older one is not taken in the place of a damaged one unasked
     progress, saved = read_checkpoint(checkpoint)
-    config = from_mapping(TrainConfig, saved, source=str(checkpoint / "config.json"))
+    config = read_saved(saved, str(checkpoint / "config.json"))
     if args.merge and not config.lora.lora_rank:
         raise ConfigError("--merge", True, "the run trained the model itself, there is no adapter", "Leave it out.")
     settings = _settings(config, args)
@@ -114,7 +114,7 @@ def _saved_adapter(args: ExportArgs) -> Path | None:
 def _merge_saved(args: ExportArgs, saved: Path, target: Path) -> int:
     """Merge an adapter that a run saved beside its settings into the initial model."""
     path = saved.absolute().with_name("config.json")
-    settings = _settings(from_mapping(TrainConfig, read_file(path), source=str(path)), args)
+    settings = _settings(read_saved(read_file(path), str(path)), args)
     from agentrl.learner.merge import merge_into_base
 
     number = merge_into_base(saved, target, base=settings.model, dtype=args.dtype, trust_remote_code=settings.trust_remote_code)

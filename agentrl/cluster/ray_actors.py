@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 DIAGNOSIS = {"diagnosis": 1}
 """Ray's concurrency groups of both actors: `diagnose` runs on a thread of its own, so a busy or hanging process answers too."""
 WITH_FILES = {**DIAGNOSIS, "flushing": 1, "files": 1}
-"""Those of a learner rank: files are hashed and copied beside training, and hashing does not wait for copies."""
+"""Concurrency groups of a learner rank: files are hashed and copied beside training, and hashing does not wait for copies."""
 
 
 def _group(name: str) -> Callable[[F], F]:

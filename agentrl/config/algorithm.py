@@ -25,7 +25,7 @@ class AlgoSettings:
     """The algorithm."""
 
     advantage_estimator: Annotated[str, UserFile] = "group_norm"
-    """Advantage estimator: ``group_norm`` (or ``grpo``), ``dr_grpo``, ``rloo``, ``reinforce``, ``reinforce_baseline``, ``gae``, ``opo``,
+    """Advantage estimator. One of ``group_norm`` (or ``grpo``), ``dr_grpo``, ``rloo``, ``reinforce``, ``reinforce_baseline``, ``gae``, ``opo``,
     ``remax``, ``batch_std``, ``pass_at_k``, ``gdpo``, ``turn_norm``, ``turn_gae``, ``distillation``, or ``file.py:name``."""
     teacher: str = ""
     """Hugging Face directory or hub name of a model with the same tokenizer, which scores the sampled tokens: its log-probability less
@@ -144,6 +144,13 @@ def options_of(algo: AlgoConfig, function: Callable[..., Any]) -> Any:
     return kind(**{name: algo.options[name] for name in option_names(kind) if name in algo.options})
 
 
+def is_default(name: str, value: Any) -> bool:
+    """Return True for an option of a built-in algorithm at a default, or unset, also as JSON has it."""
+    part, others = built_in_options().get(name, (None, ()))
+    value = tuple(value) if isinstance(value, list) else value
+    return part is not None and (value is None or any(value == getattr(facts_of(part.built_in[other]).options(), name) for other in others))
+
+
 @cache
 def built_in_options() -> Mapping[str, tuple[AlgorithmKind, tuple[str, ...]]]:
     """Return the options of the built-in algorithms by name: the kind of the algorithm, and the names of those that have it."""
@@ -155,8 +162,8 @@ def built_in_options() -> Mapping[str, tuple[AlgorithmKind, tuple[str, ...]]]:
     return found
 
 
-def foreign_option(name: str, value: Any, given: Mapping[str, Any]) -> ConfigError | None:
-    """Return the error for an option of a built-in algorithm that is not chosen; `None` if its value is a default or unset.
+def foreign_option(name: str, value: Any, given: Mapping[str, Any]) -> ConfigError:
+    """Return the error for an option of a built-in algorithm that is not chosen.
 
     Args:
         name: The option, which none of the chosen algorithms has.
@@ -167,10 +174,6 @@ def foreign_option(name: str, value: Any, given: Mapping[str, Any]) -> ConfigErr
         KeyError: If no built-in algorithm has it.
     """
     part, others = built_in_options()[name]
-    value = tuple(value) if isinstance(value, list) else value
-    classes = [facts_of(part.built_in[other]).options for other in others]
-    if value is None or any(value == getattr(kind(), name) for kind in classes):
-        return None
     chosen = given.get(part.setting, getattr(AlgoSettings, part.setting))
     remedy = f"Leave it out, or use {part.kind.flag} {' or '.join(others if len(others) < 3 else others[:1])}."
     return ConfigError(flag(name), value, f"has no effect on {part.kind.flag} {chosen}", remedy)

@@ -14,7 +14,7 @@ from agentrl.config.model_defaults import with_defaults
 from agentrl.config.reward import ANSWER, RewardConfig
 from agentrl.config.rules import check, check_play
 from agentrl.config.schema import RunConfig, TrainConfig
-from agentrl.config.sections import changed
+from agentrl.config.sections import changed, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import kept_environment
 
@@ -44,7 +44,8 @@ class MeasuringCommand(Command[Any]):
     def begin(self, saved: Mapping[str, Any], path: Path | None) -> Any:
         """Return the settings of a run or a file that bear on episodes; what concerns the course of a training is left out."""
         run_dir = path.parent if path is not None and path.name == "config.json" else None
-        config = super().begin(saved, path)
+        known = settings_of(self.settings)
+        config = super().begin({name: value for name, value in saved.items() if run_dir is None or name in known}, path)
         config = replace(config, run=RunConfig(agent=config.run.agent, seed=config.run.seed, ray_address=config.run.ray_address))
         config = replace(changed(config, remote_rm_url=""), source=SourceConfig())  # by now that is the agent
         if self.settings is EvaluateConfig:

@@ -40,7 +40,7 @@ def help_text(command: type[Any], prog: str, intro: str, *, main: Sequence[str] 
     for name, kind in sections.items():
         lines += _row(f"--help {name}", _sentence(inspect.getdoc(kind) or ""), width)
     lines += _row("--help all", "every setting", width)
-    lines += _row("--config FILE", "settings from a TOML, YAML or JSON file; flags come after it", width)
+    lines += _row("--config FILE", "settings from a TOML, YAML or JSON file", width)
     lines += _row("--dry-run", "print the resolved configuration and stop", width)
     return "\n".join([*lines, ""])
 

@@ -6,8 +6,11 @@ within a second.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import io
+import json
 import os
 import sys
 import tomllib
@@ -25,9 +28,9 @@ from agentrl.config.mapping import (
     build,
     flattened,
     from_mapping,
-    passed_over,
     plain,
     read_file,
+    refuse_foreign,
     refuse_removed,
     schema_of,
     suggest,
@@ -161,13 +164,28 @@ def read_flags(command: Command[C], args: Sequence[str], path: Path | None = Non
     answer_help(rest, command, form)
     rest = with_first_flag(rest, command.first)
     refuse_unknown(rest, command, form)
-    default = as_loaded(command.begin({**saved, **_choices(rest)}, path), form)
+    default = as_loaded(command.begin(_chosen(saved, _choices(rest)), path), form)
     for name in _appended(form, rest):  # flags replace what a file says; tyro would append to it
         section = settings_of(form)[name].section
         default = dataclasses.replace(default, **{section: dataclasses.replace(getattr(default, section), **{name: ()})})
-    parsed = tyro.cli(form, prog=command.prog, args=rest, default=default, config=TYRO, description=command.intro)
+    parsed = _parsed(form, rest, default, command)
     given = given_names(rest) | saved.keys()
     return command.complete(plain(command.settings, validated(parsed, command.name)), given), given, saved
+
+
+def _parsed(form: type[Any], words: Sequence[str], default: Any, command: Command[Any]) -> Any:
+    """The words as sections; a rule of a section that does not hold is its own error, and not one of the parser."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as shown:
+            return tyro.cli(form, prog=command.prog, args=words, default=default, config=TYRO, description=command.intro)
+    except SystemExit as ended:
+        cause: BaseException | None = ended
+        while cause is not None:
+            if isinstance(cause, ConfigError):
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
+        sys.stderr.write(shown.getvalue())
+        raise
 
 
 def _form(command: Command[Any], words: Sequence[str], saved: Mapping[str, Any]) -> tuple[type[Any], list[str]]:
@@ -177,9 +195,14 @@ def _form(command: Command[Any], words: Sequence[str], saved: Mapping[str, Any])
 
 
 def _choices(words: Sequence[str]) -> dict[str, str]:
-    """The algorithms that words choose."""
-    chosen = {part.setting: flag_value(words, flag(part.setting)) for part in KINDS}
+    """The algorithms that words choose, and the run that they go on with."""
+    chosen = {name: flag_value(words, flag(name)) for name in (*(part.setting for part in KINDS), "resume", "run_dir")}
     return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _chosen(saved: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a file, with other algorithms in the place of its own."""
+    return {**saved, **{part.setting: choices[part.setting] for part in KINDS if part.setting in choices}}
 
 
 def as_loaded(config: Any, form: type[Any]) -> Any:
@@ -199,10 +222,10 @@ def load_given(command: Command[C], given: Mapping[str, Any], path: Path | None 
         raise ConfigError("config", str(named), "a run brings its own settings", "Leave out one of the two.")
     path = Path(named) if named is not None else path
     saved = flattened(read_file(path), str(path)) if path else {}
-    choices = {part.setting: str(rest[part.setting]) for part in KINDS if part.setting in rest}
+    choices = {name: str(rest[name]) for name in (*(part.setting for part in KINDS), "resume", "run_dir") if name in rest}
     form = schema_of(command.settings, {**saved, **choices})
     values = _named_values(rest, form, command)
-    default = as_loaded(command.begin({**saved, **choices}, path), form)
+    default = as_loaded(command.begin(_chosen(saved, choices), path), form)
     sections = {name: dict(vars(getattr(default, name))) for name in sections_of(form)}
     for name, value in values.items():
         sections[settings_of(form)[name].section][name] = value
@@ -217,14 +240,14 @@ def _named_values(given: Mapping[str, Any], form: type[Any], command: Command[An
     values: dict[str, Any] = {}
     for key, value in given.items():
         for name in _fields_named(key, other_names):
-            if name not in homes and not passed_over(form, name, value, given):
+            if name not in homes:
+                refuse_foreign(form, name, value, given)
                 known = ["async_" if field == "asynchronous" else field for field in homes]
                 raise ConfigError(key, value, "is not a setting", suggest(key, known, command.prog))
             if name in values:
                 first = next(other for other in given if name in _fields_named(other, other_names))
                 raise ConfigError(key, value, f"is given twice, also as {first}", "Keep one of the two.")
-            if name in homes:
-                values[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
+            values[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
     return values
 
 
@@ -284,14 +307,20 @@ def refuse_unknown(words: Sequence[str], command: Command[Any], form: type[Any])
     for word in words:
         name = word.partition("=")[0]
         if name.startswith("--") and len(name) > 2 and name not in known:
-            option = name[2:].removeprefix("no-").replace("-", "_")
-            if passed_over(form, option, flag_value(words, name), _choices(words)):
-                continue
+            refuse_foreign(form, name[2:].removeprefix("no-").replace("-", "_"), _typed(flag_value(words, name)), _choices(words))
             unknown.append((name, _answer(name, known, command)))
         elif "=" in word and name.lstrip("+") in other_systems()["verl"]:
             unknown.append((name, _answer(name.lstrip("+"), known, command)))
     if unknown:
         raise UnknownFlagError(command.prog, tuple(unknown))
+
+
+def _typed(word: str | None) -> Any:
+    """A word as the number that it is, for messages."""
+    try:
+        return json.loads(word or "")
+    except ValueError:
+        return word
 
 
 def _answer(name: str, known: Sequence[str], command: Command[Any]) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import json
 import tomllib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.config.algorithm import built_in_options, foreign_option
+from agentrl.config.algorithm import built_in_options, foreign_option, is_default
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag, sections_of, settings_of
 from agentrl.core.errors import ConfigError
@@ -75,11 +75,14 @@ def from_mapping(
     for name, value in given.items():
         if name in homes:
             setting = homes[name]
-            if value is not None or setting.takes_none or not is_option(name):  # files of earlier versions hold unset options
+            if value is not None or setting.takes_none or name not in built_in_options():  # earlier versions saved options as unset
                 sections.setdefault(setting.section, {})[name] = value
-        elif name in REMOVED or passed_over(form, name, value, given) or any(name in settings_of(other) for other in ignored):
-            continue
-        else:
+        elif (
+            name not in REMOVED
+            and not is_default(name, value)
+            and not any(name in settings_of(schema_of(other, given)) for other in ignored)
+        ):
+            refuse_foreign(form, name, value, given)
             raise ConfigError(f"{source}: {name}", value, "is not a setting", suggest(name, homes, f"agentrl {command}"))
     return plain(settings, build(form, sections, source, command))
 
@@ -94,22 +97,34 @@ def plain(settings: type[C], loaded: Any) -> C:
     return settings.loaded(loaded) if issubclass(settings, TrainConfig) else loaded  # type: ignore[return-value]
 
 
-def is_option(name: str) -> bool:
-    """Return True for the name of an option of a built-in algorithm."""
-    return name in built_in_options()
-
-
-def passed_over(form: type[Any], name: str, value: Any, given: Mapping[str, Any]) -> bool:
-    """Return True for an option, at its default, of a built-in algorithm that is not chosen.
+def refuse_foreign(form: type[Any], name: str, value: Any, given: Mapping[str, Any]) -> None:
+    """Refuse an option of a built-in algorithm that is not chosen.
 
     Raises:
-        ConfigError: If it has another value.
+        ConfigError: If `name` is such an option.
     """
-    if not is_option(name) or "loss" not in sections_of(form):
-        return False
-    if error := foreign_option(name, value, given):
-        raise error
-    return True
+    if "loss" in sections_of(form) and name in built_in_options():
+        raise foreign_option(name, value, given)
+
+
+def read_saved(data: Mapping[str, Any], source: str) -> TrainConfig:
+    """Return the settings that a run of this version or an earlier one saved, in the form of training.
+
+    Files of the user that it names are not imported, options are taken as they are, and what is no setting of training is left out.
+
+    Raises:
+        ConfigError: If a value has the wrong type.
+    """
+    homes, sections = settings_of(TrainConfig), dict[str, dict[str, Any]]()
+    own = (data.get("algo") or {}).get("options") or {}
+    options: dict[str, Any] = {}
+    for name, value in flattened(data, source).items():
+        if name in homes:
+            sections.setdefault(homes[name].section, {})[name] = value
+        elif name in own or (name in built_in_options() and value is not None):
+            options[name] = tuple(value) if isinstance(value, list) else value
+    sections.setdefault("algo", {})["options"] = options
+    return build(TrainConfig, sections, source, "train")
 
 
 def refuse_removed(data: Mapping[str, Any], source: str) -> None:
@@ -131,12 +146,19 @@ def flattened(data: Mapping[str, Any], source: str = "config") -> dict[str, Any]
         ConfigError: If one is given twice.
     """
     flat: dict[str, Any] = {}
-    for table, content in data.items():
-        for key, value in content.items() if isinstance(content, Mapping) else ((table, content),):
-            if (name := _name(key)) in flat:
-                raise ConfigError(f"{source}: {key}", value, "is given twice", "Keep one of the two.")
-            flat[name] = value
+    for key, value in _pairs(data):
+        if (name := _name(key)) in flat:
+            raise ConfigError(f"{source}: {key}", value, "is given twice", "Keep one of the two.")
+        flat[name] = value
     return {name: value for name, value in flat.items() if name != COMMAND}
+
+
+def _pairs(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _pairs(value)
+        else:
+            yield key, value
 
 
 def _name(key: str) -> str:

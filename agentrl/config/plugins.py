@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import Setting, changed, flag, settings_of
 from agentrl.core.errors import ConfigError
-from agentrl.core.plugins import is_plugin, plugin_copies, resolve_plugin
+from agentrl.core.plugins import is_plugin, plugin_copies, resolve_plugin, restorable
 from agentrl.core.settings import UserFile
 
 
@@ -47,11 +47,7 @@ def _resolved(config: TrainConfig, field: str, value: str) -> str:
         return resolve_plugin(flag(field), value)
     except ConfigError as error:
         resumed = config.training.run_dir if config.training.resume == "auto" else config.training.resume
-        file = Path(value.rpartition(":")[0])
-        copy = plugin_copies([value], Path(resumed or "")).get(file)
-        if resumed and not file.exists() and copy is not None and copy.exists():
-            raise ConfigError(error.field, value, "there is no such file any more", f"Restore it: cp {copy} {file}") from None
-        raise
+        raise restorable(error, Path(resumed)) if resumed else error from None
 
 
 def check_files_unchanged(config: TrainConfig, run_dir: Path) -> None:

@@ -7,7 +7,7 @@ needs no prefix: ``--learning-rate`` is `LearnerConfig.learning_rate`. A command
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from agentrl.config.lora import LoraConfig
 from agentrl.config.reward import PenaltyConfig, RewardConfig
 from agentrl.config.sections import Record, sections_of, settings_of
 from agentrl.core.errors import ConfigError
+from agentrl.core.plugins import restorable
 from agentrl.core.settings import (
     Alias,
     Count,
@@ -245,7 +246,7 @@ class EndpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Evaluation of the model, in a run and with ``agentrl eval``. Choose evaluation tasks with ``--eval-prompts``, the environment's
+    """Evaluation of the model. Choose evaluation tasks with ``--eval-prompts``, the environment's
     ``eval_tasks()`` or ``--eval-size``.
     """
 
@@ -334,7 +335,7 @@ class TrainConfig(PlaySettings):
         Raises:
             ConfigError: If an algorithm cannot be used, or has an option with the name of a setting.
         """
-        chosen = chosen_functions(given)
+        chosen = _chosen_functions(given)
         options = {section: facts_of(function).options for section, function in chosen.items()}
         taken = settings_of(cls)
         for section, kind in options.items():
@@ -361,6 +362,15 @@ class TrainConfig(PlaySettings):
             for name, kind in kinds.items()
         }
         return schema(**parts, **own)
+
+
+def _chosen_functions(given: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+    """The functions that settings choose; of a run that goes on, a missing file can be restored from its copy."""
+    try:
+        return chosen_functions(given)
+    except ConfigError as error:
+        place = given.get("run_dir") if given.get("resume") == "auto" else given.get("resume")
+        raise restorable(error, Path(place)) if place else error from None
 
 
 @cache

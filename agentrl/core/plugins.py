@@ -86,6 +86,16 @@ def plugin_copies(specs: Iterable[str], run_dir: Path) -> dict[Path, Path]:
     return {file: run_dir / FOLDER / (f"{file.stem}-{_digest(file)}.py" if file in shared else file.name) for file in files}
 
 
+def restorable(error: ConfigError, run_dir: Path) -> ConfigError:
+    """Return the error for a file that is gone, with the command that restores it from its copy in a run's directory, if there is one."""
+    spec = str(error.value)
+    file = Path(spec.rpartition(":")[0])
+    copy = plugin_copies([spec], run_dir).get(file)
+    if file.exists() or copy is None or not copy.exists():
+        return error
+    return ConfigError(error.field, spec, "there is no such file any more", f"Restore it: cp {copy} {file}")
+
+
 def import_file(flag: str, spec: str, file: Path, *, prefix: str, forms: str = FORM, error: type[ConfigError] = ConfigError) -> ModuleType:
     """Import a file, each time anew, under a name that follows from its path; `forms` is the remedy if it is no Python file.
 

@@ -1,4 +1,4 @@
-"""This process: its address, its devices, its garbage collector, and the stacks of its threads and tasks."""
+"""The present process: its address, its devices, its garbage collector, and the stacks of its threads and tasks."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
     """The run no longer wanted it."""
     CANCELLED_STRAGGLER = "cancelled_straggler"
-    """It was much later than the rest of its group, which was closed without it (``--group-quorum``)."""
+    """The episode was much later than the rest of its group, which was closed without it (``--group-quorum``)."""
 
     @classmethod
     def _missing_(cls, value: object) -> Status | None:

@@ -28,9 +28,9 @@ class Verdict(StrEnum):
     SAME = "same"
     """Every observation, reward, the score and the end were as recorded."""
     DIFFERS = "differs"
-    """Something was not."""
+    """A value was not."""
     SKIPPED = "skipped"
-    """There was nothing to compare."""
+    """The episode had nothing to compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentrl.assets import tiny_model_path
-from agentrl.config.evaluate import EvaluateConfig, SampleConfig
-from agentrl.config.mapping import from_mapping
+from agentrl.config.mapping import read_saved
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.store import LOGS, RECORDS, Store, conditions, named
@@ -69,7 +68,7 @@ class RunDirectory:
         data = self.json(CONFIG)
         if data is None:
             raise ConfigError("RUN", str(self.path), f"has no readable {CONFIG}", "Copy it from the run, it says what was run.")
-        return from_mapping(TrainConfig, data, source=str(self.path / CONFIG), ignored=(EvaluateConfig, SampleConfig))
+        return read_saved(data, str(self.path / CONFIG))
 
     def summary(self) -> Record:
         """Return the contents of ``summary.json``; empty if the run has not written it."""

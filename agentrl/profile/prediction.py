@@ -64,7 +64,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class TimeCost:
-    """Something that costs time."""
+    """A cause that costs time."""
 
     name: str  # text for people
     step_s: float  # seconds per step without it

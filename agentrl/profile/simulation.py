@@ -95,7 +95,7 @@ class SimulatedLearner:
         """Save nothing: there is no state."""
 
     async def flush_checkpoint(self, path: str) -> dict[str, FileEntry]:
-        """Nothing was written."""
+        """Return no files: none was written."""
         return {}
 
     async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:

@@ -112,7 +112,7 @@ class EpisodeSettings(PlaySettings):
         return EPISODES_PER_SEQUENCE * self.engine.max_num_seqs // self.rollout.rollout_workers_per_engine
 
     def for_member(self, group_request: GroupRequest, index: int) -> EpisodeSettings:
-        """These settings with what the group request changes for the episode of that number; the one behind the members is greedy."""
+        """Return the settings with what the group request changes for the episode of that number; the one behind the members is greedy."""
         settings = self.for_eval_sampling(group_request.eval_sampling)
         if index < group_request.n_samples_per_prompt:
             return settings

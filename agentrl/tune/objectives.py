@@ -1,4 +1,4 @@
-"""What each method trains: the losses and metrics that a model gives on a micro-batch.
+"""Objectives of the methods: the losses and metrics that a model gives on a micro-batch.
 
 A loss belongs to a row or to a token; `agentrl.tune.trainer` takes their mean over a step, whatever micro-batches and ranks they are in.
 """
@@ -21,7 +21,7 @@ from agentrl.tune.encode import IGNORED
 from agentrl.tune.losses import PAIR_LOSSES, PairRatios, bradley_terry, generalized_jsd, kahneman_tversky, odds_ratio, step_cross_entropy
 
 Batch: TypeAlias = Mapping[str, Any]
-"""What `agentrl.tune.trainer.Collator` makes of rows."""
+"""Tensors that `agentrl.tune.trainer.Collator` makes of rows."""
 
 
 @dataclass(frozen=True, slots=True)

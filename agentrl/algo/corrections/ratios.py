@@ -29,9 +29,9 @@ class RatioOptions:
     """
 
     off_policy_level: Level = "token"
-    """What an importance ratio belongs to: a token, or a sequence by product or geometric mean."""
+    """Unit of an importance ratio: a token, or a sequence by product or geometric mean."""
     off_policy_mode: Mode = "truncate"
-    """What happens to ratios outside ``--off-policy-range``."""
+    """Treatment of ratios outside ``--off-policy-range``."""
     off_policy_range: tuple[float, float] = (0.0, 2.0)
     """Bounds of the importance ratio."""
     opsm_delta: NonNegative | None = None

@@ -22,9 +22,9 @@ class DppoTvOptions(LossOptions):
     """Options of `dppo_tv`."""
 
     eps_clip_low: Positive = 0.15
-    """How far the probability of a token with a negative advantage may fall."""
+    """Amount by which the probability of a token with a negative advantage may fall."""
     eps_clip_high: Positive = 0.15
-    """How far the probability of a token with a positive advantage may rise."""
+    """Amount by which the probability of a token with a positive advantage may rise."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ class IpoOptions(LossOptions):
     """Options of `ipo`."""
 
     eps_clip_low: Positive = 0.3
-    """How far the probability of a token may fall before it is left out."""
+    """Amount by which the probability of a token may fall before it is left out."""
     eps_clip_high: Positive = 0.3
-    """How far the probability of a token may rise before it is left out."""
+    """Amount by which the probability of a token may rise before it is left out."""
     ipo_kl_coef: NonNegative = 0.0
     """Weight of the squared log ratio in ``ipo``; prime-rl used 1e-3 in earlier versions."""
 

@@ -14,7 +14,7 @@ class SapoOptions:
     """Options of `sapo`."""
 
     sapo_tau_positive: Positive = 1.0
-    """How fast the gradient of ``sapo`` fades as the ratio leaves 1, for a positive advantage."""
+    """Speed at which the gradient of ``sapo`` fades as the ratio leaves 1, for a positive advantage."""
     sapo_tau_negative: Positive = 1.05
     """The same for a negative advantage."""
 

@@ -9,7 +9,6 @@ import pytest
 
 from agentrl.api.resume import resume_point, resumed_run_dir, rewind_records, with_saved_settings
 from agentrl.config.mapping import from_mapping, to_json
-from agentrl.config.plugins import resolve_plugins
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.plugins import copy_plugins
@@ -23,6 +22,9 @@ pytestmark = pytest.mark.anyio
 
 def config_of(run_dir: Path, **settings: Any) -> TrainConfig:
     return from_mapping(TrainConfig, {"agent": "a.py", "run_dir": str(run_dir), "resume": str(run_dir), **settings})
+
+
+ESTIMATOR = "import agentrl\n\n@agentrl.advantage_estimator\ndef estimator(inputs, options):\n    return inputs.token_rewards\n"
 
 
 async def save(run_dir: Path, *steps: int, keep: int = 2, learner: ScriptedLearner | None = None, **settings: Any) -> None:
@@ -132,13 +134,13 @@ def test_what_was_measured_before_the_first_step_stays_only_with_a_checkpoint(tm
 
 async def test_a_changed_file_of_an_own_estimator_is_refused_with_two_ways_on(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
-    file.write_text("before = True\n")
+    file.write_text(ESTIMATOR)
     run_dir, setting = tmp_path / "run", f"{file}:estimator"
     await save(run_dir, 2, advantage_estimator=setting)
     config = config_of(run_dir, advantage_estimator=setting)
     copy_plugins([setting], run_dir)
     assert resume_point(config).progress.step == 2
-    file.write_text("after = True\n")
+    file.write_text(f"{ESTIMATOR}# another\n")
     copy = run_dir / "plugins" / "own.py"
     with pytest.raises(ConfigError, match=f"Restore it: cp {copy} {file}. To go on with the changed file, remove the copy"):
         resume_point(config)
@@ -148,12 +150,12 @@ async def test_a_changed_file_of_an_own_estimator_is_refused_with_two_ways_on(tm
 
 async def test_a_missing_file_of_an_own_estimator_is_restored_from_the_copy(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
-    file.write_text("before = True\n")
+    file.write_text(ESTIMATOR)
     setting = f"{file}:estimator"
     copy_plugins([setting], tmp_path / "run")
     file.unlink()
     with pytest.raises(ConfigError, match=f"there is no such file any more. Restore it: cp {tmp_path}/run/plugins/own.py {file}"):
-        resolve_plugins(config_of(tmp_path / "run", advantage_estimator=setting))
+        config_of(tmp_path / "run", advantage_estimator=setting)
 
 
 async def test_a_finished_run_and_one_without_a_checkpoint_are_answered_with_the_remedy(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,9 @@ async def played(env: str, data: DataConfig | None = None, **settings: Any) -> C
 
 def settings_of(env: str, **settings: Any) -> CheckSettings:
     """Settings of a check by the names of their flags."""
-    own = {item.name for item in fields(CheckSettings)}
-    short = CheckSettings(env=env, model=str(tiny_model_path()), episodes=4, elsewhere=False)
-    short = changed(short, **{"max_model_len": 1024, **{name: value for name, value in settings.items() if name not in own}})
-    return replace(short, **{name: value for name, value in settings.items() if name in own})
+    own = {name: settings.pop(name) for name in ("elsewhere", "ratios") if name in settings}
+    short = CheckSettings(**{"elsewhere": False, **own})
+    return changed(short, **{"agent": env, "model": str(tiny_model_path()), "episodes": 4, "max_model_len": 1024, **settings})
 
 
 def ids(report: Report, *severities: Severity) -> set[str]:

@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 
+from agentrl.config.algorithm import built_in_options
 from agentrl.config.commands import load_config
 from agentrl.config.load import aliases, other_systems
 from agentrl.config.schema import TrainConfig
@@ -46,7 +47,7 @@ def test_help_of_a_section_has_its_settings_only_and_all_has_every_one(capsys: p
     assert "--max-turns" in section
     assert "--learning-rate" not in section
     whole = shown(capsys, "--help", "all")
-    assert [name for name in settings_of(TrainConfig) if f"  {flag(name)}" not in whole] == []
+    assert [name for name in settings_of(TrainConfig.schema({})) if f"  {flag(name)}" not in whole] == []
     assert "`" not in whole
 
 
@@ -61,19 +62,23 @@ def test_every_flag_of_the_script_of_openrlhf_is_taken_or_answered_in_a_line() -
         load_config(words)
     answered = dict(caught.value.answers)
     flags = {word.replace("_", "-") for word in words if word.startswith("--")}
-    taken = {name for name in flags if name in aliases(TrainConfig) or name[2:].replace("-", "_") in settings_of(TrainConfig)}
+    taken = {
+        name
+        for name in flags
+        if name in aliases(TrainConfig.schema({})) or name[2:].replace("-", "_") in settings_of(TrainConfig.schema({}))
+    }
     assert flags == taken | set(answered)
     assert all(answered[name].startswith("OpenRLHF; here: ") and "\n" not in answered[name] for name in answered)
     assert len(str(caught.value).splitlines()) == 1 + len(answered)
 
 
 def test_answers_name_settings_that_exist() -> None:
-    ours = {flag(name) for name in settings_of(TrainConfig)} | {"--resume"}
+    ours = {flag(name) for name in (*settings_of(TrainConfig), *built_in_options())} | {"--resume"}
     tables = other_systems()
     for name, answer in [*tables["OpenRLHF"].items(), *tables["TRL"].items(), *tables["verl"].items()]:
         named = {word.rstrip(",;:.") for word in answer.split() if word.startswith("--")}
         assert named <= ours, name
-        assert name not in aliases(TrainConfig)
+        assert name not in aliases(TrainConfig.schema({}))
         assert name not in ours
 
 

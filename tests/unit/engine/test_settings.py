@@ -4,11 +4,12 @@ import pytest
 
 from agentrl.config.engine import EngineConfig
 from agentrl.config.schema import ModelConfig
+from agentrl.config.sections import changed
 from agentrl.engine.settings import EngineSettings
 
 
 def settings(device: str = "cpu", **engine: object) -> EngineSettings:
-    return EngineSettings(model=ModelConfig(model="m"), engine=EngineConfig(**engine), device=device)  # type: ignore[arg-type]
+    return changed(EngineSettings(model=ModelConfig(model="m"), engine=EngineConfig(), device=device), **engine)  # type: ignore[arg-type]
 
 
 def test_settings_survive_pickling() -> None:

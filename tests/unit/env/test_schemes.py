@@ -9,10 +9,11 @@ import pytest
 
 from agentrl import Task
 from agentrl.core.errors import EnvLoadError
+from agentrl.core.plugins import kept_environment
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.isolation.system import ProcessLimits
-from agentrl.env.load import keep_environment, load_agent, original_or_copy
+from agentrl.env.load import keep_environment, load_agent
 from tests.unit.env.isolation.support import state
 from tests.unit.env.packages import install
 
@@ -104,7 +105,7 @@ async def test_it_is_played_here_and_in_a_process_of_its_own(process: ProcessLim
 @pytest.mark.usefixtures("suite")
 def test_a_run_keeps_no_file_of_it(tmp_path: Path) -> None:
     keep_environment("echo:four", tmp_path)
-    assert original_or_copy("echo:four", tmp_path) == "echo:four"
+    assert kept_environment("echo:four", tmp_path) == "echo:four"
 
 
 @pytest.mark.usefixtures("suite")

@@ -10,7 +10,8 @@ import anyio
 import pytest
 from rich.console import Console
 
-from agentrl.config.schema import RecordConfig, TrackConfig, TrainConfig, TrainingConfig
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.callbacks import Callback, CheckpointWritten, GroupJudged, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, TooManyFailuresError
 from agentrl.flow import RunResult, train
@@ -59,9 +60,7 @@ def test_a_group_that_ends_the_run_is_told_before() -> None:
 
 def run(folder: Path, *callbacks: CallbackLike, progress: Progress | None = None, staleness: int = 0, **track: Any) -> RunResult:
     """Train 6 steps in real time, with a checkpoint only where the run is stopped."""
-    config = TrainConfig(
-        training=TrainingConfig(num_steps=6), track=TrackConfig(tensorboard=False, **track), record=RecordConfig(record="none")
-    )
+    config = changed(TrainConfig(), num_steps=6, tensorboard=False, record="none", **track)
     settings = flow_of(num_steps=6, groups_per_step=2, n_samples_per_prompt=2, max_staleness=staleness)
     learner = ScriptedLearner(train_s=lambda step: 0.01, steps=[[] for _ in range(progress.step if progress else 0)])
 

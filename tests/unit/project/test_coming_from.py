@@ -76,7 +76,10 @@ def test_the_command_is_understood(page: str, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("page", ["from_trl", "from_verl", "from_prime_rl"])
 def test_flags_and_metrics_exist(page: str) -> None:
-    known = {flag(name) for name in settings_of(TrainConfig)} | {"--agent", *(flag(f"no_{name}") for name in settings_of(TrainConfig))}
+    known = {flag(name) for name in settings_of(TrainConfig.schema({}))} | {
+        "--agent",
+        *(flag(f"no_{name}") for name in settings_of(TrainConfig.schema({}))),
+    }
     settings, _, rest = PAGES[page].partition("## Metrics")
     for row in re.findall(r"^\|(.*)\|$", settings, re.MULTILINE):
         assert set(re.findall(r"--[a-z][a-z-]*", row)) <= known, row

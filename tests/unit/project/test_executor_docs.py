@@ -40,4 +40,4 @@ def test_the_table_names_what_there_is() -> None:
 
 
 def test_flags_on_the_page_exist() -> None:
-    assert set(re.findall(r"--[a-z][a-z-]*", PAGE)) <= {flag(name) for name in settings_of(TrainConfig)} | {"--agent"}
+    assert set(re.findall(r"--[a-z][a-z-]*", PAGE)) <= {flag(name) for name in settings_of(TrainConfig.schema({}))} | {"--agent"}

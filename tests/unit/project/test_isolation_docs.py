@@ -34,6 +34,6 @@ async def test_the_example_plays(process: ProcessLimits | None, tmp_path: Path) 
 
 def test_flags_and_defaults_are_those_of_the_schema() -> None:
     used = set(re.findall(r"--env-[a-z-]*", PAGE))
-    assert used == {flag(name) for name, section in settings_of(TrainConfig).items() if section == "isolation"}
+    assert used == {flag(name) for name, item in settings_of(TrainConfig).items() if item.section == "isolation"}
     for name, default in re.findall(r"^\| `--(env-[a-z-]+)` \| (\d+) \|", PAGE, re.MULTILINE):
         assert float(default) == getattr(IsolationConfig(), name.replace("-", "_"))

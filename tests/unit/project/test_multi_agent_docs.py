@@ -35,4 +35,4 @@ async def test_the_example_plays_the_episode_below_it(tmp_path: Path) -> None:
 
 
 def test_flags_on_the_page_exist() -> None:
-    assert set(re.findall(r"--[a-z][a-z-]*", PAGE)) <= {flag(name) for name in settings_of(TrainConfig)}
+    assert set(re.findall(r"--[a-z][a-z-]*", PAGE)) <= {flag(name) for name in settings_of(TrainConfig.schema({}))}

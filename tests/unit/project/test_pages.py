@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agentrl.evaluation.config import SAME_HERE
 
 from agentrl.cli.main import COMMANDS
+from agentrl.config.algorithm import built_in_options
+from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.load import aliases
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag, settings_of
-from agentrl.tune.load import ALIASES
+from agentrl.tune.methods import METHODS
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tune").glob("*.md")])
@@ -79,18 +80,19 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 def flags() -> set[str]:
     """Every flag of every command: the fields of the settings, and of the arguments of the modules behind the commands."""
     known = (
-        set(ALIASES)
-        | {flag(name) for name in settings_of(TrainConfig)}
-        | set(SAME_HERE)
+        {flag(name) for name in settings_of(TrainConfig.schema({}))}
+        | {flag(name) for name in built_in_options()}
+        | set(aliases(EvaluateConfig, "eval"))
+        | {alias for method in METHODS.values() for alias in aliases(method.config, method.command)}
         | FOREIGN
         | {"--completion"}
-        | set(aliases(TrainConfig))
+        | set(aliases(TrainConfig.schema({})))
     )
     for module in {name.partition(":")[0] for name, _ in COMMANDS.values()} | {
-        "agentrl.evaluation.config",
         "agentrl.check.context",
         "agentrl.tune.settings",
-        "agentrl.config.sample",
+        "agentrl.config.evaluate",
+        "agentrl.check.findings",
         "agentrl.config.iterate",
     }:
         for value in vars(importlib.import_module(module)).values():

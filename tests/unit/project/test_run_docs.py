@@ -9,8 +9,8 @@ import pytest
 
 from agentrl.cli.inspect import InspectArgs
 from agentrl.cli.main import COMMANDS
-from agentrl.cli.play import PlayArgs
 from agentrl.cli.replay import ReplayArgs
+from agentrl.config.evaluate import PlayConfig, PlayOptions
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import settings_of
 from agentrl.inspect.play_terminal import COMMANDS as TYPED
@@ -22,10 +22,14 @@ def flags(args: type[Any]) -> set[str]:
     return {f"--{name.replace('_', '-')}" for field in dataclasses.fields(args) for name in (field.name, f"no_{field.name}")}
 
 
-@pytest.mark.parametrize(("page", "args"), [("play", PlayArgs), ("replay", ReplayArgs), ("inspect", InspectArgs)])
+@pytest.mark.parametrize(("page", "args"), [("play", PlayOptions), ("replay", ReplayArgs), ("inspect", InspectArgs)])
 def test_flags_exist(page: str, args: type[Any]) -> None:
     text = (DOCS / f"{page}.md").read_text()
-    known = flags(args) | {f"--{name.replace('_', '-')}" for name in settings_of(TrainConfig)}
+    known = (
+        flags(args)
+        | {f"--{name.replace('_', '-')}" for name in settings_of(PlayConfig)}
+        | {f"--{name.replace('_', '-')}" for name in settings_of(TrainConfig.schema({}))}
+    )
     assert set(re.findall(r"--[a-z][a-z-]*", text)) <= known
     assert set(re.findall(r"agentrl ([a-z]+) ", text)) <= set(COMMANDS)
     own = {field.name for field in dataclasses.fields(args)} - {"run", "debug", "trust_remote_code", "data", "rollout", "engine"}
