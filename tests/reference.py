@@ -94,7 +94,7 @@ def _options(part: AlgorithmKind) -> str:
                 rows.setdefault(item.name, (item, {}))[1][name] = default_text(item.default)
     lines = [f"### Options of `{part.kind.flag}`", "", "| flag | values | default | of | meaning |", "|---|---|---|---|---|"]
     for item, defaults in rows.values():
-        others = [alias for alias in item.aliases("train")]
+        others = item.aliases("train")
         meaning = _markdown(item.doc) + (f" Also: {', '.join(f'`{alias}`' for alias in others)}." if others else "")
         values_of = sorted(set(defaults.values()), key=list(defaults.values()).index)
         default = (

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from agentrl.check.context import Context
 from agentrl.check.play import SOLVER, CheckedEpisode, PolicyInput, TextPolicy
@@ -14,9 +14,6 @@ from agentrl.check.policies import COMMON, bracketed, constant_answers, label_te
 from agentrl.check.results import spread
 from agentrl.core.types import Task
 from agentrl.env.multi_agent import named_agents
-
-if TYPE_CHECKING:
-    from agentrl.check.black_box import PlayedAgent
 
 ROUNDS = ((4, 64), (16, 6), (64, 1))
 """Tasks that the constant answers are tried on, and how many answers get so far."""
@@ -214,7 +211,31 @@ def _flat_share(context: Context) -> float:
     return _mean([float(_range(group) <= SAME) for group in groups.values()])
 
 
-def policy_row(name: str, played: Sequence[CheckedEpisode | PlayedAgent]) -> dict[str, Any]:
+class Played(Protocol):
+    """A played episode, as far as its row in the report goes."""
+
+    @property
+    def good(self) -> bool:
+        """True if it did not fail."""
+
+    @property
+    def finished(self) -> bool:
+        """True if it ended by itself."""
+
+    @property
+    def turns(self) -> Sequence[Any]:
+        """The turns."""
+
+    @property
+    def reward(self) -> float:
+        """The reward."""
+
+    @property
+    def score(self) -> float:
+        """The score."""
+
+
+def policy_row(name: str, played: Sequence[Played]) -> dict[str, Any]:
     """Return the row of a policy in the report's table of rewards."""
     good = [one for one in played if one.good]
     return {

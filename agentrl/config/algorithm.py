@@ -25,8 +25,8 @@ class AlgoSettings:
     """The algorithm."""
 
     advantage_estimator: Annotated[str, UserFile] = "group_norm"
-    """Advantage estimator. One of ``group_norm`` (or ``grpo``), ``dr_grpo``, ``rloo``, ``reinforce``, ``reinforce_baseline``, ``gae``, ``opo``,
-    ``remax``, ``batch_std``, ``pass_at_k``, ``gdpo``, ``turn_norm``, ``turn_gae``, ``distillation``, or ``file.py:name``."""
+    """Advantage estimator. One of ``group_norm`` (or ``grpo``), ``dr_grpo``, ``rloo``, ``reinforce``, ``reinforce_baseline``, ``gae``,
+    ``opo``, ``remax``, ``batch_std``, ``pass_at_k``, ``gdpo``, ``turn_norm``, ``turn_gae``, ``distillation``, or ``file.py:name``."""
     teacher: str = ""
     """Hugging Face directory or hub name of a model with the same tokenizer, which scores the sampled tokens: its log-probability less
     that of the policy is added to the advantage of each token (on-policy distillation)."""

@@ -166,6 +166,7 @@ def changed(config: Sections, **values: Any) -> Sections:
     """
     sections: dict[str, Any] = {item.name: getattr(config, item.name) for item in fields(config)}  # type: ignore[arg-type]
     homes = {item.name: name for name, section in sections.items() if is_dataclass(section) for item in fields(section)}
+    sections |= {name: values.pop(name) for name in list(values) if name in sections and name not in homes}
     if unknown := {name: values.pop(name) for name in list(values) if name not in homes}:
         holder = next((name for name, section in sections.items() if hasattr(section, "with_options")), None)
         if holder is None:

@@ -1,4 +1,4 @@
-"""Options that a loss and a correction of a user's own file declare: flags of that run, settings in Python, saved, and kept on resumption."""
+"""Options that a user's own loss and correction declare: flags of that run, settings in Python, saved, and kept on resumption."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pickle
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from agentrl.core.errors import EnvError, EnvTimeoutError
 from agentrl.core.types import Span, Task
@@ -17,9 +17,6 @@ from agentrl.env.boundary import CANCEL_GRACE_S, EnvLimits
 from agentrl.env.isolation import wire
 from agentrl.env.load import AgentSpec
 from agentrl.env.results import check_reset, check_step
-
-if TYPE_CHECKING:
-    from agentrl.env.isolation.pool import ProcessPool
 
 _log = logging.getLogger(__name__)
 
@@ -91,10 +88,23 @@ class EpisodeHandle:
             self._connection.close()
 
 
+class Processes(Protocol):
+    """A pool of processes, as far as a session needs it."""
+
+    async def acquire(self) -> EpisodeHandle:
+        """Return a process for an episode."""
+
+    def give_back(self, handle: EpisodeHandle, *, reusable: bool) -> None:
+        """Take a process back, for another episode if it is `reusable`."""
+
+    def kill(self, handle: EpisodeHandle) -> None:
+        """End a process."""
+
+
 class ProcessSession:
     """One episode; made for `reset`, stepped, and closed whatever happened."""
 
-    def __init__(self, pool: ProcessPool, agent: AgentSpec, limits: EnvLimits, agents: Sequence[str]) -> None:
+    def __init__(self, pool: Processes, agent: AgentSpec, limits: EnvLimits, agents: Sequence[str]) -> None:
         self._pool, self._limits, self._agents = pool, limits, agents
         self._env = f"{Path(agent.source).name}: {agent.name}"
         self._handle: EpisodeHandle | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from agentrl.assets import tiny_model_path
 from agentrl.config.mapping import from_mapping, to_json
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import changed
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
@@ -54,7 +54,7 @@ async def test_recorded_episodes_replay(agent: str, tmp_path: Path) -> None:
             raise
         pytest.skip(f"an optional package is missing: {error}")
     settings = episode_settings(config, str(tiny_model_path()))
-    worker = EpisodeWorker(ScriptedEngine(answer=at_random, max_model_len=2048, end_token_ids=()), spec, replace(settings, seed=0))
+    worker = EpisodeWorker(ScriptedEngine(answer=at_random, max_model_len=2048, end_token_ids=()), spec, changed(settings, seed=0))
     recorder = TrajectoryRecorder(tmp_path / "trajectories.jsonl")
     (tmp_path / "config.json").write_text(to_json(config))
     await worker.start()

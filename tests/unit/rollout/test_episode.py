@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from agentrl import AgentInstance, Message, ResetResult, StepResult, Task
+from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import EvalSampling, FinishReason, Status, derive_seed
 from agentrl.learner.batch import merge_turns
+from agentrl.rollout.settings import episode_settings
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import CODEC, SETTINGS, TASK, Scene, env_class, says
 from tests.unit.rollout.templates import tokenizer
@@ -138,8 +140,8 @@ async def test_sampling_changes_hold_for_later_turns_and_handing_it_back_changes
     assert len({s.seed for s in sampled}) == 4
 
 
-TRAINING = replace(SETTINGS, is_training=True)
-NO_RATIOS = changed(TRAINING, off_policy="none")
+TRAINING = replace(SETTINGS, is_training=True, weighs_ratios=True)
+NO_RATIOS = replace(TRAINING, weighs_ratios=False)
 
 
 @pytest.mark.parametrize("sampling", [{"top_p": 0.9}, {"top_k": 5}])
@@ -156,8 +158,10 @@ async def test_truncated_sampling_of_a_turn_is_refused_where_ratios_are_computed
     assert f"{where} returned sampling['{name}'] = {value}: truncated sampling biases" in (refused.error or "")
     assert "--off-policy none" in (refused.error or "")
     measured = TRAINING.for_eval_sampling(EvalSampling(name="eval", seed=1))
-    reused = changed(NO_RATIOS, reuse_behaviour_logprobs=True)
-    assert (await Scene(env, settings=reused).play()).status is Status.ENV_ERROR
+    reused = changed(TrainConfig(), off_policy="none", reuse_behaviour_logprobs=True)
+    assert [
+        episode_settings(config, "").weighs_ratios for config in (TrainConfig(), reused, changed(reused, reuse_behaviour_logprobs=False))
+    ] == [*(True, True, False)]
     for settings in (NO_RATIOS, SETTINGS, measured):
         assert (await Scene(env, settings=settings).play()).error is None
 
