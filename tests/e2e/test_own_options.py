@@ -68,7 +68,7 @@ def test_flags_python_and_resumption_take_the_options(tmp_path: Path, file: Path
     words = dict(zip([word[2:].replace("-", "_") for word in SMALL[::2]], SMALL[1::2], strict=True))
     sizes = {name: type_of(value) for name, value in words.items()}
     given = {**sizes, "num_steps": 2, "record": "none", "tensorboard": False, "runtime": "local", "check_env": False}
-    agent = str(given.pop("agent", ROOT / "envs" / "calculator.py"))
+    agent = str(given.pop("agent", ROOT / "envs" / "arithmetic.py"))
     python = agentrl.train(
         agent, **given, run_dir=tmp_path / "python", policy_loss=f"{file}:mine", off_policy=f"{file}:cut", my_tau=3.0, my_bound=1.5
     )
