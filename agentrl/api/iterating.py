@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +22,7 @@ from agentrl.config.lora import holds_adapter
 from agentrl.config.mapping import differences, to_json
 from agentrl.core.errors import AgentRLError, ConfigError
 from agentrl.core.files import complete_file
+from agentrl.core.process import handling_signals
 from agentrl.core.types import derive_seed
 from agentrl.track.jsonl import encode
 from agentrl.track.text import number
@@ -115,7 +115,8 @@ def check_phases(config: IterateConfig) -> None:
     plan = _Round(config, Path("runs") / "iterate", 1, config.iterate.model, Console(quiet=True))
     checks: dict[str, Callable[[], object]] = {
         "sample": lambda: load_sample(plan.sample_words()),
-        "train": lambda: load_method(METHODS[config.iterate.method], _without_data(plan.train_words(), config)),
+        # The data set is not sampled yet: a file that exists takes its place.
+        "train": lambda: load_method(METHODS[config.iterate.method], plan.train_words(Path(__file__))),
         "eval": lambda: load_eval(plan.eval_words()),
     }
     for phase, check in checks.items():
@@ -124,13 +125,6 @@ def check_phases(config: IterateConfig) -> None:
         except ConfigError as error:
             name = error.field if error.field.startswith("--") else f"--{error.field}"
             raise ConfigError(f"--{phase}.{name[2:]}", error.value, error.problem, error.remedy) from error
-
-
-def _without_data(words: Sequence[str], config: IterateConfig) -> list[str]:
-    """The words of training with a file that exists in the place of the data set that is not sampled yet."""
-    found = list(words)
-    found[found.index("--data") + 1] = str(Path(__file__))
-    return found
 
 
 def read_rounds(path: Path) -> list[Round]:
@@ -165,13 +159,14 @@ class _Round:
         self.console.print(Text(f"\n{title}", style="bold"))
         sampled: dict[str, Any] = {}
         if self.index:
-            self._phase("sample", self.sample_words(), self.folder / "data" / "summary.json")
-            sampled = _json(self.folder / "data" / "summary.json")
+            data, trained = self.folder / "data", self.folder / "train" / "model"
+            self._phase("sample", self.sample_words(), data / "summary.json")
+            sampled = _json(data / "summary.json")
             if not sampled["num_rows"]:
                 left = "; ".join(f"{count} tasks: {reason}" for reason, count in sampled["left_out"].items())
                 raise PhaseError(f"round {self.index} has no data to train on ({left}); --rounds ends where nothing is left to learn")
-            self._phase("train", self.train_words(), self.folder / "train" / "model", method=self.config.iterate.method)
-            self.model = self._whole_model()
+            self._phase("train", self.train_words(data / "data.jsonl"), trained, method=self.config.iterate.method)
+            self.model = self._whole_model(trained)
         self._phase("eval", self.eval_words(), self.folder / "eval" / "eval.json")
         overall = _json(self.folder / "eval" / "eval.json")["model"]["overall"]
         metrics = {name: float(estimate["value"]) for name, estimate in overall.items()}
@@ -181,24 +176,25 @@ class _Round:
         return Round(round=self.index, model=self.model, metrics=metrics, sampled=kept, seconds=time.monotonic() - start)
 
     def sample_words(self) -> list[str]:
-        named = ["--agent", self.config.iterate.agent] if self.config.iterate.agent else []
         own = ["--output", str(self.folder / "data"), "--resume", "--select", SELECT[self.config.iterate.method], "--seed", self.seed]
-        return [*named, *self._model_words(), *own, *self.config.phases["sample"]]
+        return [*self._agent_words(), *self._model_words(), *own, *self.config.phases["sample"]]
 
-    def train_words(self) -> list[str]:
-        own = ["--data", str(self.folder / "data" / "data.jsonl"), "--run-dir", str(self.folder / "train"), "--seed", self.seed]
+    def train_words(self, data: Path) -> list[str]:
+        own = ["--data", str(data), "--run-dir", str(self.folder / "train"), "--seed", self.seed]
         return [*self._model_words(), *own, "--resume", "auto", *self.config.phases["train"]]
 
     def eval_words(self) -> list[str]:
-        named = ["--agent", self.config.iterate.agent] if self.config.iterate.agent else []
-        return [*named, *self._model_words(), "--output", str(self.folder / "eval"), *self.config.phases["eval"]]
+        return [*self._agent_words(), *self._model_words(), "--output", str(self.folder / "eval"), *self.config.phases["eval"]]
+
+    def _agent_words(self) -> list[str]:
+        return ["--agent", self.config.iterate.agent] if self.config.iterate.agent else []
 
     def _model_words(self) -> list[str]:
         return ["--model", self.model] if self.model else []
 
-    def _whole_model(self) -> str:
+    def _whole_model(self, trained: Path) -> str:
         """The model of the round; an adapter is merged into the model that it was trained on."""
-        trained, merged = self.folder / "train" / "model", self.folder / "merged"
+        merged = self.folder / "merged"
         if not holds_adapter(trained):
             return str(trained)
         base = ["--base", self.model] if self.model else []
@@ -221,27 +217,12 @@ class _Round:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Run a command and return its exit code; signals that this process gets are passed on."""
+    """Run a command and return its exit code; a SIGTERM is passed on, and Ctrl-C reaches the whole group of processes by itself."""
     process = subprocess.Popen(words)
-    with _passing_signals(process):
-        return process.wait()
-
-
-@contextlib.contextmanager
-def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    def on_signal(given: int, frame: object) -> None:
-        if given == signal.SIGTERM:  # Ctrl-C reaches the whole group of processes by itself
-            process.send_signal(given)
-
     try:
-        before = {given: signal.signal(given, on_signal) for given in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread
-        before = {}
-    try:
-        yield
+        with handling_signals(lambda number: process.send_signal(number) if number == signal.SIGTERM else None):
+            return process.wait()
     finally:
-        for given, handler in before.items():
-            signal.signal(given, handler)
         if process.poll() is None:
             process.kill()
 

@@ -159,7 +159,8 @@ def advantages(groups: Sequence[PlayedGroup], settings: TrainConfig) -> Tensor:
         ConfigError: If the estimator needs a critic, or the tokens are in the processes of a cluster.
         BatchError: If nothing in the groups can be trained.
     """
-    from agentrl.algo.estimators import compute_advantages, find_estimator
+    from agentrl.algo.compute import compute_advantages
+    from agentrl.algo.estimators import find_estimator
     from agentrl.config.algorithm import options_of
     from agentrl.learner.batch import advantage_inputs, collate
 

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from agentrl.api.serving import Say
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import device
+from agentrl.config.reward import RewardServing
 from agentrl.core.errors import ConfigError
 from agentrl.core.serving import LoopbackServer
 from agentrl.engine.reward_model import RewardModel, RewardModelSettings
 from agentrl.engine.reward_server import RewardApp
 from agentrl.engine.scoring import BatchedScorer
 from agentrl.track.text import counted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardServing:
-    """A model and how it is served."""
-
-    model: str
-    port: int = 0  # 0: a free one
-    host: str = "127.0.0.1"
-    batch_size: int = 64
-    max_pending: int = 1024
-    max_tokens: int = 0
-    head: str = ""
-    dtype: str = "auto"
-    trust_remote_code: bool = False
 
 
 async def serve_reward_model(serving: RewardServing, say: Say) -> None:
@@ -41,7 +26,7 @@ async def serve_reward_model(serving: RewardServing, say: Say) -> None:
     """
     settings = RewardModelSettings(
         model=serving.model,
-        head=serving.head,
+        head=serving.value_head_prefix,
         device=device(),
         dtype=serving.dtype,
         batch_size=serving.batch_size,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from agentrl.cli.words import Arguments, read
 from agentrl.config.lora import holds_adapter
 from agentrl.config.mapping import read_file, read_saved
 from agentrl.config.schema import TrainConfig
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportArgs:
+class ExportArgs(Arguments):
     """Write the model of a checkpoint as a Hugging Face directory, or the recorded episodes for another viewer."""
 
     source: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -45,13 +46,11 @@ class ExportArgs:
     """Write the whole model with the adapter merged in, instead of the adapter of a run with ``--lora-rank``."""
     model: str = ""
     """Path of the initial model, if the run's own setting no longer leads to it."""
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show tracebacks."""
 
 
 def main(words: list[str]) -> int:
     """Run the command with the words after ``export``."""
-    args = tyro.cli(ExportArgs, prog="agentrl export", args=words)
+    args = read(ExportArgs, "export", words)
     if args.inspect or args.otel:
         return _export_episodes(args)
     if args.target is None and not args.merge:

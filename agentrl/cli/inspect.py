@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from agentrl.cli.words import Arguments, read
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import CountOrZero
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
@@ -21,7 +22,7 @@ from agentrl.track.text import Screen, counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectArgs:
+class InspectArgs(Arguments):
     """Show a run, its episodes, or one episode turn by turn, from the run's files."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
@@ -50,13 +51,11 @@ class InspectArgs:
     """Write all chosen episodes to this file, .jsonl or .parquet, for ``datasets.load_dataset``."""
     plot: Path | None = None
     """Draw the mean reward of each step into this file, for example reward.png; needs matplotlib."""
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show tracebacks."""
 
 
 def main(words: list[str]) -> int:
     """Run the command with the words after ``inspect``."""
-    args = tyro.cli(InspectArgs, prog="agentrl inspect", args=_with_sort_joined(words))
+    args = read(InspectArgs, "inspect", _with_sort_joined(words))
     if args.sort.lstrip("-") not in SORTS:
         raise ConfigError("--sort", args.sort, "is no order", f"Choose {', '.join(SORTS)}, with a minus before it for descending.")
     run, screen = RunDirectory(args.run), Screen()

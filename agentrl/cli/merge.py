@@ -10,12 +10,13 @@ from typing import Annotated, Literal
 
 import tyro
 
+from agentrl.cli.words import Arguments, read
 from agentrl.config.lora import holds_adapter
 from agentrl.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeArgs:
+class MergeArgs(Arguments):
     """Merge an adapter into its base model, or average several models of one architecture."""
 
     source: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="SOURCE")]
@@ -30,13 +31,11 @@ class MergeArgs:
     """Type of the weights of a model with an adapter merged in. ``auto``: that of the base."""
     trust_remote_code: tyro.conf.FlagCreatePairsOff[bool] = False
     """Allow the base's own Python code to run."""
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show tracebacks."""
 
 
 def main(words: list[str]) -> int:
     """Run the command with the words after ``merge``."""
-    args = tyro.cli(MergeArgs, prog="agentrl merge", args=words)
+    args = read(MergeArgs, "merge", words)
     sources = [path.expanduser() for path in args.source]
     target = _target(args)
     if len(sources) == 1:

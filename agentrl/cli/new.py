@@ -10,25 +10,23 @@ from typing import Annotated
 import tyro
 
 from agentrl.assets import environment_paths
-from agentrl.config.load import TYRO
+from agentrl.cli.words import Arguments, read
 from agentrl.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewArgs:
+class NewArgs(Arguments):
     """Copy a ready-made environment into a file of your own, to be changed and named with ``--agent``."""
 
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
     """File to write, for example ``my_env.py``; it must not exist yet."""
     example: str = "calculator"
     """Environment to begin with: calculator (two turns, a tool), arithmetic (one turn), guess_number (a game), ..."""
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show tracebacks."""
 
 
 def main(words: list[str]) -> int:
     """Run the command with the words after ``new``."""
-    args = tyro.cli(NewArgs, prog="agentrl new", args=words, config=TYRO)
+    args = read(NewArgs, "new", words)
     known = environment_paths()
     if args.example not in known:
         raise ConfigError("--example", args.example, "is no ready-made environment", f"There are {', '.join(known)}.")

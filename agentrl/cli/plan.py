@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import tyro
 
+from agentrl.cli.words import Arguments, in_range
 from agentrl.config.commands import TRAIN
 from agentrl.config.load import TYRO, read_flags
 from agentrl.config.model_shape import find_shape
-from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Count, Positive
 from agentrl.profile.memory import GIB
 from agentrl.profile.plan import Hardware, Workload, divide, make_plan, plan_lines
@@ -21,7 +20,7 @@ DIVISION = ("--num-engines", "--num-learners", "--tensor-parallel-size")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanArgs:
+class PlanArgs(Arguments):
     """Compute what fits into given GPUs, and how long a step takes; takes the flags of training too. Exit code: 1 if it does not fit."""
 
     gpus: Count = 8
@@ -29,16 +28,12 @@ class PlanArgs:
     gpu_memory: Positive = 80.0
     """Memory of a GPU, GiB."""
     work: Workload = field(default_factory=Workload)
-    debug: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Show tracebacks."""
 
 
 def main(words: list[str]) -> int:
     """Print the plan for the words after ``plan``; the code is 1 if it does not fit."""
     args, rest = tyro.cli(PlanArgs, prog="agentrl plan", args=words, config=TYRO, return_unknown_args=True)
-    for name in ("gpus", "gpu_memory"):
-        if getattr(args, name) <= 0:
-            raise ConfigError(f"--{name.replace('_', '-')}", getattr(args, name), "must be above 0", "Give the size of the machine.")
+    in_range(args, "plan")
     config = read_flags(TRAIN, rest)[0]
     shape = find_shape(config.model.model)
     hardware = Hardware(gpus=args.gpus, gpu_bytes=args.gpu_memory * GIB)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from agentrl.cli.words import Arguments, read
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Count, CountOrZero
@@ -22,7 +23,7 @@ ASKED = ("num_engines", "num_learners", "max_staleness", "groups_per_step", "ove
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileArgs:
+class ProfileArgs(Arguments):
     """Say where a run's time went, how far it is from its bound and why, and what other sizes would give."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
@@ -41,13 +42,11 @@ class ProfileArgs:
     """The same with this share of groups started beyond those of a step."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print one JSON object instead."""
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show tracebacks."""
 
 
 def main(words: list[str]) -> int:
     """Run the command with the words after ``profile``."""
-    args = tyro.cli(ProfileArgs, prog="agentrl profile", args=words)
+    args = read(ProfileArgs, "profile", words)
     _check(args)
     run, screen = RunDirectory(args.run), Screen()
     config = run.config()
@@ -75,7 +74,6 @@ def recorded_times(run: RunDirectory, config: TrainConfig) -> Recorded:
 
 
 def _check(args: ProfileArgs) -> None:
-    for name, least in {**dict.fromkeys(ASKED, 1), "max_staleness": 0, "oversample": 0, "devices": 0}.items():
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise ConfigError(f"--{name.replace('_', '-')}", value, "is too low", f"Give {least} or more.")
+    for flag, value in (("--max-staleness", args.max_staleness), ("--oversample", args.oversample)):
+        if value is not None and value < 0:
+            raise ConfigError(flag, value, "is too low", "Give 0 or more.")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from agentrl.api.background import run_until_signal
+from agentrl.cli.words import Arguments, read
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Count
 from agentrl.inspect.directory import Record, RunDirectory
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayArgs:
+class ReplayArgs(Arguments):
     """Repeat recorded actions in the environment, and say what came out differently."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
@@ -40,13 +41,11 @@ class ReplayArgs:
     """Episodes to replay side by side."""
     show: Count = 20
     """Differences to list with ``--all``."""
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show tracebacks."""
 
 
 def main(words: list[str]) -> int:
     """Run the command with the words after ``replay``."""
-    args = tyro.cli(ReplayArgs, prog="agentrl replay", args=words)
+    args = read(ReplayArgs, "replay", words)
     if args.all == bool(args.episodes):
         problem = "comes with names of episodes" if args.all else "is not given, and no episode is named"
         raise ConfigError("--all", args.all, problem, f"Name an episode (`agentrl inspect {args.run}` lists them), or give --all.")

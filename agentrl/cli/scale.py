@@ -9,24 +9,22 @@ from typing import Annotated
 
 import tyro
 
-from agentrl.config.load import TYRO
+from agentrl.cli.words import Arguments, read
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleArgs:
+class ScaleArgs(Arguments):
     """Let engines join or leave a run that trains now; it goes on meanwhile. Needs Ray, and weights that travel as files (shm, disk)."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Directory of the run."""
     num_engines: int
     """Engines it is to have."""
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show tracebacks."""
 
 
 def main(words: list[str]) -> int:
     """Ask the run, and print what it answers."""
-    args = tyro.cli(ScaleArgs, prog="agentrl scale", args=words, config=TYRO)
+    args = read(ScaleArgs, "scale", words)
     from agentrl.api.scaling import request_engines
 
     sys.stdout.write(request_engines(args.run, args.num_engines) + "\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 from agentrl.api.background import run_until_signal
 from agentrl.config.commands import SERVE
@@ -14,14 +16,20 @@ def main(words: list[str]) -> int:
     config = load(SERVE, words)
     from agentrl.api.serving import serve
 
+    return until_signal(serve(config, say))
+
+
+def until_signal(server: Coroutine[Any, Any, None]) -> int:
+    """Run a server until a signal comes; the exit code is 0 then."""
     try:
-        run_until_signal(serve(config, _say))
+        run_until_signal(server)
     except KeyboardInterrupt:
         return 0
     return 1  # the server ended by itself
 
 
-def _say(line: str, *, is_result: bool = False) -> None:
+def say(line: str, *, is_result: bool = False) -> None:
+    """Write a line for a person to standard error, or the one that scripts read to standard output."""
     stream = sys.stdout if is_result else sys.stderr
     stream.write(f"{line}\n" if is_result else f"agentrl: {line}\n")
     stream.flush()

@@ -2,76 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
-import tyro
-
-from agentrl.api.background import run_until_signal
-from agentrl.config.reward import reward_model_facts
-from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Count, CountOrZero
-
-MAX_PORT = 65_535
+from agentrl.cli.serve import say, until_signal
+from agentrl.cli.words import Arguments, read
+from agentrl.config.reward import RewardServing, reward_model_facts
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeRewardModelArgs:
+class ServeRewardModelArgs(Arguments, RewardServing):
     """Offer a reward model over HTTP: POST {"query", "prompts", "labels"} gives {"rewards", "scores", "extra_logs"}. Ctrl-C ends it."""
-
-    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
-    """A reward model: a Hugging Face directory or hub name, as ``agentrl reward-model`` writes it."""
-    port: int = 5000
-    """Port to listen on. 0: a free one."""
-    host: str = "127.0.0.1"
-    """Address to listen on. Whoever reaches it may ask the model; there is no key."""
-    batch_size: Count = 64
-    """Texts that go through the model at once."""
-    max_pending: Count = 1024
-    """Texts that may wait; further requests are refused with 429 and ``Retry-After``."""
-    max_tokens: CountOrZero = 0
-    """Tokens that are read; of a longer text the last ones. 0: the context length of the model."""
-    value_head_prefix: str = ""
-    """Name of the layer that makes the score, in the model's files. Empty: ``score``, or what its ``config.json`` says."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
-    trust_remote_code: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Allow the model's own Python code to run."""
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show tracebacks."""
 
 
 def main(words: list[str]) -> int:
     """Serve until a signal comes; the exit code is 0 then."""
-    args = tyro.cli(ServeRewardModelArgs, prog="agentrl serve-reward-model", args=words)
-    if not 0 <= args.port <= MAX_PORT:
-        raise ConfigError("--port", args.port, "is no port", f"Give 1 to {MAX_PORT}, or 0 for a free one.")
-    for flag, value in (("--batch-size", args.batch_size), ("--max-pending", args.max_pending)):
-        if value < 1:
-            raise ConfigError(flag, value, "must be at least 1", "Leave it out for the default.")
+    args = read(ServeRewardModelArgs, "serve-reward-model", words)
     reward_model_facts(args.model, args.value_head_prefix, "MODEL")
-    from agentrl.api.reward_serving import RewardServing, serve_reward_model
+    from agentrl.api.reward_serving import serve_reward_model
 
-    serving = RewardServing(
-        model=args.model,
-        port=args.port,
-        host=args.host,
-        batch_size=args.batch_size,
-        max_pending=args.max_pending,
-        max_tokens=args.max_tokens,
-        head=args.value_head_prefix,
-        dtype=args.dtype,
-        trust_remote_code=args.trust_remote_code,
-    )
-    try:
-        run_until_signal(serve_reward_model(serving, _say))
-    except KeyboardInterrupt:
-        return 0
-    return 1  # the server ended by itself
-
-
-def _say(line: str, *, is_result: bool = False) -> None:
-    stream = sys.stdout if is_result else sys.stderr
-    stream.write(f"{line}\n" if is_result else f"agentrl: {line}\n")
-    stream.flush()
+    return until_signal(serve_reward_model(args, say))

@@ -11,18 +11,18 @@ from typing import Annotated
 
 import tyro
 
+from agentrl.cli.words import Arguments, read
 from agentrl.core.errors import ConfigError
-
-MAX_PORT = 65_535
+from agentrl.core.settings import Port
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewArgs:
+class ViewArgs(Arguments):
     """Show runs in the browser: curves, steps, groups, episodes and every token. Only reads; Ctrl-C ends it."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RUN|FOLDER|FILE]")] = "runs"
     """Directory of a run, which may still be running; a folder of runs; or a file of episodes of another system."""
-    port: int = 0
+    port: Port = 0
     """Port on 127.0.0.1. 0: a free one."""
     html: Path | None = None
     """Write the page into this one file, which opens without a server, in place of serving."""
@@ -32,15 +32,11 @@ class ViewArgs:
     """With --html: these steps with their episodes. Without --episode and --step: the whole run, if it is small."""
     browser: bool = True
     """Open the page in a browser, where there is one."""
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show tracebacks."""
 
 
 def main(words: list[str]) -> int:
     """Run the command with the words after ``view``; serves until a signal comes, and the exit code is 0 then."""
-    args = tyro.cli(ViewArgs, prog="agentrl view", args=words)
-    if not 0 <= args.port <= MAX_PORT:
-        raise ConfigError("--port", args.port, "is no port", f"Give 1 to {MAX_PORT}, or 0 for a free one.")
+    args = read(ViewArgs, "view", words)
     from agentrl.api.viewing import open_library, run_viewer
 
     if (args.episode or args.step) and args.html is None:

@@ -11,21 +11,22 @@ import os
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import psutil
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from agentrl.cluster.build import build_learner_rank, build_scorer, build_worker
+from agentrl.cluster.build import build_learner_rank, build_worker
 from agentrl.cluster.joining import Site
 from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.core.errors import ClusterError, EngineDeadError, RewardError
+from agentrl.core.errors import AgentRLError, CheckpointError, ClusterError, EngineDeadError, LearnerDeadError
 from agentrl.core.files import memory_root
-from agentrl.core.manifest import FileEntry
+from agentrl.core.manifest import FileEntry, shares
 from agentrl.core.process import LOOPBACK, describe_process
-from agentrl.core.protocols import Engine, EngineStats, GroupRef, Memory, WeightUpdate
-from agentrl.core.scoring import ScoreAnswer, Scorer, ScoreRequest, ScorerFacts
+from agentrl.core.protocols import Engine, EngineStats, GroupRef, Membership, Memory, TrainResult, WeightUpdate
+from agentrl.core.scoring import Scorer
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest
 from agentrl.env.boundary import blocked_at
@@ -39,6 +40,9 @@ DIAGNOSIS = {"diagnosis": 1}
 """Ray's concurrency groups of both actors: `diagnose` runs on a thread of its own, so a busy or hanging process answers too."""
 WITH_FILES = {**DIAGNOSIS, "flushing": 1, "files": 1}
 """Concurrency groups of a learner rank: files are hashed and copied beside training, and hashing does not wait for copies."""
+
+LOSS_TIMEOUT_S = 30.0
+"""Seconds in which Ray tells of a lost machine after a rank on another one has noticed."""
 
 
 def _group(name: str) -> Callable[[F], F]:
@@ -105,31 +109,6 @@ class RolloutActor:
     async def close(self) -> None:
         """Release everything."""
         await self._worker.close()
-
-
-class RewardActor:
-    """Holds one reward model, which `start` loads; when Ray starts the process again, the next call loads it."""
-
-    def __init__(self, config: PlaySettings, index: int, site: Site) -> None:
-        self._scorer, self._loading = build_scorer(site.settled(config), index, site.device), asyncio.Lock()
-        self._is_loaded = False
-
-    async def start(self) -> None:
-        """Load the model, unless it is loaded."""
-        async with self._loading:
-            if not self._is_loaded:
-                await self._scorer.start()
-                self._is_loaded = True
-
-    async def facts(self) -> ScorerFacts:
-        """As `Scorer.facts`."""
-        await self.start()
-        return await self._scorer.facts()
-
-    async def score(self, request: ScoreRequest) -> ScoreAnswer:
-        """As `Scorer.score`."""
-        await self.start()
-        return await self._scorer.score(request)
 
 
 class LearnerActor:
@@ -203,29 +182,6 @@ def interface_of(host: str) -> str:
     return ""
 
 
-class RayScorer:
-    """A `Scorer` whose processes are actors, which take turns; each rollout worker has its copy."""
-
-    def __init__(self, actors: Sequence[Any]) -> None:
-        self.actors, self._turn = list(actors), 0
-
-    async def start(self) -> None:
-        """As `Scorer.start`."""
-        await asyncio.gather(*(_scorer(actor.start.remote()) for actor in self.actors))
-
-    async def facts(self) -> ScorerFacts:
-        """As `Scorer.facts`."""
-        return await _scorer(self.actors[0].facts.remote())
-
-    async def score(self, request: ScoreRequest) -> ScoreAnswer:
-        """As `Scorer.score`."""
-        self._turn += 1
-        return await _scorer(self.actors[self._turn % len(self.actors)].score.remote(request))
-
-    async def close(self) -> None:
-        """Do nothing: the runtime ends the actors."""
-
-
 class RayWorker:
     """A `RolloutWorker` that lives in an actor; `lost` is the error of calls when its process is gone."""
 
@@ -286,6 +242,107 @@ class RayWorker:
         return await unwrapped(ref, self._lost, "a rollout worker")
 
 
+class RayLearner:
+    """A `Learner` whose ranks are actors; a call goes to all of them, rank 0 answers."""
+
+    def __init__(self, actors: Sequence[Any], nodes: Sequence[str]) -> None:
+        self.actors, self._nodes = actors, nodes  # `nodes` has the address of each rank's machine; those of one follow one another
+
+    def diagnose(self) -> dict[str, Awaitable[str]]:
+        """Return the stacks of each rank, by its name."""
+        return {f"learner-{rank}": _learner(actor.diagnose.remote()) for rank, actor in enumerate(self.actors)}
+
+    async def start(self) -> None:
+        """As `Learner.start`."""
+        host, port = await _learner(self.actors[0].address.remote())
+        places = [(self._nodes[:rank].count(node), self._nodes.count(node)) for rank, node in enumerate(self._nodes)]
+        starts = [
+            actor.call.remote("start", rank, len(self.actors), port, host, place)
+            for rank, (actor, place) in enumerate(zip(self.actors, places, strict=True))
+        ]
+        await asyncio.gather(*(self._rank(rank, start) for rank, start in enumerate(starts)))
+
+    async def train(self, step: int, groups: Sequence[GroupRef]) -> TrainResult:
+        """As `Learner.train`; references are resolved by the ranks, not here."""
+        result: TrainResult = await self._all("train", step, *groups)
+        return result
+
+    async def export_weights(self, version: int, members: Membership | None = None) -> WeightUpdate:
+        """As `Learner.export_weights`."""
+        return merged(await self._every("export_weights", version, members))
+
+    async def abandon_weights(self, reason: str) -> None:
+        """As `Learner.abandon_weights`."""
+        await self._all("abandon_weights", reason)
+
+    async def offload(self, *, keep_weights: bool) -> None:
+        """As `Learner.offload`."""
+        await self._all("offload", keep_weights)
+
+    async def reload(self) -> None:
+        """As `Learner.reload`."""
+        await self._all("reload")
+
+    async def save_model(self, path: str) -> None:
+        """As `Learner.save_model`."""
+        await self._all("save_model", path)
+
+    async def save_checkpoint(self, path: str, step: int) -> None:
+        """As `Learner.save_checkpoint`."""
+        await self._all("save_checkpoint", path, step)
+
+    async def flush_checkpoint(self, path: str) -> Mapping[str, FileEntry]:
+        """As `Learner.flush_checkpoint`; an entry says which rank wrote the file."""
+        answers = await asyncio.gather(*(_learner(actor.flush_checkpoint.remote(path)) for actor in self.actors))
+        return {name: {**entry, "rank": rank} for rank, entries in enumerate(answers) for name, entry in entries.items()}
+
+    async def map_files(self, work: Callable[..., T], files: Mapping[str, FileEntry], *arguments: Any) -> list[T]:
+        """As `Learner.map_files`: a rank is given what it wrote, or as many bytes as the others."""
+        parts = zip(self.actors, shares(files, len(self.actors)), strict=True)
+        return list(await asyncio.gather(*(_learner(actor.with_files.remote(work, part, *arguments)) for actor, part in parts if part)))
+
+    async def load_checkpoint(self, path: str) -> int:
+        """As `Learner.load_checkpoint`."""
+        return int(await self._all("load_checkpoint", path))
+
+    async def close(self) -> None:
+        """As `Learner.close`."""
+        await self._all("close")
+
+    async def _all(self, method: str, *arguments: Any) -> Any:
+        """Call a method of every rank; returns the answer of rank 0."""
+        answer, *_ = await self._every(method, *arguments)
+        return answer
+
+    async def _every(self, method: str, *arguments: Any) -> list[Any]:
+        calls = [asyncio.ensure_future(self._rank(rank, actor.call.remote(method, *arguments))) for rank, actor in enumerate(self.actors)]
+        try:
+            return await asyncio.gather(*calls)
+        except Exception as error:  # of a rank that misses another one, most likely, and it says so sooner than Ray
+            if isinstance(error, AgentRLError) and not isinstance(error, CheckpointError):  # that is how a save says so
+                raise
+            await asyncio.wait(calls, timeout=LOSS_TIMEOUT_S)
+            for call in calls:
+                if call.done() and isinstance(lost := call.exception(), LearnerDeadError):
+                    raise lost from None
+            raise
+        finally:
+            for call in calls:
+                call.cancel()
+
+    async def _rank(self, rank: int, ref: Awaitable[T]) -> T:
+        return await unwrapped(ref, LearnerDeadError, f"learner-{rank} on {self._nodes[rank]}")
+
+
+def merged(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
+    """Return the update of rank 0 with the meeting points of all ranks."""
+    first = next(update for update in updates if update is not None)
+    if "connect" not in first.payload:
+        return first
+    places = {rank: place for update in updates if update is not None for rank, place in update.payload["connect"]["places"].items()}
+    return replace(first, payload={**first.payload, "connect": {**first.payload["connect"], "places": places}})
+
+
 _last: list[tuple[WeightUpdate, Any]] = []
 """The last update, and the cluster's reference to it."""
 
@@ -297,8 +354,8 @@ def stored(update: WeightUpdate) -> Any:
     return _last[0][1]
 
 
-async def _scorer(ref: Awaitable[T]) -> T:
-    return await unwrapped(ref, RewardError, "the process of a reward model")
+async def _learner(ref: Awaitable[T]) -> T:
+    return await unwrapped(ref, LearnerDeadError, "a learner rank")
 
 
 async def unwrapped(ref: Awaitable[T], lost: type[Exception], who: str) -> T:

@@ -223,8 +223,7 @@ class RayRuntime:
     def _create_actors(self, placement: Placement, gpus: int) -> None:
         import ray
 
-        from agentrl.cluster.ray_actors import WITH_FILES, LearnerActor
-        from agentrl.cluster.ray_learner import RayLearner
+        from agentrl.cluster.ray_actors import WITH_FILES, LearnerActor, RayLearner
 
         config, site = self._config, Site(self._device)
         if not self._private:
@@ -249,7 +248,7 @@ class RayRuntime:
         """Each reward model with its processes; they hold no state, so Ray starts a lost one again, and repeats what it was asked."""
         import ray
 
-        from agentrl.cluster.ray_actors import RayScorer, RewardActor
+        from agentrl.cluster.reward_actors import RayScorer, RewardActor
 
         reward, share = self._config.reward, placement.gpus_per_scorer
         again, made = {"max_restarts": MAX_SCORER_RESTARTS, "max_task_retries": MAX_SCORER_RESTARTS}, ray.remote(RewardActor)

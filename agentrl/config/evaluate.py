@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
-
 from agentrl.config.schema import EvalConfig, PlaySettings, SamplingConfig
 from agentrl.config.sections import Record
-from agentrl.core.settings import Count, CountOrZero, NonNegative, ResumeMayChange
+from agentrl.core.settings import Count, CountOrZero, NonNegative, Port, ResumeMayChange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +103,7 @@ NO_ENGINE = "none"
 class ServeOptions:
     """The address of the endpoint."""
 
-    port: Annotated[int, Ge(0), Le(65_535)] = 0
+    port: Port = 0
     """Port on 127.0.0.1. 0: a free one."""
 
 

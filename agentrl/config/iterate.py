@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import tyro
+
 from agentrl.config.load import Command, load, load_given, take_config_flag
 from agentrl.config.mapping import read_file
 from agentrl.config.sections import flag
@@ -54,17 +56,12 @@ class IterateConfig:
     """
 
     iterate: IterateOptions = field(default_factory=IterateOptions)
-    phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sections:
-    iterate: IterateOptions = field(default_factory=IterateOptions)
+    phases: Annotated[Mapping[str, tuple[str, ...]], tyro.conf.Suppress] = field(default_factory=dict)
 
 
 ITERATE = Command(
     "iterate",
-    _Sections,
+    IterateConfig,
     "Sample, score, train, evaluate, and again, as one run that can be resumed: iterative DPO (dpo) or rejection sampling with "
     "fine-tuning (sft, RAFT). Prefix a flag with the name of its phase: --sample.n-samples-per-prompt 8 --train.num-steps 30 "
     "--eval.eval-size 64, or use the tables [sample], [train] and [eval] of --config FILE; see agentrl sample, dpo, sft and eval --help. "

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import tyro
+
 from agentrl.config.lora import holds_adapter
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive
+from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Port, Positive
 
 FLAG = "--reward-model"
 HEADS = ("score", "value_head", "reward_head", "v_head")
@@ -80,6 +82,30 @@ class RewardModelFacts:
     head: str = "score"  # name of the layer that makes the score
     per_step: bool = False  # it is a process reward model
     scale: tuple[float, float] | None = None  # mean and standard deviation of its scores, where its config.json states them
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardServing:
+    """One reward model, and how it is served over HTTP."""
+
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
+    """A reward model: a Hugging Face directory or hub name, as ``agentrl reward-model`` writes it."""
+    port: Port = 5000
+    """Port to listen on. 0: a free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Whoever reaches it may ask the model; there is no key."""
+    batch_size: Count = 64
+    """Texts that go through the model at once."""
+    max_pending: Count = 1024
+    """Texts that may wait; further requests are refused with 429 and ``Retry-After``."""
+    max_tokens: CountOrZero = 0
+    """Tokens that are read; of a longer text the last ones. 0: the context length of the model."""
+    value_head_prefix: str = ""
+    """Name of the layer that makes the score, in the model's files. Empty: ``score``, or what its ``config.json`` says."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
+    trust_remote_code: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Allow the model's own Python code to run."""
 
 
 def reward_model_facts(model: str, head: str = "", name: str = FLAG) -> RewardModelFacts:

@@ -10,6 +10,7 @@ from agentrl.core.types import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
+Port = Annotated[int, Ge(0), Le(65_535)]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]

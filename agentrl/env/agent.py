@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, cast
 
-from agentrl.core.types import Message, Prompt, Sampling, Task
+from agentrl.core.types import Message, Prompt, Task
 
 AgentClass: TypeAlias = type[Any]
 """A class whose objects have `step`, and perhaps `reset` and `close`; not necessarily an `AgentInstance`."""
@@ -106,54 +106,6 @@ class StepState(dict[str, Any]):
     def sampling_params(self) -> SamplingParams:
         """A copy of the settings this turn was sampled with."""
         return cast("SamplingParams", self["sampling_params"])
-
-
-def make_sampling_params(sampling: Sampling) -> SamplingParams:
-    """The copy of the sampling settings that user code gets; the seed is left out, so that handing it back fixes no later turn's."""
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_tokens=sampling.max_tokens,
-        stop=list(sampling.stop),
-        stop_token_ids=list(sampling.stop_token_ids),
-    )
-
-
-def make_reset_state(*, task: Task, seed: int) -> ResetState:
-    """The complete state that `reset` gets, in a run and in every tool; chat messages are copied.
-
-    Args:
-        task: The task, with the prompt as the environment is to see it.
-        seed: Seed for the environment.
-    """
-    prompt = task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
-    return ResetState(observation=prompt, label=task.label, task=task, seed=seed)
-
-
-def make_step_state(
-    *,
-    task: Task,
-    agent: str,
-    turn: int,
-    turns_left: int,
-    observation_text: str,
-    action_text: str,
-    finish_reason: str,
-    sampling_params: SamplingParams,
-) -> StepState:
-    """The complete state that `step` gets, in a run and in every tool; `StepState` describes the entries."""
-    return StepState(
-        observation_text=observation_text,
-        action_text=action_text,
-        label=task.label,
-        sampling_params=sampling_params,
-        task=task,
-        agent=agent,
-        turn=turn,
-        turns_left=turns_left,
-        finish_reason=finish_reason,
-    )
 
 
 @dataclass(frozen=True, slots=True)

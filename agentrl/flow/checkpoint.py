@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,7 @@ from agentrl.core.errors import CheckpointError, DamagedCheckpointError
 from agentrl.core.files import check_directory
 from agentrl.core.manifest import MANIFEST, FileEntry, differing_files, read_manifest
 from agentrl.core.protocols import Learner
-from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import GroupRequest, Task
+from agentrl.core.types import Task
 from agentrl.env.tasks import TaskSource
 
 
@@ -76,56 +74,6 @@ def repeated_tasks(tasks: TaskSource, progress: Progress) -> list[tuple[int, Tas
             found.append((group_id, task))
     tasks.restore({"epoch": progress.epoch, "position": progress.position})
     return found
-
-
-class Admissions:
-    """Hands out the tasks with their group ids: first the open groups of a resumed run, by growing id, then new ones.
-
-    Sampling seeds depend on task and epoch, not on time, so a repeated group is sampled as it would have been.
-    """
-
-    def __init__(self, tasks: Iterator[Task], progress: Progress, repeat: Sequence[tuple[int, Task]] = ()) -> None:
-        self._tasks, self._repeat = tasks, deque(repeat)
-        self._sampler = tasks.sampler if isinstance(tasks, TaskSource) else None
-        self._next_id, self._cursor = progress.next_group_id, (progress.epoch, progress.position)
-        self._places = {group_id: (epoch, position) for group_id, epoch, position in progress.open_groups}
-
-    @property
-    def next_id(self) -> int:
-        """Id of the group that the next task makes."""
-        return self._repeat[0][0] if self._repeat else self._next_id
-
-    def draw(self) -> Task | None:
-        """The task of group `next_id`; `None` when there is none left."""
-        if self._repeat:
-            return self._repeat.popleft()[1]
-        task = next(self._tasks, None)
-        if task is not None:
-            self._places[self._next_id] = (task.epoch, task.position)
-            self._next_id, self._cursor = self._next_id + 1, (task.epoch, task.position + 1)
-        return task
-
-    def closed(self, group_request: GroupRequest, summary: GroupSummary) -> None:
-        """Tell the sampler how a group went, once, when it is trained on or filtered; one that is run again is not closed before."""
-        if self._sampler is not None:
-            scores = [member.score for member in summary.trainable if member.score is not None]
-            self._sampler.outcome(group_request.task.position, group_request.group_id, scores)
-
-    def step_done(self) -> dict[str, float]:
-        """Let the sampler draw by all that is known after a step, and return its metrics."""
-        if self._sampler is None:
-            return {}
-        self._sampler.begin_round()
-        return self._sampler.metrics()
-
-    def progress(self, *, step: int, in_flight: set[int], **accounts: Any) -> Progress:
-        """Return the progress of the run; `accounts` are the other attributes of `Progress`."""
-        is_open = in_flight | {group_id for group_id, _ in self._repeat}
-        self._places = {group_id: place for group_id, place in self._places.items() if group_id in is_open}
-        groups = tuple((group_id, *place) for group_id, place in self._places.items())
-        epoch, position = self._cursor
-        accounts["sampling"] = {} if self._sampler is None else self._sampler.state()
-        return Progress(step=step, next_group_id=self._next_id, epoch=epoch, position=position, open_groups=groups, **accounts)
 
 
 FOLDER, LEARNER = "checkpoints", "learner"

@@ -23,9 +23,9 @@ from agentrl.core.types import GroupRequest
 from agentrl.flow.checkpoint import Progress
 from agentrl.flow.ledger import failure_reason
 from agentrl.flow.metrics import Trained
-from agentrl.flow.queue import Accepted, Release, Taken
+from agentrl.flow.queue import TOGETHER, Accepted, Finished, Release, Taken
 from agentrl.flow.saving import Checkpoints
-from agentrl.flow.state import TOGETHER, Finished, RunState, Spawn
+from agentrl.flow.state import RunState, Spawn
 
 OVERSAMPLED = "oversampled"
 """Reason for which the oversampled groups of a step are dropped."""

@@ -1,19 +1,24 @@
-"""The queue between generation and training: first-in first-out by order of admission.
+"""Stations of a group in the driver: its admission, its slot, the inbox of finished attempts, and the queue before training.
 
-Order of arrival would break the staleness bound: slow groups would be overtaken again and again while their tokens age.
+The queue is first-in first-out by order of admission. Order of arrival would break the staleness bound: slow groups would be overtaken
+again and again while their tokens age.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from agentrl.core.errors import LedgerError, StalenessError
 from agentrl.core.protocols import GroupRef
 from agentrl.core.summaries import GroupSummary
-from agentrl.core.types import GroupRequest
+from agentrl.core.types import GroupRequest, Task
+from agentrl.env.tasks import TaskSource
+from agentrl.flow.checkpoint import Progress
 
 
 class Release(Enum):
@@ -90,6 +95,98 @@ class Slots:
 
     def _available(self) -> bool:
         return len(self._held) < min(self.capacity, self.total - self._done)
+
+
+class Admissions:
+    """Hands out the tasks with their group ids: first the open groups of a resumed run, by growing id, then new ones.
+
+    Sampling seeds depend on task and epoch, not on time, so a repeated group is sampled as it would have been.
+    """
+
+    def __init__(self, tasks: Iterator[Task], progress: Progress, repeat: Sequence[tuple[int, Task]] = ()) -> None:
+        self._tasks, self._repeat = tasks, deque(repeat)
+        self._sampler = tasks.sampler if isinstance(tasks, TaskSource) else None
+        self._next_id, self._cursor = progress.next_group_id, (progress.epoch, progress.position)
+        self._places = {group_id: (epoch, position) for group_id, epoch, position in progress.open_groups}
+
+    @property
+    def next_id(self) -> int:
+        """Id of the group that the next task makes."""
+        return self._repeat[0][0] if self._repeat else self._next_id
+
+    def draw(self) -> Task | None:
+        """The task of group `next_id`; `None` when there is none left."""
+        if self._repeat:
+            return self._repeat.popleft()[1]
+        task = next(self._tasks, None)
+        if task is not None:
+            self._places[self._next_id] = (task.epoch, task.position)
+            self._next_id, self._cursor = self._next_id + 1, (task.epoch, task.position + 1)
+        return task
+
+    def closed(self, group_request: GroupRequest, summary: GroupSummary) -> None:
+        """Tell the sampler how a group went, once, when it is trained on or filtered; one that is run again is not closed before."""
+        if self._sampler is not None:
+            scores = [member.score for member in summary.trainable if member.score is not None]
+            self._sampler.outcome(group_request.task.position, group_request.group_id, scores)
+
+    def step_done(self) -> dict[str, float]:
+        """Let the sampler draw by all that is known after a step, and return its metrics."""
+        if self._sampler is None:
+            return {}
+        self._sampler.begin_round()
+        return self._sampler.metrics()
+
+    def progress(self, *, step: int, in_flight: set[int], **accounts: Any) -> Progress:
+        """Return the progress of the run; `accounts` are the other attributes of `Progress`."""
+        is_open = in_flight | {group_id for group_id, _ in self._repeat}
+        self._places = {group_id: place for group_id, place in self._places.items() if group_id in is_open}
+        groups = tuple((group_id, *place) for group_id, place in self._places.items())
+        epoch, position = self._cursor
+        accounts["sampling"] = {} if self._sampler is None else self._sampler.state()
+        return Progress(step=step, next_group_id=self._next_id, epoch=epoch, position=position, open_groups=groups, **accounts)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One attempt at a group that came to its end."""
+
+    group_request: GroupRequest
+    summary: GroupSummary
+    ref: GroupRef
+
+
+TOGETHER = 16
+"""Groups that a loop handles before it lets the others go on, if nothing else makes it wait."""
+
+
+class Inbox:
+    """Finished attempts on their way to `collect`; cheaper than a stream between any two tasks."""
+
+    def __init__(self) -> None:
+        self._items: deque[Finished] = deque()
+        self._changed = asyncio.Event()
+        self._closed, self._taken = False, 0
+
+    def put(self, finished: Finished) -> None:
+        """Hand an attempt on."""
+        self._items.append(finished)
+        self._changed.set()
+
+    def close(self) -> None:
+        """Say that no further attempt is waited for; safe to call twice."""
+        self._closed = True
+        self._changed.set()
+
+    async def take(self) -> Finished | None:
+        """Wait for the next attempt, in the order in which they finished; `None` once it is closed and empty."""
+        self._taken += 1
+        if self._taken % TOGETHER == 0:
+            await asyncio.sleep(0)
+        while not self._items and not self._closed:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._items.popleft() if self._items else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -13,15 +12,14 @@ import anyio
 
 from agentrl.algo.filters import GroupFilter
 from agentrl.core.callbacks import Event
-from agentrl.core.protocols import GroupRef, Learner
+from agentrl.core.protocols import Learner
 from agentrl.core.scoring import ScoreMoments
-from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest, Task
-from agentrl.flow.checkpoint import Admissions, Progress
+from agentrl.flow.checkpoint import Progress
 from agentrl.flow.ledger import Health, Ledger
 from agentrl.flow.metrics import Meter, Trained
 from agentrl.flow.pool import RolloutPool
-from agentrl.flow.queue import GroupQueue, Slots
+from agentrl.flow.queue import Admissions, GroupQueue, Inbox, Slots
 from agentrl.flow.saving import Checkpoints
 from agentrl.flow.settings import FlowSettings
 from agentrl.flow.stall import WaitTracker
@@ -68,48 +66,6 @@ class Observer(Protocol):
 
     async def notify(self, event: Event) -> None:
         """Follow a judged group, the end of a step whose weights are live, or a checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """One attempt at a group that came to its end."""
-
-    group_request: GroupRequest
-    summary: GroupSummary
-    ref: GroupRef
-
-
-TOGETHER = 16
-"""Groups that a loop handles before it lets the others go on, if nothing else makes it wait."""
-
-
-class Inbox:
-    """Finished attempts on their way to `collect`; cheaper than a stream between any two tasks."""
-
-    def __init__(self) -> None:
-        self._items: deque[Finished] = deque()
-        self._changed = asyncio.Event()
-        self._closed, self._taken = False, 0
-
-    def put(self, finished: Finished) -> None:
-        """Hand an attempt on."""
-        self._items.append(finished)
-        self._changed.set()
-
-    def close(self) -> None:
-        """Say that no further attempt is waited for; safe to call twice."""
-        self._closed = True
-        self._changed.set()
-
-    async def take(self) -> Finished | None:
-        """Wait for the next attempt, in the order in which they finished; `None` once it is closed and empty."""
-        self._taken += 1
-        if self._taken % TOGETHER == 0:
-            await asyncio.sleep(0)
-        while not self._items and not self._closed:
-            self._changed.clear()
-            await self._changed.wait()
-        return self._items.popleft() if self._items else None
 
 
 class RunState:

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.advantages import Advantages
-from agentrl.algo.corrections import compute_correction, needs_whole_batch
-from agentrl.algo.estimators import compute_advantages
+from agentrl.algo.compute import compute_advantages, compute_correction, compute_policy_loss, select_tokens
+from agentrl.algo.corrections import needs_whole_batch
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import approximate_kl
-from agentrl.algo.losses import compute_policy_loss, select_tokens
 from agentrl.algo.off_policy import CorrectionInputs, interpolate_old
 from agentrl.algo.selection import high_entropy
 from agentrl.algo.statistics import record_means

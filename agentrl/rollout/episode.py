@@ -15,8 +15,8 @@ from agentrl.core.errors import EngineError, EnvError, EnvResultError, EnvTimeou
 from agentrl.core.metrics import average
 from agentrl.core.protocols import Engine
 from agentrl.core.types import FinishReason, GroupRequest, Message, Prompt, Sampling, Span, Status, Trajectory, Turn, derive_seed
-from agentrl.env.agent import StepResult, StepState, make_sampling_params, make_step_state
-from agentrl.env.boundary import Session
+from agentrl.env.agent import StepResult, StepState
+from agentrl.env.boundary import Session, make_sampling_params, make_step_state
 from agentrl.env.multi_agent import MultiAgentSpec
 from agentrl.env.results import NEEDS_ONE, bad_result
 from agentrl.rollout.chat import ChatCodec, encode_prompt

@@ -12,8 +12,8 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import Engine
 from agentrl.core.types import GroupRequest, Prompt, Sampling, Status, Task, Trajectory, as_messages
-from agentrl.env.agent import AgentClass, SamplingParams, StepResult, make_sampling_params
-from agentrl.env.boundary import EnvSession, Threads
+from agentrl.env.agent import AgentClass, SamplingParams, StepResult
+from agentrl.env.boundary import EnvSession, Threads, make_sampling_params
 from agentrl.env.executor import Completion, ExecutorSession, Policy, Sampler
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.env.results import bad_result, check_sampling

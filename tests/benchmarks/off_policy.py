@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
-from agentrl.algo.corrections import compute_correction, correction_facts
-from agentrl.algo.estimators import compute_advantages
-from agentrl.algo.losses import compute_policy_loss
+from agentrl.algo.compute import compute_advantages, compute_correction, compute_policy_loss
+from agentrl.algo.corrections import correction_facts
 from agentrl.algo.losses.ppo import PpoOptions
 from agentrl.algo.off_policy import CorrectionInputs, interpolate_old
 from agentrl.algo.token_losses import LossInputs

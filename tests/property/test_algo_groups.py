@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentrl.algo.advantages import AdvantageInputs
-from agentrl.algo.estimators import ESTIMATORS, compute_advantages
+from agentrl.algo.compute import compute_advantages
+from agentrl.algo.estimators import ESTIMATORS
 from tests.unit.algo.chosen import estimator_options
 
 BALANCED = ["rloo", "group_norm", "dr_grpo"]

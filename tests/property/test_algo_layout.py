@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.algo.corrections import CORRECTIONS, compute_correction
-from agentrl.algo.losses import POLICY_LOSSES, compute_policy_loss, select_tokens
+from agentrl.algo.compute import compute_correction, compute_policy_loss, select_tokens
+from agentrl.algo.corrections import CORRECTIONS
+from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.token_losses import AGGREGATIONS, Denominators, LossInputs, aggregate
 from agentrl.core.metrics import MetricSums
 from tests.unit.algo.chosen import correction_inputs, correction_options, loss_options

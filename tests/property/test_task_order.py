@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from agentrl.core.types import Task
 from agentrl.env.prompts import PromptSet
 from agentrl.env.tasks import TaskOrder, TaskSource, shares
-from agentrl.flow.checkpoint import Admissions, Progress, repeated_tasks
+from agentrl.flow.checkpoint import Progress, repeated_tasks
+from agentrl.flow.queue import Admissions
 
 parts = st.lists(st.tuples(st.integers(1, 12), st.floats(0.05, 5.0)), min_size=2, max_size=4)
 

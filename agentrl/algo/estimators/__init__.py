@@ -21,10 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from agentrl.algo import facts
-from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages, Estimator, whiten
+from agentrl.algo.advantages import Estimator
 from agentrl.algo.estimators import (
     batch_std,
     distillation,
@@ -72,47 +71,3 @@ def estimator_facts(name: str) -> EstimatorFacts:
     """Return the facts of the estimator that ``--advantage-estimator`` names; see `find_estimator`."""
     found: EstimatorFacts = facts.facts_of(find_estimator(name))
     return found
-
-
-def compute_advantages(estimator: str | Estimator, inputs: AdvantageInputs, options: AdvantageOptions) -> Advantages:
-    """Run an estimator, given itself or by name, on the whole batch; whiten its advantages if that is among its facts.
-
-    Args:
-        estimator: The estimator.
-        inputs: The whole batch.
-        options: Of the class among the facts of the estimator.
-
-    Raises:
-        ConfigError: If the name is unknown, or values of a critic are missing.
-        PluginError: If a user's estimator raised an exception, or returned something unusable.
-    """
-    import torch
-
-    function = find_estimator(estimator) if isinstance(estimator, str) else estimator
-    stated: EstimatorFacts = facts.facts_of(function)
-    with torch.no_grad(), facts.calls(facts.ESTIMATOR, function):
-        returned = function(inputs, options)
-    result = returned if isinstance(returned, Advantages) else Advantages(advantages=returned)
-    wanted = {"advantages": result.advantages} | ({"returns": result.returns} if stated.needs_critic else {})
-    for name, tensor in wanted.items():
-        _check_tokens(function, name, tensor, inputs)
-    advantages = result.advantages.detach().to(inputs.token_rewards.dtype)
-    if stated.whitens:
-        advantages = whiten(advantages, std_norm=options.advantage_std_norm)
-    return Advantages(advantages=advantages, returns=result.returns if stated.needs_critic else None)
-
-
-def _check_tokens(function: Estimator, name: str, value: Any, inputs: AdvantageInputs) -> None:
-    """Check that a value is a tensor of one finite number per action token."""
-    import torch
-
-    size = len(inputs.token_rewards)
-    if not isinstance(value, torch.Tensor):
-        problem = f"returned {name} of type {type(value).__name__}"
-    elif value.shape != (size,):
-        problem = f"returned {name} of shape {tuple(value.shape)}"
-    elif not bool(value.isfinite().all()):
-        problem = f"returned {name} that are not all finite"
-    else:
-        return
-    raise facts.unusable(facts.ESTIMATOR, function, problem, f"Return a tensor of {size} finite numbers, one per action token.")

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 from agentrl.core.errors import EnvError, EnvLoadError, EnvResultError
 from agentrl.core.types import Task
 from agentrl.env.adapters.specs import FLAG
-from agentrl.env.agent import AgentClass, SamplingParams, StepResult, make_step_state
+from agentrl.env.agent import AgentClass, SamplingParams, StepResult
 from agentrl.env.black_box import BlackBoxAgent, ModelEndpoint
-from agentrl.env.boundary import EnvLimits, EnvSession, Threads
+from agentrl.env.boundary import EnvLimits, EnvSession, Threads, make_step_state
 from agentrl.env.isolation import system
 from agentrl.env.isolation.system import ProcessLimits, child_environment, describe_end
 

@@ -13,6 +13,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentrl.core.errors import EnvLoadError, RemoteError, RewardError
@@ -67,7 +68,6 @@ class NemoGymEnv(AgentInstance):
     on_tool_failure: ClassVar[Literal["raise", "tell"]] = "raise"
     tool_prompt: ClassVar[str | None] = None
 
-    _clients: ClassVar[SharedClient | None] = None
     _client: JsonClient | None = None
     _session: HttpSession
     _identity: Mapping[str, str] = {}
@@ -143,17 +143,14 @@ class NemoGymEnv(AgentInstance):
             await self._shared().close()
 
     @classmethod
+    @cache
     def _shared(cls) -> SharedClient:
         """The connections of all episodes of this class."""
         from agentrl.env.remote.http import HttpLimits, JsonClient, SharedClient
 
-        if "_clients" not in vars(cls) or cls._clients is None:
-            seconds, urls = cls.timeout_s, cls.url.split(",")
-            limits = HttpLimits(
-                timeout_s=seconds, attempt_timeout_s=seconds, max_bytes=MAX_BYTES, max_depth=MAX_DEPTH, connections=CONNECTIONS
-            )
-            cls._clients = SharedClient(lambda: JsonClient(urls, limits))
-        return cls._clients
+        seconds, urls = cls.timeout_s, cls.url.split(",")
+        limits = HttpLimits(timeout_s=seconds, attempt_timeout_s=seconds, max_bytes=MAX_BYTES, max_depth=MAX_DEPTH, connections=CONNECTIONS)
+        return SharedClient(lambda: JsonClient(urls, limits))
 
     async def _step(self, state: StepState) -> StepResult:
         cut = state.finish_reason == "length"

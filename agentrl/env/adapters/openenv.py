@@ -11,6 +11,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -67,7 +68,6 @@ class OpenEnvEnv(AgentInstance):
 
     schema: Mapping[str, Any] = {}
 
-    _clients: ClassVar[SharedClient | None] = None
     _action: ClassVar[Mapping[str, Any] | None] = None
     _socket: JsonSocket | None = None
     _is_open = False
@@ -184,14 +184,13 @@ class OpenEnvEnv(AgentInstance):
                 await self._shared().close()
 
     @classmethod
+    @cache
     def _shared(cls) -> SharedClient:
         """The connections over which episodes of this class ask for the schema."""
         from agentrl.env.remote.http import HttpLimits, JsonClient, SharedClient
 
-        if "_clients" not in vars(cls) or cls._clients is None:
-            address, limits = re.sub(r"^ws", "http", cls.url), HttpLimits(timeout_s=cls.timeout_s, attempt_timeout_s=cls.timeout_s)
-            cls._clients = SharedClient(lambda: JsonClient([address], limits))
-        return cls._clients
+        address, limits = re.sub(r"^ws", "http", cls.url), HttpLimits(timeout_s=cls.timeout_s, attempt_timeout_s=cls.timeout_s)
+        return SharedClient(lambda: JsonClient([address], limits))
 
     async def _schema(self) -> Mapping[str, Any]:
         """Return the schema of the actions; the server is asked once per class."""

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, DiscountedOptions, whiten
-from agentrl.algo.estimators import ESTIMATORS, compute_advantages
+from agentrl.algo.compute import compute_advantages
+from agentrl.algo.estimators import ESTIMATORS
 from agentrl.algo.estimators.gae import GaeOptions
 from agentrl.config.commands import load_config
 from agentrl.core.errors import BatchError, ConfigError

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.algo.corrections import compute_correction
+from agentrl.algo.compute import compute_correction, compute_policy_loss
 from agentrl.algo.corrections.masks import opsm_keep
 from agentrl.algo.kl import approximate_kl
-from agentrl.algo.losses import compute_policy_loss
 from agentrl.algo.losses.ppo import PpoOptions
 from agentrl.algo.token_losses import Denominators, LossInputs, aggregate
 from tests.unit.algo.chosen import correction_inputs, correction_options, loss_options

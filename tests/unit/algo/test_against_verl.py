@@ -10,12 +10,10 @@ from verl.utils import torch_functional
 from verl.workers.config import ActorConfig
 
 from agentrl.algo.advantages import AdvantageInputs
-from agentrl.algo.corrections import compute_correction
+from agentrl.algo.compute import compute_advantages, compute_correction, compute_policy_loss
 from agentrl.algo.corrections.ratios import RatioOptions
-from agentrl.algo.estimators import compute_advantages
 from agentrl.algo.estimators.gae import GaeOptions
 from agentrl.algo.kl import KLController, approximate_kl
-from agentrl.algo.losses import compute_policy_loss
 from agentrl.algo.losses.ppo import PpoOptions
 from agentrl.algo.statistics import segment_sum
 from agentrl.algo.token_losses import Denominators, LossInputs, aggregate, value_loss

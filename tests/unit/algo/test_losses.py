@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from agentrl.algo.losses import POLICY_LOSSES, compute_policy_loss
+from agentrl.algo.compute import compute_policy_loss
+from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.losses.ppo import PpoOptions
 from agentrl.algo.token_losses import LossInputs
 from agentrl.core.errors import BatchError, ConfigError

@@ -10,7 +10,7 @@ import torch
 from verl.trainer.ppo import core_algos
 
 from agentrl.algo.advantages import AdvantageInputs
-from agentrl.algo.estimators import compute_advantages
+from agentrl.algo.compute import compute_advantages
 from agentrl.algo.estimators.gae import GaeOptions
 from agentrl.algo.statistics import segment_sum
 from agentrl.core.errors import BatchError

@@ -11,8 +11,9 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig
 from verl.workers.config.actor import PolicyLossConfig
 
+from agentrl.algo.compute import compute_policy_loss, select_tokens
 from agentrl.algo.facts import policy_loss
-from agentrl.algo.losses import POLICY_LOSSES, compute_policy_loss, select_tokens
+from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.losses.covariance import ClipCovOptions, KlCovOptions, covariance, high_covariance, random_in_covariance_range
 from agentrl.algo.losses.gmpo import GmpoOptions
 from agentrl.algo.losses.sapo import SapoOptions

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.algo.corrections import CORRECTIONS, compute_correction, correction_facts
+from agentrl.algo.compute import compute_correction
+from agentrl.algo.corrections import CORRECTIONS, correction_facts
 from agentrl.algo.corrections.masks import opsm_keep, second_moment_threshold
 from agentrl.algo.corrections.ratios import RatioOptions
 from agentrl.algo.off_policy import Correction, CorrectionInputs, interpolate_old

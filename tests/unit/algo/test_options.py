@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.algo.compute import compute_policy_loss
 from agentrl.algo.corrections import find_correction
 from agentrl.algo.estimators import estimator_facts, find_estimator
-from agentrl.algo.losses import POLICY_LOSSES, compute_policy_loss, find_loss, loss_facts
+from agentrl.algo.losses import POLICY_LOSSES, find_loss, loss_facts
 from agentrl.config.algorithm import AlgoConfig, options_of
 from agentrl.config.commands import load_config
 from agentrl.core.errors import ConfigError

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, DiscountedOptions
+from agentrl.algo.compute import compute_advantages, compute_policy_loss
 from agentrl.algo.corrections import CORRECTIONS, correction_facts
-from agentrl.algo.estimators import ESTIMATORS, compute_advantages, estimator_facts, find_estimator
+from agentrl.algo.estimators import ESTIMATORS, estimator_facts, find_estimator
 from agentrl.algo.estimators.gae import GaeOptions
 from agentrl.algo.estimators.gdpo import GdpoOptions
 from agentrl.algo.estimators.pass_at_k import PassAtKOptions
 from agentrl.algo.facts import CorrectionFacts, EstimatorFacts, LossFacts
 from agentrl.algo.filters import dynamic_filter, find_filter
-from agentrl.algo.losses import POLICY_LOSSES, compute_policy_loss, find_loss, loss_facts
+from agentrl.algo.losses import POLICY_LOSSES, find_loss, loss_facts
 from agentrl.algo.losses.covariance import ClipCovOptions, KlCovOptions, high_covariance, random_in_covariance_range
 from agentrl.algo.losses.dppo import DppoKlOptions, DppoTvOptions
 from agentrl.algo.losses.gmpo import GmpoOptions

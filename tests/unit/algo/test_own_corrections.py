@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.algo.corrections import compute_correction
+from agentrl.algo.compute import compute_correction
 from agentrl.algo.off_policy import CorrectionInputs
 from agentrl.algo.options import NoOptions
 from agentrl.core.errors import PluginError

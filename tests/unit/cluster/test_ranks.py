@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from agentrl.cluster import ray_learner
-from agentrl.cluster.ray_learner import RayLearner
+from agentrl.cluster import ray_actors
+from agentrl.cluster.ray_actors import RayLearner
 from agentrl.core.errors import LearnerDeadError, NonFiniteError
 
 
@@ -38,6 +38,6 @@ async def test_a_lost_rank_is_named_with_its_machine_although_another_rank_notic
 async def test_an_error_of_training_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NonFiniteError):
         await learner(rank(NonFiniteError("too large")), rank(None, 3600.0)).save_model("x")
-    monkeypatch.setattr(ray_learner, "LOSS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(ray_actors, "LOSS_TIMEOUT_S", 0.05)
     with pytest.raises(RuntimeError, match="a bug"):
         await learner(rank(RuntimeError("a bug")), rank(None, 3600.0)).save_model("x")

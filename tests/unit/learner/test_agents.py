@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from agentrl.algo.advantages import AdvantageInputs
-from agentrl.algo.estimators import compute_advantages
+from agentrl.algo.compute import compute_advantages
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.batch import Batch, collate
 from agentrl.learner.sharding import plan_updates

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentrl.algo.advantages import AdvantageInputs
-from agentrl.algo.estimators import compute_advantages
+from agentrl.algo.compute import compute_advantages
 from agentrl.learner.batch import collate
 from tests.learner_support import action_targets, gradients, largest_difference, make_settings, write_model
 from tests.unit.algo.chosen import estimator_options

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.algo.corrections import compute_correction
-from agentrl.algo.estimators import ESTIMATORS, compute_advantages, estimator_facts
+from agentrl.algo.compute import compute_advantages, compute_correction, compute_policy_loss
+from agentrl.algo.estimators import ESTIMATORS, estimator_facts
 from agentrl.algo.facts import CorrectionFacts, EstimatorFacts, FilterFacts, LossFacts
 from agentrl.algo.filters import find_filter
-from agentrl.algo.losses import compute_policy_loss
 from agentrl.algo.token_losses import LossInputs
 from agentrl.core.summaries import GroupSummary
 from tests.unit.algo.chosen import correction_inputs, correction_options, estimator_options, loss_options

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.cluster.ray_learner import merged
+from agentrl.cluster.ray_actors import merged
 from agentrl.core.errors import WeightSyncError
 from agentrl.core.protocols import Membership
 from tests.group_support import HANDLES, Engine, sender
