@@ -155,13 +155,14 @@ def built_in_options() -> Mapping[str, tuple[AlgorithmKind, tuple[str, ...]]]:
     return found
 
 
-def foreign_option(name: str, value: Any, given: Mapping[str, Any]) -> ConfigError | None:
+def foreign_option(name: str, value: Any, given: Mapping[str, Any], *, even_default: bool = False) -> ConfigError | None:
     """Return the error for an option of a built-in algorithm that is not chosen; `None` if its value is a default or unset.
 
     Args:
         name: The option, which none of the chosen algorithms has.
         value: Its value, also as JSON has it.
         given: Values of the settings that choose the algorithms.
+        even_default: A default is an error too.
 
     Raises:
         KeyError: If no built-in algorithm has it.
@@ -169,7 +170,7 @@ def foreign_option(name: str, value: Any, given: Mapping[str, Any]) -> ConfigErr
     part, others = built_in_options()[name]
     value = tuple(value) if isinstance(value, list) else value
     classes = [facts_of(part.built_in[other]).options for other in others]
-    if value is None or any(value == getattr(kind(), name) for kind in classes):
+    if not even_default and (value is None or any(value == getattr(kind(), name) for kind in classes)):
         return None
     chosen = given.get(part.setting, getattr(AlgoSettings, part.setting))
     remedy = f"Leave it out, or use {part.kind.flag} {' or '.join(others if len(others) < 3 else others[:1])}."

@@ -285,8 +285,8 @@ def refuse_unknown(words: Sequence[str], command: Command[Any], form: type[Any])
         name = word.partition("=")[0]
         if name.startswith("--") and len(name) > 2 and name not in known:
             option = name[2:].removeprefix("no-").replace("-", "_")
-            if passed_over(form, option, flag_value(words, name), _choices(words)):
-                continue
+            # Unlike a line of a file, a word cannot be passed over: the parser of flags does not know it.
+            passed_over(form, option, flag_value(words, name), _choices(words), even_default=True)
             unknown.append((name, _answer(name, known, command)))
         elif "=" in word and name.lstrip("+") in other_systems()["verl"]:
             unknown.append((name, _answer(name.lstrip("+"), known, command)))

@@ -99,15 +99,15 @@ def is_option(name: str) -> bool:
     return name in built_in_options()
 
 
-def passed_over(form: type[Any], name: str, value: Any, given: Mapping[str, Any]) -> bool:
+def passed_over(form: type[Any], name: str, value: Any, given: Mapping[str, Any], *, even_default: bool = False) -> bool:
     """Return True for an option, at its default, of a built-in algorithm that is not chosen.
 
     Raises:
-        ConfigError: If it has another value.
+        ConfigError: If it has another value, or with `even_default` any.
     """
     if not is_option(name) or "loss" not in sections_of(form):
         return False
-    if error := foreign_option(name, value, given):
+    if error := foreign_option(name, value, given, even_default=even_default):
         raise error
     return True
 

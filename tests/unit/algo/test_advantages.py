@@ -196,7 +196,7 @@ def test_config_errors_name_the_remedy() -> None:
     with pytest.raises(ConfigError, match="--reward-clip-range"):
         AdvantageOptions(reward_clip_range=(0.5, 1.0))
     for name in [*GROUP_BASELINES, "grpo"]:
-        with pytest.raises(ConfigError, match=r"--gamma = 0.9.*Use 1"):
+        with pytest.raises(ConfigError, match=r"--gamma = '0.9'.*Leave it out"):
             load_config(["--agent", "module:Name", "--advantage-estimator", name, "--gamma", "0.9"])
 
 
