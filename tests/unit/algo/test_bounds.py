@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.algo.advantages import AdvantageInputs
+from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
 from agentrl.algo.corrections import correction_facts
 from agentrl.algo.corrections.ratios import RatioOptions
-from agentrl.algo.estimators import compute_advantages, estimator_facts
+from agentrl.algo.estimators import compute_advantages, estimator_facts, find_estimator
+from agentrl.algo.facts import ESTIMATOR, advantage_estimator, calls
 from agentrl.algo.losses import loss_facts
 from agentrl.algo.statistics import record_extremes, record_means, segment_count, segment_mean, segment_std
-from agentrl.core.errors import BatchError, ConfigError
+from agentrl.core.errors import BatchError, ConfigError, PluginError
 from agentrl.core.metrics import MetricSums
 from tests.unit.algo.chosen import correction_inputs, estimator_options
 
@@ -151,3 +152,21 @@ def test_extremes_are_signed_and_an_empty_tensor_has_none() -> None:
     record_extremes(stats, highs={"high": torch.tensor([-3.0, 1.0]), "none": torch.zeros(0)}, lows={"low": torch.tensor([-3.0, 1.0])})
     record_means(stats, {"first": (torch.tensor(6.0), torch.tensor(2.0)), "second": (torch.tensor(8.0), torch.tensor(8.0))})
     assert stats.result() == {"high": 1.0, "low": -3.0, "first": 3.0, "second": 1.0}
+
+
+@advantage_estimator
+def tall(inputs: AdvantageInputs, options: AdvantageOptions) -> Tensor:
+    """One column instead of one number per token."""
+    return inputs.token_rewards[:, None]
+
+
+def test_advantages_have_one_dimension() -> None:
+    with pytest.raises(PluginError, match=r"of shape \(2, 1\)"):
+        compute_advantages(tall, one_token_each([1.0, 0.0], [0, 0]), AdvantageOptions())
+
+
+def test_an_exception_in_a_built_in_algorithm_is_not_blamed_on_the_user() -> None:
+    with pytest.raises(ZeroDivisionError), calls(ESTIMATOR, find_estimator("rloo")):
+        _ = 1 / 0
+    with pytest.raises(PluginError, match="tall"), calls(ESTIMATOR, tall):
+        _ = 1 / 0

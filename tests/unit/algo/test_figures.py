@@ -16,7 +16,7 @@ from agentrl.algo.estimators import compute_advantages
 from agentrl.algo.losses import compute_policy_loss, find_loss, loss_facts, select_tokens
 from agentrl.algo.selection import high_entropy
 from agentrl.algo.statistics import record_percentile
-from agentrl.algo.token_losses import LossInputs
+from agentrl.algo.token_losses import LossInputs, clip_options
 from agentrl.core.errors import ConfigError
 from agentrl.core.metrics import HISTOGRAM_WIDTH, MetricSums
 from tests.unit.algo.chosen import correction_inputs, correction_options, estimator_options, loss_options
@@ -152,3 +152,20 @@ def test_turn_norm_without_division_is_the_difference_to_the_mean_of_the_turn() 
     )
     found = compute_advantages("turn_norm", inputs, estimator_options("turn_norm", advantage_std_norm=False, gamma=0.5)).advantages
     assert found.tolist() == [-2.0, -2.0, 2.0, 2.0]  # 2 against 6 from the first turn on, 2 against 6 in the second
+
+
+def test_clipped_tokens_are_counted_by_the_sign_of_their_advantage() -> None:
+    result = compute_policy_loss("ppo", moved([0.5, 0.0, 0.5, -0.5], [1.0, 1.0, 0.0, -1.0]), loss_options("ppo"))
+    stats = result.stats.result()
+    assert (stats["policy/clip_fraction"], stats["policy/clip_fraction_positive"], stats["policy/clip_fraction_negative"]) == (0.5, 0.5, 1.0)
+
+
+def test_the_ratio_of_a_result_is_that_of_the_loss() -> None:
+    found = compute_policy_loss("gspo", moved([0.5, -0.1, -0.4], [1.0, 1.0, 1.0]), loss_options("gspo")).ratio
+    assert found is not None
+    torch.testing.assert_close(found, torch.ones(3))
+
+
+def test_bounds_that_a_decorator_states_are_in_order() -> None:
+    chosen = clip_options((0.1, 0.4))()
+    assert (chosen.eps_clip_low, chosen.eps_clip_high) == (0.1, 0.4)
