@@ -28,7 +28,7 @@ def config(command: str = "dpo", data: str = PAIRS, **settings: Any) -> Any:
 
 def test_arguments_follow_from_the_settings() -> None:
     settings = {"batch_size": 24, "micro_batch_size": 3, "num_ranks": 2, "lr_warmup_steps": 5, "max_grad_norm": 0.5, "seed": 3}
-    found = build.arguments(config(**settings, lr_schedule="constant", adam_beta2=0.9), Path("run"), 7, evaluate_first=True)
+    found = build.arguments(config(**settings, lr_schedule="constant", adam_beta2=0.8), Path("run"), 7, evaluate_first=True)
     expected = {
         "output_dir": "run/checkpoints",
         "max_steps": 7,
@@ -37,7 +37,7 @@ def test_arguments_follow_from_the_settings() -> None:
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": 5,
         "adam_beta1": 0.9,
-        "adam_beta2": 0.9,
+        "adam_beta2": 0.8,
         "max_grad_norm": 0.5,
         "seed": 3,
         "eval_on_start": True,

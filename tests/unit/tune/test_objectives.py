@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 from agentrl.learner.models import disable_dropout
 from agentrl.tune import objectives
 from agentrl.tune.encode import IGNORED, Row
+from agentrl.tune.losses import generalized_jsd
 from agentrl.tune.objectives import OBJECTIVES, Measured, count_losses
 from agentrl.tune.trainer import Collator, MethodTrainer
 
@@ -134,6 +135,7 @@ def test_labelled_answers_are_held_against_those_of_other_prompts(monkeypatch: p
     assert found.losses.tolist() == pytest.approx(expected, abs=1e-5)
     assert found.metrics["kl"].tolist() == pytest.approx([z], abs=1e-5)
     assert found.metrics["reward/chosen"].tolist() == pytest.approx([0.5 * ratios[0], 0.5 * ratios[2]], abs=1e-5)
+    assert found.metrics["reward/rejected"].tolist() == pytest.approx([0.5 * ratios[1], 0.5 * ratios[3]], abs=1e-5)
     assert not found.losses.isnan().any()
 
 
@@ -184,8 +186,21 @@ def test_distillation_reports_the_forward_divergence_and_agreement() -> None:
     p, q = teacher.softmax(-1), student.softmax(-1)
     torch.testing.assert_close(found.metrics["kl"], (p * (p / q).log()).sum(-1), atol=1e-5, rtol=0)
     assert torch.equal(found.metrics["agreement"], student.argmax(-1) == teacher.argmax(-1))
+    torch.testing.assert_close(found.losses, generalized_jsd(student, teacher, beta=0.3, temperature=1.5), atol=1e-5, rtol=0)
     assert found.losses.requires_grad
     assert not found.metrics["kl"].requires_grad
+
+
+def test_a_step_is_judged_right_on_the_side_of_its_label() -> None:
+    answers = rows("process-reward-model")
+    found = measured("process-reward-model", answers)
+    labels = torch.tensor([label for row in answers for label in row["labels"] if label != IGNORED])
+    with torch.no_grad():
+        every = [model("process-reward-model")(input_ids=torch.tensor([row["input_ids"]])).logits[0] for row in answers]
+    places = [[place for place, label in enumerate(row["labels"]) if label != IGNORED] for row in answers]
+    logits = torch.cat([of_row[chosen] for of_row, chosen in zip(every, places, strict=True)])
+    assert torch.equal(found.metrics["accuracy"], (logits[:, 1] > logits[:, 0]) == (labels > 0.5))
+    assert torch.equal(found.metrics["label/mean"], labels)
 
 
 def test_a_reward_model_reports_the_mean_reward_of_all_answers() -> None:
@@ -206,6 +221,7 @@ def test_the_reference_has_no_gradient_and_is_the_model_without_its_adapter() ->
     own = objectives.score(trained, batch).row_sums()
     reference = objectives.reference_sums(None, trained, batch)
     assert not reference.requires_grad
+    assert not objectives.reference_sums(model(seed=7), trained, batch).requires_grad
     torch.testing.assert_close(reference, objectives.score(model(), batch).row_sums().detach())
     assert not torch.allclose(own, reference)
     torch.testing.assert_close(objectives.score(trained, batch).row_sums(), own)  # the adapter is on again
@@ -322,16 +338,25 @@ def test_micro_batches_give_the_step_of_the_whole(command: str, tmp_path: Path) 
         torch.testing.assert_close(parts[name], value, atol=1e-5, rtol=1e-4)
 
 
-def test_metrics_are_means_over_the_rows_of_a_step_and_losses_over_those_of_an_evaluation(tmp_path: Path) -> None:
+def evaluated(command: str, folder: Path) -> tuple[dict[str, Any], Measured]:
+    """What an evaluation in micro-batches of 3 rows and 1 logs, and the losses and metrics of all rows at once."""
     args = TrainingArguments(
-        output_dir=str(tmp_path), per_device_eval_batch_size=3, use_cpu=True, remove_unused_columns=False, report_to=[], disable_tqdm=True
+        output_dir=str(folder), per_device_eval_batch_size=3, use_cpu=True, remove_unused_columns=False, report_to=[], disable_tqdm=True
     )
-    pairs, logged = rows("dpo"), dict[str, float]()
-    trainer = MethodTrainer(objective=objective("dpo"), model=model(), args=args, eval_dataset=pairs, data_collator=Collator(PAD))
-    expected = measured("dpo", pairs)
-    logged.update(trainer.evaluate())
-    history = trainer.state.log_history[-1]
-    assert history["eval_loss"] == pytest.approx(expected.losses.mean().item(), abs=1e-5)  # of micro-batches of 3 and 1 rows
+    every = rows(command)
+    trainer = MethodTrainer(objective=objective(command), model=model(command), args=args, eval_dataset=every, data_collator=Collator(PAD))
+    trainer.evaluate()
+    return trainer.state.log_history[-1], measured(command, every)
+
+
+@pytest.mark.parametrize("command", ["dpo", "sft"])
+def test_the_loss_of_an_evaluation_is_the_mean_over_its_rows_or_tokens(command: str, tmp_path: Path) -> None:
+    logged, expected = evaluated(command, tmp_path)
+    assert logged["eval_loss"] == pytest.approx(expected.losses.mean().item(), abs=1e-5)
+
+
+def test_the_margin_is_the_difference_of_the_mean_rewards(tmp_path: Path) -> None:
+    logged, expected = evaluated("dpo", tmp_path)
     chosen, rejected = (expected.metrics[f"reward/{name}"].mean().item() for name in ("chosen", "rejected"))
-    assert history["eval_margin"] == pytest.approx(chosen - rejected, abs=1e-5)
-    assert not any(name.startswith("reward") for name in history)
+    assert logged["eval_margin"] == pytest.approx(chosen - rejected, abs=1e-5)
+    assert not any(name.startswith("reward") for name in logged)
