@@ -15,7 +15,7 @@ from agentrl.algo.estimators import estimator_facts
 from agentrl.api.checking import rehearse
 from agentrl.api.hub import check_hub, push_model
 from agentrl.api.memory import gpu_bytes, memory_sign, with_shares
-from agentrl.api.resume import ResumePoint, make_run_dir, resume_point, rewind_records
+from agentrl.api.resume import ResumePoint, resume_point, rewind_records
 from agentrl.api.scaling import answer_requests
 from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import Runtime, learner_beside, make_runtime, pool_of
@@ -25,7 +25,9 @@ from agentrl.config.plugins import plugins
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, flag, settings_of
 from agentrl.core.callbacks import MetricsRow
+from agentrl.core.directories import make_directory
 from agentrl.core.errors import CheckpointError, ClusterError, ConfigError, DamagedCheckpointError, LearnerDeadError
+from agentrl.core.paths import shown_path
 from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import collect_rarely, on_thread
 from agentrl.core.protocols import Learner
@@ -97,7 +99,7 @@ async def _uploaded(config: TrainConfig, result: RunResult) -> RunResult:
 def _what_is_left(config: TrainConfig) -> str:
     """Return how a run whose learner is lost can be continued, in a sentence."""
     if _can_go_on(config):
-        return f"Continue it with --resume {config.training.run_dir} when the cluster has room."
+        return f"Continue it with --resume {shown_path(str(config.training.run_dir))} when the cluster has room."
     return "There is no checkpoint to go on from; --save-every N writes one every N steps."
 
 
@@ -115,7 +117,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
     if run_dir is None:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
     begin = await on_thread(resume_point, config)  # an address may take its time
-    make_run_dir(run_dir)
+    make_directory(run_dir)
     rows = rewind_records(run_dir, begin.progress)  # also of a run that ended before its first step
     stop = stop or StopRequest()
     tracker = open_tracker(config, run_dir, title=_title(config), callbacks=callbacks, ask_stop=stop.ask)
@@ -186,8 +188,8 @@ def preview(config: TrainConfig) -> list[str]:
 def _title(config: TrainConfig) -> str:
     model = Path(config.model.model).name or "the bundled tiny model"
     mode = f"staleness up to {config.flow.staleness}" if config.flow.staleness else "synchronous"
-    sized = described(config)
-    return f"{config.run.agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}{f'; {sized}' if sized else ''}"
+    sized, agent = described(config), shown_path(config.run.agent)
+    return f"{agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}{f'; {sized}' if sized else ''}"
 
 
 async def _rehearse(config: TrainConfig, agent: AgentSpec, task: Task, tracker: RunTracker) -> None:

@@ -18,6 +18,7 @@ from agentrl.config.algorithm import built_in_options, foreign_option
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag, sections_of, settings_of
 from agentrl.core.errors import ConfigError
+from agentrl.core.paths import absolute_names
 
 C = TypeVar("C")
 
@@ -189,6 +190,11 @@ def to_json(config: Any, **more: Any) -> str:
     return json.dumps({**more, **dataclasses.asdict(config)}, indent=2, default=str)
 
 
+def _same(before: Any, now: Any) -> bool:
+    """True for equal values; the paths of a run that an earlier version began may be relative."""
+    return bool(before == now or (isinstance(before, str) and absolute_names(before) == now))
+
+
 def differences(saved: Mapping[str, Any], config: Any, fixed: Container[str] = ()) -> list[str]:
     """Return the settings, with both values, in which a run cannot go on because it would become another one.
 
@@ -210,5 +216,5 @@ def differences(saved: Mapping[str, Any], config: Any, fixed: Container[str] = (
     return others + [
         f"{flag(name)} (was {before.get(name, plain[name])!r}, now {now[setting.section][name]!r})"
         for name, setting in table.items()
-        if (name in fixed or not setting.may_change) and before.get(name, plain[name]) != now[setting.section][name]
+        if (name in fixed or not setting.may_change) and not _same(before.get(name, plain[name]), now[setting.section][name])
     ]

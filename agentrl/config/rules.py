@@ -16,6 +16,7 @@ from agentrl.config.evaluate import NO_ENGINE, EvaluateConfig, SampleConfig, Ser
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.learner_rules import check_learner, check_lora
 from agentrl.config.lora import holds_adapter
+from agentrl.config.places import with_absolute_paths
 from agentrl.config.plugins import resolve_plugins
 from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
 from agentrl.config.schema import PlaySettings, TrainConfig
@@ -141,10 +142,8 @@ def _explicit(config: P) -> P:
     if runtime == "auto":
         several = config.engine.num_engines > 1 or config.rollout.rollout_workers_per_engine > 1
         runtime = "ray" if isinstance(config, TrainConfig) or several or config.run.ray_address else "local"
-    paths = ((model, Path(model).expanduser()) for model in config.reward.reward_model)
-    models = tuple(str(path.absolute()) if path.is_dir() else model for model, path in paths)  # so that every process finds it
     engine = resolve_plugin("--engine", config.engine.engine) if is_plugin(config.engine.engine) else config.engine.engine
-    return changed(config, agent=_judged_agent(config), runtime=runtime, reward_model=models, engine=engine)
+    return with_absolute_paths(changed(config, agent=_judged_agent(config), runtime=runtime, engine=engine))
 
 
 def _judged_agent(config: PlaySettings) -> str:

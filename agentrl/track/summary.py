@@ -19,6 +19,7 @@ from agentrl.config.schema import DataConfig
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.errors import StorageError
 from agentrl.core.files import complete_file
+from agentrl.core.paths import shown_path
 from agentrl.env.given import PREFIX
 from agentrl.track.jsonl import encode
 from agentrl.track.text import Screen, count, counted, duration, mean, number, percent, sparkline
@@ -204,7 +205,7 @@ def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent:
         rows += [("warning", f"{warning['text']}."), ("", warning["remedy"])]
     for name, took in summary.get("callbacks", {}).items():
         rows += [("callback", f"{name}: {counted(took['calls'], 'call')}, {duration(took['seconds'])}")]
-    rows += [("saved", summary["run_dir"])]
+    rows += [("saved", shown_path(summary["run_dir"]))]
     rows += [("", "  ".join(Path(path).name for path in summary["paths"].values()))] if summary["paths"] else []
     return rows + [("next" if i == 0 else "", command) for i, command in enumerate(_next_commands(summary, agent))]
 
@@ -286,7 +287,7 @@ def _command(program: str, *words: str) -> str:
     beside = Path(sys.executable).parent / program
     if not shutil.which(program) and beside.exists():
         program = str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
-    return shlex.join([program, *words])
+    return shlex.join([program, *map(shown_path, words)])
 
 
 def _or_nan(value: float | None) -> float:
