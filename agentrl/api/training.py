@@ -17,6 +17,7 @@ from agentrl.api.hub import check_hub, push_model
 from agentrl.api.memory import gpu_bytes, memory_sign, with_shares
 from agentrl.api.resume import ResumePoint, resume_point, rewind_records
 from agentrl.api.scaling import answer_requests
+from agentrl.api.storage import storage_sign
 from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import Runtime, learner_beside, make_runtime, pool_of
 from agentrl.config.mapping import to_json
@@ -203,9 +204,11 @@ async def _rehearse(config: TrainConfig, agent: AgentSpec, task: Task, tracker: 
 
 
 async def _start(config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, tracker: RunTracker) -> None:
-    """Check the memory of GPUs and the prompts, then start processes."""
+    """Check the memory of GPUs, the room for checkpoints and the prompts, then start processes."""
     if (sign := memory_sign(config, gpu_bytes())) is not None:
         tracker.warn(sign)
+    if (full := storage_sign(config, config.training.run_dir or Path())) is not None:
+        tracker.warn(full)
     if (warning := rate_warning(config)) is not None:
         tracker.warn(RunWarning("learning-rate", *warning))
     tracker.on_stage("checking prompts")

@@ -17,6 +17,7 @@ from rich.console import Console
 from agentrl.config.lora import holds_adapter
 from agentrl.config.schema import DataConfig
 from agentrl.core.callbacks import Callback, MetricsRow
+from agentrl.core.disk import write_problem
 from agentrl.core.errors import StorageError
 from agentrl.core.files import complete_file
 from agentrl.core.paths import shown_path
@@ -157,7 +158,7 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
         with complete_file(path) as partial:
             partial.write_text(json.dumps(json.loads(encode(summary)), indent=2) + "\n", encoding="ascii")
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error}") from error
+        raise StorageError(f"{path} cannot be written: {write_problem(error, path)}") from error
 
 
 def _metrics(metrics: Mapping[str, float]) -> dict[str, float]:
