@@ -24,6 +24,7 @@ from agentrl.config.sections import changed, num_recorded
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import complete_file
 from agentrl.core.paths import shown_path
+from agentrl.core.redaction import redacted
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec, keep_environment
@@ -120,7 +121,7 @@ class _Measurement:
         config, baseline = self.config, self.config.measure.baseline
         progress, samples = EvalProgress(self.console), config.eval.eval_samples
         total = len(self.tasks)
-        heading = f"{shown_path(config.run.agent)}: {counted(total, 'task')}, {counted(samples, 'episode')} each"
+        heading = f"{redacted(shown_path(config.run.agent))}: {counted(total, 'task')}, {counted(samples, 'episode')} each"
         self.console.print(Text(heading, style="bold"), soft_wrap=not self.console.is_terminal)
         try:
             await self._measure(config.model.model, TRAJECTORIES, progress)
@@ -218,7 +219,7 @@ def _write(evaluation: Evaluation, config: EvaluateConfig) -> None:
     """Write ``eval.json``, whole or not at all: figures with their intervals, and every task's own figures."""
     solved_at, baseline, comparison = config.eval.eval_pass_score, evaluation.baseline, evaluation.comparison
     result = {
-        "agent": config.run.agent,
+        "agent": redacted(config.run.agent),
         "tasks": evaluation.num_tasks,
         "partial": evaluation.partial,
         "samples": config.eval.eval_samples,

@@ -24,6 +24,7 @@ from agentrl.config.mapping import differences, to_json
 from agentrl.core.errors import ConfigError, TooManyFailuresError
 from agentrl.core.files import complete_file
 from agentrl.core.paths import shown_path
+from agentrl.core.redaction import redacted
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec, keep_environment
@@ -137,7 +138,7 @@ async def _sample_missing(config: SampleConfig, tasks: Sequence[Task], journal: 
     """Play the tasks that are not in the journal, and write each into it when it is done."""
     missing = [task for task in tasks if task.position not in journal.entries]
     done, samples = len(tasks) - len(missing), config.sampling.n_samples_per_prompt
-    heading = f"{shown_path(config.run.agent)}: {counted(len(tasks), 'task')}, {counted(samples, 'episode')} each"
+    heading = f"{redacted(shown_path(config.run.agent))}: {counted(len(tasks), 'task')}, {counted(samples, 'episode')} each"
     console.print(Text(f"{heading}{f', {done} of them done before' if done else ''}", style="bold"), soft_wrap=True)
     if not missing:
         return

@@ -32,6 +32,7 @@ from agentrl.core.paths import shown_path
 from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import collect_rarely, on_thread
 from agentrl.core.protocols import Learner
+from agentrl.core.redaction import redacted
 from agentrl.core.remote import absolute
 from agentrl.core.tokenizers import check_teacher
 from agentrl.core.types import Task
@@ -189,7 +190,7 @@ def preview(config: TrainConfig) -> list[str]:
 def _title(config: TrainConfig) -> str:
     model = Path(config.model.model).name or "the bundled tiny model"
     mode = f"staleness up to {config.flow.staleness}" if config.flow.staleness else "synchronous"
-    sized, agent = described(config), shown_path(config.run.agent)
+    sized, agent = described(config), redacted(shown_path(config.run.agent))
     return f"{agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}{f'; {sized}' if sized else ''}"
 
 

@@ -19,6 +19,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag, sections_of, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import absolute_names
+from agentrl.core.redaction import HIDDEN, redacted_values
 
 C = TypeVar("C")
 
@@ -185,13 +186,26 @@ def suggest(given: str, known: Iterable[str], prog: str = "agentrl train") -> st
     return f"Did you mean `{near[0]}`?" if near else f"`{prog} --help all` lists every setting."
 
 
+def refuse_hidden(config: Any) -> None:
+    """Refuse settings of a file in which credentials were left out.
+
+    Raises:
+        ConfigError: For the first one.
+    """
+    for name, setting in reversed(settings_of(type(config)).items()):  # what the user wrote comes after what was made of it
+        value = getattr(getattr(config, setting.section), name)
+        if isinstance(value, str) and HIDDEN in value:
+            raise ConfigError(flag(name), value, "lacks its credentials, which are written to no file", "Give it again, with them.")
+
+
 def to_json(config: Any, **more: Any) -> str:
-    """The resolved settings as indented JSON, sections and field names as in the schema."""
-    return json.dumps({**more, **dataclasses.asdict(config)}, indent=2, default=str)
+    """The resolved settings as indented JSON, sections and field names as in the schema, without credentials in addresses."""
+    return json.dumps(redacted_values({**more, **dataclasses.asdict(config)}), indent=2, default=str)
 
 
 def _same(before: Any, now: Any) -> bool:
     """True for equal values; the paths of a run that an earlier version began may be relative."""
+    before = redacted_values(before)
     return bool(before == now or (isinstance(before, str) and absolute_names(before) == now))
 
 

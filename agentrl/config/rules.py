@@ -24,6 +24,7 @@ from agentrl.config.sections import changed, refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, resolve_plugin, suggest
 from agentrl.core.process import cuda_device_count
+from agentrl.core.redaction import HIDDEN
 from agentrl.core.remote import check_address
 
 P = TypeVar("P", bound=PlaySettings)
@@ -158,7 +159,7 @@ def _judged_agent(config: PlaySettings) -> str:
     else:
         options = f"timeout_s={config.rollout.reward_timeout_s:g}&batch_size={config.rollout.reward_batch_size}"
         agent = f"reward:{','.join(url.strip() for url in urls.split(','))}#{options}"
-    if given and given.partition("#")[0] != agent.partition("#")[0]:
+    if given and HIDDEN not in given and given.partition("#")[0] != agent.partition("#")[0]:
         raise ConfigError("--remote-rm-url", urls, f"--agent {given} says already what judges", "Leave out one of the two.")
     return agent
 

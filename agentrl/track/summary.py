@@ -21,6 +21,7 @@ from agentrl.core.disk import write_problem
 from agentrl.core.errors import StorageError
 from agentrl.core.files import complete_file
 from agentrl.core.paths import shown_path
+from agentrl.core.redaction import redacted_words
 from agentrl.env.given import PREFIX
 from agentrl.track.jsonl import encode
 from agentrl.track.text import Screen, count, counted, duration, mean, number, percent, sparkline
@@ -288,7 +289,7 @@ def _command(program: str, *words: str) -> str:
     beside = Path(sys.executable).parent / program
     if not shutil.which(program) and beside.exists():
         program = str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
-    return shlex.join([program, *map(shown_path, words)])
+    return shlex.join([program, *redacted_words([*map(shown_path, words)])])
 
 
 def _or_nan(value: float | None) -> float:
