@@ -69,8 +69,9 @@ def test_a_run_directory_holds_none_and_its_settings_are_given_again(tmp_path: P
     saved.write_text(to_json(config))
     assert "s3cret" in config.run.agent
     assert "s3cret" not in saved.read_text()
-    with pytest.raises(ConfigError, match=r"--agent = .*lacks its credentials, which are written to no file. Give it again"):
+    with pytest.raises(ConfigError, match=r"--remote-rm-url = .*lacks its credentials, which are written to no file. Give it again"):
         load(TRAIN, ["--config", str(saved)])
+    assert load(TRAIN, ["--config", str(saved), *words]).run.agent == config.run.agent
     assert not differences(json.loads(saved.read_text()), config), "a run that is resumed with the same words is the same run"
 
 
