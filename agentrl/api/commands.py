@@ -155,22 +155,24 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
 def _started(env: object, settings: dict[str, Any]) -> Background[Run]:
     from agentrl.api.background import Background
-    from agentrl.api.resume import with_directory
+    from agentrl.api.directories import in_directory
     from agentrl.api.run import Run
     from agentrl.api.settings import own_callbacks, train_settings
     from agentrl.api.training import train as run_training
+    from agentrl.core.paths import shown_path
     from agentrl.flow.state import StopRequest
 
     settings, callbacks = own_callbacks(settings)
-    config = with_directory(train_settings(env, settings))
+    given = train_settings(env, settings)
 
     async def work(stop: StopRequest) -> Run:
-        result = await run_training(config, stop, callbacks)
+        with in_directory(given) as config:
+            result = await run_training(config, stop, callbacks)
         if result.stopped:
-            sys.stderr.write(f"agentrl: {result.ended}; continue with resume={str(config.training.run_dir)!r}\n")
+            sys.stderr.write(f"agentrl: {result.ended}; continue with resume={shown_path(str(config.training.run_dir))!r}\n")
         return Run(str(config.training.run_dir))
 
-    return Background(work, config.training.stop_timeout_s)
+    return Background(work, given.training.stop_timeout_s)
 
 
 def _measuring(env: object, settings: dict[str, Any]) -> Background[Evaluation]:

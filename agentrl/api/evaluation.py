@@ -7,14 +7,13 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.api.resume import agent_name
+from agentrl.api.directories import results_directory
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import make_runtime, pool_of
@@ -24,6 +23,8 @@ from agentrl.config.schema import PlaySettings
 from agentrl.config.sections import changed, num_recorded
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import complete_file
+from agentrl.core.paths import shown_path
+from agentrl.core.redaction import redacted
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec, keep_environment
@@ -100,11 +101,10 @@ async def measure(config: EvaluateConfig, console: Console | None = None) -> Eva
     for model in (config.model.model, config.measure.baseline):
         check_model(changed(config, model=model or ""))
     tasks = measured_tasks(config, load_environment(config))
-    path = (config.source.output or Path("runs") / f"eval-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")  # for inspect and replay
-    keep_environment(config.run.agent, path)
-    return await _Measurement(config, tasks, path, console or Console()).run()
+    with results_directory(config, "eval") as path:
+        (path / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")  # for inspect and replay
+        keep_environment(config.run.agent, path)
+        return await _Measurement(config, tasks, path, console or Console()).run()
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class _Measurement:
         config, baseline = self.config, self.config.measure.baseline
         progress, samples = EvalProgress(self.console), config.eval.eval_samples
         total = len(self.tasks)
-        heading = f"{config.run.agent}: {counted(total, 'task')}, {counted(samples, 'episode')} each"
+        heading = f"{redacted(shown_path(config.run.agent))}: {counted(total, 'task')}, {counted(samples, 'episode')} each"
         self.console.print(Text(heading, style="bold"), soft_wrap=not self.console.is_terminal)
         try:
             await self._measure(config.model.model, TRAJECTORIES, progress)
@@ -219,7 +219,7 @@ def _write(evaluation: Evaluation, config: EvaluateConfig) -> None:
     """Write ``eval.json``, whole or not at all: figures with their intervals, and every task's own figures."""
     solved_at, baseline, comparison = config.eval.eval_pass_score, evaluation.baseline, evaluation.comparison
     result = {
-        "agent": config.run.agent,
+        "agent": redacted(config.run.agent),
         "tasks": evaluation.num_tasks,
         "partial": evaluation.partial,
         "samples": config.eval.eval_samples,
@@ -250,4 +250,4 @@ def _show(console: Console, evaluation: Evaluation) -> None:
     else:
         console.print(Text(f"baseline  {model_name(baseline.model)}\n"), soft_wrap=True)
         print_comparison(console, comparison, model.assessment, baseline.assessment)
-    console.print(Text(f"\nsaved     {evaluation.path / 'eval.json'}"), soft_wrap=True)
+    console.print(Text(f"\nsaved     {shown_path(evaluation.path / 'eval.json')}"), soft_wrap=True)

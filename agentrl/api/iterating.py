@@ -10,18 +10,20 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from agentrl.api.directories import default_directory
 from agentrl.config.iterate import IterateConfig
 from agentrl.config.lora import holds_adapter
 from agentrl.config.mapping import differences, to_json
+from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import AgentRLError, ConfigError
 from agentrl.core.files import complete_file
+from agentrl.core.paths import shown_path
 from agentrl.core.process import handling_signals
 from agentrl.core.types import derive_seed
 from agentrl.track.jsonl import encode
@@ -86,9 +88,14 @@ def iterate(config: IterateConfig, console: Console | None = None) -> Iterated:
         KeyboardInterrupt: If a signal ended a phase.
     """
     check_phases(config)
-    path = (config.iterate.run_dir or Path("runs") / f"iterate-{_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
+    default = default_directory(f"iterate-{_name(config)}")
+    with held_directory(config.iterate.run_dir) if config.iterate.run_dir else held_new_directory(default) as path:
+        return _all_rounds(config, path, console or Console())
+
+
+def _all_rounds(config: IterateConfig, path: Path, console: Console) -> Iterated:
     _open_directory(path, config)
-    rounds, console = read_rounds(path), console or Console()
+    rounds = read_rounds(path)
     for index in range(len(rounds), config.iterate.rounds + 1):
         before = rounds[-1].model if rounds else config.iterate.model
         rounds.append(_Round(config, path, index, before, console).run())
@@ -232,7 +239,8 @@ def _open_directory(path: Path, config: IterateConfig) -> None:
     saved = path / SETTINGS
     if saved.exists():
         if not config.iterate.resume:
-            raise ConfigError("--run-dir", str(path), "holds a run already", "Add --resume to go on with it, or name another directory.")
+            remedy = "Add --resume to go on with it, or name another directory."
+            raise ConfigError("--run-dir", shown_path(path), "holds a run already", remedy)
         was, now = _json(saved), json.loads(to_json(config))["phases"]
         before = was.get("phases", {})
         others = differences({"iterate": was.get("iterate", {})}, config)
@@ -241,7 +249,6 @@ def _open_directory(path: Path, config: IterateConfig) -> None:
             problem = "cannot go on, because it would be another run with " + ", ".join(others)
             raise ConfigError("--resume", True, problem, "Leave these as they were, or name another --run-dir.")
         return
-    path.mkdir(parents=True, exist_ok=True)
     with complete_file(saved) as partial:
         partial.write_text(to_json(config) + "\n", encoding="utf-8")
 
@@ -263,4 +270,4 @@ def _show(console: Console, result: Iterated) -> None:
         figures = "".join(f"{number(done.metrics.get(name, float('nan'))):>8}" for name in names)
         rows = str(done.sampled.get("num_rows", ""))
         console.print(Text(f"{done.round:>5}  {figures}{rows:>8}  {done.model or 'the bundled tiny model'}"), soft_wrap=True)
-    console.print(Text(f"\nsaved      {result.path / ROUNDS}"), soft_wrap=True)
+    console.print(Text(f"\nsaved      {shown_path(result.path / ROUNDS)}"), soft_wrap=True)

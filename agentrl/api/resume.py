@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.load import flag_value
 from agentrl.config.mapping import differences
 from agentrl.config.plugins import check_files_unchanged
-from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.config.sections import changed
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import complete_file
+from agentrl.core.paths import shown_path
 from agentrl.core.protocols import Learner
 from agentrl.core.remote import absolute, check_address, check_reachable, get_files, is_address
-from agentrl.env.given import PREFIX
 from agentrl.flow.checkpoint import CONFIG, FOLDER, LEARNER, Progress, check_learner_files, latest_checkpoint, read_checkpoint
 from agentrl.flow.uploads import CheckpointCopy, fetch_copy, find_copy, read_copy, step_of
 from agentrl.track.index import index_path, parsed
@@ -173,8 +170,8 @@ def saved_so_far(run_dir: Path | None) -> str:
     saved = sorted((run_dir / FOLDER).glob("step-*"))
     if saved:
         step = int(saved[-1].name.removeprefix("step-"))
-        return f"the checkpoint of step {step} is saved, continue with: agentrl train --resume {run_dir}"
-    return f"no checkpoint is saved (--save-every N writes one every N steps); metrics and episodes so far are in {run_dir}"
+        return f"the checkpoint of step {step} is saved, continue with: agentrl train --resume {shown_path(run_dir)}"
+    return f"no checkpoint is saved (--save-every N writes one every N steps); metrics and episodes so far are in {shown_path(run_dir)}"
 
 
 def _ended(run_dir: Path) -> dict[str, Any]:
@@ -193,20 +190,6 @@ def _nothing_to_resume(run_dir: Path) -> tuple[str, str]:
         return "holds no complete checkpoint, and the run has finished", remedy
     remedy = "Start it again without --resume, with --save-every N; a smaller N writes the first checkpoint earlier."
     return "holds no complete checkpoint: the run ended before its first one, or was started without --save-every", remedy
-
-
-def make_run_dir(path: Path) -> None:
-    """Make the directory of a run.
-
-    Raises:
-        ConfigError: If it cannot be made or written to.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError("--run-dir", str(path), f"cannot be made: {error.strerror}", "Name a directory that you may write to.") from error
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError("--run-dir", str(path), "may not be written to", "Change its permissions, or name another directory.")
 
 
 def _check_unchanged(saved: Mapping[str, Any], config: TrainConfig) -> None:
@@ -247,39 +230,3 @@ def _filter_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
                 line = line + b"\n" if parsed(line) is not None else b""
             if line.strip() and keep(json.loads(line)):
                 kept.write(line)
-
-
-def agent_name(config: PlaySettings) -> str:
-    """Return a short name of the environment, for the names of directories."""
-    return Path(config.run.agent.removeprefix(PREFIX).partition(":")[0]).stem or "run"
-
-
-def _new_run_dir(config: TrainConfig) -> Path:
-    """Return the directory of a new run, which must not hold another run; one that never made a step may be tried again.
-
-    Raises:
-        ConfigError: If it is taken.
-    """
-    if config.training.run_dir is None:
-        return Path("runs") / f"{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}"
-    path = config.training.run_dir.expanduser()
-    there = next(part for part in (path, *path.absolute().parents) if os.path.exists(part))
-    if not there.is_dir():
-        problem = "is a file" if there == path else f"cannot be made: {there} is a file"
-        raise ConfigError("--run-dir", str(path), problem, "Name a directory that is new or empty.")
-    metrics = path / "metrics.jsonl"
-    if os.path.exists(metrics) and any(row.get("step", 1) for row in read_lines(metrics)):
-        raise ConfigError("--run-dir", str(path), "already holds a run", "Choose another directory, or continue it with --resume.")
-    if os.path.exists(path / "eval.json"):  # pathlib's raises if the folder may not be read
-        raise ConfigError("--run-dir", str(path), "already holds an evaluation", "Choose another directory.")
-    return path
-
-
-def with_directory(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with its run's directory filled in: the resumed one, or a new one.
-
-    Raises:
-        ConfigError: If the directory is taken, or there is no run to resume.
-    """
-    run_dir = resumed_run_dir(config) or _new_run_dir(config)
-    return changed(config, run_dir=run_dir)

@@ -7,7 +7,6 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from agentrl.api.directories import results_directory
 from agentrl.api.evaluation import model_name
-from agentrl.api.resume import agent_name
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import make_runtime, pool_of
@@ -24,6 +23,8 @@ from agentrl.config.evaluate import SampleConfig
 from agentrl.config.mapping import differences, to_json
 from agentrl.core.errors import ConfigError, TooManyFailuresError
 from agentrl.core.files import complete_file
+from agentrl.core.paths import shown_path
+from agentrl.core.redaction import redacted
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Task
 from agentrl.env.load import AgentSpec, keep_environment
@@ -79,17 +80,17 @@ async def sample(config: SampleConfig, console: Console | None = None) -> Sample
     check_model(config)
     agent = load_environment(config)
     tasks = sampled_tasks(config, agent)
-    path = (config.source.output or Path("runs") / f"sample-{agent_name(config)}-{datetime.now():%Y%m%d-%H%M%S}").expanduser()
-    _open_directory(path, config)
-    keep_environment(config.run.agent, path)
-    journal = Journal(path / JOURNAL)
     console = console or Console()
-    try:
-        check_tasks(journal.entries, tasks)
-        await _sample_missing(config, tasks, journal, console)
-    finally:
-        journal.close()
-    return _finish(config, path, journal, console)
+    with results_directory(config, "sample") as path:
+        _open_directory(path, config)
+        keep_environment(config.run.agent, path)
+        journal = Journal(path / JOURNAL)
+        try:
+            check_tasks(journal.entries, tasks)
+            await _sample_missing(config, tasks, journal, console)
+        finally:
+            journal.close()
+        return _finish(config, path, journal, console)
 
 
 def sampled_tasks(config: SampleConfig, agent: AgentSpec) -> list[Task]:
@@ -124,12 +125,11 @@ def _open_directory(path: Path, config: SampleConfig) -> None:
     if saved.exists():
         if not config.select.resume:
             remedy = "Add --resume to go on with it, or name another directory."
-            raise ConfigError("--output", str(path), "holds a data set already", remedy)
+            raise ConfigError("--output", shown_path(path), "holds a data set already", remedy)
         if others := differences(json.loads(saved.read_text(encoding="utf-8")), config):
             problem = "cannot go on, because it would be another data set with " + ", ".join(others)
             raise ConfigError("--resume", True, problem, "Leave these as they were, or name another --output.")
         return
-    path.mkdir(parents=True, exist_ok=True)
     with complete_file(saved) as partial:
         partial.write_text(to_json(config) + "\n", encoding="utf-8")
 
@@ -138,7 +138,7 @@ async def _sample_missing(config: SampleConfig, tasks: Sequence[Task], journal: 
     """Play the tasks that are not in the journal, and write each into it when it is done."""
     missing = [task for task in tasks if task.position not in journal.entries]
     done, samples = len(tasks) - len(missing), config.sampling.n_samples_per_prompt
-    heading = f"{config.run.agent}: {counted(len(tasks), 'task')}, {counted(samples, 'episode')} each"
+    heading = f"{redacted(shown_path(config.run.agent))}: {counted(len(tasks), 'task')}, {counted(samples, 'episode')} each"
     console.print(Text(f"{heading}{f', {done} of them done before' if done else ''}", style="bold"), soft_wrap=True)
     if not missing:
         return
@@ -202,7 +202,7 @@ def _show(console: Console, result: Sampled) -> None:
         ("episodes", f"{result.num_episodes} of {counted(result.num_tasks, 'task')}{failed}"),
         ("reward", f"mean {number(result.reward or 0.0)}, best of each task {number(result.best_reward or 0.0)}"),
         ("rows", f"{result.num_rows}{left_out}"),
-        ("saved", str(result.data)),
+        ("saved", shown_path(result.data)),
     ]
     console.print()
     for name, text in lines:

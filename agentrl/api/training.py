@@ -15,8 +15,9 @@ from agentrl.algo.estimators import estimator_facts
 from agentrl.api.checking import rehearse
 from agentrl.api.hub import check_hub, push_model
 from agentrl.api.memory import gpu_bytes, memory_sign, with_shares
-from agentrl.api.resume import ResumePoint, make_run_dir, resume_point, rewind_records
+from agentrl.api.resume import ResumePoint, resume_point, rewind_records
 from agentrl.api.scaling import answer_requests
+from agentrl.api.storage import storage_sign
 from agentrl.cluster.build import load_environment, model_path
 from agentrl.cluster.runtime import Runtime, learner_beside, make_runtime, pool_of
 from agentrl.config.mapping import to_json
@@ -25,10 +26,13 @@ from agentrl.config.plugins import plugins
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, flag, settings_of
 from agentrl.core.callbacks import MetricsRow
+from agentrl.core.directories import make_directory
 from agentrl.core.errors import CheckpointError, ClusterError, ConfigError, DamagedCheckpointError, LearnerDeadError
+from agentrl.core.paths import shown_path
 from agentrl.core.plugins import copy_plugins
 from agentrl.core.process import collect_rarely, on_thread
 from agentrl.core.protocols import Learner
+from agentrl.core.redaction import redacted
 from agentrl.core.remote import absolute
 from agentrl.core.tokenizers import check_teacher
 from agentrl.core.types import Task
@@ -97,7 +101,7 @@ async def _uploaded(config: TrainConfig, result: RunResult) -> RunResult:
 def _what_is_left(config: TrainConfig) -> str:
     """Return how a run whose learner is lost can be continued, in a sentence."""
     if _can_go_on(config):
-        return f"Continue it with --resume {config.training.run_dir} when the cluster has room."
+        return f"Continue it with --resume {shown_path(str(config.training.run_dir))} when the cluster has room."
     return "There is no checkpoint to go on from; --save-every N writes one every N steps."
 
 
@@ -115,7 +119,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
     if run_dir is None:
         raise ConfigError("--run-dir", None, "is not resolved", "Give a directory.")
     begin = await on_thread(resume_point, config)  # an address may take its time
-    make_run_dir(run_dir)
+    make_directory(run_dir)
     rows = rewind_records(run_dir, begin.progress)  # also of a run that ended before its first step
     stop = stop or StopRequest()
     tracker = open_tracker(config, run_dir, title=_title(config), callbacks=callbacks, ask_stop=stop.ask)
@@ -186,8 +190,8 @@ def preview(config: TrainConfig) -> list[str]:
 def _title(config: TrainConfig) -> str:
     model = Path(config.model.model).name or "the bundled tiny model"
     mode = f"staleness up to {config.flow.staleness}" if config.flow.staleness else "synchronous"
-    sized = described(config)
-    return f"{config.run.agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}{f'; {sized}' if sized else ''}"
+    sized, agent = described(config), redacted(shown_path(config.run.agent))
+    return f"{agent} with {model}, {Path(config.algo.advantage_estimator).name}, {mode}{f'; {sized}' if sized else ''}"
 
 
 async def _rehearse(config: TrainConfig, agent: AgentSpec, task: Task, tracker: RunTracker) -> None:
@@ -201,9 +205,11 @@ async def _rehearse(config: TrainConfig, agent: AgentSpec, task: Task, tracker: 
 
 
 async def _start(config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, tracker: RunTracker) -> None:
-    """Check the memory of GPUs and the prompts, then start processes."""
+    """Check the memory of GPUs, the room for checkpoints and the prompts, then start processes."""
     if (sign := memory_sign(config, gpu_bytes())) is not None:
         tracker.warn(sign)
+    if (full := storage_sign(config, config.training.run_dir or Path())) is not None:
+        tracker.warn(full)
     if (warning := rate_warning(config)) is not None:
         tracker.warn(RunWarning("learning-rate", *warning))
     tracker.on_stage("checking prompts")

@@ -9,6 +9,7 @@ from agentrl.api.background import run_until_signal
 from agentrl.config.commands import TRAIN, load_eval
 from agentrl.config.load import load
 from agentrl.config.mapping import to_json
+from agentrl.core.paths import shown_path
 from agentrl.flow.state import StopRequest
 from agentrl.track.text import counted
 
@@ -19,22 +20,26 @@ INCOMPLETE = 3
 
 def main(words: list[str]) -> int:
     """Train as the flags after ``train`` say: check, start, train, save, sum up."""
-    from agentrl.api.resume import saved_so_far, with_directory, with_saved_settings
+    from agentrl.api.directories import in_directory, with_directory
+    from agentrl.api.resume import saved_so_far, with_saved_settings
 
-    config = with_directory(load(TRAIN, with_saved_settings([word for word in words if word != "--dry-run"])))
+    given = load(TRAIN, with_saved_settings([word for word in words if word != "--dry-run"]))
     from agentrl.api.training import preview, train
 
     if "--dry-run" in words:
+        config = with_directory(given)
         sys.stderr.write("".join(f"agentrl: {line}\n" for line in preview(config)))
         sys.stdout.write(to_json(config) + "\n")
         return 0
 
     stop = StopRequest()
-    result = run_until_signal(train(config, stop), stop, config.training.stop_timeout_s, lambda: saved_so_far(config.training.run_dir))
+    with in_directory(given) as config:
+        run_dir = config.training.run_dir
+        result = run_until_signal(train(config, stop), stop, config.training.stop_timeout_s, lambda: saved_so_far(run_dir))
     if not result.stopped:
         return 0
-    go_on = f"continue with: agentrl train --resume {config.training.run_dir}" if result.steps else "no step was done, so nothing was saved"
-    sys.stderr.write(f"agentrl: {result.ended}; {go_on}\n")
+    again = f"continue with: agentrl train --resume {shown_path(str(run_dir))}"
+    sys.stderr.write(f"agentrl: {result.ended}; {again if result.steps else 'no step was done, so nothing was saved'}\n")
     return INTERRUPTED
 
 

@@ -10,6 +10,7 @@ INTERRUPTED = 130
 
 def main(command: str, words: list[str]) -> int:
     """Train by the method of a command as the words after it say."""
+    from agentrl.core.paths import shown_path
     from agentrl.tune.load import load, to_json
     from agentrl.tune.methods import METHODS
     from agentrl.tune.run import preview, run
@@ -23,7 +24,7 @@ def main(command: str, words: list[str]) -> int:
     result = run(method, config)
     if result.status == "finished":
         return 0
-    sys.stderr.write(f"agentrl: interrupted; continue with: agentrl {command} --resume {result.run_dir}\n")
+    sys.stderr.write(f"agentrl: interrupted; continue with: agentrl {command} --resume {shown_path(result.run_dir)}\n")
     return INTERRUPTED
 
 

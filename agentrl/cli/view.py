@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import tempfile
+import threading
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,9 @@ import tyro
 from agentrl.cli.words import Arguments, read
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Port
+
+REDIRECT_S = 20.0
+"""Seconds that a browser has to read the file that leads to the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +62,20 @@ def _ready(address: str, *, browser: bool) -> None:
     sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
     if browser and _has_browser():
-        webbrowser.open(address)
+        _open(address)
+
+
+def _open(address: str) -> None:
+    """Open the page by a file that leads there, because other users of the machine see the arguments of a browser's process."""
+    handle, name = tempfile.mkstemp(prefix="agentrl-view-", suffix=".html")  # readable by this user alone
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(f'<!doctype html><meta name="referrer" content="no-referrer"><meta http-equiv="refresh" content="0; url={address}">')
+    path = Path(name)
+    atexit.register(path.unlink, missing_ok=True)
+    webbrowser.open(path.as_uri())
+    timer = threading.Timer(REDIRECT_S, path.unlink, kwargs={"missing_ok": True})
+    timer.daemon = True
+    timer.start()
 
 
 def _has_browser() -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 from agentrl.cluster.build import Stage, device, weights_of, worker_environment
 from agentrl.cluster.joining import FLAG, Site, check_paths, find_cluster, pack, traveling_environment
 from agentrl.cluster.placement import Placement, num_ranks, num_scorers, plan
+from agentrl.cluster.ray_environment import set_environment
 from agentrl.cluster.reaper import Reaper
 from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import ClusterError, ConfigError
@@ -41,7 +41,6 @@ CLOSE_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 25.0  # ray.init takes seconds and cannot be interrupted
 MAX_SCORER_RESTARTS = 3
 RESPAWN_TIMEOUT_S = 600.0  # a large model takes minutes to load
-TOKEN = secrets.token_hex(32)  # one for all clusters of this process, because Ray reads it only once
 
 
 class RayRuntime:
@@ -53,6 +52,7 @@ class RayRuntime:
         self._device: Device = device()  # of engines and ranks; a joined cluster's own, known once it is joined
         self._site: Any = None  # what every actor is told of the cluster
         self._folder: str | None = None
+        self._owns_connection = False  # a cluster that the user's own code is connected to is not ours to leave
         self._connecting: asyncio.Future[None] | None = None
         self._reaper: Reaper | None = None
         self._places: dict[int, tuple[Any, int]] = {}  # bundle -> its placement group, and its number there
@@ -142,7 +142,7 @@ class RayRuntime:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     await asyncio.shield(self._connecting)
         ray = sys.modules.get("ray")
-        if ray is None or not ray.is_initialized():
+        if ray is None or not self._owns_connection or not ray.is_initialized():
             self._remove_folder()
             return
         closing = [worker.close() for worker in self._workers.values()] + ([self._learner.close()] if self._learner else [])
@@ -153,14 +153,8 @@ class RayRuntime:
         self._workers, self._learner, self._scorers, self._places = {}, None, {}, {}
 
     def _connect(self, address: str) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # every error is ours to tell; Ray would print a traceback before it
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # it would take SIGTERM away from the command line
-        if self._private:
-            os.environ["RAY_AUTH_MODE"] = "token"
-            os.environ["RAY_AUTH_TOKEN"] = TOKEN
-            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # or Ray makes the machine's outer address of 127.0.0.1
+        set_environment(address)
+        self._owns_connection = True
         import ray
 
         debug = self._config.run.debug

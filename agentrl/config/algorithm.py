@@ -169,7 +169,6 @@ def foreign_option(name: str, value: Any, given: Mapping[str, Any]) -> ConfigErr
         name: The option, which none of the chosen algorithms has.
         value: Its value, also as JSON has it.
         given: Values of the settings that choose the algorithms.
-        even_default: A default is an error too.
 
     Raises:
         KeyError: If no built-in algorithm has it.

@@ -31,6 +31,7 @@ from agentrl.config.mapping import (
     plain,
     read_file,
     refuse_foreign,
+    refuse_hidden,
     refuse_removed,
     schema_of,
     suggest,
@@ -146,7 +147,9 @@ def load(command: Command[C], args: Sequence[str], path: Path | None = None) -> 
         ConfigError: If a file key is unknown, a value is out of range or two settings contradict each other.
         SystemExit: With code 2 for a malformed flag, 0 for ``--help`` (raised by the flag parser).
     """
-    return command.finish(*read_flags(command, args, path))
+    config = command.finish(*read_flags(command, args, path))
+    refuse_hidden(config)
+    return config
 
 
 def read_flags(command: Command[C], args: Sequence[str], path: Path | None = None) -> tuple[C, set[str], Mapping[str, Any]]:
@@ -231,7 +234,9 @@ def load_given(command: Command[C], given: Mapping[str, Any], path: Path | None 
         sections[settings_of(form)[name].section][name] = value
     config = plain(command.settings, build(form, sections, "", command.name))
     given_now = values.keys() | saved.keys()
-    return command.finish(command.complete(config, given_now), given_now, saved)
+    finished = command.finish(command.complete(config, given_now), given_now, saved)
+    refuse_hidden(finished)
+    return finished
 
 
 def _named_values(given: Mapping[str, Any], form: type[Any], command: Command[Any]) -> dict[str, Any]:

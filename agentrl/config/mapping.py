@@ -18,6 +18,8 @@ from agentrl.config.algorithm import built_in_options, foreign_option, is_defaul
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag, sections_of, settings_of
 from agentrl.core.errors import ConfigError
+from agentrl.core.paths import absolute_names
+from agentrl.core.redaction import HIDDEN, redacted_values
 
 C = TypeVar("C")
 
@@ -206,9 +208,27 @@ def suggest(given: str, known: Iterable[str], prog: str = "agentrl train") -> st
     return f"Did you mean `{near[0]}`?" if near else f"`{prog} --help all` lists every setting."
 
 
+def refuse_hidden(config: Any) -> None:
+    """Refuse settings of a file in which credentials were left out.
+
+    Raises:
+        ConfigError: For the first one.
+    """
+    for name, setting in reversed(settings_of(type(config)).items()):  # what the user wrote comes after what was made of it
+        value = getattr(getattr(config, setting.section), name)
+        if isinstance(value, str) and HIDDEN in value:
+            raise ConfigError(flag(name), value, "lacks its credentials, which are written to no file", "Give it again, with them.")
+
+
 def to_json(config: Any, **more: Any) -> str:
-    """The resolved settings as indented JSON, sections and field names as in the schema."""
-    return json.dumps({**more, **dataclasses.asdict(config)}, indent=2, default=str)
+    """The resolved settings as indented JSON, sections and field names as in the schema, without credentials in addresses."""
+    return json.dumps(redacted_values({**more, **dataclasses.asdict(config)}), indent=2, default=str)
+
+
+def _same(before: Any, now: Any) -> bool:
+    """True for equal values; the paths of a run that an earlier version began may be relative."""
+    before = redacted_values(before)
+    return bool(before == now or (isinstance(before, str) and absolute_names(before) == now))
 
 
 def differences(saved: Mapping[str, Any], config: Any, fixed: Container[str] = ()) -> list[str]:
@@ -232,5 +252,5 @@ def differences(saved: Mapping[str, Any], config: Any, fixed: Container[str] = (
     return others + [
         f"{flag(name)} (was {before.get(name, plain[name])!r}, now {now[setting.section][name]!r})"
         for name, setting in table.items()
-        if (name in fixed or not setting.may_change) and before.get(name, plain[name]) != now[setting.section][name]
+        if (name in fixed or not setting.may_change) and not _same(before.get(name, plain[name]), now[setting.section][name])
     ]

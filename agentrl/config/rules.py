@@ -16,6 +16,7 @@ from agentrl.config.evaluate import NO_ENGINE, EvaluateConfig, SampleConfig, Ser
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.learner_rules import check_learner, check_lora
 from agentrl.config.lora import holds_adapter
+from agentrl.config.places import with_absolute_paths
 from agentrl.config.plugins import resolve_plugins
 from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
 from agentrl.config.schema import PlaySettings, TrainConfig
@@ -23,6 +24,7 @@ from agentrl.config.sections import changed, refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, resolve_plugin, suggest
 from agentrl.core.process import cuda_device_count
+from agentrl.core.redaction import HIDDEN
 from agentrl.core.remote import check_address
 
 P = TypeVar("P", bound=PlaySettings)
@@ -141,10 +143,8 @@ def _explicit(config: P) -> P:
     if runtime == "auto":
         several = config.engine.num_engines > 1 or config.rollout.rollout_workers_per_engine > 1
         runtime = "ray" if isinstance(config, TrainConfig) or several or config.run.ray_address else "local"
-    paths = ((model, Path(model).expanduser()) for model in config.reward.reward_model)
-    models = tuple(str(path.absolute()) if path.is_dir() else model for model, path in paths)  # so that every process finds it
     engine = resolve_plugin("--engine", config.engine.engine) if is_plugin(config.engine.engine) else config.engine.engine
-    return changed(config, agent=_judged_agent(config), runtime=runtime, reward_model=models, engine=engine)
+    return with_absolute_paths(changed(config, agent=_judged_agent(config), runtime=runtime, engine=engine))
 
 
 def _judged_agent(config: PlaySettings) -> str:
@@ -159,7 +159,7 @@ def _judged_agent(config: PlaySettings) -> str:
     else:
         options = f"timeout_s={config.rollout.reward_timeout_s:g}&batch_size={config.rollout.reward_batch_size}"
         agent = f"reward:{','.join(url.strip() for url in urls.split(','))}#{options}"
-    if given and given.partition("#")[0] != agent.partition("#")[0]:
+    if given and HIDDEN not in given and given.partition("#")[0] != agent.partition("#")[0]:
         raise ConfigError("--remote-rm-url", urls, f"--agent {given} says already what judges", "Leave out one of the two.")
     return agent
 

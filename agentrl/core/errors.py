@@ -6,9 +6,15 @@ survive pickling, because they cross process boundaries.
 
 from __future__ import annotations
 
+from agentrl.core.redaction import redacted
+
 
 class AgentRLError(Exception):
-    """Base of every error raised on purpose by agentrl."""
+    """Base of every error raised on purpose by agentrl; its text shows no credentials of the addresses and words that it quotes."""
+
+    def __str__(self) -> str:
+        """Return the message without what looks like a credential."""
+        return redacted(super().__str__())
 
 
 class ConfigError(AgentRLError, ValueError):

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from agentrl.core.disk import write_problem
 from agentrl.core.errors import CheckpointError
 from agentrl.core.manifest import MANIFEST, FileEntry, differing_files, flush_files, manifest_text, read_manifest, sync
 
@@ -35,7 +36,7 @@ def temporary_directory(target: Path) -> Path:
         temporary = target.with_name(f".{target.name}{TEMPORARY}")
         temporary.mkdir()
     except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error}") from error
+        raise CheckpointError(f"{target} cannot be written: {write_problem(error, target)}") from error
     return temporary
 
 
@@ -62,7 +63,7 @@ def replace_directory(temporary: Path, target: Path, flushed: Mapping[str, FileE
         _flush_and_list(temporary, flushed or {})
         swap_directory(temporary, target)
     except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error}") from error
+        raise CheckpointError(f"{target} cannot be written: {write_problem(error, target)}") from error
 
 
 def swap_directory(temporary: Path, target: Path) -> None:
@@ -95,7 +96,7 @@ def write_manifest(directory: Path) -> None:
     try:
         _flush_and_list(directory, {})
     except OSError as error:
-        raise CheckpointError(f"{directory} cannot be written: {error}") from error
+        raise CheckpointError(f"{directory} cannot be written: {write_problem(error, directory)}") from error
 
 
 def _flush_and_list(directory: Path, flushed: Mapping[str, FileEntry]) -> None:

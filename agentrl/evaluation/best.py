@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 
 from agentrl.core.callbacks import BestModelSaved
+from agentrl.core.disk import write_problem
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import recover_directory, replace_directory, temporary_directory
 from agentrl.core.protocols import Learner
@@ -77,7 +78,7 @@ class BestModel:
         try:
             (temporary / FACTS).write_text(json.dumps(asdict(best)) + "\n", encoding="ascii")
         except OSError as error:
-            raise CheckpointError(f"{self._target} cannot be written: {error}") from error
+            raise CheckpointError(f"{self._target} cannot be written: {write_problem(error, self._target)}") from error
         replace_directory(temporary, self._target)
         if average.exists():
             replace_directory(average, self._target.with_name(f"{FOLDER}-ema"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import anyio
 
+from agentrl.core.disk import directory_bytes, free_bytes, full_text, write_problem
 from agentrl.core.errors import CheckpointError
 from agentrl.core.files import commit_directory, remove_directory, temporary_directory
 from agentrl.core.manifest import FileEntry
@@ -21,6 +24,9 @@ from agentrl.flow.uploads import Uploads
 
 CANCELLED_WRITE_S = 8.0
 """Seconds that a run which is cancelled waits for the learner to end the write that it has begun."""
+
+ALIKE = 0.95
+"""Share of the size of the checkpoint before that another one takes at least."""
 
 
 class Checkpoints:
@@ -59,6 +65,7 @@ class Checkpoints:
         target = self._folder / f"{PREFIX}{progress.step:08d}"
         temporary = await asyncio.to_thread(self._begin, target)
         try:
+            await asyncio.to_thread(self._check_room, target)
             with _disk_errors(target):
                 (temporary / LEARNER).mkdir()
             await self._write(temporary / LEARNER, progress.step)
@@ -81,6 +88,17 @@ class Checkpoints:
             with anyio.move_on_after(CANCELLED_WRITE_S, shield=True):
                 await asyncio.gather(writing, return_exceptions=True)
             raise
+
+    def _check_room(self, target: Path) -> None:
+        """Refuse to begin a checkpoint that has less room than the one before it took.
+
+        Raises:
+            CheckpointError: With the file system, what is free and what is needed.
+        """
+        needed = next((directory_bytes(path) for path in newest_first(self._folder)), 0)
+        if needed * ALIKE > free_bytes(self._folder):
+            said = os.strerror(errno.ENOSPC)
+            raise CheckpointError(f"{target} cannot be written: {full_text(self._folder, needed)} ({said})")
 
     def _begin(self, target: Path) -> Path:
         with self._tidying:
@@ -108,4 +126,4 @@ def _disk_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error}") from error
+        raise CheckpointError(f"{target} cannot be written: {write_problem(error, target.parent)}") from error

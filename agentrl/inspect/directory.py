@@ -14,6 +14,7 @@ from agentrl.assets import tiny_model_path
 from agentrl.config.mapping import read_saved
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
+from agentrl.core.redaction import redacted_values
 from agentrl.inspect.store import LOGS, RECORDS, Store, conditions, named
 from agentrl.inspect.store import REQUESTS as REQUESTS
 from agentrl.inspect.store import TRAJECTORIES as TRAJECTORIES
@@ -54,8 +55,8 @@ class RunDirectory:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Contents of ``config.json``; empty if it cannot be read."""
-        return self.json(CONFIG) or {}
+        """Contents of ``config.json``, to be shown, without credentials that an earlier version wrote; empty if it cannot be read."""
+        return dict(redacted_values(self.json(CONFIG) or {}))
 
     @cached_property
     def store(self) -> Store:

@@ -16,6 +16,7 @@ from agentrl.config.mapping import flattened
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag, settings_of
 from agentrl.core.errors import ConfigError
+from agentrl.core.redaction import redacted_values
 from agentrl.inspect.directory import METRICS, TRAJECTORIES, RunDirectory
 from agentrl.inspect.pieces import TokenTexts
 from agentrl.inspect.series import MetricTable
@@ -84,8 +85,8 @@ class RunReader:
 
     @property
     def launches(self) -> list[dict[str, Any]]:
-        """The starts and continuations of the run, each with ``alive``: if its process is there still."""
-        return [{**row, "alive": _lives(row)} for row in self.directory.rows_of(LAUNCHES)]
+        """The starts and continuations of the run, without credentials, each with ``alive``: if its process is there still."""
+        return [{**redacted_values(row), "alive": _lives(row)} for row in self.directory.rows_of(LAUNCHES)]
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:

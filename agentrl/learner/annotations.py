@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from agentrl.core.annotations import MASKS, Annotation, Mask
+from agentrl.core.disk import write_problem
 from agentrl.core.errors import StorageError
 from agentrl.core.types import Group, floats
 from agentrl.learner.batch import Batch
@@ -153,4 +154,4 @@ def append(path: Path, annotations: Iterator[Annotation]) -> None:
         with path.open("a", encoding="ascii") as file:
             file.write(text)
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error}") from error
+        raise StorageError(f"{path} cannot be written: {write_problem(error, path)}") from error

@@ -20,12 +20,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from agentrl.core.disk import write_problem
 from agentrl.core.errors import AgentRLError, CheckpointError
 from agentrl.core.types import derive_seed
 from agentrl.learner.engine import TrainEngine, copied, gathered_parameter, whole_parameters
 from agentrl.learner.lora import base_of, check_base
 from agentrl.learner.saved import DIVIDED, NUM_LEARNERS, TAG, ZERO_STAGE, only_data, read_tensors, restore, saved_engine
 from agentrl.learner.state import LearnerState
+
+WRITTEN = "written to"
 
 
 def generator_states() -> dict[str, Any]:
@@ -54,7 +57,7 @@ def save_checkpoint(state: LearnerState, path: Path, step: int) -> list[Path]:
     Raises:
         CheckpointError: If this rank cannot write its part.
     """
-    with _as_checkpoint_error("written to", path):
+    with _as_checkpoint_error(WRITTEN, path):
         written = [path / f"rank-{state.ranks.rank}.pt"]
         for name, engine in _engines(state):
             with _trained_state(engine.module), _noting_files(engine.engine.checkpoint_engine, written):
@@ -222,4 +225,5 @@ def _as_checkpoint_error(what: str, path: Path) -> Iterator[None]:
     except AgentRLError:
         raise
     except Exception as error:  # torch reports a full disk as RuntimeError, a broken file as one of many
-        raise CheckpointError(f"the learner's state cannot be {what} {path}: {type(error).__name__}: {error}") from error
+        told = write_problem(error, path) if what == WRITTEN else str(error)
+        raise CheckpointError(f"the learner's state cannot be {what} {path}: {type(error).__name__}: {told}") from error

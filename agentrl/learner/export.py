@@ -15,6 +15,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from agentrl.core.disk import write_problem
 from agentrl.core.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
@@ -79,7 +80,7 @@ def _save(
                 tokenizer.save_pretrained(temporary)
             swap_directory(temporary, target)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"the model cannot be written to {target}: {error}") from error
+            raise CheckpointError(f"the model cannot be written to {target}: {write_problem(error, target)}") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             ranks.barrier()

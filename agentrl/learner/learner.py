@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl.core.disk import write_problem
 from agentrl.core.errors import CheckpointError, LearnerError
 from agentrl.core.manifest import FileEntry, flush_files
 from agentrl.core.process import LOOPBACK
@@ -132,7 +133,7 @@ class LearnerRank:
         try:
             return flush_files(Path(path), [file.relative_to(path).as_posix() for file in self._written])
         except OSError as error:
-            raise CheckpointError(f"the learner's state cannot be written to {path}: {error}") from error
+            raise CheckpointError(f"the learner's state cannot be written to {path}: {write_problem(error, Path(path))}") from error
 
     def load_checkpoint(self, path: str) -> int:
         """Continue from what `save_checkpoint` wrote, and return the steps done; only before the first step.

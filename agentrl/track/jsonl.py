@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from agentrl.core.disk import write_problem
 from agentrl.core.errors import StorageError
 
 PROMISED = (
@@ -56,7 +57,7 @@ class JsonLines:
             self._file.write(line + "\n")
             self._file.flush()
         except OSError as error:
-            raise StorageError(f"{self._file.name} cannot be written: {error}") from error
+            raise StorageError(f"{self._file.name} cannot be written: {write_problem(error, Path(self._file.name))}") from error
 
     def close(self) -> None:
         """Close the file; safe to call twice."""

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from agentrl.core.callbacks import Callback, EvaluationEnd, GroupJudged, RunBegin, RunEnd, StepEnd
+from agentrl.core.redaction import redacted_words
 from agentrl.core.summaries import MemberSummary
 from agentrl.track.jsonl import JsonLines, encode
 
@@ -106,7 +107,7 @@ def launch() -> dict[str, Any]:
     """Facts about this process in JSON's own types; `started_s` of a process and its number are no other process's on the machine."""
     process = psutil.Process()
     return {
-        "command": shlex.join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
+        "command": shlex.join([_program(Path(sys.argv[0])), *redacted_words(sys.argv[1:])]),
         "folder": str(Path.cwd()),
         "host": socket.gethostname(),
         "pid": os.getpid(),

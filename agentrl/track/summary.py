@@ -17,8 +17,11 @@ from rich.console import Console
 from agentrl.config.lora import holds_adapter
 from agentrl.config.schema import DataConfig
 from agentrl.core.callbacks import Callback, MetricsRow
+from agentrl.core.disk import write_problem
 from agentrl.core.errors import StorageError
 from agentrl.core.files import complete_file
+from agentrl.core.paths import shown_path
+from agentrl.core.redaction import redacted_words
 from agentrl.env.given import PREFIX
 from agentrl.track.jsonl import encode
 from agentrl.track.text import Screen, count, counted, duration, mean, number, percent, sparkline
@@ -156,7 +159,7 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
         with complete_file(path) as partial:
             partial.write_text(json.dumps(json.loads(encode(summary)), indent=2) + "\n", encoding="ascii")
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error}") from error
+        raise StorageError(f"{path} cannot be written: {write_problem(error, path)}") from error
 
 
 def _metrics(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -204,7 +207,7 @@ def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent:
         rows += [("warning", f"{warning['text']}."), ("", warning["remedy"])]
     for name, took in summary.get("callbacks", {}).items():
         rows += [("callback", f"{name}: {counted(took['calls'], 'call')}, {duration(took['seconds'])}")]
-    rows += [("saved", summary["run_dir"])]
+    rows += [("saved", shown_path(summary["run_dir"]))]
     rows += [("", "  ".join(Path(path).name for path in summary["paths"].values()))] if summary["paths"] else []
     return rows + [("next" if i == 0 else "", command) for i, command in enumerate(_next_commands(summary, agent))]
 
@@ -286,7 +289,7 @@ def _command(program: str, *words: str) -> str:
     beside = Path(sys.executable).parent / program
     if not shutil.which(program) and beside.exists():
         program = str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
-    return shlex.join([program, *words])
+    return shlex.join([program, *redacted_words([*map(shown_path, words)])])
 
 
 def _or_nan(value: float | None) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import check_directory, complete_file
+from agentrl.core.paths import shown_path
 from agentrl.track.jsonl import encode, read_lines
 from agentrl.tune.launch import is_first
 from agentrl.tune.load import AUTO, check_unchanged, to_json
@@ -124,7 +125,7 @@ def open_directory(method: Method, config: TuneConfig) -> RunDirectory:
         remedy = "Start it again without --resume, with --save-every N."
         raise ConfigError("--resume", config.run.resume, "holds no complete checkpoint", remedy)
     if checkpoint is None and not config.run.resume and (path / "metrics.jsonl").exists() and is_first():
-        raise ConfigError("--run-dir", str(path), "already holds a run", "Choose another directory, or continue it with --resume.")
+        raise ConfigError("--run-dir", shown_path(path), "already holds a run", "Choose another directory, or continue it with --resume.")
     try:
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         if is_first():

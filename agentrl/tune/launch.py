@@ -48,6 +48,11 @@ def is_first() -> bool:
     return not is_rank() or os.environ.get("RANK", "0") == "0"
 
 
+def holds_directory() -> bool:
+    """Return True for the process that holds the run's directory: what starts the ranks, if agentrl does, else the first of them."""
+    return is_first() and LAUNCHER not in os.environ
+
+
 def _adopt_slurm() -> None:
     """Take the rank from what ``srun`` says, where a job script has set the address of the first rank."""
     if "MASTER_ADDR" in os.environ and "RANK" not in os.environ and "SLURM_PROCID" in os.environ:

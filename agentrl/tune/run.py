@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import ClusterError, ConfigError
+from agentrl.core.paths import absolute_path
 from agentrl.tune import launch
 from agentrl.tune.data import read_examples
 from agentrl.tune.directory import TuneResult, open_directory
@@ -51,7 +55,11 @@ def run(method: Method, config: TuneConfig, stop: Stop | None = None) -> TuneRes
         AgentRLError: If the run failed.
     """
     launch.follow_launcher()
-    config = with_directory(method, config)
+    with in_directory(method, config) as placed:
+        return _run(method, placed, stop)
+
+
+def _run(method: Method, config: TuneConfig, stop: Stop | None) -> TuneResult:
     if config.run.num_ranks > 1 and not launch.is_rank():
         return _run_ranks(method, config)
     started_s = time.monotonic()
@@ -90,13 +98,24 @@ def _run_ranks(method: Method, config: TuneConfig) -> TuneResult:
 REFUSED = 2
 
 
-def with_directory(method: Method, config: TuneConfig) -> TuneConfig:
-    """Return the settings with the directory of the run filled in: the resumed one, or a new one."""
+@contextmanager
+def in_directory(method: Method, config: TuneConfig) -> Iterator[TuneConfig]:
+    """Hold the directory of the run, the resumed one or a new one, and yield the settings that name it; one rank holds it for all.
+
+    Raises:
+        ConfigError: If it cannot be made, or another process writes to it.
+    """
     run = config.run
-    if run.resume not in ("", "auto"):
-        return replace(config, run=replace(run, run_dir=Path(run.resume).expanduser()))
-    named = run.run_dir.expanduser() if run.run_dir else Path("runs") / f"{method.command}-{datetime.now():%Y%m%d-%H%M%S}"
-    return replace(config, run=replace(run, run_dir=named))
+    resumed = run.resume not in ("", "auto")
+    path = Path(run.resume) if resumed else run.run_dir
+    if path is None:
+        holding: AbstractContextManager[Path] = held_new_directory(Path("runs") / f"{method.command}-{datetime.now():%Y%m%d-%H%M%S}")
+    elif launch.holds_directory():
+        holding = held_directory(path, "--resume" if resumed else "--run-dir")
+    else:
+        holding = nullcontext(absolute_path(path))
+    with holding as held:
+        yield replace(config, run=replace(run, run_dir=held))
 
 
 def preview(method: Method, config: TuneConfig) -> list[str]:

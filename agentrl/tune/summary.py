@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from agentrl.core.callbacks import Callback, MetricsRow
+from agentrl.core.paths import shown_path
 from agentrl.track.display import SPARKLINE_WIDTH, Form, RunView, left_text
 from agentrl.track.summary import OUTPUTS, evaluation_rows, first_and_last, print_rows
 from agentrl.track.text import Screen, count, counted, duration, number, sparkline
@@ -132,7 +133,7 @@ def print_tune_summary(summary: Mapping[str, Any], losses: Sequence[float], *, c
         rows.append(("", sparkline(losses, 60)))
     held_out = [name for name in (summary["eval"] or {"first": {}})["first"] if name not in ("step", "seconds", "best", "best_step")]
     rows += evaluation_rows("held out", summary["eval"], held_out[:4])
-    rows.append(("saved", summary["run_dir"]))
+    rows.append(("saved", shown_path(summary["run_dir"])))
     rows.append(("", "  ".join(Path(path).name for path in summary["paths"].values())))
     rows += [("next" if not index else "", command) for index, command in enumerate(next_commands)]
     print_rows(screen, rows)

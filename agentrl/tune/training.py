@@ -16,6 +16,7 @@ from transformers import PrinterCallback
 from agentrl.config.lora import holds_adapter
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
 from agentrl.core.files import remove_directory
+from agentrl.core.paths import shown_path
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.track.display import make_display
 from agentrl.track.sinks import open_metric_sinks
@@ -145,7 +146,7 @@ def _title(method: Method, config: TuneConfig) -> str:
 
 def _next(method: Method, directory: RunDirectory, status: str) -> list[str]:
     if status != "finished":
-        return [f"agentrl {method.command} --resume {directory.path}"]
+        return [f"agentrl {method.command} --resume {shown_path(directory.path)}"]
     if holds_adapter(directory.path / "model"):
-        return [f"agentrl merge {directory.path / 'model'}"]
+        return [f"agentrl merge {shown_path(directory.path / 'model')}"]
     return []

@@ -49,9 +49,20 @@ def _bytes(image: Any, run: RunReader) -> bytes:
             return b""
     if not run.settings:  # a file of another system, which may name any file of this machine
         return b""
-    launches = run.launches
-    path = Path(launches[-1].get("folder", ".") if launches else ".") / image
     try:
-        return path.read_bytes() if path.is_file() and path.stat().st_size <= MAX_BYTES else b""
-    except (OSError, ValueError):
+        path = _confined(image, run)
+        return path.read_bytes() if path is not None and path.is_file() and path.stat().st_size <= MAX_BYTES else b""
+    except (OSError, ValueError, RuntimeError):  # resolving a circle of links is a RuntimeError
         return b""
+
+
+def _confined(image: str, run: RunReader) -> Path | None:
+    """Return the file of an image, links followed, if it is below the run's directory or the folder that the run was started in.
+
+    A run directory may come from somebody else, and must not show other files of whoever looks at it.
+    """
+    launches = run.launches
+    began = Path(str(launches[-1].get("folder") or run.path) if launches else run.path).resolve()
+    allowed = [run.path.resolve(), *([began] if began != Path(began.anchor) else [])]
+    path = (began / image).resolve()
+    return path if any(path.is_relative_to(folder) for folder in allowed) else None

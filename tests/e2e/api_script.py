@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
+import os
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -101,6 +105,32 @@ def local(folder: Path) -> None:
 
 def ray(folder: Path) -> None:
     again_and_again(folder, "ray")
+
+
+def ray_imported_before(folder: Path) -> None:
+    """A cell of a notebook imports Ray, or vLLM, which does, before a run begins; the cluster is as private as without."""
+    import ray as imported
+
+    listening: set[str] = set()
+
+    class Watch(agentrl.Callback):
+        def on_step_end(self, event: agentrl.StepEnd) -> None:
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    found = process.net_connections(kind="inet")
+                    listening.update(connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN)
+            assert os.environ["RAY_AUTH_MODE"] == "token"
+
+    run = agentrl.train(Echo, runtime="ray", run_dir=folder / "run", callback=[Watch()], **SMALL)
+    assert len(rewards(run)) == 2
+    assert listening, "no process of the cluster was seen"
+    assert all(ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback for address in listening), listening
+    assert not psutil.Process().children(recursive=True)
+    imported.init(num_cpus=1, include_dashboard=False, logging_level="ERROR", _temp_dir=tempfile.mkdtemp(prefix="ray-"))
+    with pytest.raises(agentrl.ConfigError, match=r"connected to a Ray cluster already. Call ray.shutdown\(\) before"):
+        agentrl.train(Echo, runtime="ray", run_dir=folder / "other", **SMALL)
+    assert imported.is_initialized(), "a run must leave a cluster of the user alone"
+    imported.shutdown()
 
 
 def interrupted(folder: Path) -> None:

@@ -67,6 +67,13 @@ def test_a_script_trains_on_ray(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
+def test_a_script_that_has_imported_ray_trains_on_a_private_cluster(tmp_path: Path) -> None:
+    process = start("ray_imported_before", tmp_path)
+    succeeded(process, 180)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
 def test_an_interrupt_saves_and_the_run_goes_on(tmp_path: Path) -> None:
     process = start("interrupted", tmp_path)
     metrics = tmp_path / "run" / "metrics.jsonl"

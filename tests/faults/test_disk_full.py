@@ -68,6 +68,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(tmp_path: Path, saw: Saw) -> 
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     error, left = done.stdout.splitlines()
     assert "No space left on device" in error
+    assert re.search(r"the file system at \S+ is full: 0\.\d MiB of 3\.0 MiB are free, and 0\.9 MiB are needed", error), error
     assert left == "3 ['step-00000001', 'step-00000002', 'step-00000003']"
     saw("the fourth ended with CheckpointError: No space left on device; three complete ones, nothing else")
 
@@ -93,6 +94,8 @@ def test_a_run_on_a_full_disk_ends_with_a_typed_error(tmp_path: Path, size: int,
         r"^agentrl: (StorageError|CheckpointError): .*(No space left on device|unexpected pos)", done.stderr, re.MULTILINE
     )  # torch's words
     assert said is not None, done.stderr
+    assert re.search(rf"the file system at {disk} is full: \d+\.\d MiB of {size}\.0 MiB are free", done.stderr), done.stderr
+    assert "warning: the disk will be full: 10 checkpoints of about " in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     complete = checkpoints(kept)
     step = read_checkpoint(complete[-1])[0].step

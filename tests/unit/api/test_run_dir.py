@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.api.resume import make_run_dir, rewind_records, with_directory
+from agentrl.api.directories import with_directory
+from agentrl.api.resume import rewind_records
 from agentrl.config.mapping import from_mapping
 from agentrl.config.schema import TrainConfig
+from agentrl.core.directories import make_directory
 from agentrl.core.errors import ConfigError
 from agentrl.flow.checkpoint import Progress
 
@@ -33,6 +35,6 @@ def test_a_directory_that_cannot_be_made_is_named_with_its_flag(tmp_path: Path) 
         with pytest.raises(ConfigError, match=rf"--run-dir = '.*{name}': {problem}"):
             with_directory(from_mapping(TrainConfig, {"agent": "x.py", "run_dir": str(tmp_path / name)}))
     with pytest.raises(ConfigError, match=r"--run-dir = '/proc/run': cannot be made"):
-        make_run_dir(Path("/proc/run"))
-    make_run_dir(tmp_path / "new" / "run")
+        make_directory(Path("/proc/run"))
+    make_directory(tmp_path / "new" / "run")
     assert (tmp_path / "new" / "run").is_dir()

@@ -10,7 +10,9 @@ import pytest
 from agentrl.inspect.episode import episode_answer, find_records
 from agentrl.inspect.foreign import import_file
 from agentrl.inspect.reader import RunReader
+from agentrl.viewer.collect import write_page
 from agentrl.viewer.images import episode_image
+from agentrl.viewer.runs import RunCollection
 from tests.run_files import MadeRun
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 8
@@ -104,7 +106,39 @@ def test_images_of_a_log_of_inspect_may_be_attachments(tmp_path):
     assert episode_image(run, "a-1", 1) == (PNG, "image/png")
 
 
-def test_a_file_of_another_system_cannot_name_files_of_this_machine(tmp_path):
+def test_a_run_shows_images_of_its_own_folders_only(tmp_path, monkeypatch):
+    for name in ("work/images", "outside"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "cat.png").write_bytes(PNG)
+    monkeypatch.chdir(tmp_path / "work")
+    sources = (
+        "images/cat.png",
+        "../outside/cat.png",
+        "../../outside/cat.png",
+        "link.png",
+        str(tmp_path / "outside" / "cat.png"),
+        "kept.png",
+    )
+    run = made(tmp_path / "runs" / "run", tuple((0, source) for source in sources))
+    (tmp_path / "work" / "link.png").symlink_to(tmp_path / "outside" / "cat.png")
+    (run.path / "kept.png").write_bytes(PNG)
+    (tmp_path / "work" / "kept.png").symlink_to(run.path / "kept.png")
+    shown = [episode_image(run, "0-0-0", number) is not None for number in range(len(sources))]
+    assert shown == [True, False, False, False, False, True]
+    page = tmp_path / "page.html"
+    write_page(RunCollection(run.path), page)
+    assert page.read_text().count(url(PNG)) == 2
+
+
+def test_a_run_that_says_it_began_at_the_root_shows_no_other_files(tmp_path):
+    (tmp_path / "cat.png").write_bytes(PNG)
+    run = made(tmp_path / "run", ((0, str(tmp_path / "cat.png")), (0, str(tmp_path / "cat.png").lstrip("/"))))
+    (run.path / "launches.jsonl").write_text(json.dumps({**run.launches[-1], "folder": "/"}) + "\n")
+    assert [episode_image(RunReader(run.path).open(), "0-0-0", number) for number in (0, 1)] == [None, None]
+
+
+def test_a_file_of_another_system_cannot_name_files_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "cat.png").write_bytes(PNG)
     own = made(tmp_path / "own", ((0, str(tmp_path / "cat.png")),))
     assert episode_image(own, "0-0-0", 0) == (PNG, "image/png")
