@@ -116,8 +116,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of the new tokens of each row to all of its tokens until then; shapes as transformers has them.
 
-    `s_aux` are scores of a sink for each head, which takes a part of the attention and gives nothing. Products of few queries are filled up, as in `agentrl.weights.rows`, so that a token's result is the same whether it is computed alone
-    or as a part of its prompt.
+    `s_aux` are scores of a sink for each head, which takes a part of the attention and gives nothing. Products of few queries are filled
+    up, as in `agentrl.weights.rows`, so that a token's result is the same whether it is computed alone or as a part of its prompt.
     """
     del attention_mask  # transformers makes none for attention that it does not know
     rows, heads, count, size = query.shape

@@ -72,21 +72,22 @@ class _Checkpoint:
 
 
 @torch.no_grad()
-def check_repeatable(model: nn.Module, score: Callable[[MicroBatch], Tensor], micro: MicroBatch) -> None:
+def check_repeatable(model: nn.Module, score: Callable[[MicroBatch], Tensor], micro: MicroBatch, device: torch.device) -> None:
     """Check that a model gives the same scores twice; on a CPU bit for bit.
 
     Args:
         model: Where to look for the module that does not.
         score: Runs the model on a micro-batch, under DeepSpeed if that holds its parameters.
         micro: Rows to try it on.
+        device: Where its parameters are.
 
     Raises:
         ConfigError: If it does not, with the name of the module.
     """
-    first, second = score(micro), score(micro)
+    first, second = (score(micro.to(device)) for _ in range(2))
     if torch.equal(first, second) or (first.device.type == "cuda" and torch.allclose(first, second, rtol=0.0, atol=ROUNDING_ON_GPU)):
         return
-    name = _culprit(model, lambda: score(micro))
+    name = _culprit(model, lambda: score(micro.to(device)))
     why = f"two passes of {type(model).__name__} over the same rows differ: {name} leaves something to chance"
     raise ConfigError("--model", type(model).__name__, why, "Set the field of config.json that decides about it to 0.")
 

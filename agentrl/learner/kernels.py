@@ -44,7 +44,8 @@ class Proof:
             with self._attending(register_reference(kernel)):
                 found = self._scores(kernel, share)
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:  # a model says in one of many ways what it lacks
-            return self._missing(kernel) or f"{self.name} does not run with {kernel.name}: {str(error).splitlines()[0]}"
+            said = str(error).split(". ", maxsplit=1)[0].strip()
+            return self._missing(kernel) or f"{self.name} does not run with {kernel.name}: {said}"
         if (found - self._expected).abs().max() < EXACT:
             return ""
         return self._missing(kernel) or self._mixed(kernel)

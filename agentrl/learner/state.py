@@ -134,7 +134,7 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
         critic = TrainEngine(ValueModel(load_value_backbone(settings, options)), config, ranks, bf16=bf16)
     engine = TrainEngine(policy, config, ranks, bf16=bf16)
     check_output(policy, engine, ranks.device)
-    check_repeatable(model, lambda micro: engine(micro)[0], probe(model.config).to(ranks.device))
+    check_repeatable(model, lambda micro: engine(micro)[0], probe(model.config), ranks.device)
     if algo.router_replay:
         replay_routers(policy, engine, ranks.device)
     if algo.init_kl_coef > 0 and settings.lora.lora_rank:
