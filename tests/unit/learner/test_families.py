@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from agentrl.engine.transformers_engine import TransformersEngine
 from agentrl.learner import kernels
 from agentrl.learner.attention import KERNELS
 from agentrl.learner.batch import collate
+from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.layout import Layout, one_row_bundles, share_prompts
 from agentrl.learner.learner import LearnerRank
 from agentrl.learner.settings import LearnerSettings
@@ -260,6 +262,32 @@ def test_a_module_that_leaves_something_to_chance_is_named(tmp_path: Path, monke
     monkeypatch.setattr(SeedOssMLP, "__init__", with_chance)
     with pytest.raises(ConfigError, match=r"two passes of SeedOssForCausalLM .*: model\.layers\.0\.mlp\.act_fn leaves something to chance"):
         gradients(settings_of(path, attn_implementation="eager"), groups())
+
+
+@pytest.mark.parametrize("family", ["SeedOSS", "StarCoder2", "PhiMoE"])
+def test_activations_are_recomputed_as_in_evaluation(family: str, tmp_path: Path) -> None:
+    model, plain = (alone(write(tmp_path / "model", family)) for _ in range(2))
+    disable_dropout(model)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    copied = copy.deepcopy(model).train()
+    assert not model.train().model.training
+    assert model.model.layers[0].training
+    runs: list[bool] = []
+    copied.model.layers[0].register_forward_pre_hook(lambda layer, _: runs.append(layer.training))
+    ids = torch.arange(2, 40)[None]
+    for each in (copied, plain):
+        each(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    assert runs == [False, False]
+    for (name, parameter), other in zip(copied.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(parameter.grad, other.grad), name
+
+
+def test_modules_that_come_later_obey(tmp_path: Path) -> None:
+    model = alone(write(tmp_path / "model", "SeedOSS"))
+    disable_dropout(model)
+    model.later = torch.nn.Dropout(0.5)
+    assert model.train().later.training
+    assert not model.eval().later.training
 
 
 def test_long_and_short_factors_follow_the_context_of_the_engines(tmp_path: Path) -> None:
