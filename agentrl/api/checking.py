@@ -19,6 +19,7 @@ from agentrl.check.findings import CheckConfig, CheckOptions, CheckSettings, Fin
 from agentrl.check.supervise import GIVEN, check, command
 from agentrl.check.tokenizer import FileTokenizer
 from agentrl.config.algorithm import has_ratios
+from agentrl.config.model_shape import CPU_CONTEXT
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, sections_of
 from agentrl.core.errors import AgentRLError, ConfigError
@@ -27,7 +28,6 @@ from agentrl.env.given import PREFIX
 from agentrl.env.load import load_agent
 from agentrl.rollout.tasks import context_length
 
-CPU_CONTEXT = 4096
 BEGIN_ANYWAY = "--no-check-env begins the run all the same."
 REHEARSAL_S = 30.0
 

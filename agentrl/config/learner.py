@@ -60,7 +60,7 @@ class LearnerConfig:
     """Learner ranks that run each micro-batch together, each with a part of every layer (DeepSpeed AutoTP); divides ``--num-learners``."""
     attn_implementation: Literal["auto", "sdpa", "eager", "varlen", "flash_attention_2", "flash_attention_3"] = "auto"
     """Attention kernel of the learner's model. ``sdpa`` and ``eager`` pad rows, the others put them back to back. ``auto``: ``sdpa`` on
-    CPU, the newest flash attention installed on GPU, or else ``varlen`` (torch's own)."""
+    CPU, the newest flash attention installed on GPU, or else ``varlen`` (torch's own); ``sdpa`` or ``eager`` if the model needs it."""
     fp32_lm_head: bool = False
     """Compute the logits of training in float32 where the rest is bfloat16."""
     share_prompts: bool = True

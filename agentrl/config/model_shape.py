@@ -105,6 +105,41 @@ def max_positions(config: Any) -> int:
     return int(text_part(config).get("max_position_embeddings") or 0)
 
 
+CPU_CONTEXT = 4096
+"""Tokens that an engine on a CPU takes at most unless a length is asked for."""
+
+
+def engine_context(config: Any, *, asked: int, cpu: bool) -> int:
+    """Return the context length of an engine for a model; 0 if nothing says one.
+
+    Args:
+        config: As in `text_part`.
+        asked: ``--max-model-len``.
+        cpu: True for an engine on a CPU.
+    """
+    own = trained_positions(config) or max_positions(config)
+    return asked or (min(own or CPU_CONTEXT, CPU_CONTEXT) if cpu else own)
+
+
+def trained_positions(config: Any) -> int:
+    """Return the length up to which a model whose rotary frequencies depend on the length has those of its training; 0 for others.
+
+    `config` is as in `text_part`. For LongRoPE it is the context length that vLLM takes by itself; for dynamic RoPE vLLM takes a
+    multiple, and beyond this length its frequencies are not those of transformers.
+    """
+    text = text_part(config)
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    parts = [part for part in (rope, *rope.values()) if isinstance(part, Mapping) and changes_with_length(part.get("rope_type"))]
+    outer = text.get("original_max_position_embeddings")
+    before = [part.get("original_max_position_embeddings") or outer for part in parts if part["rope_type"] == "longrope"]
+    return int(next(filter(None, before), max_positions(config))) if parts else 0
+
+
+def changes_with_length(kind: Any) -> bool:
+    """Return True for a kind of rotary positions, as transformers calls it, whose frequencies depend on the length of the text."""
+    return isinstance(kind, str) and (kind == "longrope" or "dynamic" in kind)
+
+
 def shape_of(config: Any) -> ModelShape:
     """Read the sizes of a model; `config` is as in `text_part`.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from agentrl.config.model_shape import CPU_CONTEXT
 from agentrl.core.errors import EngineDeadError
 from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory
 from agentrl.core.types import FinishReason, Generation, experts_of, floats, ints
@@ -33,7 +34,7 @@ FIRST_CAPACITY = 64
 class Batcher:
     """Owns a model on one thread; other threads post commands."""
 
-    def __init__(self, settings: EngineSettings, cpu_context: int) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._model = SlotModel(settings)
         self._tokenizer: Any = (
@@ -41,8 +42,7 @@ class Batcher:
             if settings.stop_strings
             else None
         )
-        own = self._model.positions or cpu_context
-        self.context = settings.engine.max_model_len or (min(own, cpu_context) if settings.device == "cpu" else own)
+        self.context = self._model.context or CPU_CONTEXT
         self.vocabulary, self.end_ids = self._model.vocabulary, self._model.end_ids
         self.version = 0
         self.dead: str | None = None  # why it has ended

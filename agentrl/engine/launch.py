@@ -14,12 +14,12 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentrl.config.engine_args import parse_engine_args
-from agentrl.config.model_shape import max_positions
+from agentrl.config.model_shape import engine_context, trained_positions
 from agentrl.core.protocols import Structure
 from agentrl.core.types import Sampling
 from agentrl.engine.adapters import SPARE_ADAPTERS, room_for
 from agentrl.engine.inprocess import with_core_stats
-from agentrl.engine.settings import CPU_CONTEXT_LIMIT, EngineSettings
+from agentrl.engine.settings import EngineSettings
 from agentrl.weights.vllm_backend import BACKEND, EXTENSION
 from agentrl.weights.vllm_groups import BACKENDS
 
@@ -32,10 +32,10 @@ _BACKENDS = {"shm": BACKEND, **BACKENDS}
 def build(settings: EngineSettings) -> AsyncLLM:
     """Load the model and start the engine: on CUDA in processes of its own, on the CPU on a thread of this process."""
     own = parse_engine_args(settings.engine.engine_args)
-    if settings.device == "cuda":
-        cuda = AsyncEngineArgs(**{**_common(settings), **_cuda(settings), **own})
-        return with_core_stats(lambda: AsyncLLM.from_engine_args(cuda), in_process=False)
     config = AutoConfig.from_pretrained(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
+    if settings.device == "cuda":
+        cuda = AsyncEngineArgs(**{**_common(settings), **_cuda(settings, config), **own})
+        return with_core_stats(lambda: AsyncLLM.from_engine_args(cuda), in_process=False)
     _inspect_here(config)
     arguments = AsyncEngineArgs(**{**_common(settings), **_cpu(settings, config), **own})
     with warnings.catch_warnings():
@@ -112,9 +112,9 @@ def _adapters(settings: EngineSettings) -> dict[str, Any]:
     return {"enable_lora": True, "max_lora_rank": room_for(settings.lora_rank), "max_loras": held, "max_cpu_loras": held}
 
 
-def _cuda(settings: EngineSettings) -> dict[str, Any]:
+def _cuda(settings: EngineSettings, config: Any) -> dict[str, Any]:
     return {
-        "max_model_len": settings.engine.max_model_len or None,
+        "max_model_len": settings.engine.max_model_len or trained_positions(config) or None,
         "gpu_memory_utilization": settings.weights.memory_share(settings.engine, torch.cuda.get_device_properties(0).total_memory),
         "enable_sleep_mode": settings.weights.sleeps,
         "enforce_eager": settings.engine.enforce_eager,
@@ -122,8 +122,7 @@ def _cuda(settings: EngineSettings) -> dict[str, Any]:
 
 
 def _cpu(settings: EngineSettings, config: Any) -> dict[str, Any]:
-    own = max_positions(config) or CPU_CONTEXT_LIMIT
-    context = settings.engine.max_model_len or min(own, CPU_CONTEXT_LIMIT)
+    context = engine_context(config, asked=settings.engine.max_model_len, cpu=True)
     return {
         "max_model_len": context,
         "block_size": CPU_BLOCK,

@@ -99,9 +99,6 @@ def without_gc() -> Iterator[None]:
             gc.enable()
 
 
-CPU_CONTEXT_LIMIT = 4096
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """Settings of one engine."""

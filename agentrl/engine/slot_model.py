@@ -11,10 +11,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from agentrl.config.model_shape import max_positions
+from agentrl.config.model_shape import engine_context
 from agentrl.core.types import ExpertArray
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.slots import KEYS, NAME, SlotCache, Step, make_rows_independent, register
+from agentrl.engine.slots import NAME, SlotCache, Step, make_rows_independent, padded, register
+from agentrl.weights.miniature import ROW, VOCABULARY, miniature
+from agentrl.weights.rope import fix_rope
 from agentrl.weights.routers import Routers
 
 
@@ -28,12 +30,13 @@ class SlotModel:
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             settings.model.model,
             dtype=getattr(torch, settings.dtype),
-            attn_implementation="sdpa",
+            attn_implementation="eager",  # what `_adopt_attention` compares with: it leaves nothing out
             trust_remote_code=settings.model.trust_remote_code,
             use_safetensors=True,
         )
         self._model.to(self.device).eval().requires_grad_(False)
-        self.positions = max_positions(self._model.config)
+        self.context = engine_context(self._model.config, asked=settings.engine.max_model_len, cpu=settings.device == "cpu")
+        fix_rope(self._model, self.context)
         self.end_ids = _end_ids(self._model)
         self.vocabulary = int(self._model.config.get_text_config().vocab_size)
         self.cache: SlotCache = self._adopt_attention()
@@ -104,28 +107,57 @@ class SlotModel:
         self._model = None
         self.cache.drop()
 
-    @torch.inference_mode()
     def _adopt_attention(self) -> SlotCache:
         """Replace the model's attention by `attend`, and compare the two on a few tokens, whose keys and values are returned.
+
+        A miniature is compared first: with more tokens than its windows and chunks have, and in float32 throughout.
 
         Raises:
             ValueError: If they differ, or the model keeps another kind of state than keys and values.
         """
-        ids = torch.arange(3, 3 + min(8, self.vocabulary - 3), device=self.device)[None]
-        expected = self._model(input_ids=ids, use_cache=False).logits[0, -1].float()
-        register()
-        self._model.set_attn_implementation(NAME)
+        try:
+            if (small := miniature(self._model)) is not None:
+                _compare(small, ROW, VOCABULARY)
+            cache = _compare(self._model, min(8, self.vocabulary - 3), self.vocabulary)
+        except (TypeError, AttributeError, NotImplementedError, RuntimeError) as error:  # of a cache for another kind of state
+            raise ValueError(NOT_COMPUTED) from error
         if self.device.type == "cpu":
             make_rows_independent(self._model)
         if (head := self._model.get_output_embeddings()) is not None:  # logits of other tokens are not needed
             head.register_forward_pre_hook(lambda _, inputs: (self._last(inputs[0]),) if len(inputs[0]) > 1 else None)
-        self.cache = cache = SlotCache(1, KEYS)
-        step = Step(torch.tensor([0]), torch.tensor([0]), torch.tensor([ids.shape[1]]), ids.shape[1], KEYS)
-        found = self._logits(ids, step)[0]
-        bound = 1e-3 if expected.abs().max() < 1e3 and self._model.dtype == torch.float32 else 0.1 * float(expected.abs().max())
-        if not torch.allclose(found, expected, atol=bound, rtol=0.01) or not cache.bytes_per_token:
-            raise ValueError("the model's attention is of a kind that this engine does not compute; use --engine vllm")
         return cache
+
+
+NOT_COMPUTED = "the model's attention is of a kind that this engine does not compute; use --engine vllm"
+
+
+@torch.inference_mode()
+def _compare(model: Any, count: int, vocabulary: int) -> SlotCache:
+    """Give a model slots, run one sequence in parts with another one between them, and return the cache.
+
+    Raises:
+        ValueError: If the logits are not those of one pass without slots.
+    """
+    ids = (torch.arange(3, 3 + count, device=model.device) % vocabulary)[None]
+    expected = model(input_ids=ids, use_cache=False).logits.float()
+    register()
+    model.set_attn_implementation(NAME)
+    cache = SlotCache(2, padded(count))
+
+    def run(tokens: Tensor, slot: int, start: int) -> Tensor:
+        size = tokens.shape[1]
+        cache.step = step = Step(torch.tensor([slot]), torch.tensor([start]), torch.tensor([size]), size, cache.capacity).to(model.device)
+        logits: Tensor = model(input_ids=tokens, position_ids=step.places(), past_key_values=cache, use_cache=True, slot_step=step).logits
+        return logits.float()
+
+    first, second = count // 2, count - 1
+    begun = run(ids[:, :first], 0, 0)
+    run(ids.flip(1), 1, 0)
+    found = torch.cat([begun, run(ids[:, first:second], 0, first), run(ids[:, second:], 0, second)], 1)
+    bound = 1e-3 if expected.abs().max() < 1e3 and model.dtype == torch.float32 else 0.1 * float(expected.abs().max())
+    if not torch.allclose(found, expected, atol=bound, rtol=0.01) or not cache.bytes_per_token:
+        raise ValueError(NOT_COMPUTED)
+    return cache
 
 
 def _end_ids(model: Any) -> tuple[int, ...]:

@@ -110,19 +110,21 @@ def attend(
     scaling: float | None = None,
     softcap: float | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     slot_step: Step,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of the new tokens of each row to all of its tokens until then; shapes as transformers has them.
 
-    Products of few queries are filled up, as in `agentrl.weights.rows`, so that a token's result is the same whether it is computed alone
-    or as a part of its prompt.
+    `s_aux` are scores of a sink for each head, which takes a part of the attention and gives nothing. Products of few queries are filled
+    up, as in `agentrl.weights.rows`, so that a token's result is the same whether it is computed alone or as a part of its prompt.
     """
     del attention_mask  # transformers makes none for attention that it does not know
     rows, heads, count, size = query.shape
     groups = heads // key.shape[1]
     keys = torch.arange(key.shape[2], device=query.device)
     places = slot_step.places()  # [B, count]
+    chunk = chunk_of(module)
     parts = []
     for first in range(0, count, QUERIES):
         part = query[:, :, first : first + QUERIES]
@@ -131,14 +133,34 @@ def attend(
         seen = keys <= at
         if sliding_window is not None:
             seen &= keys > at - sliding_window
+        if chunk:
+            seen &= keys // chunk == at // chunk
         flat = part.reshape(rows, key.shape[1], groups * number, size)
         scores = _product(flat, key.transpose(-1, -2)).float() * (size**-0.5 if scaling is None else scaling)
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         scores = scores.view(rows, key.shape[1], groups, number, -1).masked_fill_(~seen[:, None, None], float("-inf"))
-        weights = scores.softmax(-1).to(value.dtype).view(rows, key.shape[1], groups * number, -1)
+        weights = _softmax(scores, s_aux).to(value.dtype).view(rows, key.shape[1], groups * number, -1)
         parts.append(_product(weights, value).reshape(rows, heads, number, -1))
     return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).transpose(1, 2).contiguous(), None
+
+
+def chunk_of(module: nn.Module) -> int:
+    """Return the tokens of a chunk of a layer that attends within its chunk alone, as transformers' configurations say; 0 for others."""
+    config: Any = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None) or ()
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int) or layer >= len(kinds) or kinds[layer] != "chunked_attention":
+        return 0
+    return int(config.attention_chunk_size)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax over keys of scores # [B, key heads, groups, n, keys]; sinks # [heads]."""
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks.float().view(1, *scores.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from agentrl.core.errors import EngineDeadError, EngineError
 from agentrl.core.protocols import EngineStats, GenerationRequest, Memory, WeightUpdate
 from agentrl.core.types import Generation
 from agentrl.engine.fenced import FencedEngine, reason_of
-from agentrl.engine.settings import CPU_CONTEXT_LIMIT, EngineSettings, without_gc
+from agentrl.engine.settings import EngineSettings, without_gc
 from agentrl.engine.usage import UsageMeter
 
 
@@ -121,7 +121,7 @@ class TransformersEngine(FencedEngine):
         try:
             with without_gc():
                 from agentrl.engine.batcher import Batcher
-            batcher = Batcher(self._settings, CPU_CONTEXT_LIMIT)
+            batcher = Batcher(self._settings)
         except BaseException as error:
             started.set_exception(error)
             return

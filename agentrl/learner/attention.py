@@ -40,17 +40,13 @@ class Kernel:
     name: str  # as `--attn-implementation` has it
     packed: bool  # whether rows follow each other in one sequence instead of being padded
     shares: bool  # whether it takes rows that share a prompt
+    applies: frozenset[str] = frozenset()  # of `EXTRAS`, what it does if a layer asks for it
     costs: Costs
 
     @property
     def implementation(self) -> str:
         """Name under which transformers calls it."""
         return f"agentrl_{self.name}" if self.packed else self.name
-
-    @property
-    def at_load(self) -> str:
-        """Name with which a model is loaded; packed kernels are tried on the loaded model first."""
-        return "sdpa" if self.packed else self.name
 
 
 PADDED = Costs(causal=1.7, masked=1.4, skips=False)
@@ -60,14 +56,19 @@ FLEX = Costs(causal=1.0, masked=1.25, skips=True)
 """Flex attention beside flash attention; not measured here, but what PyTorch's authors report: 85 to 90 % of FlashAttention-2's speed
 forward and backward (arXiv:2412.05496), and some blocks at the edges."""
 
+EXTRAS = {"softcap": "the soft cap of attention scores", "s_aux": "attention sinks"}
+"""Parts of attention that not every kernel has, as transformers' models name them in a call."""
+
+CAPPED = frozenset({"softcap"})
+
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        Kernel(name="eager", packed=False, shares=False, costs=PADDED),
+        Kernel(name="eager", packed=False, shares=False, applies=frozenset(EXTRAS), costs=PADDED),
         Kernel(name="sdpa", packed=False, shares=True, costs=PADDED),
         Kernel(name="varlen", packed=True, shares=True, costs=FLEX),
-        Kernel(name="flash_attention_2", packed=True, shares=True, costs=FLEX),
-        Kernel(name="flash_attention_3", packed=True, shares=True, costs=FLEX),
+        Kernel(name="flash_attention_2", packed=True, shares=True, applies=CAPPED, costs=FLEX),
+        Kernel(name="flash_attention_3", packed=True, shares=True, applies=CAPPED, costs=FLEX),
     )
 }
 MODULES = {"flash_attention_3": "flash_attn_interface", "flash_attention_2": "flash_attn"}
@@ -97,6 +98,22 @@ def register(name: str) -> None:
 
     kernel = KERNELS[name]
     ALL_ATTENTION_FUNCTIONS.register(kernel.implementation, functools.partial(attend, packed=_PACKED[name]))
+
+
+def register_reference(kernel: Kernel) -> str:
+    """Make what a packed kernel computes known to transformers, in any data type and on any device; return its name there.
+
+    A kernel that pads has transformers' own name.
+    """
+    if not kernel.packed:
+        return kernel.name
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    capped = "softcap" in kernel.applies
+    name = f"agentrl_reference{'_capped' * capped}"  # without "flash", for which models of transformers look and ask for the package
+    packed = functools.partial(_reference, capped=capped)
+    ALL_ATTENTION_FUNCTIONS.register(name, functools.partial(attend, packed=packed))
+    return name
 
 
 Packed = Callable[..., Tensor]
@@ -151,10 +168,10 @@ def attend(
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float, window: int | None, softcap: float | None
 ) -> Tensor:
+    if query.device.type == "cpu":
+        return _reference(query, key, value, bounds, longest, scale, window, softcap, capped=False)
     if softcap is not None:
         raise ValueError("torch's varlen attention has no soft cap")
-    if query.device.type == "cpu":
-        return _row_by_row(query, key, value, bounds, scale, window)
     from torch.nn.attention.varlen import varlen_attn
 
     seen = (-1 if window is None else window - 1, 0)
@@ -164,20 +181,43 @@ def _varlen(
     return found
 
 
-def _row_by_row(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float, window: int | None) -> Tensor:
-    """Every row by torch's scaled dot product attention: what the GPU kernel computes, where there is no such kernel."""
+def _reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    longest: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    *,
+    capped: bool,
+) -> Tensor:
+    """Every row by itself: what the GPU kernel computes, where there is no such kernel."""
+    del longest
+    if softcap is not None and not capped:
+        raise ValueError("the kernel has no soft cap")
     outputs = []
     lengths = bounds.diff().tolist()
     for q, k, v in zip(*(torch.split(part, lengths) for part in (query, key, value)), strict=True):
         q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
-        mask = None
-        if window is not None and q.shape[2] > window:
-            distance = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
+        mask, places = None, torch.arange(q.shape[2], device=q.device)
+        distance = places[:, None] - places
+        if window is not None and len(places) > window:
             mask = (distance >= 0) & (distance < window)
-        grouped = q.shape[1] != k.shape[1]
-        output = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
+        if softcap is not None:
+            output = _capped(q, k, v, distance >= 0 if mask is None else mask, scale, softcap)
+        else:
+            grouped = q.shape[1] != k.shape[1]
+            output = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
         outputs.append(output[0].transpose(0, 1))
     return torch.cat(outputs)
+
+
+def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
+    scores = torch.tanh(query @ key.transpose(-1, -2) * scale / softcap) * softcap
+    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value
 
 
 def _flash(

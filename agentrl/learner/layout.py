@@ -324,7 +324,7 @@ def can_share(score: Callable[[MicroBatch], Tensor], config: Any, device: torch.
     """
     if not attends_to_everything(config):
         return False
-    batch = _probe_batch(text_part(config)["vocab_size"])
+    batch = probe_batch(text_part(config)["vocab_size"])
     bundles = share_prompts(batch, budget=batch.num_tokens, hidden_size=PROBE_WIDTH)
     together = Layout(batch).micro_batch(bundles, packed=packed)
     mixed_up = replace(together, segment=None, prompt=None, position_ids=None)
@@ -359,16 +359,16 @@ def _alike(
 
 def probe(config: Any, *, packed: bool = False) -> MicroBatch:
     """A few rows to try a model of this configuration on."""
-    batch = _probe_batch(text_part(config)["vocab_size"])
+    batch = probe_batch(text_part(config)["vocab_size"])
     return Layout(batch).micro_batch(one_row_bundles(batch), packed=packed)
 
 
-def _probe_batch(vocabulary: int) -> Batch:
-    """Three rows of one group that begin with the same six tokens and go on with others."""
-    answers = [(6 + np.arange(length) * (number + 2)) * 7 % vocabulary for number, length in enumerate((3, 5, 4))]
+def probe_batch(vocabulary: int, *, prompt: int = 6, sampled: Sequence[int] = (3, 5, 4)) -> Batch:
+    """Rows of one group that begin with the same prompt and go on with others; numbers of tokens."""
+    answers = [(6 + np.arange(length) * (number + 2)) * 7 % vocabulary for number, length in enumerate(sampled)]
     turns = [
         Turn(
-            prompt_ids=ints(np.arange(6, dtype=np.int32) * 7 % vocabulary),
+            prompt_ids=ints(np.arange(prompt, dtype=np.int32) * 7 % vocabulary),
             token_ids=ints(answer.astype(np.int32)),
             logprobs=floats([0.0] * len(answer)),
             versions=ints([0] * len(answer)),

@@ -47,6 +47,7 @@ def add_adapter(model: Any, lora: LoraConfig, *, base: str) -> None:
     from peft import inject_adapter_in_model
 
     names = lora.target_names
+    _not_experts(model, lora)
     config = PeftConfig(
         r=lora.lora_rank,
         lora_alpha=lora.lora_alpha,
@@ -69,6 +70,15 @@ def add_adapter(model: Any, lora: LoraConfig, *, base: str) -> None:
         if id(layer) in ends or not hasattr(layer.get_base_layer(), "weight") or len(layer.lora_A) != 1:
             raise _not_possible(lora, f"{name} is no plain linear layer inside the model")
         layer.lora_dropout[ADAPTER] = StepDropout(lora.lora_dropout)
+
+
+def _not_experts(model: nn.Module, lora: LoraConfig) -> None:
+    """Refuse names of experts that are one parameter of three dimensions: peft would pass over them, or change their shape for engines."""
+    for path, parameter in model.named_parameters():
+        module = path.rpartition(".")[0]
+        asked = any(end == name or end.endswith(f".{name}") for end in (path, module) for name in lora.target_names)
+        if asked and parameter.ndim == 3:
+            raise _not_possible(lora, f"the experts of a layer are one tensor, {path}, which no adapter can stand beside")
 
 
 def _not_possible(lora: LoraConfig, problem: str) -> ConfigError:

@@ -11,16 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl.config.model_shape import text_part
+from agentrl.config.model_shape import engine_context, text_part
 from agentrl.core.errors import ConfigError, LearnerError
 from agentrl.core.tokenizers import quiet_transformers
-from agentrl.learner.attention import choose_kernel
+from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.head import OutputLayer, only_positions, scores_in_chunks
 from agentrl.learner.layout import MicroBatch, probe
 from agentrl.learner.lora import add_adapter
 from agentrl.learner.quantised import quantisation, use_one_product
 from agentrl.learner.sequence import SequenceGroup
 from agentrl.learner.settings import LearnerSettings
+from agentrl.weights.rope import fix_rope
 from agentrl.weights.routers import Routers
 
 
@@ -52,7 +53,8 @@ def _load(factory: Any, settings: LearnerSettings, ds_config: dict[str, Any], *,
         model = factory.from_pretrained(
             settings.model,
             dtype=dtype,
-            attn_implementation=choose_kernel(settings.learner, settings.device).at_load,
+            # What the class supports, unless it is to be its own code; `fit_kernel` chooses when the model is there.
+            attn_implementation="eager" if settings.learner.attn_implementation == "eager" else None,
             trust_remote_code=settings.trust_remote_code,
             use_safetensors=True,
             **({"device_map": {"": torch.cuda.current_device()}} if settings.device == "cuda" and whole and not kept_off else {}),
@@ -61,6 +63,7 @@ def _load(factory: Any, settings: LearnerSettings, ds_config: dict[str, Any], *,
     if small:
         use_one_product(model)
     disable_dropout(model)
+    fix_rope(model, engine_context(model.config, asked=settings.max_model_len, cpu=settings.device == "cpu"))
     if settings.learner.tiled_mlp and not tile_mlps(model):
         name = type(model).__name__
         raise ConfigError("--tiled-mlp", "true", f"{name} has no MLP of one input and one output per layer", "Leave it out.")
@@ -109,16 +112,6 @@ def compile_layers(model: nn.Module, *, backend: str = "inductor") -> None:
         raise ConfigError("--compile-layers", True, f"{type(model).__name__} has no such layers", "Leave it out.")
     for layer in layers:
         layer.compile(dynamic=True, backend=backend)
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout probability to 0, in modules and in the functional calls that read it from attributes."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "attn_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
 
 
 @contextmanager

@@ -40,6 +40,7 @@ class LearnerSettings:
     max_new_tokens: int  # tokens of a turn at most; the length in the aggregation ``constant``
     lora: LoraConfig = field(default_factory=LoraConfig)  # low-rank adapters
     weights: WeightsConfig = field(default_factory=WeightsConfig)  # what engines get
+    max_model_len: int = 0  # context length that the engines are asked for; 0: their own choice
     seed: int = 0  # seed of new layers
     trust_remote_code: bool = False  # allow the model's own Python code to run
     device: Literal["cpu", "cuda"] = "cpu"  # kind of device to train on
@@ -68,6 +69,7 @@ def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cu
         algo=config.algo,
         num_steps=config.training.num_steps,
         max_new_tokens=config.rollout.max_new_tokens,
+        max_model_len=config.engine.max_model_len,
         seed=config.run.seed,
         trust_remote_code=config.model.trust_remote_code,
         device=device,

@@ -17,11 +17,12 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, derive_seed
 from agentrl.learner.annotations import recorded_trajectories
-from agentrl.learner.attention import KERNELS, Kernel, choose_kernel, register, separate_rows
 from agentrl.learner.batch import collate
+from agentrl.learner.dropout import check_repeatable
 from agentrl.learner.engine import TrainEngine, copy_weights, deepspeed_config, on_device, partition_frozen, whole_parameters
 from agentrl.learner.export import WeightAverage, checkpoint_names, save_adapter, save_pretrained
-from agentrl.learner.layout import ROUNDING, can_pack, can_share
+from agentrl.learner.kernels import fit_kernel, fit_teacher
+from agentrl.learner.layout import ROUNDING, probe
 from agentrl.learner.lora import AdapterOff, adapter_parameters, has_adapter, merged_parameters, step_dropout
 from agentrl.learner.models import PolicyModel, ValueModel, check_output, experts_per_token, load_model, load_value_backbone
 from agentrl.learner.offload import offload, reload
@@ -133,21 +134,21 @@ def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:
         critic = TrainEngine(ValueModel(load_value_backbone(settings, options)), config, ranks, bf16=bf16)
     engine = TrainEngine(policy, config, ranks, bf16=bf16)
     check_output(policy, engine, ranks.device)
+    check_repeatable(model, lambda micro: engine(micro)[0], probe(model.config), ranks.device)
     if algo.router_replay:
         replay_routers(policy, engine, ranks.device)
     if algo.init_kl_coef > 0 and settings.lora.lora_rank:
         # The policy without its adapter is the initial model, so no second copy is needed.
         reference = AdapterOff(engine)
     everyone = [part for part in (policy, frozen, taught, critic and critic.module) if part is not None]
-    kernel = fit_kernel(settings, engine, everyone)
     # A load-balancing loss counts tokens, and shared ones would count once.
-    wanted = config.share_prompts and kernel.shares and not algo.aux_loss_coef
-    rounding = ROUNDING[model.dtype]
-    share = wanted and can_share(lambda micro: engine(micro)[0], model.config, ranks.device, packed=kernel.packed, rounding=rounding)
+    same = [part for part in everyone if part is not taught]
+    kernel, share = fit_kernel(settings, engine, same, share=config.share_prompts and not algo.aux_loss_coef)
     if taught is not None:
-        share = fits_layout(taught, teacher, settings, ranks, kernel, share=share)
+        with on_device(taught, ranks.device):
+            share = fit_teacher(taught, teacher, algo.teacher, ranks.device, kernel, share=share)
     if ranks.sequence_parallel > 1:
-        run_together(kernel, lambda micro: engine(micro)[0], everyone, ranks, rounding)
+        run_together(kernel, lambda micro: engine(micro)[0], everyone, ranks, ROUNDING[model.dtype])
     width = text_part(model.config)["hidden_size"]
     models = Models(
         policy=engine, hidden_size=width, kernel=kernel, reference=reference, teacher=teacher, critic=critic, share_prompts=share
@@ -165,20 +166,6 @@ def load_frozen(settings: LearnerSettings, ranks: Ranks) -> tuple[PolicyModel, A
     with on_device(frozen, ranks.device):
         check_output(frozen, called, ranks.device)
     return frozen, called
-
-
-def fits_layout(teacher: PolicyModel, called: Any, settings: LearnerSettings, ranks: Ranks, kernel: Kernel, *, share: bool) -> bool:
-    """Return True if prompts may be shared with the teacher too, which may have another architecture than the policy.
-
-    Raises:
-        ConfigError: If it does not keep rows apart that follow each other without padding.
-    """
-    config, rounding = teacher.model.config, ROUNDING[teacher.model.dtype]
-    with on_device(teacher, ranks.device):
-        if kernel.packed and not can_pack(lambda micro: called(micro)[0], config, ranks.device, rounding=rounding):
-            why = f"rows back to back would see each other in {type(teacher.model).__name__}"
-            raise ConfigError("--teacher", settings.algo.teacher, why, "Use --attn-implementation sdpa.")
-        return share and can_share(lambda micro: called(micro)[0], config, ranks.device, packed=kernel.packed, rounding=rounding)
 
 
 def _layers_can_be_divided(settings: LearnerSettings) -> None:
@@ -202,33 +189,3 @@ def _layers_can_be_divided(settings: LearnerSettings) -> None:
     if not known:
         why = f"transformers has no plan for the layers of {config.model_type} that DeepSpeed can follow"
         raise ConfigError("--learner-tensor-parallel", size, why, "Leave it out; --zero-stage 3 divides any model.")
-
-
-def fit_kernel(settings: LearnerSettings, engine: TrainEngine, models: Sequence[Any]) -> Kernel:
-    """Give all models the kernel that the settings ask for, if the policy in `engine` keeps packed rows apart with it.
-
-    Raises:
-        ConfigError: If the kernel was asked for by name and the model mixes rows up.
-    """
-    kernel, model = choose_kernel(settings.learner, settings.device), models[0].model
-    if not kernel.packed:
-        return kernel
-
-    def apart() -> bool:
-        return can_pack(lambda micro: engine(micro)[0], model.config, engine.ranks.device, rounding=ROUNDING[model.dtype])
-
-    register(kernel.name)
-    model.set_attn_implementation(kernel.implementation)
-    native = apart()
-    if native or (separate_rows(model) and apart()):
-        for other in models[1:]:
-            other.model.set_attn_implementation(kernel.implementation)
-            if not native:
-                separate_rows(other.model)
-        return kernel
-    asked = settings.learner.attn_implementation
-    if asked != "auto":
-        why = f"rows back to back would see each other in {type(model).__name__}"
-        raise ConfigError("--attn-implementation", asked, why, "Use sdpa, or leave the flag out.")
-    model.set_attn_implementation("sdpa")
-    return KERNELS["sdpa"]

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import ALL_LINEAR
 from agentrl.core.errors import ConfigError
+from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.merge import LABELS, TASKS
-from agentrl.learner.models import disable_dropout
 from agentrl.tune.directory import CHECKPOINTS
 from agentrl.tune.methods import Method
 from agentrl.tune.objectives import OBJECTIVES
