@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from jinja2 import Template, nodes
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
@@ -201,7 +201,7 @@ def _limited(items: Iterable[Any]) -> Iterator[Any]:
 class _Guards(Extension):
     """Reads the tag that marks what a model wrote, which transformers knows, as its body."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = frozenset({"generation"})  # type: ignore[assignment]
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """The statements between the tags."""

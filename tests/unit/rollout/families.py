@@ -16,8 +16,6 @@ TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add nu
 _CONTROL = re.compile(
     r"<\|[\w:/ ]+\|>|<\uff5c[^\uff5c\s]+\uff5c>|<(?:start|end)_of_turn>|\[/?[A-Z_]+\]|<\|?/?(?:turn|tool_call|tool_response|channel)\|?>"
 )
-    r"<\|[\w:/ ]+\|>|<｜[^｜\s]+｜>|<(?:start|end)_of_turn>|\[/?[A-Z_]+\]|<\|?/?(?:turn|tool_call|tool_response|channel)\|?>"
-)
 
 
 def _sources() -> dict[str, str]:
