@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from agentrl.config.schema import DataConfig, EndpointConfig, ModelConfig
@@ -158,15 +159,16 @@ class ChatCodec(TextCodec):
         except EnvResultError as error:
             raise ConfigError(field, name, str(error), remedy) from error
         closing = self._closing(Message(role="assistant", content=_ANSWER))
-        own, eos = [*self._controls(closing), *self._controls(rest)[:1]], self._tokenizer.eos_token_id
-        inside = self._inside()
-        self.turn_end_ids = [*[token for token in own if token not in inside][:1]] or ([] if eos is None else [int(eos)])
+        inside, eos = self._inside(), self._tokenizer.eos_token_id
+        ending, going_on = self._controls(closing), self._controls(rest)
+        self._closings = [one for one, two in zip(ending, going_on, strict=False) if one == two]
+        own = next((token for token in [*self._closings[-1:], *ending[:1], *going_on[:1], eos] if token not in inside), eos)
+        self.turn_end_ids = [] if own is None else [int(own)]
         called = [] if not self._dialect.writes_calls else self._controls(self._closing(_called(PROBE, _ANSWER)))[-1:]
-        candidates = {*own, *called, *self._known(given), *([] if eos is None else [eos])}
+        candidates = {*called, *self._known(given), *([] if eos is None else [eos])}
         self.end_token_ids = tuple(sorted(candidates - inside | {*self.turn_end_ids}))
         self._ends = [self.decode([token]) for token in self.end_token_ids]
-        heads = self._controls(closing)[:1], self._controls(rest)[:1]
-        self._closes = {heads[0][0]: heads[1][0]} if all(heads) and heads[0] != heads[1] and heads[1][0] in inside else {}
+        self._closes = dict(zip(ending[:1], going_on[:1], strict=False)) if not self._closings and going_on[:1] != [own] else {}
         if not self.end_token_ids:
             problem = "no token ends a turn: its tokenizer names none, and its chat template writes none"
             raise ConfigError(
@@ -228,12 +230,10 @@ class ChatCodec(TextCodec):
         return len(seen) > 1
 
     def _encode_next(self, messages: Messages, last_id: int, history: Messages) -> list[int]:
-        if history and history[0].get("tools") and not self.describes_tools:
+        calls = self._calls(messages, history)
+        messages = self._dialect.normal([Message(role="assistant", content="", tool_calls=calls), *messages])[1:]
+        if not self._dialect.writes_calls or (history and history[0].get("tools") and not self.describes_tools):
             messages, calls = forms.calls_as_text(messages), []
-        else:
-            calls = self._calls(messages, history)
-        answer = Message(role="assistant", content="", tool_calls=calls)
-        messages = self._dialect.normal([answer, *messages])[1:]
         head, system = [QUESTION], self._system_text(history)
         problem: EnvResultError | None = None
         for name, own, new in _appended(calls, messages):
@@ -249,10 +249,11 @@ class ChatCodec(TextCodec):
 
     def _behind(self, ids: list[int], last_id: int) -> list[int]:
         """Tokens behind a turn without those that the turn itself ended with."""
-        first = next((index for index, token in enumerate(ids) if token in self._control_ids), None)
-        if first is None or ids[first] not in (last_id, self._closes.get(last_id)):
-            return ids
-        return ids[first + 1 :]
+        closings = max(1, len(self._closings))
+        for place in [index for index, token in enumerate(ids) if token in self._control_ids][:closings]:
+            if ids[place] in (last_id, self._closes.get(last_id)):
+                return ids[place + 1 :]
+        return ids
 
     def _after(self, before: Messages, answer: Message, new: Messages) -> tuple[str, list[str]]:
         """The text behind an answer that new messages follow, in which nothing of them is lost, and what its marks stand for."""
@@ -281,7 +282,7 @@ class ChatCodec(TextCodec):
     def _calls(self, messages: Messages, history: Messages) -> list[dict[str, Any]]:
         """The calls that results answer: those of the turn before them, else as many, with the names that the results have."""
         results = [message for message in messages if message["role"] == "tool"]
-        if not results or messages[0]["role"] != "tool" or not self._dialect.writes_calls:
+        if not results or messages[0]["role"] != "tool":
             return []
         if history and (known := history[-1].get("tool_calls")):
             return [dict(call) for call in known]
@@ -301,9 +302,9 @@ class ChatCodec(TextCodec):
     def _written(self, chat: Messages, tools: Sequence[Any]) -> tuple[str, list[str]]:
         """A chat in the first form that the template takes and of which nothing is lost, and what its marks stand for."""
         problem: EnvResultError | None = None
-        for name, change in forms.forms(self._dialect):
+        for name, form in forms.forms(chat, calls=self._dialect.writes_calls):
             table = [""]
-            marked = [self._protect(message, table) for message in change(chat)]
+            marked = [self._protect(message, table) for message in form]
             try:
                 rendered = self._render(marked, self._protect(tools, table))
                 self._check(rendered, marked)
@@ -367,13 +368,27 @@ def _tools_of(messages: Sequence[Message]) -> list[Any]:
 
 def make_codec(tokenizer: Any, settings: CodecSettings, end_token_ids: Sequence[int] = ()) -> ChatCodec:
     """Return the codec of a command's settings; `end_token_ids` are those that the model's configuration names."""
-    return ChatCodec(
+    codec = ChatCodec(
         tokenizer,
         system_prompt=settings.data.system_prompt,
         end_token_ids=end_token_ids,
         template_tools=has_own_form(settings.endpoint),
         template=ChatTemplate(tokenizer, settings.model),
     )
+    _check_vocabulary(codec, Path(settings.model.model) / "config.json")
+    return codec
+
+
+def _check_vocabulary(codec: ChatCodec, config: Path) -> None:
+    """Make sure that a model, if it is a directory here, has the tokens that a chat is made of."""
+    if not config.is_file():
+        return
+    shape = json.loads(config.read_text(encoding="utf-8"))
+    size = shape.get("vocab_size") or (shape.get("text_config") or {}).get("vocab_size")
+    highest = max([*codec.encode_question("?"), *codec.turn_end_ids])
+    if isinstance(size, int) and highest >= size:
+        problem = f"vocab_size = {size:,} in config.json, and a chat has the token {highest:,} of its tokenizer"
+        raise ConfigError("--model", str(config.parent), problem, "Give the model its own tokenizer, or resize its embeddings.")
 
 
 def encode_prompt(codec: ChatCodec, prompt: Prompt, *, apply_chat_template: bool) -> list[int]:
