@@ -48,7 +48,7 @@ class AnswerParser(Protocol):
 
 
 class JsonAnswerParser:
-    """Parser of formats that need no parser of their own: reasoning up to ``</think>``, and calls as JSON, in tags or bare, and channels."""
+    """Parser of formats that need no other: reasoning up to ``</think>``, calls as JSON in tags or bare, and turns in channels."""
 
     def parse(self, sampled: str, tools: Sequence[Json], *, reasons: bool = True) -> Parts:
         """As `AnswerParser.parse`; a text with a malformed call is text as a whole."""
