@@ -156,6 +156,13 @@ class ModelConfig:
     """Hugging Face directory or hub name. Empty: the tiny chat model that ships with agentrl."""
     trust_remote_code: bool = False
     """Allow the model's own Python code to run."""
+    chat_template: str = ""
+    """File of a Jinja chat template to use instead of the one that comes with the model's tokenizer."""
+    chat_template_kwargs: str = ""
+    """Variables for the chat template, as a JSON object: ``{"reasoning_effort": "low"}``."""
+    thinking: Literal["auto", "on", "off", "keep"] = "auto"
+    """``on`` and ``off`` set the chat template's own switch for thinking, ``keep`` the one that keeps the thinking of earlier turns in the
+    prompt; refused for a template without such a switch. ``auto``: as the template does by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

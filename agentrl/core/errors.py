@@ -64,6 +64,10 @@ class EnvResultError(EnvError, ValueError):
     """User code returned something that cannot be used; the message names file, method and value."""
 
 
+class ChatTemplateError(EnvResultError):
+    """A chat template refuses the messages of an episode, leaves a part of them out, or finds no end."""
+
+
 class EnvTimeoutError(EnvError, TimeoutError):
     """User code did not return before its deadline."""
 

@@ -10,6 +10,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import check_teacher, load_tokenizer
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.tasks import check_model_name
+from agentrl.rollout.template import ChatTemplate
 from agentrl.tune.data import Examples, epoch_size
 from agentrl.tune.encode import Encoder, Row, pack, render
 from agentrl.tune.rules import named_models
@@ -60,7 +61,7 @@ def prepare(config: TuneConfig, examples: Examples) -> Prepared:
         DataError: If the chat template refuses one, or all are too long.
     """
     tokenizer = load_tokenizer(model_path(config), trust_remote_code=config.model.trust_remote_code)
-    codec = ChatCodec(tokenizer, system_prompt=config.data.system_prompt)
+    codec = ChatCodec(tokenizer, system_prompt=config.data.system_prompt, template=ChatTemplate(tokenizer, config.model))
     encoder = Encoder(codec, config)
     parts = tuple(tuple(encoder.encode(part)) for part in examples.parts)
     samples = tuple(render(codec, row) for row in parts[0][:SAMPLES])

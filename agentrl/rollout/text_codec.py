@@ -1,0 +1,120 @@
+"""Between text and token ids: control tokens that count, and text that is only text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+from agentrl.core.types import Prompt
+
+_MARK = re.compile("\ue000(\\d+)\ue001")
+
+
+class TextCodec:
+    """Turns text into token ids and back, with a tokenizer.
+
+    Text that spells a control token ("<|im_end|>") and is to be ordinary text is replaced by a mark before it gets among control tokens
+    that count, and the marks are tokenised apart.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend = _plain_backend(tokenizer)
+        added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        control = sorted({*added, *map(str, tokenizer.all_special_tokens)}, key=len, reverse=True)
+        self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(control))
+        self._control = re.compile("|".join(map(re.escape, [*control, "\ue000", "\ue001"])))
+        self._plain = lru_cache(maxsize=256)(lambda text: tuple(self._ids(_clean(text), split_special_tokens=True)))
+
+    @property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer."""
+        return self._tokenizer
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of text as it is; control tokens spelled in it count."""
+        return self._ids(_clean(text))
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of text in which control tokens are ordinary text, as a model writes what it quotes; the latest are kept."""
+        return list(self._plain(text))
+
+    def control_in(self, text: str) -> str:
+        """The first control token that is spelled in a text; "" if there is none."""
+        return next((found.group() for found in self._control.finditer(text) if found.group() not in "\ue000\ue001"), "")
+
+    def fewest_tokens(self, prompt: Prompt) -> int:
+        """A lower bound on the tokens of text or messages, found without encoding them, which takes long for a megabyte."""
+        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+        return sum(len(text) for text in texts if isinstance(text, str)) // self._longest_token
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(len(token) for token in self._tokenizer.get_vocab())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, control tokens included."""
+        if self._backend is not None:
+            return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _protect(self, value: Any, table: list[str]) -> Any:
+        """A copy of a message in which control text is replaced by marks; `table` gets what the marks stand for."""
+        if isinstance(value, str):
+            return self._control.sub(lambda found: _mark(found.group(), table), _clean(value))
+        if isinstance(value, Mapping):
+            return {key: self._protect(item, table) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._protect(item, table) for item in value]
+        return value
+
+    def _controls(self, text: str) -> list[int]:
+        return [token for token in self._ids(text) if token in self._control_ids]
+
+    def _encode(self, rendered: str, table: Sequence[str]) -> list[int]:
+        ids: list[int] = []
+        for index, part in enumerate(_MARK.split(rendered)):
+            if index % 2:
+                ids += self._ids(table[int(part)], split_special_tokens=True)
+            elif part:
+                ids += self._ids(part)
+        return ids
+
+    def _ids(self, text: str, **options: bool) -> list[int]:
+        if self._backend is not None and not options:
+            self._backend.encode_special_tokens = False  # as transformers sets it in each of its calls
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False, **options).input_ids)
+
+
+def _plain_backend(tokenizer: Any) -> Any:
+    """The tokenizer's own core, if transformers only passes text on to it; called directly it takes half the time."""
+    if not type(tokenizer).__module__.startswith("transformers"):
+        return None
+    from transformers import PreTrainedTokenizerFast
+
+    steps = ("__call__", "_encode_plus", "decode", "_decode")
+    if not all(getattr(type(tokenizer), name, None) is getattr(PreTrainedTokenizerFast, name) for name in steps):
+        return None
+    if getattr(tokenizer, "clean_up_tokenization_spaces", False):
+        return None
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _mark(text: str, table: list[str]) -> str:
+    table.append(text)
+    return f"\ue000{len(table) - 1}\ue001"
+
+
+def _clean(text: str) -> str:
+    """Text that can be encoded: halves of a surrogate pair are joined, single ones become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
