@@ -89,6 +89,12 @@ class TrainingConfig:
     with ``--resume``, ``--ray-address`` and ``--env-isolation process``."""
     check_memory: Annotated[bool, ResumeMayChange] = True
     """Refuse to start on GPUs whose memory is certainly too small, as ``agentrl plan`` computes it."""
+    max_mismatch: Annotated[NonNegative | None, ResumeMayChange] = 0.1
+    """Stop if the log-probabilities that engine and learner give tokens of the same weights differ by more than this on average, nats, in
+    the first step, or in the first with published weights; warn later. 0 or none: never."""
+    audit_every: Annotated[CountOrZero, ResumeMayChange] = 100
+    """Steps between two audits, the first step among them: one row of the batch is computed again, alone, in float32 with eager attention,
+    and compared with what the learner made of it (``audit/...``). 0: none."""
     eval_every: Annotated[CountOrZero, ResumeMayChange, Alias("--eval-steps")] = 0
     """Steps between two evaluations during training; the last step gets one too. 0: none."""
     eval_at_start: Annotated[bool, ResumeMayChange] = False
@@ -323,6 +329,12 @@ class TrainConfig(PlaySettings):
     eval: EvalConfig = field(default_factory=EvalConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+
+    @property
+    def mismatch_limit(self) -> float | None:
+        """The limit of ``--max-mismatch``; `None` if nothing is judged; the learner cannot repeat truncated sampling."""
+        truncated = self.rollout.top_p < 1.0 or self.rollout.top_k > 0
+        return None if truncated else self.training.max_mismatch or None
 
     @classmethod
     def schema(cls, given: Mapping[str, Any]) -> type[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -42,6 +43,11 @@ FLAT_LOW = """Either no answer is ever right (are the labels there? `agentrl ins
 reward partial success, or begin with easier tasks."""
 FLAT_HIGH = """The reward may be at its highest for all of them: take harder tasks, or a reward that tells good from better; \
 --dynamic-filtering leaves such groups out."""
+AUDITS_OFF = {
+    1.0: "several ranks run a row together, or its weights are in 4 bits",
+    2.0: "the learner has no memory for a second copy of the model",
+}
+"""Reasons that ``audit/off`` stands for."""
 FAILURES = ("env_error", "timeout", "engine_error")
 
 
@@ -61,6 +67,7 @@ class Diagnosis(Callback):
         compares_groups: True if the advantage estimator compares the episodes of a group, so that a flat group teaches nothing.
         max_new_tokens: Tokens of a turn at most, for remedies.
         max_turns: Turns of an episode at most, for remedies.
+        max_mismatch: Mean difference between engine and learner from which a step is warned of, nats; `None`: none.
         context: The flag that limits the tokens of an episode, with its value, for remedies; empty: the model does.
         emit: Called with each new warning.
     """
@@ -71,11 +78,13 @@ class Diagnosis(Callback):
         compares_groups: bool,
         max_new_tokens: int,
         max_turns: int,
+        max_mismatch: float | None = None,
         context: str = "",
         emit: Callable[[RunWarning], None] = lambda warning: None,
     ) -> None:
         self._emit, self._context = emit, context
         self._compares_groups, self._max_new_tokens, self._max_turns = compares_groups, max_new_tokens, max_turns
+        self._max_mismatch = math.inf if max_mismatch is None else max_mismatch
         self._row: dict[str, int] = {}
         self._episodes = 0.0
         self._failed = dict.fromkeys(FAILURES, 0.0)
@@ -97,7 +106,17 @@ class Diagnosis(Callback):
         truncated = metrics.get("episode/truncated", 0.0) >= NEARLY_ALL and not overflowed
         if self._in_a_row("all-truncated", truncated, TRUNCATED_STEPS):
             self.add(self._truncated(metrics))
+        self._compare(event.step, metrics)
         self._count_failures(metrics)
+
+    def _compare(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Look at the numbers that two ways to compute the same must have alike."""
+        if (gap := metrics.get("mismatch/mean", 0.0)) > self._max_mismatch:
+            self.add(_mismatch(step, gap, self._max_mismatch))
+        if (gap := metrics.get("audit/logprob_error", 0.0)) > self._max_mismatch:
+            self.add(_audit(step, gap, self._max_mismatch))
+        if reason := AUDITS_OFF.get(metrics.get("audit/off", 0.0)):
+            self.add(RunWarning("audits-off", f"no row is computed again in float32, because {reason}", "--audit-every 0 asks for none."))
 
     def _in_a_row(self, name: str, holds: bool, steps: int) -> bool:
         self._row[name] = self._row.get(name, 0) + 1 if holds else 0
@@ -134,6 +153,17 @@ class Diagnosis(Callback):
             text = f"{failed / episodes:.0%} of the episodes failed, most with {most}; failed episodes are not trained on"
             remedy = f"`agentrl inspect RUN --status {most}` shows their errors; `agentrl check` finds causes."
             self.add(RunWarning("many-failures", text, remedy))
+
+
+def _mismatch(step: int, gap: float, limit: float) -> RunWarning:
+    text = f"engine and learner differed by {gap:.3g} nats on average in step {step}, about tokens of the same weights (limit {limit:g})"
+    remedy = "If audit/logprob_error is small, the engine is at fault: its weights (--weight-transport) or its type (--engine-dtype)."
+    return RunWarning("mismatch", text, f"{remedy} Else try --attn-implementation eager, then --learner-dtype float32.")
+
+
+def _audit(step: int, gap: float, limit: float) -> RunWarning:
+    text = f"the learner differed by {gap:.3g} nats on average from its own row alone in float32 in step {step} (limit {limit:g})"
+    return RunWarning("audit", text, "Try --attn-implementation eager, then --no-share-prompts, then --learner-dtype float32.")
 
 
 def _flat(reward: float) -> RunWarning:
@@ -262,6 +292,7 @@ def diagnosis_of(config: TrainConfig, emit: Callable[[RunWarning], None] = lambd
         compares_groups=estimator_facts(config.algo.advantage_estimator).compares_group,
         max_new_tokens=config.rollout.max_new_tokens,
         max_turns=config.rollout.max_turns,
+        max_mismatch=config.mismatch_limit,
         context=_context_flag(config),
         emit=emit,
     )
