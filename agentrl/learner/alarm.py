@@ -48,6 +48,11 @@ class MismatchAlarm:
         self._limit, self._comparison = limit, comparison
         self._judged: set[bool] = set()
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The limit, for those who judge later steps; nothing without one."""
+        return {} if self._limit is None else {"mismatch/limit": self._limit}
+
     def judge(self, step: int, metrics: Mapping[str, float], num_tokens: int) -> None:
         """Judge a step, by its number from 0, the metrics of all ranks, and the tokens that exactly its weights sampled.
 
@@ -62,7 +67,8 @@ class MismatchAlarm:
         if mean <= self._limit:
             return
         weights = f"the published weights of version {step}" if published else "the weights that both loaded"
+        gap = f"{mean:.3g} nats on average and {highest:.3g} at most, and the limit is {self._limit:g} on average (--max-mismatch)"
         raise MismatchError(
             f"step {step + 1}: {self._comparison} disagree about {weights}. Their log-probabilities of {num_tokens} sampled tokens differ "
-            f"by {mean:.3g} nats on average and {highest:.3g} at most, and --max-mismatch allows {self._limit:g} on average.\n{CAUSES}"
+            f"by {gap}.\n{CAUSES}"
         )

@@ -57,8 +57,7 @@ class LearnerSettings:
     @property
     def bf16(self) -> bool:
         """True for training in bfloat16."""
-        dtype = self.learner.learner_dtype
-        return dtype == "bfloat16" or (dtype == "auto" and self.device == "cuda")
+        return self.learner.dtype(self.device) == "bfloat16"
 
 
 def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cuda"]) -> LearnerSettings:
@@ -76,7 +75,7 @@ def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cu
         device=device,
         annotations=_annotations(config),
         num_recorded=num_recorded(config.record.record, config.sampling.n_samples_per_prompt),
-        max_mismatch=config.mismatch_limit,
+        max_mismatch=config.mismatch_limit(device),
         engine=_engine(config, device),
         audit_every=config.training.audit_every,
     )
@@ -85,8 +84,7 @@ def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cu
 def _engine(config: TrainConfig, device: Literal["cpu", "cuda"]) -> str:
     engine = config.engine
     name = ("vllm" if engine.uses_vllm else "transformers") if engine.engine == "auto" else engine.engine
-    dtype = engine.engine_dtype if engine.engine_dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
-    return f"{name} in {dtype}"
+    return f"{name} in {engine.dtype(device)}"
 
 
 def _annotations(config: TrainConfig) -> Path | None:

@@ -62,6 +62,7 @@ class LearnerState:
             taken = TrainingStep(batch, step, self.models, self.algorithm, self.settings, self.ranks, *coefficients, recorded)
             metrics = taken.run().result()
         self.alarm.judge(step, metrics, int(taken.same_version.sum()))
+        metrics |= self.alarm.metrics
         if "kl/reference" in metrics:
             self.kl = self.kl.update(metrics["kl/reference"], batch.num_episodes)
         if "entropy" in metrics:  # not while the policy is frozen

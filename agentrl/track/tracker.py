@@ -67,7 +67,6 @@ class Diagnosis(Callback):
         compares_groups: True if the advantage estimator compares the episodes of a group, so that a flat group teaches nothing.
         max_new_tokens: Tokens of a turn at most, for remedies.
         max_turns: Turns of an episode at most, for remedies.
-        max_mismatch: Mean difference between engine and learner from which a step is warned of, nats; `None`: none.
         context: The flag that limits the tokens of an episode, with its value, for remedies; empty: the model does.
         emit: Called with each new warning.
     """
@@ -78,13 +77,11 @@ class Diagnosis(Callback):
         compares_groups: bool,
         max_new_tokens: int,
         max_turns: int,
-        max_mismatch: float | None = None,
         context: str = "",
         emit: Callable[[RunWarning], None] = lambda warning: None,
     ) -> None:
         self._emit, self._context = emit, context
         self._compares_groups, self._max_new_tokens, self._max_turns = compares_groups, max_new_tokens, max_turns
-        self._max_mismatch = math.inf if max_mismatch is None else max_mismatch
         self._row: dict[str, int] = {}
         self._episodes = 0.0
         self._failed = dict.fromkeys(FAILURES, 0.0)
@@ -111,10 +108,11 @@ class Diagnosis(Callback):
 
     def _compare(self, step: int, metrics: Mapping[str, float]) -> None:
         """Look at the numbers that two ways to compute the same must have alike."""
-        if (gap := metrics.get("mismatch/mean", 0.0)) > self._max_mismatch:
-            self.add(_mismatch(step, gap, self._max_mismatch))
-        if (gap := metrics.get("audit/logprob_error", 0.0)) > self._max_mismatch:
-            self.add(_audit(step, gap, self._max_mismatch))
+        limit = metrics.get("mismatch/limit", math.inf)
+        if (gap := metrics.get("mismatch/mean", 0.0)) > limit:
+            self.add(_mismatch(step, gap, limit))
+        if (gap := metrics.get("audit/logprob_error", 0.0)) > limit:
+            self.add(_audit(step, gap, limit))
         if reason := AUDITS_OFF.get(metrics.get("audit/off", 0.0)):
             self.add(RunWarning("audits-off", f"no row is computed again in float32, because {reason}", "--audit-every 0 asks for none."))
 
@@ -292,7 +290,6 @@ def diagnosis_of(config: TrainConfig, emit: Callable[[RunWarning], None] = lambd
         compares_groups=estimator_facts(config.algo.advantage_estimator).compares_group,
         max_new_tokens=config.rollout.max_new_tokens,
         max_turns=config.rollout.max_turns,
-        max_mismatch=config.mismatch_limit,
         context=_context_flag(config),
         emit=emit,
     )

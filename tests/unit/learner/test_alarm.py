@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 import agentrl
 from agentrl.assets import tiny_model_path
+from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag, settings_of
 from agentrl.core.errors import MismatchError
-from agentrl.learner.alarm import Comparison, MismatchAlarm
+from agentrl.learner.alarm import CAUSES, Comparison, MismatchAlarm
 
 ENV = str(Path(__file__).parents[3] / "envs" / "arithmetic.py")
 SMALL: dict[str, Any] = {
@@ -98,7 +101,7 @@ def test_an_engine_with_other_weights_is_stopped(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(SlotModel, "load", lambda model, path: None)  # it says that it has the weights of the new version
     with pytest.raises(MismatchError, match=r"step 2: .*the published weights of version 1"):
-        run(tmp_path, num_steps=3, learning_rate=0.02)
+        run(tmp_path, num_steps=3, learning_rate=5e-3)
 
 
 def test_healthy_runs_go_on(tmp_path: Path) -> None:
@@ -112,25 +115,37 @@ def test_healthy_runs_go_on(tmp_path: Path) -> None:
             assert row["audit/gradient_angle"] < 0.01
 
 
-def judged(alarm: MismatchAlarm, step: int, mean: float | None) -> bool:
-    """Return True if the alarm goes off."""
+def judged(alarm: MismatchAlarm, step: int, mean: float | None) -> str:
+    """Return what the alarm says of a step."""
     metrics = {} if mean is None else {"mismatch/mean": mean, "mismatch/max": 2 * mean}
     try:
         alarm.judge(step, metrics, 7)
     except MismatchError as error:
-        assert f"of 7 sampled tokens differ by {mean:g} nats on average and {2 * (mean or 0):g} at most" in str(error)
-        assert "vllm in bfloat16" in str(error)
-        return True
-    return False
+        return str(error)
+    return ""
 
 
 def test_the_first_weights_and_the_first_published_ones_are_judged_once() -> None:
     alarm = MismatchAlarm(0.1, SIDES)
     assert not judged(alarm, 0, 0.1)
     assert not judged(alarm, 1, None)  # no token of the newest weights, in an asynchronous run
-    assert judged(alarm, 2, 0.2)
+    assert "published weights of version 2" in judged(alarm, 2, 0.2)
     assert not judged(alarm, 3, 0.2)
-    assert judged(MismatchAlarm(0.1, SIDES), 0, 0.2)
+
+
+def test_the_message_says_what_was_compared() -> None:
+    said = judged(MismatchAlarm(0.1, SIDES), 0, 0.25)
+    assert "7 sampled tokens differ by 0.25 nats on average and 0.5 at most, and the limit is 0.1 on average (--max-mismatch)" in said
+    assert "the learner (Some in float32, attention sdpa, rows padded) and the engine (vllm in bfloat16)" in said
+    causes = ("Dropout", "soft cap", "RoPE", "other weights", "data types")
+    places = [said.index(cause) for cause in causes]
+    assert places == sorted(places)
+
+
+def test_flags_that_the_message_names_exist() -> None:
+    named = set(re.findall(r"--[a-z0-9-]+", CAUSES))
+    assert len(named) > 8
+    assert named <= {flag(name) for name in settings_of(TrainConfig)}
 
 
 def test_without_a_limit_nothing_is_judged() -> None:
@@ -139,7 +154,17 @@ def test_without_a_limit_nothing_is_judged() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "limit"),
-    [({}, 0.1), ({"max_mismatch": 0}, None), ({"max_mismatch": None}, None), ({"off_policy": "none", "top_p": 0.9}, None)],
+    [
+        ({}, 0.01),
+        ({"engine_dtype": "bfloat16"}, 0.1),
+        ({"learner_dtype": "bfloat16"}, 0.1),
+        ({"engine_args": ["quantization=fp8"], "engine": "vllm"}, 0.1),
+        ({"max_mismatch": 0.3}, 0.3),
+        ({"max_mismatch": 0}, None),
+        ({"max_mismatch": "none"}, None),
+        ({"off_policy": "none", "top_p": 0.9}, None),
+        ({"off_policy": "none", "top_k": 20}, None),
+    ],
 )
-def test_truncated_sampling_and_zero_have_no_limit(changes: dict[str, Any], limit: float | None) -> None:
-    assert agentrl.settings(ENV, **changes).mismatch_limit == limit
+def test_the_limit_follows_the_data_types_and_truncated_sampling_has_none(changes: dict[str, Any], limit: float | None) -> None:
+    assert agentrl.settings(ENV, **changes).mismatch_limit("cpu") == limit
