@@ -1,6 +1,6 @@
 """An engine of one's own: it answers from a table, whatever the question, and has no model.
 
-agentrl train --agent envs/arithmetic.py --engine examples/own_engine.py:Table
+agentrl train --agent envs/arithmetic.py --engine examples/own_engine.py:Table --max-mismatch none
 """
 
 import math

@@ -47,6 +47,12 @@ class EngineConfig:
         """True if vLLM samples."""
         return self.engine == "vllm" or (self.engine == "auto" and importlib.util.find_spec("vllm") is not None)
 
+    def dtype(self, device: Literal["cpu", "cuda"]) -> str:
+        """Return the data type of the engines' weights on this kind of device."""
+        if self.engine_dtype != "auto":
+            return self.engine_dtype
+        return "bfloat16" if device == "cuda" else "float32"
+
     @property
     def gpus_per_engine(self) -> int:
         """Workers, and so GPUs, of an engine: tensor parallel times pipeline parallel."""

@@ -88,3 +88,9 @@ class LearnerConfig:
     """Distance that a value may move from its state when the batch was taken; none switches clipping off."""
     max_nonfinite_steps: Annotated[Count, ResumeMayChange] = 3
     """Stop after this many steps in a row whose gradient is not finite; each of them is skipped."""
+
+    def dtype(self, device: Literal["cpu", "cuda"]) -> str:
+        """Return the data type of training on this kind of device."""
+        if self.learner_dtype != "auto":
+            return self.learner_dtype
+        return "bfloat16" if device == "cuda" else "float32"

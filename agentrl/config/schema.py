@@ -90,6 +90,13 @@ class TrainingConfig:
     with ``--resume``, ``--ray-address`` and ``--env-isolation process``."""
     check_memory: Annotated[bool, ResumeMayChange] = True
     """Refuse to start on GPUs whose memory is certainly too small, as ``agentrl plan`` computes it."""
+    max_mismatch: Annotated[NonNegative | Literal["auto", "none"], ResumeMayChange] = "auto"
+    """Stop if the log-probabilities that engine and learner give tokens of the same weights differ by more than this on average, nats, in
+    the first step, or in the first with published weights; warn later. ``auto``: 0.01 where both compute in float32, else 0.1. 0 or
+    ``none``: never."""
+    audit_every: Annotated[CountOrZero, ResumeMayChange] = 100
+    """Steps between two audits, the first step among them: one row of the batch is computed again, alone, in float32 with eager attention,
+    and compared with what the learner made of it (``audit/...``). 0: none."""
     eval_every: Annotated[CountOrZero, ResumeMayChange, Alias("--eval-steps")] = 0
     """Steps between two evaluations during training; the last step gets one too. 0: none."""
     eval_at_start: Annotated[bool, ResumeMayChange] = False
@@ -331,6 +338,17 @@ class TrainConfig(PlaySettings):
     eval: EvalConfig = field(default_factory=EvalConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+
+    def mismatch_limit(self, device: Literal["cpu", "cuda"]) -> float | None:
+        """Return the limit of ``--max-mismatch`` on this kind of device; `None` if nothing is judged, as with truncated sampling."""
+        asked, truncated = self.training.max_mismatch, self.rollout.top_p < 1.0 or self.rollout.top_k > 0
+        if asked in (0, "none") or truncated:  # the learner scores the whole distribution
+            return None
+        if not isinstance(asked, str):
+            return asked
+        dtypes = {self.engine.dtype(device), self.learner.dtype(device)}
+        plain = dtypes == {"float32"} and not self.engine.engine_args and not self.learner.load_in_4bit
+        return 0.01 if plain else 0.1
 
     @classmethod
     def schema(cls, given: Mapping[str, Any]) -> type[Any]:

@@ -142,6 +142,10 @@ class NonFiniteError(LearnerError, FloatingPointError):
     """Loss or gradient stayed non-finite for several steps in a row."""
 
 
+class MismatchError(LearnerError, ArithmeticError):
+    """Engine and learner disagree about the log-probabilities of the same weights by more than ``--max-mismatch``."""
+
+
 class BatchError(LearnerError, ValueError):
     """Training rows are inconsistent: lengths differ, a version or log-probability is missing."""
 

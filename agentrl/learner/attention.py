@@ -281,6 +281,11 @@ def separate_rows(model: nn.Module) -> bool:
     return bool(layers)
 
 
+def rows_are_separated(model: nn.Module) -> bool:
+    """Return True for a model that `separate_rows` has changed."""
+    return any(hook is _pad_rows for module in model.modules() for hook in module._forward_pre_hooks.values())
+
+
 def _pad_rows(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if kwargs.get("cu_seq_lens_q") is None:
         return None

@@ -46,6 +46,9 @@ class LearnerSettings:
     device: Literal["cpu", "cuda"] = "cpu"  # kind of device to train on
     annotations: Path | None = None  # file that gets the figures of the tokens of recorded episodes
     num_recorded: int = 0  # episodes of each group that are recorded
+    max_mismatch: float | None = None  # mean difference between engine and learner that ends a run, nats
+    engine: str = ""  # the engine and its data type, for messages
+    audit_every: int = 0  # steps between two audits; 0: none
 
     def __post_init__(self) -> None:
         """Replace ZeRO-0 by ZeRO-1 in bfloat16: without ZeRO, DeepSpeed sums the gradients of micro-batches in bfloat16."""
@@ -55,8 +58,7 @@ class LearnerSettings:
     @property
     def bf16(self) -> bool:
         """True for training in bfloat16."""
-        dtype = self.learner.learner_dtype
-        return dtype == "bfloat16" or (dtype == "auto" and self.device == "cuda")
+        return self.learner.dtype(self.device) == "bfloat16"
 
 
 def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cuda"]) -> LearnerSettings:
@@ -75,7 +77,16 @@ def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cu
         device=device,
         annotations=_annotations(config),
         num_recorded=num_recorded(config.record.record, config.sampling.n_samples_per_prompt),
+        max_mismatch=config.mismatch_limit(device),
+        engine=_engine(config, device),
+        audit_every=config.training.audit_every,
     )
+
+
+def _engine(config: TrainConfig, device: Literal["cpu", "cuda"]) -> str:
+    engine = config.engine
+    name = ("vllm" if engine.uses_vllm else "transformers") if engine.engine == "auto" else engine.engine
+    return f"{name} in {engine.dtype(device)}"
 
 
 def _annotations(config: TrainConfig) -> Path | None:

@@ -16,6 +16,7 @@ from agentrl.config.model_shape import text_part
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, derive_seed
+from agentrl.learner.alarm import Comparison, MismatchAlarm
 from agentrl.learner.annotations import recorded_trajectories
 from agentrl.learner.batch import collate
 from agentrl.learner.dropout import check_repeatable
@@ -42,6 +43,7 @@ class LearnerState:
         self.kl = KLController(coefficient=settings.algo.init_kl_coef, target=settings.algo.kl_target, horizon=settings.algo.kl_horizon)
         algo = settings.algo
         self.entropy = EntropyController(coefficient=algo.entropy_coef, target=algo.entropy_target, change=algo.entropy_coef_step)
+        self.alarm = MismatchAlarm(settings.max_mismatch, _comparison(settings, models))
         decay = settings.learner.ema_decay
         self.average = None if decay is None else WeightAverage(self.policy, decay, ranks, offload=settings.learner.ema_offload)
 
@@ -60,6 +62,8 @@ class LearnerState:
             recorded = recorded_trajectories(groups, self.settings.num_recorded if self.settings.annotations else 0)
             taken = TrainingStep(batch, step, self.models, self.algorithm, self.settings, self.ranks, *coefficients, recorded)
             metrics = taken.run().result()
+        self.alarm.judge(step, metrics, int(taken.same_version.sum()))
+        metrics |= self.alarm.metrics
         if "kl/reference" in metrics:
             self.kl = self.kl.update(metrics["kl/reference"], batch.num_episodes)
         if "entropy" in metrics:  # not while the policy is frozen
@@ -105,6 +109,18 @@ class LearnerState:
         if self.models.critic is not None:
             self.models.critic.close()
         self.ranks.leave()
+
+
+def _comparison(settings: LearnerSettings, models: Models) -> Comparison:
+    model: Any = models.policy.module.model
+    rows = "rows back to back" if models.kernel.packed else "rows padded"
+    return Comparison(
+        model=type(model).__name__,
+        learner_dtype=str(model.dtype).removeprefix("torch."),
+        kernel=models.kernel.name,
+        layout=f"{rows}, prompts shared" if models.share_prompts else rows,
+        engine=settings.engine,
+    )
 
 
 def load_state(settings: LearnerSettings, ranks: Ranks) -> LearnerState:

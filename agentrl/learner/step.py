@@ -27,6 +27,7 @@ from agentrl.core.metrics import MetricSums
 from agentrl.core.types import derive_seed
 from agentrl.learner.annotations import Annotator
 from agentrl.learner.attention import KERNELS, Kernel
+from agentrl.learner.audit import Audit, begin_audit
 from agentrl.learner.batch import Batch, advantage_inputs, describe_batch
 from agentrl.learner.engine import Clock, TrainEngine, learning_rate, on_device
 from agentrl.learner.layout import Layout, MicroBatch, describe_layout, one_row_bundles, share_prompts
@@ -75,6 +76,7 @@ class TrainingStep:
         self.warmup = settings.learner.critic_warmup_steps if models.critic is not None else 0
         self.frozen = step < self.warmup
         self.stats, self.clock = MetricSums(), Clock(ranks.device)
+        self.audit: Audit | None = None
         self.annotator = None if settings.annotations is None else Annotator(self.batch, recorded, ranks, settings.annotations)
 
     def run(self) -> MetricSums:
@@ -85,6 +87,7 @@ class TrainingStep:
         with self.clock.phase("layout"):
             updates = self._lay_out()
         signals = self._prepare(updates)
+        self._begin_audit(updates, signals)
         for epoch in range(self.algo.ppo_epochs):
             for update in updates:
                 done = (epoch * len(updates) + update.number) / (self.algo.ppo_epochs * len(updates))
@@ -94,6 +97,8 @@ class TrainingStep:
                     self._update_policy(update, signals, done)
         self._describe(signals)
         self._annotate(signals)
+        if self.audit is not None:
+            self.stats.merge(self.audit.stats)
         if self.algo.router_replay:
             self.stats.merge(describe_replay(self.batch, self.models.policy.module, first=self.ranks.first))
         self.clock.record(self.stats)
@@ -125,6 +130,14 @@ class TrainingStep:
             rows = [row for place in plan.rows for row in bundles[place].rows]
             updates.append(Update(number=number, micros=micros, sizes=self._sizes(rows)))
         return tuple(updates)
+
+    def _begin_audit(self, updates: Sequence[Update], signals: UpdateTargets) -> None:
+        every = self.settings.audit_every
+        if self.frozen or not every or self.step % every:
+            return
+        policy: Any = self.models.policy.module
+        with self.clock.phase("audit"):
+            self.audit = begin_audit(self.host, updates[0].micros, signals.advantages, policy, self.step, self.settings, self.ranks)
 
     def _sizes(self, rows: Sequence[int]) -> Denominators:
         episodes = len(torch.unique(self.host.row_episode[rows]))
@@ -298,6 +311,8 @@ class TrainingStep:
         result = compute_policy_loss(self.algorithm.loss, inputs, self.algorithm.loss_options)
         self.stats.merge(result.stats)
         self._record_mean("entropy", entropy)
+        if self.audit is not None and not done:
+            self.audit.take(micro, new)
         per_token = result.per_token * weights
         if signals.trained is not None:
             per_token = per_token.where(signals.trained[at], 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -42,6 +43,11 @@ FLAT_LOW = """Either no answer is ever right (are the labels there? `agentrl ins
 reward partial success, or begin with easier tasks."""
 FLAT_HIGH = """The reward may be at its highest for all of them: take harder tasks, or a reward that tells good from better; \
 --dynamic-filtering leaves such groups out."""
+AUDITS_OFF = {
+    1.0: "several ranks run a row together, or its weights are in 4 bits",
+    2.0: "the learner has no memory for a second copy of the model",
+}
+"""Reasons that ``audit/off`` stands for."""
 FAILURES = ("env_error", "timeout", "engine_error")
 
 
@@ -97,7 +103,18 @@ class Diagnosis(Callback):
         truncated = metrics.get("episode/truncated", 0.0) >= NEARLY_ALL and not overflowed
         if self._in_a_row("all-truncated", truncated, TRUNCATED_STEPS):
             self.add(self._truncated(metrics))
+        self._compare(event.step, metrics)
         self._count_failures(metrics)
+
+    def _compare(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Look at the numbers that two ways to compute the same must have alike."""
+        limit = metrics.get("mismatch/limit", math.inf)
+        if (gap := metrics.get("mismatch/mean", 0.0)) > limit:
+            self.add(_mismatch(step, gap, limit))
+        if (gap := metrics.get("audit/logprob_error", 0.0)) > limit:
+            self.add(_audit(step, gap, limit))
+        if reason := AUDITS_OFF.get(metrics.get("audit/off", 0.0)):
+            self.add(RunWarning("audits-off", f"no row is computed again in float32, because {reason}", "--audit-every 0 asks for none."))
 
     def _in_a_row(self, name: str, holds: bool, steps: int) -> bool:
         self._row[name] = self._row.get(name, 0) + 1 if holds else 0
@@ -134,6 +151,17 @@ class Diagnosis(Callback):
             text = f"{failed / episodes:.0%} of the episodes failed, most with {most}; failed episodes are not trained on"
             remedy = f"`agentrl inspect RUN --status {most}` shows their errors; `agentrl check` finds causes."
             self.add(RunWarning("many-failures", text, remedy))
+
+
+def _mismatch(step: int, gap: float, limit: float) -> RunWarning:
+    text = f"engine and learner differed by {gap:.3g} nats on average in step {step}, about tokens of the same weights (limit {limit:g})"
+    remedy = "If audit/logprob_error is small, the engine is at fault: its weights (--weight-transport) or its type (--engine-dtype)."
+    return RunWarning("mismatch", text, f"{remedy} Else try --attn-implementation eager, then --learner-dtype float32.")
+
+
+def _audit(step: int, gap: float, limit: float) -> RunWarning:
+    text = f"the learner differed by {gap:.3g} nats on average from its own row alone in float32 in step {step} (limit {limit:g})"
+    return RunWarning("audit", text, "Try --attn-implementation eager, then --no-share-prompts, then --learner-dtype float32.")
 
 
 def _flat(reward: float) -> RunWarning:

@@ -17,6 +17,7 @@ SIZES: dict[str, Any] = {
     "check_env": False,
     "tensorboard": False,
     "engine": str(ROOT / "examples" / "own_engine.py:Table"),
+    "max_mismatch": "none",  # the table is not the model
 }
 SINK = """
 import agentrl

@@ -77,3 +77,30 @@ def test_a_quarter_of_failed_episodes_is_said_with_their_kind() -> None:
     assert warnings(*[{"failures/timeout": 10.0}] * 4) == []
     (warning,) = warnings({"failures/timeout": 6.0, "failures/env_error": 30.0})
     assert "36% of the episodes failed, most with env_error" in warning
+
+
+def test_a_difference_of_engine_and_learner_is_said_once_with_its_step() -> None:
+    row = {"mismatch/limit": 0.01, "mismatch/mean": 0.02, "audit/logprob_error": 1e-6}
+    (warning,) = warnings({}, {"mismatch/limit": 0.01, "mismatch/mean": 0.01}, row, {**row, "mismatch/mean": 0.3})
+    assert warning.startswith("mismatch: engine and learner differed by 0.02 nats on average in step 3")
+    assert "(limit 0.01)" in warning
+    assert "If audit/logprob_error is small, the engine is at fault" in warning
+
+
+def test_a_difference_of_the_learner_from_its_own_row_is_another_kind() -> None:
+    row = {"mismatch/limit": 0.01, "mismatch/mean": 0.02, "audit/logprob_error": 0.5}
+    first, second = warnings(row, row)
+    assert first.startswith("mismatch: ")
+    assert second.startswith("audit: the learner differed by 0.5 nats on average from its own row alone in float32 in step 1")
+
+
+def test_without_a_limit_no_difference_is_said() -> None:
+    assert warnings({"mismatch/mean": 9.0, "audit/logprob_error": 9.0}) == []
+
+
+@pytest.mark.parametrize(("reason", "words"), [(1.0, "4 bits"), (2.0, "no memory")])
+def test_audits_that_are_off_are_said_once(reason: float, words: str) -> None:
+    (warning,) = warnings(*[{"audit/off": reason}] * 3)
+    assert warning.startswith("audits-off: ")
+    assert words in warning
+    assert "--audit-every 0" in warning
