@@ -12,8 +12,8 @@ from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.types import Message, Prompt
 from agentrl.env.results import RawText
 from agentrl.env.tools.environment import describe_tools, with_system
+from agentrl.rollout.text import TextCodec
 
-_MARK = re.compile("\ue000(\\d+)\ue001")
 _ASSISTANT = "\ue0000\ue001"
 _CALL_FORM = re.compile(r'<tool_call>\s*\{|\{\s*"tool":|\{\s*"name":(?!\s*")')  # JSON in tags, or bare; schemas have "name" and a text
 
@@ -21,12 +21,8 @@ SHORT = 1000
 """Characters up to which an environment's answer is looked up among earlier ones."""
 
 
-class ChatCodec:
+class ChatCodec(TextCodec):
     """Turns messages into token ids with a tokenizer's chat template, and never text that was sampled.
-
-    Text inside a message that spells a control token ("<|im_end|>") is tokenised as ordinary text: it is replaced by a
-    mark before the template is rendered, and the marks are tokenised apart. All other text is tokenised with the template
-    around it, as everywhere else.
 
     With `template_tools` the template's own description of tools is used, whatever form of calls it asks for.
 
@@ -37,23 +33,13 @@ class ChatCodec:
     """
 
     def __init__(self, tokenizer: Any, *, system_prompt: str = "", end_token_ids: Sequence[int] = (), template_tools: bool = False) -> None:
-        self._tokenizer, self._system_prompt, self._template_tools = tokenizer, system_prompt, template_tools
-        self._backend = _plain_backend(tokenizer)
-        added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-        control = sorted({*added, *map(str, tokenizer.all_special_tokens)}, key=len, reverse=True)
-        self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(control))
-        self._control = re.compile("|".join(map(re.escape, [*control, "\ue000", "\ue001"])))
+        super().__init__(tokenizer)
+        self._system_prompt, self._template_tools = system_prompt, template_tools
         self._questions = lru_cache(maxsize=256)(lambda text: tuple(self.encode_chat([Message(role="user", content=text)])))
         self._answers = lru_cache(maxsize=1024)(
             lambda role, text, last_id: tuple(self._encode_next([Message(role=role, content=text)], last_id))
         )
-        self._plain = lru_cache(maxsize=256)(lambda text: tuple(self._ids(_clean(text), split_special_tokens=True)))
         self.end_token_ids = tuple(sorted({*self._own_end_token_ids(), *end_token_ids}))
-
-    @property
-    def tokenizer(self) -> Any:
-        """The Hugging Face tokenizer."""
-        return self._tokenizer
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a chat from its beginning, up to where the model is to write.
@@ -68,10 +54,10 @@ class ChatCodec:
         if tools and not self.describes_tools:
             chat, tools = with_system(chat, describe_tools(tools)), []
         table = [""]
-        rendered = self._render([self._protect(message, table) for message in chat], self._protect(tools, table))
+        rendered = self._render([self.protect(message, table) for message in chat], self.protect(tools, table))
         start = [] if self._tokenizer.chat_template else self._tokenizer("").input_ids[:1]
         bos = self._tokenizer.bos_token_id
-        return [token for token in start if token == bos] + self._encode(rendered, table)
+        return [token for token in start if token == bos] + self.encode_marked(rendered, table)
 
     def encode_question(self, text: str) -> list[int]:
         """Token ids of a chat of one user's message; the latest are kept, because all members of a group are asked the same."""
@@ -114,41 +100,14 @@ class ChatCodec:
 
     def _encode_next(self, messages: Sequence[Message], last_id: int) -> list[int]:
         table = [""]
-        answer = [self._protect(message, table) for message in messages]
+        answer = [self.protect(message, table) for message in messages]
         rendered = self._render([{"role": "user", "content": "?"}, {"role": "assistant", "content": _ASSISTANT}, *answer])
         _, found, rest = rendered.rpartition(_ASSISTANT)
         if not found:
             raise EnvResultError("the model's chat template leaves out an earlier turn of the assistant, so turns cannot be appended")
-        ids = self._encode(rest, table)
+        ids = self.encode_marked(rest, table)
         first = next((index for index, token in enumerate(ids) if token in self._control_ids), None)
         return ids[first + 1 :] if first is not None and ids[first] == last_id else ids
-
-    def encode_text(self, text: str) -> list[int]:
-        """Token ids of text as it is; control tokens spelled in it count."""
-        return self._ids(_clean(text))
-
-    def encode_plain(self, text: str) -> list[int]:
-        """Token ids of text in which control tokens are ordinary text, as a model writes what it quotes; the latest are kept."""
-        return list(self._plain(text))
-
-    def control_in(self, text: str) -> str:
-        """The first control token that is spelled in a text; "" if there is none."""
-        return next((found.group() for found in self._control.finditer(text) if found.group() not in "\ue000\ue001"), "")
-
-    def fewest_tokens(self, prompt: Prompt) -> int:
-        """A lower bound on the tokens of text or messages, found without encoding them, which takes long for a megabyte."""
-        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
-        return sum(len(text) for text in texts if isinstance(text, str)) // self._longest_token
-
-    @cached_property
-    def _longest_token(self) -> int:
-        return max(len(token) for token in self._tokenizer.get_vocab())
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, control tokens included."""
-        if self._backend is not None:
-            return str(self._backend.decode(list(ids), skip_special_tokens=False))
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def decode_action(self, ids: Sequence[int]) -> str:
         """Text of a sampled turn without its end token."""
@@ -170,16 +129,6 @@ class ChatCodec:
         """The tokenizer's end token, and the one that the template puts after a turn."""
         return {*self.turn_end_ids, *([] if self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id])}
 
-    def _protect(self, value: Any, table: list[str]) -> Any:
-        """A copy of a message in which control text is replaced by marks; `table` gets what the marks stand for."""
-        if isinstance(value, str):
-            return self._control.sub(lambda found: _mark(found.group(), table), _clean(value))
-        if isinstance(value, Mapping):
-            return {key: self._protect(item, table) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._protect(item, table) for item in value]
-        return value
-
     def _render(self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), *, opens_turn: bool = True) -> str:
         if not self._tokenizer.chat_template:
             return "".join(_plain(message.get("content")) + "\n" for message in chat)
@@ -189,38 +138,6 @@ class ChatCodec:
         except Exception as error:  # templates raise errors of their own, and any error of the values they touch
             roles = ", ".join(str(message.get("role")) for message in chat)
             raise EnvResultError(f"the model's chat template refuses messages of the roles {roles}: {error}") from error
-
-    def _encode(self, rendered: str, table: Sequence[str]) -> list[int]:
-        ids: list[int] = []
-        for index, part in enumerate(_MARK.split(rendered)):
-            if index % 2:
-                ids += self._ids(table[int(part)], split_special_tokens=True)
-            elif part:
-                ids += self._ids(part)
-        return ids
-
-    def _ids(self, text: str, **options: bool) -> list[int]:
-        if self._backend is not None and not options:
-            self._backend.encode_special_tokens = False  # as transformers sets it in each of its calls
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
-        return list(self._tokenizer(text, add_special_tokens=False, verbose=False, **options).input_ids)
-
-
-def _plain_backend(tokenizer: Any) -> Any:
-    """The tokenizer's own core, if transformers only passes text on to it; called directly it takes half the time."""
-    if not type(tokenizer).__module__.startswith("transformers"):
-        return None
-    from transformers import PreTrainedTokenizerFast
-
-    steps = ("__call__", "_encode_plus", "decode", "_decode")
-    if not all(getattr(type(tokenizer), name, None) is getattr(PreTrainedTokenizerFast, name) for name in steps):
-        return None
-    if getattr(tokenizer, "clean_up_tokenization_spaces", False):
-        return None
-    backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
 
 
 def _tools_of(messages: Sequence[Message]) -> list[Any]:
@@ -232,24 +149,10 @@ def _tools_of(messages: Sequence[Message]) -> list[Any]:
     return tools
 
 
-def _mark(text: str, table: list[str]) -> str:
-    table.append(text)
-    return f"\ue000{len(table) - 1}\ue001"
-
-
 def _plain(content: Any) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content)
     return "" if content is None else str(content)
-
-
-def _clean(text: str) -> str:
-    """Text that can be encoded: halves of a surrogate pair are joined, single ones become U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
 
 
 def encode_prompt(codec: ChatCodec, prompt: Prompt, *, apply_chat_template: bool) -> list[int]:

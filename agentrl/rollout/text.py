@@ -1,0 +1,118 @@
+"""Between text and token ids: control tokens that a text spells, text that is only text, and decoding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+from agentrl.core.types import Prompt
+
+_MARK = re.compile("\ue000(\\d+)\ue001")
+
+
+class TextCodec:
+    """Turns text into token ids and back.
+
+    Text that spells a control token ("<|im_end|>") inside a message is tokenised as ordinary text: `protect` replaces it by a mark before
+    a chat template is rendered, and `encode_marked` tokenises the marks apart. All other text is tokenised with what stands around it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend = _plain_backend(tokenizer)
+        added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self.control_tokens = sorted({*added, *map(str, tokenizer.all_special_tokens)}, key=len, reverse=True)
+        self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(self.control_tokens))
+        self._control = re.compile("|".join(map(re.escape, [*self.control_tokens, "\ue000", "\ue001"])))
+        self._plain = lru_cache(maxsize=256)(lambda text: tuple(self._ids(_clean(text), split_special_tokens=True)))
+
+    @property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer."""
+        return self._tokenizer
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of text as it is; control tokens spelled in it count."""
+        return self._ids(_clean(text))
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of text in which control tokens are ordinary text, as a model writes what it quotes; the latest are kept."""
+        return list(self._plain(text))
+
+    def control_in(self, text: str) -> str:
+        """The first control token that is spelled in a text; "" if there is none."""
+        return next((found.group() for found in self._control.finditer(text) if found.group() not in "\ue000\ue001"), "")
+
+    def fewest_tokens(self, prompt: Prompt) -> int:
+        """A lower bound on the tokens of text or messages, found without encoding them, which takes long for a megabyte."""
+        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+        return sum(len(text) for text in texts if isinstance(text, str)) // self._longest_token
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(len(token) for token in self._tokenizer.get_vocab())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, control tokens included."""
+        if self._backend is not None:
+            return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def protect(self, value: Any, table: list[str]) -> Any:
+        """A copy of a message in which control text is replaced by marks; `table` gets what the marks stand for."""
+        if isinstance(value, str):
+            return self._control.sub(lambda found: _mark(found.group(), table), _clean(value))
+        if isinstance(value, Mapping):
+            return {key: self.protect(item, table) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.protect(item, table) for item in value]
+        return value
+
+    def encode_marked(self, rendered: str, table: Sequence[str]) -> list[int]:
+        """Token ids of a text with marks, each of which is encoded apart, as plain text."""
+        ids: list[int] = []
+        for index, part in enumerate(_MARK.split(rendered)):
+            if index % 2:
+                ids += self._ids(table[int(part)], split_special_tokens=True)
+            elif part:
+                ids += self._ids(part)
+        return ids
+
+    def _ids(self, text: str, **options: bool) -> list[int]:
+        if self._backend is not None and not options:
+            self._backend.encode_special_tokens = False  # as transformers sets it in each of its calls
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False, **options).input_ids)
+
+
+def _plain_backend(tokenizer: Any) -> Any:
+    """The tokenizer's own core, if transformers only passes text on to it; called directly it takes half the time."""
+    if not type(tokenizer).__module__.startswith("transformers"):
+        return None
+    from transformers import PreTrainedTokenizerFast
+
+    steps = ("__call__", "_encode_plus", "decode", "_decode")
+    if not all(getattr(type(tokenizer), name, None) is getattr(PreTrainedTokenizerFast, name) for name in steps):
+        return None
+    if getattr(tokenizer, "clean_up_tokenization_spaces", False):
+        return None
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _mark(text: str, table: list[str]) -> str:
+    table.append(text)
+    return f"\ue000{len(table) - 1}\ue001"
+
+
+def _clean(text: str) -> str:
+    """Text that can be encoded: halves of a surrogate pair are joined, single ones become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
