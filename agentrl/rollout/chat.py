@@ -12,7 +12,7 @@ from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.types import Message, Prompt
 from agentrl.env.results import RawText
 from agentrl.env.tools.environment import describe_tools, with_system
-from agentrl.rollout.text import TextCodec
+from agentrl.rollout.text_codec import TextCodec
 
 _ASSISTANT = "\ue0000\ue001"
 _CALL_FORM = re.compile(r'<tool_call>\s*\{|\{\s*"tool":|\{\s*"name":(?!\s*")')  # JSON in tags, or bare; schemas have "name" and a text

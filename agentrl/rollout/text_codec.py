@@ -45,6 +45,10 @@ class TextCodec:
         """The first control token that is spelled in a text; "" if there is none."""
         return next((found.group() for found in self._control.finditer(text) if found.group() not in "\ue000\ue001"), "")
 
+    def is_control(self, token: int) -> bool:
+        """True for a control token."""
+        return token in self._control_ids
+
     def fewest_tokens(self, prompt: Prompt) -> int:
         """A lower bound on the tokens of text or messages, found without encoding them, which takes long for a megabyte."""
         texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
