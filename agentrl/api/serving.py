@@ -18,8 +18,8 @@ from agentrl.core.serving import ApiError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, derive_seed
 from agentrl.engine.parsers import answer_parser
-from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.endpoint.answers import AnswerParser, has_own_form
+from agentrl.rollout.chat import ChatCodec, make_codec
+from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.endpoint.session import EndpointSession
 from agentrl.rollout.observers import SamplerEngine, written_turn
@@ -65,8 +65,7 @@ async def serve(config: ServeConfig, say: Say) -> None:
         say(f"loading {name}")
     try:
         await engine.start()
-        ends, system_prompt = engine.end_token_ids, config.data.system_prompt
-        codec = ChatCodec(tokenizer, system_prompt=system_prompt, end_token_ids=ends, template_tools=has_own_form(endpoint))
+        codec = make_codec(tokenizer, settings, engine.end_token_ids)
         session = _session(engine, codec, settings, parser, say)
         server = EndpointServer(port=port)
         try:

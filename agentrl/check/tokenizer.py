@@ -10,8 +10,7 @@ from typing import Any
 
 from agentrl.check.findings import CheckSettings
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.endpoint.answers import has_own_form
+from agentrl.rollout.chat import ChatCodec, make_codec
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -31,7 +30,6 @@ class FileTokenizer:
         self._names = {key: str(value["content"] if isinstance(value, Mapping) else value) for key, value in tokens.items()}
         self.added_tokens_decoder: Mapping[int, Any] = self._tokenizer.get_added_tokens_decoder()
         self.all_special_tokens = list(dict.fromkeys(self._names.values()))
-        self._compiled: Any = None
 
     @staticmethod
     def can_read(directory: Path) -> bool:
@@ -68,13 +66,10 @@ class FileTokenizer:
         """Text of token ids."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def apply_chat_template(
-        self, chat: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, tools: Any = None, **_: Any
-    ) -> str:
-        """Render a chat with the tokenizer's template."""
-        if self._compiled is None:
-            self._compiled = _compile(self.chat_template)
-        return str(self._compiled.render(messages=list(chat), add_generation_prompt=add_generation_prompt, tools=tools, **self._names))
+    @property
+    def special_tokens_map(self) -> dict[str, str]:
+        """The texts of the tokens with a name, which templates may write."""
+        return dict(self._names)
 
     def _id(self, name: str) -> int | None:
         token = self._names.get(name)
@@ -85,21 +80,4 @@ def load_codec(settings: CheckSettings) -> ChatCodec:
     """Return the codec of the model's tokenizer; a tokenizer that `FileTokenizer` cannot read is left to transformers."""
     path = Path(settings.model.model)
     tokenizer = FileTokenizer(path) if FileTokenizer.can_read(path) else load_tokenizer(settings.model.model)
-    return ChatCodec(tokenizer, system_prompt=settings.data.system_prompt, template_tools=has_own_form(settings.endpoint))
-
-
-def _compile(template: str) -> Any:
-    """The template, with the extensions and functions that chat templates are written for."""
-    from datetime import datetime
-
-    from jinja2.exceptions import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = lambda value, indent=None, **_: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template)
+    return make_codec(tokenizer, settings)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import string
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from agentrl.core.errors import ConfigError
 
@@ -59,3 +61,31 @@ def check_template(flag: str, template: str) -> None:
     if places != [("", "", None)]:
         problem = "must hold {} exactly once, where the prompt goes"
         raise ConfigError(flag, template, problem, "Write {{ and }} for braces that are meant as such.")
+
+
+def template_variables(text: str) -> dict[str, Any]:
+    """Return the object that ``--chat-template-kwargs`` gives.
+
+    Raises:
+        ConfigError: If the text is no JSON object.
+    """
+    remedy = 'Write, for example, {"reasoning_effort": "low"}.'
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError("--chat-template-kwargs", text, f"is not JSON: {error}", remedy) from error
+    if not isinstance(value, dict):
+        raise ConfigError("--chat-template-kwargs", text, "must be a JSON object", remedy)
+    return value
+
+
+def read_template(file: str) -> str:
+    """Return the text of the file that ``--chat-template`` names.
+
+    Raises:
+        ConfigError: If it cannot be read.
+    """
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--chat-template", file, f"cannot be read: {error}", "Give the path of a Jinja template.") from error

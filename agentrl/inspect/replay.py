@@ -26,7 +26,8 @@ from agentrl.inspect.compare import INTERRUPTED, Records, Replay, Verdict, repla
 from agentrl.inspect.directory import REQUESTS, RunDirectory
 from agentrl.inspect.requests import replay_requests
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.endpoint.answers import AnswerParser, has_own_form
+from agentrl.rollout.chat import make_codec as make_codec_of
+from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import make_member
 from agentrl.rollout.observers import SamplerEngine
@@ -232,8 +233,7 @@ def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
     tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
 
     def make_codec(end_token_ids: tuple[int, ...]) -> ChatCodec:
-        prompt, template_tools = config.data.system_prompt, has_own_form(config.endpoint)
-        return ChatCodec(tokenizer, system_prompt=prompt, end_token_ids=end_token_ids, template_tools=template_tools)
+        return make_codec_of(tokenizer, settings, end_token_ids)
 
     limits = EngineLimits(max_model_len=config.engine.max_model_len or context_length(model) or 4096)
     settings = episode_settings(config, model)

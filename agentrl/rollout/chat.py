@@ -1,61 +1,102 @@
-"""Between chat messages and token ids: prompts, the pieces of a template between turns, and text that is only text."""
+"""Between chat messages and token ids: prompts, what stands behind a sampled turn, and text that is only text."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from agentrl.core.errors import ConfigError, EnvResultError
+from agentrl.config.schema import DataConfig, EndpointConfig, ModelConfig
+from agentrl.core.errors import ChatTemplateError, ConfigError, EnvResultError
 from agentrl.core.types import Message, Prompt
 from agentrl.env.results import RawText
+from agentrl.env.tools.calls import ToolCall, split_tool_calls
 from agentrl.env.tools.environment import describe_tools, with_system
+from agentrl.rollout import forms
+from agentrl.rollout.endpoint.answers import has_own_form
+from agentrl.rollout.forms import PROBE, QUESTION, SYSTEM, Messages, call_id, probe_call
+from agentrl.rollout.template import ChatTemplate
 from agentrl.rollout.text_codec import TextCodec
 
-_ASSISTANT = "\ue0000\ue001"
+_ANSWER = "\ue0000\ue001"  # stands for what was sampled last: the text of an answer, or an argument of its last call
 _CALL_FORM = re.compile(r'<tool_call>\s*\{|\{\s*"tool":|\{\s*"name":(?!\s*")')  # JSON in tags, or bare; schemas have "name" and a text
 
 SHORT = 1000
 """Characters up to which an environment's answer is looked up among earlier ones."""
 
 
+class CodecSettings(Protocol):
+    """Sections of a command that say how chats are rendered."""
+
+    @property
+    def model(self) -> ModelConfig:
+        """The template."""
+
+    @property
+    def data(self) -> DataConfig:
+        """The system prompt."""
+
+    @property
+    def endpoint(self) -> EndpointConfig:
+        """The form of tool calls."""
+
+
 class ChatCodec(TextCodec):
     """Turns messages into token ids with a tokenizer's chat template, and never text that was sampled.
+
+    What is needed of the template is proven by probes here, and of each rendering: the tokens that end a turn, the form in which it takes
+    messages, what it writes behind an answer, and that nothing is left out.
+
+    Text inside a message that spells a control token ("<|im_end|>") is tokenised as ordinary text: it is replaced by a
+    mark before the template is rendered, and the marks are tokenised apart. All other text is tokenised with the template
+    around it, as everywhere else.
 
     With `template_tools` the template's own description of tools is used, whatever form of calls it asks for.
 
     A tokenizer without a template joins the contents of the messages by line breaks.
 
     Raises:
-        ConfigError: If the template cannot render a dialogue of several turns.
+        ConfigError: If the template cannot render a dialogue of several turns, or no token ends a turn.
     """
 
-    def __init__(self, tokenizer: Any, *, system_prompt: str = "", end_token_ids: Sequence[int] = (), template_tools: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        system_prompt: str = "",
+        end_token_ids: Sequence[int] = (),
+        template_tools: bool = False,
+        template: ChatTemplate | None = None,
+    ) -> None:
         super().__init__(tokenizer)
         self._system_prompt, self._template_tools = system_prompt, template_tools
+        self.template = template or ChatTemplate(tokenizer)
         self._questions = lru_cache(maxsize=256)(lambda text: tuple(self.encode_chat([Message(role="user", content=text)])))
         self._answers = lru_cache(maxsize=1024)(
-            lambda role, text, last_id: tuple(self._encode_next([Message(role=role, content=text)], last_id))
+            lambda role, text, last_id, system: tuple(self._encode_next([Message(role=role, content=text)], last_id, _system_of(system)))
         )
-        self.end_token_ids = tuple(sorted({*self._own_end_token_ids(), *end_token_ids}))
+        self._bodies = lru_cache(maxsize=256)(self._body)
+        self.forms: dict[tuple[str, ...], str] = {}  # the form in which messages of these roles were written, by what was tried
+        self._prove(end_token_ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a chat from its beginning, up to where the model is to write.
 
         Raises:
-            EnvResultError: If the template refuses the messages, or their tools are no JSON schemas.
+            EnvResultError: If the template refuses the messages or leaves a part of them out in every form, or their tools are no JSON
+                schemas.
         """
         tools = _tools_of(messages)
-        chat: list[Any] = [{key: value for key, value in message.items() if key != "tools"} for message in messages]
+        chat = self._dialect.normal(messages)
         if self._system_prompt and chat[0]["role"] != "system":
-            chat.insert(0, {"role": "system", "content": self._system_prompt})
+            chat.insert(0, Message(role="system", content=self._system_prompt))
         if tools and not self.describes_tools:
-            chat, tools = with_system(chat, describe_tools(tools)), []
-        table = [""]
-        rendered = self._render([self.protect(message, table) for message in chat], self.protect(tools, table))
-        start = [] if self._tokenizer.chat_template else self._tokenizer("").input_ids[:1]
+            chat, tools = forms.calls_as_text(with_system(chat, describe_tools(tools))), []
+        rendered, table = self._written(chat, tools)
+        start = [] if self.template.exists else self._tokenizer("").input_ids[:1]
         bos = self._tokenizer.bos_token_id
         return [token for token in start if token == bos] + self.encode_marked(rendered, table)
 
@@ -67,77 +108,253 @@ class ChatCodec(TextCodec):
     def describes_tools(self) -> bool:
         """True if the template describes tools and asks for calls in a form that `parse_tool_calls` accepts."""
         parameters = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
-        probe = {"type": "function", "function": {"name": "some_probe", "description": "Probe.", "parameters": parameters}}
+        probe = {"type": "function", "function": {"name": PROBE, "description": "Probe.", "parameters": parameters}}
         try:
-            rendered = self._render([{"role": "user", "content": "?"}], [probe]) if self._tokenizer.chat_template else ""
+            rendered = self._render([QUESTION], [probe]) if self.template.exists else ""
         except EnvResultError:
             return False
-        return "some_probe" in rendered and (self._template_tools or _CALL_FORM.search(rendered) is not None)
+        return PROBE in rendered and (self._template_tools or self._reads_calls(rendered))
 
-    def encode_next(self, messages: Sequence[Message], last_id: int) -> list[int]:
+    def encode_next(self, messages: Sequence[Message], last_id: int, history: Sequence[Message] = ()) -> list[int]:
         """Token ids to append after a sampled turn: the end of that turn, the messages, the head of the next turn.
 
         Short answers are kept, because environments repeat themselves. If `last_id`, the last sampled token, is not the template's end
         token, that is appended first.
 
+        Args:
+            messages: The messages that answer the turn.
+            last_id: The last token of the turn.
+            history: The chat up to the turn, which is its last message, with its calls or with its text as it was sampled.
+
         Raises:
-            EnvResultError: If the template refuses the messages.
+            EnvResultError: If the template refuses the messages, or leaves a part of them out, in every form.
         """
-        text = messages[0]["content"]
-        if len(messages) == 1 and messages[0].keys() == {"role", "content"} and isinstance(text, str) and len(text) <= SHORT:
-            return list(self._answers(messages[0]["role"], text, last_id))
-        return self._encode_next(messages, last_id)
+        first = messages[0]
+        text, named = first["content"], first["role"] == "tool" and self._names_calls
+        if len(messages) == 1 and first.keys() == {"role", "content"} and isinstance(text, str) and len(text) <= SHORT and not named:
+            return list(self._answers(first["role"], text, last_id, self._system_text(history)))
+        return self._encode_next(messages, last_id, history)
 
     def call_text(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Text of an answer that makes tool calls, as the template writes it; "" if it does not write them."""
-        chat: list[Any] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": list(calls)}]
+        answer = Message(role="assistant", content="", tool_calls=list(calls))
+        if not self._dialect.writes_calls:
+            return ""
         try:
-            before, whole = self._render(chat[:1]), self._render(chat, opens_turn=False)
+            before, whole = self._render([QUESTION]), self._render([QUESTION, answer], opens_turn=False)
         except EnvResultError:
             return ""
-        written, _, _ = whole.removeprefix(before).partition(self.decode(self.turn_end_ids) or "\n")
+        written = whole.removeprefix(before)
+        ends = [place for end in self._ends if (place := written.rfind(end)) > 0]
+        written = written[: min(ends, default=None)] if ends else written.partition("\n" if not self._ends else self._ends[0])[0]
         return written if whole.startswith(before) and written.strip() else ""
 
-    def _encode_next(self, messages: Sequence[Message], last_id: int) -> list[int]:
+    def _prove(self, given: Sequence[int]) -> None:
+        """Find out what is needed of the template, or raise `ConfigError`."""
+        field, name = self.template.field, self.template.value
+        remedy = "Use a chat template that renders every turn: --chat-template FILE."
+        try:
+            self._dialect = forms.find_dialect(self.template) if self.template.exists else forms.Dialect(writes_calls=False)
+            rest, self._table = self._after([QUESTION], Message(role="assistant", content=_ANSWER), [QUESTION])
+        except EnvResultError as error:
+            raise ConfigError(field, name, str(error), remedy) from error
+        closing = self._closing(Message(role="assistant", content=_ANSWER))
+        inside, eos = self._inside(), self._tokenizer.eos_token_id
+        ending, going_on = self._controls(closing), self._controls(rest)
+        self._closings = [one for one, two in zip(ending, going_on, strict=False) if one == two]
+        own = next((token for token in [*self._closings[-1:], *ending[:1], *going_on[:1], eos] if token not in inside), eos)
+        self.turn_end_ids = [] if own is None else [int(own)]
+        called = [] if not self._dialect.writes_calls else self._controls(self._closing(_called(PROBE, _ANSWER)))[-1:]
+        candidates = {*called, *self._known(given), *([] if eos is None else [eos])}
+        self.end_token_ids = tuple(sorted(candidates - inside | {*self.turn_end_ids}))
+        self._ends = [self.decode([token]) for token in self.end_token_ids]
+        self._closes = dict(zip(ending[:1], going_on[:1], strict=False)) if not self._closings and going_on[:1] != [own] else {}
+        if not self.end_token_ids:
+            problem = "no token ends a turn: its tokenizer names none, and its chat template writes none"
+            raise ConfigError(
+                "--model", name, problem, "Set eos_token in tokenizer_config.json, and eos_token_id in generation_config.json."
+            )
+
+    def _known(self, given: Sequence[int]) -> Sequence[int]:
+        """The tokens that the model's configuration ends a turn with, which its tokenizer must have."""
+        size = 1 + max(self._tokenizer.get_vocab().values()) if given else 0
+        if strange := [token for token in given if not 0 <= token < size]:
+            problem = f"generation_config.json: eos_token_id = {strange[0]} is no token of its tokenizer, which has {size:,}"
+            raise ConfigError("--model", getattr(self._tokenizer, "name_or_path", ""), problem, "Correct eos_token_id there.")
+        return given
+
+    def _inside(self) -> set[int]:
+        """The control tokens that the template writes within a turn of the assistant, which end none: of channels, thinking and calls."""
+        thought = {self._dialect.reasoning: PROBE} if self._dialect.reasoning else {}
+        calls = [probe_call(PROBE, PROBE, place) for place in range(2)]
+        found: set[int] = set()
+        for answer in (
+            {"content": PROBE, **thought},
+            {"content": "", "tool_calls": calls, **thought},
+            {"content": "", "tool_calls": calls[:1], **thought},
+        ):
+            chat = [QUESTION, Message(role="assistant", **answer)]  # type: ignore[typeddict-item]
+            try:
+                before, whole = self._render([QUESTION]), self._render(chat, opens_turn=False)
+            except EnvResultError:
+                continue
+            if not forms.lost(whole, chat):
+                begin = next((place for place, (one, two) in enumerate(zip(before, whole, strict=False)) if one != two), len(before))
+                found.update(self._controls(whole[begin : max(begin, whole.rfind(PROBE))]))
+        return found
+
+    def _closing(self, answer: Message) -> str:
+        """The text that the template writes behind the last answer of a chat; "" if it refuses such a chat."""
+        try:
+            _, found, rest = self._render([QUESTION, answer], opens_turn=False).rpartition(_ANSWER)
+        except EnvResultError:
+            return ""
+        return rest if found else ""
+
+    def _reads_calls(self, description: str) -> bool:
+        """Return True if calls that the template writes, or else those it asks for, are understood."""
+        if not (written := self.call_text([probe_call(PROBE, 1)])):
+            return _CALL_FORM.search(description) is not None
+        return split_tool_calls(written)[1] == [ToolCall(PROBE, {"number": 1})]
+
+    @cached_property
+    def _names_calls(self) -> bool:
+        """True if what the template writes behind a result, or whether it does, depends on the call."""
+        result = Message(role="tool", content=PROBE)
+        seen = set()
+        for calls in ([], [probe_call("one")], [probe_call("two")]):
+            try:
+                seen.add(self._after([QUESTION], _called_by(calls), [result])[0])
+            except EnvResultError:
+                seen.add("")
+        return len(seen) > 1
+
+    def _encode_next(self, messages: Messages, last_id: int, history: Messages) -> list[int]:
+        calls = self._calls(messages, history)
+        messages = self._dialect.normal([Message(role="assistant", content="", tool_calls=calls), *messages])[1:]
+        if not self._dialect.writes_calls or (history and history[0].get("tools") and not self.describes_tools):
+            messages, calls = forms.calls_as_text(messages), []
+        head, system = [QUESTION], self._system_text(history)
+        problem: EnvResultError | None = None
+        for name, own, new in _appended(calls, messages):
+            for before in [[*_system_of(system), *head], head] if system else [head]:
+                try:
+                    rest, table = self._after(before, _called_by(own), new)
+                except EnvResultError as error:
+                    problem = problem or error
+                    continue
+                self.forms[("assistant", *(message["role"] for message in messages))] = name
+                return self._behind(self.encode_marked(rest, table), last_id)
+        raise problem or ChatTemplateError(f"{self.template.name} takes no messages behind an answer")
+
+    def _behind(self, ids: list[int], last_id: int) -> list[int]:
+        """Tokens behind a turn without those that the turn itself ended with."""
+        closings = max(1, len(self._closings))
+        for place in [index for index, token in enumerate(ids) if token in self._control_ids][:closings]:
+            if ids[place] in (last_id, self._closes.get(last_id)):
+                return ids[place + 1 :]
+        return ids
+
+    def _after(self, before: Messages, answer: Message, new: Messages) -> tuple[str, list[str]]:
+        """The text behind an answer that new messages follow, in which nothing of them is lost, and what its marks stand for."""
         table = [""]
-        answer = [self.protect(message, table) for message in messages]
-        rendered = self._render([{"role": "user", "content": "?"}, {"role": "assistant", "content": _ASSISTANT}, *answer])
-        _, found, rest = rendered.rpartition(_ASSISTANT)
+        marked = [self.protect(message, table) for message in new]
+        earlier = [self.protect(message, [""]) for message in before]
+        rendered = self._render([*earlier, answer, *marked])
+        _, found, rest = rendered.rpartition(_ANSWER)
         if not found:
-            raise EnvResultError("the model's chat template leaves out an earlier turn of the assistant, so turns cannot be appended")
-        ids = self.encode_marked(rest, table)
-        first = next((index for index, token in enumerate(ids) if token in self._control_ids), None)
-        return ids[first + 1 :] if first is not None and ids[first] == last_id else ids
+            raise ChatTemplateError(f"{self.template.name} leaves out an earlier turn of the assistant, so turns cannot be appended")
+        if calls := answer.get("tool_calls"):
+            body = self._bodies(json.dumps([earlier, calls]))
+            if body is None or not rest.startswith(body):
+                raise ChatTemplateError(f"{self.template.name} writes the calls of a turn otherwise when messages follow it")
+            rest = rest[len(body) :]
+        self._check(rest, marked)
+        return rest, table
+
+    def _body(self, chat: str) -> str | None:
+        """The text from the last argument of an answer's calls to the end of its turn; `None` if the template leaves out the argument."""
+        earlier, calls = json.loads(chat)
+        _, found, rest = self._render([*earlier, _called_by(calls)], opens_turn=False).rpartition(_ANSWER)
+        ends = [place for end in self._ends if (place := rest.rfind(end)) >= 0]
+        return (rest[: max(ends)] if ends else rest) if found else None
+
+    def _calls(self, messages: Messages, history: Messages) -> list[dict[str, Any]]:
+        """The calls that results answer: those of the turn before them, else as many, with the names that the results have."""
+        results = [message for message in messages if message["role"] == "tool"]
+        if not results or messages[0]["role"] != "tool":
+            return []
+        if history and (known := history[-1].get("tool_calls")):
+            return [dict(call) for call in known]
+        names = [result.get("name", "") for result in results]
+        if not all(names) and history and isinstance(text := history[-1]["content"], str):
+            written = [call.name for call in split_tool_calls(text)[1] if isinstance(call, ToolCall)]
+            names = [name or own for name, own in zip(names, [*written, *[""] * len(names)], strict=False)]
+        ids = [result.get("tool_call_id") or call_id(place) for place, result in enumerate(results)]
+        return [{**probe_call(name or PROBE), "id": own} for name, own in zip(names, ids, strict=True)]
+
+    def _system_text(self, history: Messages) -> str:
+        """The text of the system message of a chat, which some templates open turns by; "" if there is none."""
+        if history and history[0]["role"] in SYSTEM and isinstance(text := history[0]["content"], str):
+            return text
+        return self._system_prompt
+
+    def _written(self, chat: Messages, tools: Sequence[Any]) -> tuple[str, list[str]]:
+        """A chat in the first form that the template takes and of which nothing is lost, and what its marks stand for."""
+        problem: EnvResultError | None = None
+        for name, form in forms.forms(chat, calls=self._dialect.writes_calls):
+            table = [""]
+            marked = [self.protect(message, table) for message in form]
+            try:
+                rendered = self._render(marked, self.protect(tools, table))
+                self._check(rendered, marked)
+            except EnvResultError as error:
+                problem = problem or error
+                continue
+            self.forms[tuple(message["role"] for message in chat)] = name
+            return rendered, table
+        raise problem or ChatTemplateError(f"{self.template.name} takes no such messages")
+
+    def _check(self, rendered: str, messages: Messages) -> None:
+        if self.template.exists and (what := forms.lost(rendered, messages)):
+            remedy = "Give another template with --chat-template FILE, or for tools another --tool-parser"
+            raise ChatTemplateError(f"{self.template.name} leaves out {what}. {remedy}")
 
     def decode_action(self, ids: Sequence[int]) -> str:
         """Text of a sampled turn without its end token."""
         ended = len(ids) > 0 and int(ids[-1]) in self.end_token_ids
         return self.decode(ids[:-1] if ended else ids)
 
-    @cached_property
-    def turn_end_ids(self) -> list[int]:
-        """The token that ends a turn of the model: the one that the template puts there, else the tokenizer's; empty if there is none."""
-        try:
-            ids = self.encode_next([Message(role="user", content="?")], -1)
-        except EnvResultError as error:
-            name = getattr(self._tokenizer, "name_or_path", "")
-            raise ConfigError("--model", name, str(error), "Use a chat template that renders every turn.") from error
-        found = next((token for token in ids if token in self._control_ids), self._tokenizer.eos_token_id)
-        return [] if found is None else [found]
+    def _render(self, chat: Messages, tools: Sequence[Any] = (), *, opens_turn: bool = True) -> str:
+        return self.template.render(self._dialect.finished(chat), tools, add_generation_prompt=opens_turn)
 
-    def _own_end_token_ids(self) -> set[int]:
-        """The tokenizer's end token, and the one that the template puts after a turn."""
-        return {*self.turn_end_ids, *([] if self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id])}
 
-    def _render(self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), *, opens_turn: bool = True) -> str:
-        if not self._tokenizer.chat_template:
-            return "".join(_plain(message.get("content")) + "\n" for message in chat)
-        try:
-            options = {"tools": list(tools)} if tools else {}
-            return str(self._tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=opens_turn, **options))
-        except Exception as error:  # templates raise errors of their own, and any error of the values they touch
-            roles = ", ".join(str(message.get("role")) for message in chat)
-            raise EnvResultError(f"the model's chat template refuses messages of the roles {roles}: {error}") from error
+def _called(name: str, value: str) -> Message:
+    return Message(role="assistant", content="", tool_calls=[probe_call(name, value)])
+
+
+def _called_by(calls: Sequence[Mapping[str, Any]]) -> Message:
+    """An answer that made these calls, whose last argument is a mark, or whose text is."""
+    if not calls:
+        return Message(role="assistant", content=_ANSWER)
+    made = [{**call, "function": {"name": call["function"]["name"], "arguments": {"number": _ANSWER}}} for call in calls]
+    return Message(role="assistant", content="", tool_calls=made)
+
+
+def _system_of(text: str) -> list[Message]:
+    return [Message(role="system", content=text)] if text else []
+
+
+def _appended(calls: Sequence[dict[str, Any]], messages: Messages) -> Iterator[tuple[str, Sequence[dict[str, Any]], Messages]]:
+    """Ways of writing messages behind an answer: their name, the calls of the answer, and the messages."""
+    behind = {"all its calls": calls, "its last call": calls[-1:], "no call": []}
+    ways = [(name, own) for name, own in behind.items() if name != "its last call" or len(calls) > 1]
+    ways = ways if calls else ways[-1:]
+    for change, roles in (("as they are", ()), ("a system message as the user's", SYSTEM)):
+        changed = forms.joined(messages, roles) if roles else messages
+        for name, own in ways if not roles or changed != messages else ():
+            yield f"{change} behind {name}", own, changed
+    yield "all but the assistant's as the user's", [], forms.joined(forms.calls_as_text(messages), ("tool", *SYSTEM))
 
 
 def _tools_of(messages: Sequence[Message]) -> list[Any]:
@@ -149,10 +366,29 @@ def _tools_of(messages: Sequence[Message]) -> list[Any]:
     return tools
 
 
-def _plain(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content)
-    return "" if content is None else str(content)
+def make_codec(tokenizer: Any, settings: CodecSettings, end_token_ids: Sequence[int] = ()) -> ChatCodec:
+    """Return the codec of a command's settings; `end_token_ids` are those that the model's configuration names."""
+    codec = ChatCodec(
+        tokenizer,
+        system_prompt=settings.data.system_prompt,
+        end_token_ids=end_token_ids,
+        template_tools=has_own_form(settings.endpoint),
+        template=ChatTemplate(tokenizer, settings.model),
+    )
+    _check_vocabulary(codec, Path(settings.model.model) / "config.json")
+    return codec
+
+
+def _check_vocabulary(codec: ChatCodec, config: Path) -> None:
+    """Make sure that a model, if it is a directory here, has the tokens that a chat is made of."""
+    if not config.is_file():
+        return
+    shape = json.loads(config.read_text(encoding="utf-8"))
+    size = shape.get("vocab_size") or (shape.get("text_config") or {}).get("vocab_size")
+    highest = max([*codec.encode_question("?"), *codec.turn_end_ids])
+    if isinstance(size, int) and highest >= size:
+        problem = f"vocab_size = {size:,} in config.json, and a chat has the token {highest:,} of its tokenizer"
+        raise ConfigError("--model", str(config.parent), problem, "Give the model its own tokenizer, or resize its embeddings.")
 
 
 def encode_prompt(codec: ChatCodec, prompt: Prompt, *, apply_chat_template: bool) -> list[int]:

@@ -87,7 +87,7 @@ class Conversation:
         if isinstance(observation, RawText):
             self.prompt = self._codec.encode_text(observation)
         elif not isinstance(observation, str):
-            self.prompt = self._codec.encode_next(observation, self._context.tokens[-1])
+            self.prompt = self._codec.encode_next(observation, self._context.tokens[-1], self.messages or ())
         self.messages = None if self.messages is None or isinstance(observation, str) else [*self.messages, *observation]
 
     async def generate(self, number: int) -> Turn:

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError
 from agentrl.core.protocols import Engine
-from agentrl.core.types import GroupRequest, Prompt, Sampling, Status, Task, Trajectory, as_messages
+from agentrl.core.types import GroupRequest, Message, Prompt, Sampling, Status, Task, Trajectory, as_messages
 from agentrl.env.agent import AgentClass, SamplingParams, StepResult, make_sampling_params
 from agentrl.env.boundary import EnvSession, Threads
 from agentrl.env.executor import Completion, ExecutorSession, Policy, Sampler
@@ -98,7 +98,8 @@ class RecordedPolicy(Policy):
 
     def encode_next(self, messages: Prompt, after: Completion) -> list[int]:
         """As `Policy.encode_next`."""
-        return self._codec.encode_next(as_messages(messages), after.token_ids[-1])
+        history = [Message(role="assistant", content=after.text)]
+        return self._codec.encode_next(as_messages(messages), after.token_ids[-1], history)
 
     def decode(self, ids: Sequence[int]) -> str:
         """As `Policy.decode`."""

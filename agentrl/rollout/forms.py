@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import combinations, groupby
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import ChatTemplateError
@@ -13,7 +13,6 @@ from agentrl.core.types import Message
 from agentrl.rollout.template import ChatTemplate, plain_text
 
 Messages: TypeAlias = Sequence[Message]
-Form: TypeAlias = tuple[str, Callable[[Messages], Messages]]
 
 SYSTEM = ("system", "developer")
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -167,16 +166,25 @@ def _find(rendered: str, text: str, start: int) -> int:
     return rendered.find(lines[0]) if len(lines) > 1 and all(line in rendered for line in lines) else -1
 
 
-def forms(dialect: Dialect) -> Iterator[Form]:
-    """Ways of writing messages, the most faithful first; the first that a template takes, and that loses nothing, is the one to use."""
-    yield "as they are", lambda messages: messages
-    if dialect.writes_calls:
-        yield "one call in a message", one_call_each
-    yield "a later system message as the user's", _later_system_as_user
-    if dialect.writes_calls:
-        yield "both", lambda messages: _later_system_as_user(one_call_each(messages))
-        yield "results as the user's, calls as text", lambda messages: joined(calls_as_text(messages), ("tool",))
-    yield "all but the assistant's as the user's", lambda messages: joined(calls_as_text(messages), ("tool", *SYSTEM))
+def forms(messages: Messages, *, calls: bool = True) -> Iterator[tuple[str, Messages]]:
+    """Ways of writing messages, with their names, the most faithful first.
+
+    The first that a template takes, and that loses nothing, is the one to use. With `calls` the template writes tool calls.
+    """
+    steps: dict[str, Callable[[Messages], Messages]] = {}
+    if calls and any(message.get("tool_calls") for message in messages):
+        steps = {"one call in a message": one_call_each, "text and calls in messages of their own": _text_apart}
+    if any(message["role"] in SYSTEM for message in messages[1:]):
+        steps["a later system message as the user's"] = _later_system_as_user
+    yield "as they are", messages
+    for number in range(1, len(steps) + 1):
+        for names in combinations(steps, number):
+            changed = messages
+            for name in names:
+                changed = steps[name](changed)
+            yield ", ".join(names), changed
+    yield "results as the user's, calls as text", joined(calls_as_text(messages), ("tool",))
+    yield "all but the assistant's as the user's", joined(calls_as_text(messages), ("tool", *SYSTEM))
 
 
 def in_order_of_calls(messages: Messages) -> list[Message]:
@@ -209,6 +217,15 @@ def one_call_each(messages: Messages) -> list[Message]:
             split[-1] = first
             waiting = [Message(role="assistant", content="", tool_calls=other["tool_calls"]) for other in others]
     return [*split, *waiting]
+
+
+def _text_apart(messages: Messages) -> list[Message]:
+    """Messages in which the text before calls is a message of its own."""
+    apart: list[Message] = []
+    for message in messages:
+        has_both = message.get("tool_calls") and message["content"]
+        apart += [Message(role=message["role"], content=message["content"]), {**message, "content": ""}] if has_both else [message]
+    return apart
 
 
 def calls_as_text(messages: Messages) -> list[Message]:

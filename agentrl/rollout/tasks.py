@@ -20,7 +20,7 @@ from agentrl.env.prompts import PromptFormat, read_prompts
 from agentrl.env.rewards.function import judged_by_reward
 from agentrl.env.sampling import Sampling
 from agentrl.env.tasks import PEEK, TaskSource, checked, own_tasks, unique
-from agentrl.rollout.chat import ChatCodec, encode_prompt
+from agentrl.rollout.chat import encode_prompt, make_codec
 from agentrl.rollout.settings import EpisodeSettings
 
 
@@ -133,7 +133,7 @@ def check_prompts(settings: EpisodeSettings, tasks: Sequence[Task], max_model_le
     if not doubtful:
         return
     tokenizer = load_tokenizer(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
-    codec = ChatCodec(tokenizer, system_prompt=settings.data.system_prompt)
+    codec = make_codec(tokenizer, settings)
     for task in doubtful:
         length = len(encode_prompt(codec, task.prompt, apply_chat_template=settings.data.apply_chat_template))
         if length >= limit:

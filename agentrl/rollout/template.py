@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Protocol
 
 from jinja2 import Template, nodes
@@ -19,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from agentrl.config.data_rules import read_template, template_variables
 from agentrl.core.errors import ChatTemplateError, ConfigError
 
 DEADLINE_S = 10.0
@@ -71,12 +71,12 @@ class ChatTemplate:
         self.name = f"the template {file}" if file else f"the chat template of {getattr(tokenizer, 'name_or_path', '') or 'the tokenizer'}"
         self.field, self.value = ("--chat-template", file) if file else ("--model", str(getattr(tokenizer, "name_or_path", "")))
         self._own_code = not file and _renders_itself(tokenizer)
-        sources = {"default": _read(file)} if file else own if isinstance(own, Mapping) else {"default": own} if own else {}
+        sources = {"default": read_template(file)} if file else own if isinstance(own, Mapping) else {"default": own} if own else {}
         self._compiled = {} if self._own_code else {name: self._compile(source) for name, source in sources.items()}
         self.source = "".join(str(source) for source in sources.values())
         self._variables: dict[str, Any] = {**(getattr(tokenizer, "special_tokens_map", None) or {})}
         if settings is not None:
-            self._variables |= self._switched(settings.thinking) | parse_kwargs(settings.chat_template_kwargs)
+            self._variables |= self._switched(settings.thinking) | template_variables(settings.chat_template_kwargs)
 
     @property
     def exists(self) -> bool:
@@ -135,22 +135,6 @@ class ChatTemplate:
             problem = f"{self.name} has none of the switches that this setting knows: {', '.join(wanted)}"
             raise ConfigError("--thinking", thinking, problem, "Use auto, or its own variable with --chat-template-kwargs.")
         return found
-
-
-def parse_kwargs(text: str) -> dict[str, Any]:
-    """Return the object that ``--chat-template-kwargs`` gives.
-
-    Raises:
-        ConfigError: If the text is no JSON object.
-    """
-    remedy = 'Write, for example, {"reasoning_effort": "low"}.'
-    try:
-        value = json.loads(text or "{}")
-    except ValueError as error:
-        raise ConfigError("--chat-template-kwargs", text, f"is not JSON: {error}", remedy) from error
-    if not isinstance(value, dict):
-        raise ConfigError("--chat-template-kwargs", text, "must be a JSON object", remedy)
-    return value
 
 
 def plain_text(content: Any) -> str:
@@ -243,13 +227,6 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _read(file: str) -> str:
-    try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("--chat-template", file, f"cannot be read: {error}", "Give the path of a Jinja template.") from error
 
 
 def _renders_itself(tokenizer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Between text and token ids: control tokens that a text spells, text that is only text, and decoding."""
+"""Between text and token ids: control tokens that count, and text that is only text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MARK = re.compile("\ue000(\\d+)\ue001")
 
 
 class TextCodec:
-    """Turns text into token ids and back.
+    """Turns text into token ids and back, with a tokenizer.
 
-    Text that spells a control token ("<|im_end|>") inside a message is tokenised as ordinary text: `protect` replaces it by a mark before
-    a chat template is rendered, and `encode_marked` tokenises the marks apart. All other text is tokenised with what stands around it.
+    Text that spells a control token ("<|im_end|>") and is to be ordinary text is replaced by a mark before it gets among control tokens
+    that count, and the marks are tokenised apart.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -73,6 +73,9 @@ class TextCodec:
         if isinstance(value, list | tuple):
             return [self.protect(item, table) for item in value]
         return value
+
+    def _controls(self, text: str) -> list[int]:
+        return [token for token in self._ids(text) if token in self._control_ids]
 
     def encode_marked(self, rendered: str, table: Sequence[str]) -> list[int]:
         """Token ids of a text with marks, each of which is encoded apart, as plain text."""

@@ -27,8 +27,8 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, GroupRequest, Status
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentKind, AgentSpec
-from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.endpoint.answers import AnswerParser, has_own_form
+from agentrl.rollout.chat import ChatCodec, make_codec
+from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.group import Member, Trajectories, make_member, run_group
@@ -189,11 +189,9 @@ class EpisodeWorker:
         await self._sessions.start()
         await self._engine.start()
         tokenizer = load_tokenizer(self._settings.model.model, trust_remote_code=self._settings.model.trust_remote_code)
-        ends, endpoint = self._engine.end_token_ids, self._settings.endpoint
-        system_prompt = self._settings.data.system_prompt
-        self._codec = ChatCodec(tokenizer, system_prompt=system_prompt, end_token_ids=ends, template_tools=has_own_form(endpoint))
+        self._codec = make_codec(tokenizer, self._settings, self._engine.end_token_ids)
         if self._make_parser is not None and self._agent.kind is AgentKind.BLACK_BOX:
-            self._server.parser = await asyncio.to_thread(self._make_parser, endpoint, tokenizer)
+            self._server.parser = await asyncio.to_thread(self._make_parser, self._settings.endpoint, tokenizer)
         if self._learned is not None:
             await self._learned.start()
         collect_rarely()

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from agentrl.env.tools.channels import split_channels
+
 NAME_KEYS = ("tool", "name", "function")
 ARGUMENT_KEYS = ("args", "arguments", "parameters")
 
@@ -43,7 +45,8 @@ def parse_tool_calls(text: str) -> list[Parsed]:
     Accepts JSON objects in ``<tool_call>`` tags (Hermes, Qwen), and bare JSON, alone, in a code fence, or after some
     text; text after the JSON is ignored. An object is ``{"tool": ..., "args": ...}`` or
     ``{"name": ..., "arguments": ...}`` (``parameters`` in Llama's), with an object, a list, or a JSON string
-    as arguments. Text up to ``</think>`` is ignored.
+    as arguments. Text up to ``</think>`` is ignored. In a turn that is written in channels (gpt-oss), the messages to tools
+    are the calls.
 
     Args:
         text: Text of the turn, without its end token.
@@ -53,7 +56,10 @@ def parse_tool_calls(text: str) -> list[Parsed]:
 
 def split_tool_calls(text: str) -> tuple[str, list[Parsed]]:
     """Return the text before the first tool call, after ``</think>``, and the calls as `parse_tool_calls` does."""
-    text = text.rpartition("</think>")[2]
+    channels = split_channels(text)
+    if channels is not None and channels.calls:
+        return channels.text, [_call({"name": name, "arguments": arguments or "{}"}) for name, arguments in channels.calls]
+    text = text.rpartition("</think>")[2] if channels is None else channels.text
     before, found, _ = text.partition("<tool_call>")
     if found:
         return before, [parsed for tagged in _TAGGED.finditer(text) for parsed in _tagged(tagged[1].strip())]

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from agentrl.config.schema import EndpointConfig
 from agentrl.core.protocols import Structure
 from agentrl.env.tools.calls import BadCall, ToolCall, split_tool_calls
+from agentrl.env.tools.channels import split_channels
 from agentrl.rollout.endpoint.neutral import Json
 
 JSON_PARSER = "json"
@@ -47,16 +48,19 @@ class AnswerParser(Protocol):
 
 
 class JsonAnswerParser:
-    """Parser of the formats that need no parser of their own: reasoning up to ``</think>``, and calls as JSON, in tags or bare."""
+    """Parser of formats that need no other: reasoning up to ``</think>``, calls as JSON in tags or bare, and turns in channels."""
 
     def parse(self, sampled: str, tools: Sequence[Json], *, reasons: bool = True) -> Parts:
         """As `AnswerParser.parse`; a text with a malformed call is text as a whole."""
         reasoning, found, text = sampled.rpartition(THOUGHT) if reasons else ("", "", sampled)
         reasoning = reasoning.strip().removeprefix(THINK).strip() if found else ""
         text = text.lstrip("\n") if found else text
+        channels = split_channels(sampled) if reasons else None
+        if channels is not None:
+            reasoning, text = channels.reasoning, channels.text
         if not tools:
             return Parts(text=text, reasoning=reasoning)
-        before, parsed = split_tool_calls(text)
+        before, parsed = split_tool_calls(text if channels is None else sampled)
         if not parsed or any(isinstance(call, BadCall) for call in parsed):
             return Parts(text=text, reasoning=reasoning)
         calls = tuple((call.name, _arguments(call, tools)) for call in parsed if isinstance(call, ToolCall))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import EnvResultError
 from agentrl.core.serving import ApiError
 from agentrl.core.types import Message
-from agentrl.env.tools.environment import describe_tools, with_system
 from agentrl.rollout.endpoint.neutral import Answer, ChatRequest, EchoedMessage, Json
 from agentrl.rollout.recorder import Context, Recorder, Sample
 
@@ -106,7 +105,7 @@ class MessageGraph:
             if place.sampled:
                 follows, number = _meant(place.sampled, message), index + 1
         reason = self._reason(keys, tools, follows)
-        tail = None if follows is None else self._tail(request.messages[number:], follows)
+        tail = None if follows is None else self._tail(request, number, follows)
         if follows is not None and tail is None:
             follows, reason = None, "template"
         prompt_ids = self._whole(request) if follows is None else follows.context.tokens[: follows.length] + (tail or [])
@@ -147,34 +146,20 @@ class MessageGraph:
             self._latest_tools = (tools, key)
         return key
 
-    def _tail(self, messages: Sequence[Message], follows: Sampled) -> list[int] | None:
-        """Tokens after a sampled answer up to the next, or `None` if the template cannot append the messages."""
-        messages = self._plain(messages)
-        for form in _forms(messages):
-            try:
-                return self._codec.encode_next(form, follows.context.tokens[follows.length - 1])
-            except EnvResultError:
-                continue
-        return None
+    def _tail(self, request: ChatRequest, number: int, follows: Sampled) -> list[int] | None:
+        """Tokens after a sampled answer up to the next, or `None` if the template cannot append the messages behind it."""
+        earlier = [*request.messages[: number - 1], follows.answer.message()]
+        try:
+            last_id = follows.context.tokens[follows.length - 1]
+            return self._codec.encode_next(request.messages[number:], last_id, _with_tools(earlier, request.tools))
+        except EnvResultError:
+            return None
 
     def _whole(self, request: ChatRequest) -> list[int]:
-        messages, tools = self._plain(request.messages), request.tools
-        if tools and not self._codec.describes_tools:
-            messages, tools = with_system(messages, describe_tools(tools)), ()
-        problem: EnvResultError | None = None
-        for form in _forms(messages):
-            first = Message(**form[0], tools=tools) if tools else form[0]
-            try:
-                return self._codec.encode_chat([first, *form[1:]])
-            except EnvResultError as error:
-                problem = problem or error
-        raise ApiError(400, f"messages: {problem}", "messages", "invalid_value")
-
-    def _plain(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages in which tool calls are text, if the template does not know them."""
-        if self._codec.describes_tools:
-            return list(messages)
-        return [_calls_as_text(message) if message.get("tool_calls") else message for message in messages]
+        try:
+            return self._codec.encode_chat(_with_tools(request.messages, request.tools))
+        except EnvResultError as error:
+            raise ApiError(400, f"messages: {error}", "messages", "invalid_value") from error
 
     def _reason(self, keys: list[Key], tools: str, follows: Sampled | None) -> str:
         """Return why a request does not simply go on with a context; "" if it does, or if it is the first."""
@@ -203,33 +188,12 @@ def message_key(message: Message) -> Key:
     return role, message.get("name", "") if role == "user" else "", message["content"].strip(), calls
 
 
-def _forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """Messages as they are, then for templates that want roles to alternate, then for those that know only user and assistant."""
-    yield messages
-    yield _alternating(messages, lambda index, role: index > 0 and role in SYSTEM)
-    yield _alternating(messages, lambda index, role: role != "assistant")
-
-
-def _alternating(messages: Sequence[Message], is_user: Callable[[int, str], bool]) -> list[Message]:
-    """Messages in which those that `is_user` says are the user's, and the user's in a row are one."""
-    joined: list[Message] = []
-    for index, message in enumerate(messages):
-        role = "user" if is_user(index, message["role"]) else message["role"]
-        if joined and role == "user" and joined[-1]["role"] == "user":
-            joined[-1] = Message(role="user", content=f"{joined[-1]['content']}\n{message['content']}")
-        else:
-            joined.append(message if role == message["role"] else Message(role=role, content=message["content"]))
-    return joined
+def _with_tools(messages: Sequence[Message], tools: Sequence[Json]) -> Sequence[Message]:
+    return [Message(**messages[0], tools=tools), *messages[1:]] if tools else messages
 
 
 def _canonical(arguments: Any) -> str:
     return arguments.strip() if isinstance(arguments, str) else json.dumps(arguments, sort_keys=True, separators=(",", ":"))
-
-
-def _calls_as_text(message: Message) -> Message:
-    calls = [json.dumps(call["function"]) for call in message["tool_calls"]]
-    texts = [*filter(None, [message["content"]]), *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)]
-    return Message(role=message["role"], content="\n".join(texts))
 
 
 def _meant(sampled: Sequence[Sampled], message: EchoedMessage) -> Sampled:

@@ -14,7 +14,7 @@ from tests.unit.rollout.templates import tokenizer
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "description": "One."}}, "required": ["a"]}
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add numbers.", "parameters": SCHEMA}}]
 _CONTROL = re.compile(
-    r"<\|[\w:/ ]+\|>|<\uff5c[^\uff5c\s]+\uff5c>|<(?:start|end)_of_turn>|\[/?[A-Z_]+\]|<\|?/?(?:turn|tool_call|tool_response|channel)\|?>"
+    r"<\|[\w:/ ]+\|>|<\uff5c[^\uff5c\s]+\uff5c>|<(?:start|end)_of_turn>|\[/?[A-Z_]+\]|<\|?/?(?:turn|tool_call|tool_response|channel)\|?>|</?s>|<end_of_utterance>|<\|[A-Z_]+_TOKEN\|>"
 )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl import AgentInstance, Task
-from agentrl.config.schema import RolloutConfig
+from agentrl.config.schema import RolloutConfig, RunConfig
 from agentrl.config.sections import changed
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import GroupRequest, Trajectory
@@ -19,7 +19,7 @@ from agentrl.rollout.settings import EpisodeSettings
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.templates import tokenizer
 
-PATIENT = EpisodeSettings(seed=5, rollout=RolloutConfig(max_new_tokens=32, max_turns=4))
+PATIENT = EpisodeSettings(run=RunConfig(seed=5), rollout=RolloutConfig(max_new_tokens=32, max_turns=4))
 """With the deadlines of a run."""
 SETTINGS = replace(changed(PATIENT, reset_timeout_s=1.5, step_timeout_s=1.5, env_threads=8), close_timeout_s=1.5)
 LIMITS = SETTINGS.env
