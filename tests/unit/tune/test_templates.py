@@ -15,7 +15,7 @@ from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.encode import IGNORED, Encoder, Row
 from agentrl.tune.forms import Chat, Labelled, Pair, dialogue
 from agentrl.tune.settings import DpoConfig, KtoConfig, SftConfig, SftDataConfig, SftMethodConfig
-from tests.unit.rollout.families import SOURCES, TOOLS, call, family, said
+from tests.unit.rollout.families import TOOLS, call, family, said
 
 spec = find_spec("trl")
 FOLDER = Path(next(iter(spec.submodule_search_locations or ()))) / "chat_templates" if spec is not None else Path()
@@ -51,9 +51,8 @@ def rendered(name: str, chat: list[dict[str, Any]], tools: Any, **variables: Any
 def _formed(message: dict[str, Any], parts: bool, text: bool) -> dict[str, Any]:
     formed = {**message, "content": [{"type": "text", "text": message["content"]}] if parts else message["content"]}
     if text and "tool_calls" in formed:
-        formed["tool_calls"] = [
-            {**each, "function": {**each["function"], "arguments": json.dumps(each["function"]["arguments"])}} for each in formed["tool_calls"]
-        ]
+        functions = [each["function"] for each in formed["tool_calls"]]
+        formed["tool_calls"] = [{"function": {**function, "arguments": json.dumps(function["arguments"])}} for function in functions]
     return formed
 
 
@@ -222,7 +221,11 @@ RESULT = said("tool", "RESULT", tool_call_id="c00000000", name="add")
     ("name", "chat", "problem"),
     [
         ("phi3", [USER, ANSWERS["text"], RESULT, ANSWERS["text"]], "writes no results of tools"),
-        ("gptoss", [USER, ANSWERS["text"], said("system", "QUICK"), USER, ANSWERS["text"]], "leaves out the text of the message of the role"),
+        (
+            "gptoss",
+            [USER, ANSWERS["text"], said("system", "QUICK"), USER, ANSWERS["text"]],
+            "leaves out the text of the message of the role",
+        ),
         ("llama3_1", [USER, said("assistant", "", tool_calls=[*CALLS, call("sub", 18, 1)]), RESULT, ANSWERS["text"]], "refuses messages"),
         ("llama3", [USER, ANSWERS["calls"], RESULT, ANSWERS["text"]], "writes no tool calls"),
         ("qwen2_5", [USER, ANSWERS["thinking"]], "leaves out the thinking of an answer: 'REASON'"),
