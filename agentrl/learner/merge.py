@@ -54,6 +54,7 @@ def merge_into_base(adapter: Path, target: Path, *, base: str = "", dtype: str =
     import transformers
     from peft import PeftModel
     from safetensors import SafetensorError
+    from transformers.utils import GENERATION_CONFIG_NAME
 
     settings = json.loads((adapter / CONFIG_FILE).read_text(encoding="utf-8"))
     task = str(settings.get("task_type") or "CAUSAL_LM")
@@ -77,6 +78,8 @@ def merge_into_base(adapter: Path, target: Path, *, base: str = "", dtype: str =
         raise ConfigError("--base", name, "holds quantised weights, which cannot take an adapter in", "Name the model as it was before.")
     if not adapted_layers(inner):
         raise CheckpointError(f"{adapter} changes no layer of {name}")
+    if (adapter / GENERATION_CONFIG_NAME).is_file():  # the tokens at which the adapter was trained to end
+        inner.generation_config = transformers.GenerationConfig.from_pretrained(adapter)
     tokenizer = load_tokenizer(str(adapter) if (adapter / "tokenizer_config.json").is_file() else name, trust_remote_code=trust_remote_code)
     save_pretrained(inner, _without_wrappers(merged_parameters(inner)), tokenizer, target, ALONE)
     return sum(parameter.numel() for _, parameter in _without_wrappers(merged_parameters(inner)))

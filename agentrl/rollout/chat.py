@@ -98,7 +98,7 @@ class ChatCodec(TextCodec):
         rendered, table = self._written(chat, tools)
         start = [] if self.template.exists else self._tokenizer("").input_ids[:1]
         bos = self._tokenizer.bos_token_id
-        return [token for token in start if token == bos] + self._encode(rendered, table)
+        return [token for token in start if token == bos] + self.encode_marked(rendered, table)
 
     def encode_question(self, text: str) -> list[int]:
         """Token ids of a chat of one user's message; the latest are kept, because all members of a group are asked the same."""
@@ -244,7 +244,7 @@ class ChatCodec(TextCodec):
                     problem = problem or error
                     continue
                 self.forms[("assistant", *(message["role"] for message in messages))] = name
-                return self._behind(self._encode(rest, table), last_id)
+                return self._behind(self.encode_marked(rest, table), last_id)
         raise problem or ChatTemplateError(f"{self.template.name} takes no messages behind an answer")
 
     def _behind(self, ids: list[int], last_id: int) -> list[int]:
@@ -258,8 +258,8 @@ class ChatCodec(TextCodec):
     def _after(self, before: Messages, answer: Message, new: Messages) -> tuple[str, list[str]]:
         """The text behind an answer that new messages follow, in which nothing of them is lost, and what its marks stand for."""
         table = [""]
-        marked = [self._protect(message, table) for message in new]
-        earlier = [self._protect(message, [""]) for message in before]
+        marked = [self.protect(message, table) for message in new]
+        earlier = [self.protect(message, [""]) for message in before]
         rendered = self._render([*earlier, answer, *marked])
         _, found, rest = rendered.rpartition(_ANSWER)
         if not found:
@@ -304,9 +304,9 @@ class ChatCodec(TextCodec):
         problem: EnvResultError | None = None
         for name, form in forms.forms(chat, calls=self._dialect.writes_calls):
             table = [""]
-            marked = [self._protect(message, table) for message in form]
+            marked = [self.protect(message, table) for message in form]
             try:
-                rendered = self._render(marked, self._protect(tools, table))
+                rendered = self._render(marked, self.protect(tools, table))
                 self._check(rendered, marked)
             except EnvResultError as error:
                 problem = problem or error

@@ -23,9 +23,9 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._backend = _plain_backend(tokenizer)
         added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-        control = sorted({*added, *map(str, tokenizer.all_special_tokens)}, key=len, reverse=True)
-        self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(control))
-        self._control = re.compile("|".join(map(re.escape, [*control, "\ue000", "\ue001"])))
+        self.control_tokens = sorted({*added, *map(str, tokenizer.all_special_tokens)}, key=len, reverse=True)
+        self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(self.control_tokens))
+        self._control = re.compile("|".join(map(re.escape, [*self.control_tokens, "\ue000", "\ue001"])))
         self._plain = lru_cache(maxsize=256)(lambda text: tuple(self._ids(_clean(text), split_special_tokens=True)))
 
     @property
@@ -45,6 +45,10 @@ class TextCodec:
         """The first control token that is spelled in a text; "" if there is none."""
         return next((found.group() for found in self._control.finditer(text) if found.group() not in "\ue000\ue001"), "")
 
+    def is_control(self, token: int) -> bool:
+        """True for a control token."""
+        return token in self._control_ids
+
     def fewest_tokens(self, prompt: Prompt) -> int:
         """A lower bound on the tokens of text or messages, found without encoding them, which takes long for a megabyte."""
         texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
@@ -60,20 +64,21 @@ class TextCodec:
             return str(self._backend.decode(list(ids), skip_special_tokens=False))
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _protect(self, value: Any, table: list[str]) -> Any:
+    def protect(self, value: Any, table: list[str]) -> Any:
         """A copy of a message in which control text is replaced by marks; `table` gets what the marks stand for."""
         if isinstance(value, str):
             return self._control.sub(lambda found: _mark(found.group(), table), _clean(value))
         if isinstance(value, Mapping):
-            return {key: self._protect(item, table) for key, item in value.items()}
+            return {key: self.protect(item, table) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._protect(item, table) for item in value]
+            return [self.protect(item, table) for item in value]
         return value
 
     def _controls(self, text: str) -> list[int]:
         return [token for token in self._ids(text) if token in self._control_ids]
 
-    def _encode(self, rendered: str, table: Sequence[str]) -> list[int]:
+    def encode_marked(self, rendered: str, table: Sequence[str]) -> list[int]:
+        """Token ids of a text with marks, each of which is encoded apart, as plain text."""
         ids: list[int] = []
         for index, part in enumerate(_MARK.split(rendered)):
             if index % 2:

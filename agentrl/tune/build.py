@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,20 @@ def build_trainer(method: Method, config: TuneConfig, given: dict[str, Any], tok
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ConfigError(f"agentrl {method.command}", model_path(config), f"cannot be trained: {reason}", "See --debug.") from error
     return MethodTrainer(objective=objective, model=model, args=args, processing_class=tokenizer, **rows)
+
+
+def record_ends(model: Any, tokenizer: Any, ends: Sequence[int]) -> None:
+    """Let generation stop at the tokens that end trained answers; the most frequent becomes the tokenizer's own.
+
+    A tokenizer whose end token ends answers, or is written by its chat template, keeps it.
+    """
+    if not ends or not model.can_generate():
+        return
+    if tokenizer.eos_token_id not in ends and "eos_token" not in str(tokenizer.chat_template or ""):
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ends[0])
+    known = model.generation_config.eos_token_id
+    known = [] if known is None else known if isinstance(known, list) else [known]
+    model.generation_config.eos_token_id = list(dict.fromkeys([*ends, *known]))
 
 
 def _trained_model(method: Method, config: TuneConfig, pad_token_id: int) -> Any:

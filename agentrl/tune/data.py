@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.config.data_rules import listed
@@ -70,7 +70,7 @@ def _read(source: str, reading: PromptFormat, data: TuneDataConfig, form: str) -
     found: list[Example] = []
     for where, row in read_rows(source, reading):
         try:
-            found += parse(row, data)
+            found += [replace(example, source=source, where=where) for example in parse(row, data)]
         except RowError as error:
             raise DataError(reading.flag, source, f"{where}: {error}", error.remedy) from error
     if not found:

@@ -1,7 +1,7 @@
-"""Examples as token ids, made as reinforcement learning makes them: the template up to an answer, then the answer's own tokens.
+"""Examples as token ids: the prompt that the chat template writes, then the answer as it writes it, with the token that ends it.
 
-`agentrl.rollout.chat.ChatCodec` renders prompts and what stands between turns, so a trained answer begins where a sampled one does, and
-ends with the token that ends a sampled one. What is trained follows from where tokens come from, not from marks in a template.
+A trained answer begins where a sampled one does. What is trained follows from where tokens come from, not from marks in a template. A
+template that writes earlier turns in another way once a later one follows gives each such answer a row of its own.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import bisect
 import hashlib
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from agentrl.core.errors import DataError, EnvResultError
-from agentrl.core.types import Message, Prompt
-from agentrl.rollout.chat import ChatCodec, encode_prompt
+from agentrl.core.errors import ChatTemplateError, DataError
+from agentrl.core.types import Message, Prompt, as_messages
+from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.forms import Answer, Chat, Example, Labelled, Pair, Steps, Text
 from agentrl.tune.settings import TuneConfig
+from agentrl.tune.turns import Turn, TurnRenderer, shared_length
 
 IGNORED = -100
 """Label of a token that is not trained."""
@@ -32,8 +34,9 @@ class Counts:
 
     examples: int = 0  # that were encoded
     rows: int = 0  # that are trained or evaluated on
-    dropped: int = 0  # examples above the maximal length
-    cut: int = 0  # examples that lost their end
+    branches: int = 0  # rows beyond the first of a chat, whose template writes earlier turns in another way once a later one follows
+    dropped: int = 0  # rows above the maximal length
+    cut: int = 0  # rows that lost their end
     split: int = 0  # texts that became several rows
     tokens: int = 0  # of all rows
     trained: int = 0  # tokens with a label
@@ -44,11 +47,11 @@ class Encoder:
     """Encodes the examples of a run and counts what is cut.
 
     Args:
-        codec: The model's chat template and tokenizer.
+        codec: The model's tokenizer.
         config: Settings of the run.
     """
 
-    def __init__(self, codec: ChatCodec, config: TuneConfig) -> None:
+    def __init__(self, codec: TextCodec, config: TuneConfig) -> None:
         self._codec, self._data = codec, config.data
         self._max, self._overlong = config.data.max_length, config.data.overlong
         self._train_on = getattr(config.method, "train_on", "answers")
@@ -56,22 +59,24 @@ class Encoder:
         self._last_step_only = getattr(config.method, "last_step_only", False)
         end = codec.tokenizer.eos_token_id
         self._text_end = [] if end is None else [end]
+        self._renderer = TurnRenderer(codec, config.model, system_prompt=config.data.system_prompt, end_token=config.data.eos_token)
         self.counts = Counts()
+        self.ends: Counter[int] = Counter()  # tokens that end answers and texts
 
     def encode(self, examples: Iterable[Example], flag: str = "--data") -> list[Row]:
         """Return the rows of `examples`, in their order.
 
         Raises:
-            DataError: If the chat template refuses one, or no row is left.
+            DataError: If the chat template refuses one, which is named by its line, or no row is left.
         """
         rows: list[Row] = []
         for example in examples:
             self.counts.examples += 1
             try:
-                found = self._example(example)
-            except EnvResultError as error:
-                raise DataError(flag, _shown(example), str(error), "Give messages that the model's template takes.") from error
-            rows += found
+                rows += self._example(example)
+            except ChatTemplateError as error:
+                problem, _, remedy = str(error).rpartition(". ")
+                raise DataError(flag, example.source or self._data.data, f"{example.where}: {problem}", f"{remedy}.") from error
         if not rows:
             problem = f"leaves no row: all {self.counts.examples} have more than --max-length {self._max} tokens"
             raise DataError(flag, self._data.data, problem, "Raise --max-length, or use --overlong cut.")
@@ -84,11 +89,18 @@ class Encoder:
             return self._pair(example)
         if isinstance(example, Labelled):
             return self._labelled(example)
-        ids, labels = self._steps(example) if isinstance(example, Steps) else self._dialogue(example)
+        if isinstance(example, Chat):
+            branches = self._chat(example)
+            self.counts.branches += max(len(branches) - 1, 0)
+            return [row for ids, labels in branches for row in self._fitted_row(ids, labels)]
+        ids, labels = self._steps(example) if isinstance(example, Steps) else self._single(example)
         if isinstance(example, Text) and len(ids) > self._max and self._overlong == "split":
             self.counts.split += 1
             parts = [ids[at : at + self._max] for at in range(0, len(ids), self._max)]
             return [self._row(part, list(part)) for part in parts if len(part) > 1]
+        return self._fitted_row(ids, labels)
+
+    def _fitted_row(self, ids: list[int], labels: list[Any]) -> list[Row]:
         kept = self._fit(len(ids), self._max)
         if all(label == IGNORED for label in labels[1:kept]):  # nothing predicts the first token
             return self._drop()
@@ -118,18 +130,34 @@ class Encoder:
         codec = self._codec
         bos = codec.tokenizer.bos_token_id
         start = [token for token in codec.tokenizer("").input_ids[:1] if token == bos]
+        self.ends.update(self._text_end)
         return start + codec.encode_text(text) + self._text_end
 
-    def _dialogue(self, example: Chat | Answer | Text) -> tuple[list[int], list[int]]:
+    def _single(self, example: Answer | Text) -> tuple[list[int], list[int]]:
         if isinstance(example, Text):
             ids = self._text(example.text)
             return ids, list(ids)
-        if isinstance(example, Answer):
-            prompt, answer = self._prompt(example.prompt), self._answer(example.answer, example.prompt)
-            ids = prompt + answer
-            return ids, list(ids) if self._train_on == "all" else [IGNORED] * len(prompt) + answer
-        ids, trained = encode_chat(self._codec, example.messages, last_only=self._train_on == "last")
-        return ids, [token if self._train_on == "all" or mark else IGNORED for token, mark in zip(ids, trained, strict=True)]
+        prompt, (answer,) = self._prompt_and_answers(example.prompt, [example.answer])
+        ids = prompt + answer
+        return ids, list(ids) if self._train_on == "all" else [IGNORED] * len(prompt) + answer
+
+    def _chat(self, example: Chat) -> list[tuple[list[int], list[int]]]:
+        """Return tokens and labels of the rows of a chat."""
+        everything = self._train_on == "all"
+        places = [place for place, message in enumerate(example.messages) if message["role"] == "assistant"]
+        if self._train_on == "last":
+            places = places[-1:]
+        if not everything:
+            places = [place for place in places if example.messages[place].get("weight", 1) != 0]
+        table = [""]
+        rows = _rows_of(self._codec, self._renderer, self._renderer.turns(example.messages, places, table), table)
+        for row in rows:
+            self._count_ends(row)
+        return [(row.ids, row.labels(rows[number - 1] if number else None, everything)) for number, row in enumerate(rows)]
+
+    def _count_ends(self, row: _RowOfTurns) -> None:
+        """Count the tokens that end answers."""
+        self.ends.update(token for token in row.ends() if self._codec.is_control(token))
 
     def _steps(self, example: Steps) -> tuple[list[int], list[float]]:
         ids = self._prompt(example.prompt)
@@ -154,7 +182,7 @@ class Encoder:
 
     def _fitted(self, prompt: Prompt, *messages: Message) -> tuple[list[int], list[list[int]]]:
         """Return a prompt and the answers to it, counted and cut if need be; no answers if one of them does not fit."""
-        ids, answers = self._prompt(prompt), [self._answer(message, prompt) for message in messages]
+        ids, answers = self._prompt_and_answers(prompt, messages)
         room = self._max - len(ids)
         kept = [self._fit(len(answer), room) for answer in answers]
         if not all(kept):
@@ -164,68 +192,99 @@ class Encoder:
             self._count(len(ids) + count, count)
         return ids, [answer[:count] for answer, count in zip(answers, kept, strict=True)]
 
+    def _is_plain(self, prompt: Prompt) -> bool:
+        return isinstance(prompt, str) and not self._data.apply_chat_template
+
     def _prompt(self, prompt: Prompt) -> list[int]:
-        return encode_prompt(self._codec, prompt, apply_chat_template=self._data.apply_chat_template)
+        if self._is_plain(prompt):
+            return self._codec.encode_text(str(prompt))
+        table = [""]
+        return self._codec.encode_marked(self._renderer.prompt(as_messages(prompt), table), table)
 
-    def _answer(self, message: Message, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str) and not self._data.apply_chat_template:
-            return self._codec.encode_text(message["content"]) + self._text_end
-        return encode_answer(self._codec, message)
+    def _prompt_and_answers(self, prompt: Prompt, answers: Sequence[Message]) -> tuple[list[int], list[list[int]]]:
+        """Return the tokens of a prompt, and of several answers to it."""
+        if self._is_plain(prompt):
+            self.ends.update(self._text_end)
+            return self._codec.encode_text(str(prompt)), [self._codec.encode_text(each["content"]) + self._text_end for each in answers]
+        asked = as_messages(prompt)
+        rows = []
+        for answer in answers:
+            table = [""]
+            rows += _rows_of(self._codec, self._renderer, self._renderer.turns([*asked, answer], [len(asked)], table), table)
+            self._count_ends(rows[-1])
+        first = rows[0].prompt
+        if any(row.prompt != first for row in rows):
+            raise ChatTemplateError("the prompts of two answers differ in the chat template. Write both answers in one form")
+        return first, [row.ids[len(first) :] for row in rows]
 
 
-def encode_answer(codec: ChatCodec, message: Message) -> list[int]:
-    """Return the tokens of an answer as the model would have sampled it, the token that ends a turn included."""
-    calls = message.get("tool_calls")
-    text = message["content"] + (codec.call_text(calls) if calls else "")
-    return codec.encode_plain(text) + codec.turn_end_ids
+class _RowOfTurns:
+    """A row that grows by text of prompts and answers.
 
-
-def encode_chat(codec: ChatCodec, messages: Sequence[Message], *, last_only: bool = False) -> tuple[list[int], list[bool]]:
-    """Return the tokens of a dialogue, and which of them answers are made of.
-
-    A message with ``"weight": 0`` is not trained, as in OpenAI's form.
-
-    Args:
-        codec: Chat template and tokenizer.
-        messages: Messages that end with one of the assistant, no two of which follow each other.
-        last_only: Mark the last answer only.
-
-    Returns:
-        Token ids and marks. # [L], [L]
-
-    Raises:
-        EnvResultError: If the template refuses the messages.
+    Text is encoded together with what stands before it, back to the last control token: a tokenizer may write a word in another way at
+    the beginning of a text. Where that changes tokens which are there already, as two line breaks may, it is encoded alone.
     """
-    ids: list[int] = []
-    marks: list[bool] = []
-    between: list[Message] = []
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            between.append(message)
-            continue
-        given = codec.encode_next(between, ids[-1]) if ids else codec.encode_chat(between)
-        answer = encode_answer(codec, message)
-        trained = message.get("weight", 1) != 0 and (not last_only or index == len(messages) - 1)
-        ids += given + answer
-        marks += [False] * len(given) + [trained] * len(answer)
-        between = []
-    return ids, marks
+
+    def __init__(self, codec: TextCodec, renderer: TurnRenderer, table: Sequence[str]) -> None:
+        self._codec, self._control, self._table = codec, renderer.control, table
+        self.text, self._last = "", 0  # where the last control token begins
+        self.ids: list[int] = []
+        self.trained: list[bool] = []
+
+    def add(self, text: str, *, trained: bool) -> None:
+        """Put text at the end of the row."""
+        before = self.text[self._last :]
+        known = self._codec.encode_marked(before, self._table)
+        joint = self._codec.encode_marked(before + text, self._table)
+        ids = joint[len(known) :] if joint[: len(known)] == known else self._codec.encode_marked(text, self._table)
+        self._last = max((len(self.text) + found.start() for found in self._control.finditer(text)), default=self._last)
+        self.text += text
+        self.ids += ids
+        self.trained += [trained] * len(ids)
+
+    @property
+    def prompt(self) -> list[int]:
+        """The tokens before the first answer."""
+        return self.ids[: self.trained.index(True)]
+
+    def ends(self) -> list[int]:
+        """Return the last token of each answer."""
+        following = [*self.trained[1:], False]
+        return [token for token, trained, next_one in zip(self.ids, self.trained, following, strict=True) if trained and not next_one]
+
+    def labels(self, before: _RowOfTurns | None, everything: bool) -> list[int]:
+        """Return the label of each token; where everything is trained, tokens that begin the row before are trained there."""
+        if not everything:
+            return [token if trained else IGNORED for token, trained in zip(self.ids, self.trained, strict=True)]
+        shared = shared_length(self.ids, before.ids) if before else 0
+        return [IGNORED] * shared + self.ids[shared:]
 
 
-def render(codec: ChatCodec, row: Row, *, limit: int = 600) -> str:
-    """Return a row as text for a person, with what is trained between ``[[`` and ``]]``; long texts lose their middle."""
+def _rows_of(codec: TextCodec, renderer: TurnRenderer, turns: Iterable[Turn], table: Sequence[str]) -> list[_RowOfTurns]:
+    """Return the rows of turns: one whose prompt goes on with the row before joins it, another one begins a row of its own."""
+    rows: list[_RowOfTurns] = []
+    for turn in turns:
+        if not rows or not turn.prompt.startswith(rows[-1].text):
+            rows.append(_RowOfTurns(codec, renderer, table))
+        rows[-1].add(turn.prompt[len(rows[-1].text) :], trained=False)
+        rows[-1].add(turn.answer, trained=True)
+    return rows
+
+
+def render(codec: TextCodec, row: Row) -> str:
+    """Return a whole row as text for a person, with what is trained between ``[[`` and ``]]``."""
     if "chosen_ids" in row:
         prompt = codec.decode(row["prompt_ids"])
         margin = f"\nmargin   {row['margin']:g}" if "margin" in row else ""
         answers = [f"{name:<8} [[{codec.decode(row[f'{name}_ids'])}]]" for name in ("chosen", "rejected")]
-        return "\n".join(_shortened(text, limit) for text in (f"prompt   {prompt}", *answers)) + margin
+        return "\n".join((f"prompt   {prompt}", *answers)) + margin
     if "completion_ids" in row:
         text = f"{codec.decode(row['prompt_ids'])}[[{codec.decode(row['completion_ids'])}]]"
-        return f"{'desirable' if row['label'] else 'undesirable'}  {_shortened(text, limit)}"
-    return _shortened(_marked(codec, row["input_ids"], row["labels"]), limit)
+        return f"{'desirable' if row['label'] else 'undesirable'}  {text}"
+    return _marked(codec, row["input_ids"], row["labels"])
 
 
-def _marked(codec: ChatCodec, ids: Sequence[int], labels: Sequence[Any]) -> str:
+def _marked(codec: TextCodec, ids: Sequence[int], labels: Sequence[Any]) -> str:
     """Return tokens as text with brackets around trained ones; a step's label, which is no token, stands behind it."""
     if any(isinstance(label, float) for label in labels):
         pieces, start = [], 0
@@ -241,14 +300,6 @@ def _marked(codec: ChatCodec, ids: Sequence[int], labels: Sequence[Any]) -> str:
             text += part if labels[start] == IGNORED else f"[[{part}]]"
             start = place
     return text
-
-
-def _shortened(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-(limit // 2) :]}"
-
-
-def _shown(example: Example) -> str:
-    return repr(example)[:120]
 
 
 def fingerprint(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from agentrl.config.lora import holds_adapter
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.files import remove_directory, replace_directory, temporary_directory, write_manifest
 from agentrl.core.process import handling_signals
@@ -134,6 +135,8 @@ def save_model(trainer: Any, folder: Path) -> None:
     if first:
         (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle, which nothing here reads
         shutil.rmtree(partial / "original", ignore_errors=True)
+        if holds_adapter(partial) and trainer.model.can_generate():  # peft writes the weights alone
+            trainer.model.generation_config.save_pretrained(partial)
         replace_directory(partial, folder)
     trainer.accelerator.wait_for_everyone()
 

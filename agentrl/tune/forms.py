@@ -7,10 +7,12 @@ import itertools
 import json
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from agentrl.core.types import Message, Prompt
+from agentrl.rollout.forms import REASONING
+from agentrl.rollout.template import plain_text
 from agentrl.tune.settings import (
     DialogueDataConfig,
     LabelledDataConfig,
@@ -30,15 +32,23 @@ class RowError(ValueError):
         super().__init__(f"column {key!r} {problem}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """An example of a data set, with the file or name of the set and the line; examples with the same contents are equal."""
+
+    source: str = field(default="", compare=False, repr=False)
+    where: str = field(default="", compare=False, repr=False)
+
+
 @dataclass(frozen=True, slots=True)
-class Chat:
+class Chat(Located):
     """A dialogue; the answers of the assistant are trained."""
 
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Located):
     """A prompt and the answer to it."""
 
     prompt: Prompt
@@ -46,14 +56,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Text(Located):
     """Plain text, trained whole."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(Located):
     """Two answers to a prompt, of which one is preferred."""
 
     prompt: Prompt
@@ -63,7 +73,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class Labelled(Located):
     """An answer that is desirable or not."""
 
     prompt: Prompt
@@ -72,7 +82,7 @@ class Labelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Located):
     """An answer in steps, with the probability that each is good."""
 
     prompt: Prompt
@@ -214,14 +224,54 @@ def _messages(value: Any, key: str) -> list[Message]:
             item = {"role": ROLES.get(item["from"], item["from"]), "content": item["value"]}
         if not isinstance(item, Mapping) or not isinstance(item.get("role"), str):
             raise RowError(key, f"holds no message with role and content at place {index}: {_shown(item)}")
-        message = {name: part for name, part in item.items() if part is not None}
-        calls = message.get("tool_calls")
-        if not isinstance(message.setdefault("content", "" if calls else None), str) or not (message["content"] or calls):
-            raise RowError(
-                key, f"holds a message of {item['role']} whose content is no text, at place {index}: {_shown(item.get('content'))}"
-            )
-        found.append(message)  # type: ignore[arg-type]
+        found.append(_message(item, index, key))
     return found
+
+
+def _message(item: Mapping[str, Any], index: int, key: str) -> Message:
+    """Return a message whose content is text and whose calls have objects as arguments."""
+    message = {name: part for name, part in item.items() if part is not None}
+    place = f"at place {index}"
+    if "function_call" in message:
+        raise RowError(key, f"holds a message with function_call {place}, which templates leave out", "Write it as tool_calls.")
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = [_call(call, place, key) for call in (calls if _is_list(calls) else [calls])]
+    content = _content(message.get("content", "" if calls else None), place, key)
+    if content is None or not (content or calls):
+        raise RowError(key, f"holds a message of {item['role']} whose content is no text, {place}: {_shown(item.get('content'))}")
+    for name in REASONING:
+        if not isinstance(message.get(name, ""), str):
+            raise RowError(key, f"holds a message whose {name} is no text, {place}: {_shown(message[name])}")
+    return {**message, "content": content}  # type: ignore[typeddict-item]
+
+
+def _content(value: Any, place: str, key: str) -> str | None:
+    """Return content as text, also that of a list of parts; `None` if it is none."""
+    if isinstance(value, str):
+        return value
+    if not _is_list(value):
+        return None
+    for part in value:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise RowError(key, f"holds a message with a part of the type {kind} {place}", "Text alone is trained.")
+    return plain_text(value)
+
+
+def _call(call: Any, place: str, key: str) -> dict[str, Any]:
+    """Return a tool call with its arguments as an object, which most templates take."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RowError(key, f"holds a tool call without the name of a function, {place}: {_shown(call)}")
+    arguments = function.get("arguments") or {}
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError as error:
+        raise RowError(key, f"holds a call of {function['name']} whose arguments are not JSON, {place}: {error}") from error
+    if not isinstance(arguments, Mapping):
+        raise RowError(key, f"holds a call of {function['name']} whose arguments are no object, {place}: {_shown(arguments)}")
+    named = {"id": call["id"]} if call.get("id") else {}
+    return {**named, "type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
 
 
 def _check_turns(messages: Sequence[Message], key: str) -> None:
@@ -251,8 +301,12 @@ def _without(prompt: Prompt, value: Any) -> Any:
     """Return a chat without the prompt that it repeats, as some data sets have it."""
     if isinstance(prompt, str) or not _is_list(value) or len(value) <= len(prompt):
         return value
-    begins = all(isinstance(a, Mapping) and a.get("content") == b["content"] for a, b in zip(value, prompt, strict=False))
+    begins = all(isinstance(a, Mapping) and _is_text_of(a.get("content"), b["content"]) for a, b in zip(value, prompt, strict=False))
     return list(value[len(prompt) :]) if begins else value
+
+
+def _is_text_of(content: Any, text: str) -> bool:
+    return (content if isinstance(content, str) else plain_text(content if _is_list(content) else None)) == text
 
 
 def _common_beginning(chosen: Any, rejected: Any, data: PairsDataConfig) -> tuple[Prompt, Any, Any]:
@@ -278,7 +332,9 @@ def _with_tools(messages: list[Message], row: Row) -> list[Message]:
         found = json.loads(tools) if isinstance(tools, str) else tools
     except ValueError as error:
         raise RowError("tools", f"is not JSON: {error}") from error
-    return [{**messages[0], "tools": found}, *messages[1:]]
+    if not _is_list(found) or not all(isinstance(tool, Mapping) for tool in found):
+        raise RowError("tools", f"is no list of JSON schemas: {_shown(found)}")
+    return [{**messages[0], "tools": list(found)}, *messages[1:]]
 
 
 def _with_quality(prompt: Any, row: Row, data: DialogueDataConfig) -> Any:

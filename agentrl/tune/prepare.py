@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import check_teacher, load_tokenizer
-from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.tasks import check_model_name
 from agentrl.rollout.template import ChatTemplate
+from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.data import Examples, epoch_size
 from agentrl.tune.encode import Encoder, Row, pack, render
 from agentrl.tune.rules import named_models
@@ -29,12 +30,14 @@ class Prepared:
         held_out: Rows to evaluate on.
         counts: What became of the examples, for training and evaluation.
         samples: A few rows as text.
+        ends: Tokens that end answers and texts, the most frequent first.
     """
 
     parts: tuple[tuple[Row, ...], ...]
     held_out: tuple[Row, ...]
     counts: Mapping[str, Mapping[str, int]]
     samples: tuple[str, ...]
+    ends: tuple[int, ...] = ()
 
 
 def check_models(config: TuneConfig) -> None:
@@ -60,8 +63,7 @@ def prepare(config: TuneConfig, examples: Examples) -> Prepared:
     Raises:
         DataError: If the chat template refuses one, or all are too long.
     """
-    tokenizer = load_tokenizer(model_path(config), trust_remote_code=config.model.trust_remote_code)
-    codec = ChatCodec(tokenizer, system_prompt=config.data.system_prompt, template=ChatTemplate(tokenizer, config.model))
+    codec = TextCodec(make_tokenizer(config))
     encoder = Encoder(codec, config)
     parts = tuple(tuple(encoder.encode(part)) for part in examples.parts)
     samples = tuple(render(codec, row) for row in parts[0][:SAMPLES])
@@ -71,7 +73,24 @@ def prepare(config: TuneConfig, examples: Examples) -> Prepared:
         parts = tuple(tuple(pack(part, config.data.max_length)) for part in parts)
         held_out = tuple(pack(held_out, config.data.max_length))
     counts = {"train": asdict(encoder.counts), "eval": asdict(evaluation.counts)}
-    return Prepared(parts, held_out, counts, samples)
+    ends = tuple(token for token, _ in encoder.ends.most_common())
+    return Prepared(parts, held_out, counts, samples, ends)
+
+
+def make_tokenizer(config: TuneConfig) -> Any:
+    """Return the model's tokenizer with the user's own chat template and end token, as it is saved beside the trained model.
+
+    Raises:
+        ConfigError: If there is none, the template cannot be read, or the end token is none of its tokens.
+    """
+    tokenizer = load_tokenizer(model_path(config), trust_remote_code=config.model.trust_remote_code)
+    if config.model.chat_template:
+        tokenizer.chat_template = ChatTemplate(tokenizer, replace(config.model, thinking="auto")).source
+    if end := config.data.eos_token:
+        if end not in tokenizer.get_vocab():
+            raise ConfigError("--eos-token", end, "is no token of the model", "Name one that its tokenizer knows, for example <|im_end|>.")
+        tokenizer.eos_token = end
+    return tokenizer
 
 
 def num_steps(config: TuneConfig, sizes: Sequence[int]) -> int:

@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.config.data_rules import check_files, check_probabilities, check_template, listed
+from agentrl.config.data_rules import check_files, check_probabilities, check_template, listed, read_template, template_variables
 from agentrl.config.lora import holds_adapter
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
 from agentrl.config.model_shape import read_shape
@@ -141,6 +141,12 @@ def named_models(config: TuneConfig) -> list[tuple[str, str]]:
     return [(name, value) for name, value in named if value]
 
 
+def _chat_template(method: Method, config: TuneConfig) -> None:
+    if config.model.chat_template:
+        read_template(config.model.chat_template)
+    template_variables(config.model.chat_template_kwargs)
+
+
 def _method(method: Method, config: TuneConfig) -> None:
     own = config.method
     if isinstance(own, DpoMethodConfig):
@@ -179,5 +185,5 @@ def _resume(method: Method, config: TuneConfig) -> None:
 
 RULES: tuple[Callable[[Method, TuneConfig], None], ...] = (
     *(_packages, _data, _batches, _ranks, _lora),
-    *(_models, _method, _evaluation, _resume),
+    *(_models, _chat_template, _method, _evaluation, _resume),
 )

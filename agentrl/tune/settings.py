@@ -69,6 +69,9 @@ class TuneDataConfig:
     """Render a plain-text prompt as one user message with the chat template; off: use the text as it is."""
     system_prompt: str = ""
     """System message put before every chat that has none."""
+    eos_token: str = ""
+    """Token that ends a text, and an answer if the chat template writes no end, in place of the tokenizer's: for base models, whose chat
+    template ends turns with another token. It is written to the tokenizer and the generation settings of the model."""
     shuffle: bool = True
     """Take rows in an order derived from the seed and the epoch; off: in the given order."""
 

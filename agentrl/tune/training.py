@@ -17,21 +17,23 @@ from agentrl.config.lora import holds_adapter
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
 from agentrl.core.files import remove_directory
 from agentrl.core.paths import shown_path
-from agentrl.core.tokenizers import load_tokenizer
 from agentrl.track.display import make_display
 from agentrl.track.sinks import open_metric_sinks
 from agentrl.track.summary import write_summary
-from agentrl.tune.build import arguments, build_trainer
+from agentrl.tune.build import arguments, build_trainer, record_ends
 from agentrl.tune.data import drawing_order, epoch_size
 from agentrl.tune.directory import CHECKPOINTS, RunDirectory, TuneResult, checkpoint_step, checkpoints_in
 from agentrl.tune.follow import Best, Follower, Rows, Stop, save_model
 from agentrl.tune.launch import is_first
 from agentrl.tune.methods import Method
-from agentrl.tune.prepare import Prepared, model_path, num_steps
+from agentrl.tune.prepare import Prepared, make_tokenizer, num_steps
 from agentrl.tune.settings import TuneConfig
 from agentrl.tune.summary import TuneSummary, data_text, display_form, print_tune_summary
 
 _log = logging.getLogger(__name__)
+
+SHOWN = 3000
+"""Characters up to which all samples are shown before training begins; of longer ones the first, whole."""
 
 
 def train(
@@ -88,10 +90,11 @@ def _train(
     """Build the trainer, train, and save the model; return ``finished`` or ``interrupted``."""
     order = drawing_order([len(part) for part in prepared.parts], steps * config.optim.batch_size, config)
     flat = [row for part in prepared.parts for row in part]
-    tokenizer = load_tokenizer(model_path(config), trust_remote_code=config.model.trust_remote_code)
+    tokenizer = make_tokenizer(config)
     given = arguments(config, directory.path, steps, evaluate_first=bool(prepared.held_out) and not directory.step)
     try:
         trainer = build_trainer(method, config, given, tokenizer, [flat[index] for index in order], prepared.held_out or None)
+        record_ends(trainer.model, tokenizer, prepared.ends)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(follower)
         follower.trainer = trainer
@@ -134,7 +137,10 @@ def _show_data(config: TuneConfig, prepared: Prepared, directory: RunDirectory, 
         lines.append(f"held out: {data_text(prepared.counts['eval'], config.data.max_length)}")
     samples = "\n\n".join(prepared.samples)
     (directory.path / "samples.txt").write_text(samples + "\n", encoding="utf-8")
-    lines += ["trained is what stands in [[ ]]:", *(f"  {line}" for line in samples.split("\n") if line)]
+    shown = [sample for number, sample in enumerate(prepared.samples) if not number or len(samples) <= SHOWN]
+    lines += ["trained is what stands in [[ ]]:", *(f"  {line}" for sample in shown for line in sample.split("\n") if line)]
+    if len(shown) < len(prepared.samples):
+        lines.append(f"more rows: {directory.path / 'samples.txt'}")
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

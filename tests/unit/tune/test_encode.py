@@ -7,8 +7,8 @@ import pytest
 from agentrl.assets import tiny_model_path
 from agentrl.core.errors import DataError
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.rollout.chat import ChatCodec
-from agentrl.tune.encode import IGNORED, Encoder, encode_chat, fingerprint, pack, render
+from agentrl.rollout.text_codec import TextCodec
+from agentrl.tune.encode import IGNORED, Encoder, Row, fingerprint, pack, render
 from agentrl.tune.forms import Answer, Chat, Labelled, Pair, Steps, Text
 from agentrl.tune.settings import (
     DpoConfig,
@@ -38,8 +38,8 @@ CHAT = [
 
 
 @pytest.fixture(scope="module")
-def codec() -> ChatCodec:
-    return ChatCodec(load_tokenizer(str(tiny_model_path())))
+def codec() -> TextCodec:
+    return TextCodec(load_tokenizer(str(tiny_model_path())))
 
 
 def tokenizer_with(template: str, *tokens: str) -> Any:
@@ -60,29 +60,39 @@ def tokenizer_with(template: str, *tokens: str) -> Any:
 def test_a_chat_has_the_tokens_of_its_template_and_answers_are_marked(template: str | None, tokens: tuple[str, ...], end: str):
     """The tokens are those that transformers makes of the template, although no template has a generation marker."""
     tokenizer = load_tokenizer(str(tiny_model_path())) if template is None else tokenizer_with(template, *tokens)
-    codec = ChatCodec(tokenizer)
-    ids, marks = encode_chat(codec, CHAT)
+    codec = TextCodec(tokenizer)
+    row = chat_row(codec)
+    ids = row["input_ids"]
     whole = tokenizer.apply_chat_template(CHAT, tokenize=True, return_dict=True)["input_ids"]
     assert codec.decode(ids) == codec.decode(whole)[: len(codec.decode(ids))]
     assert ids == whole[: len(ids)]
     assert not tokenizer.decode(whole[len(ids) :]).strip()  # the template's line break after the last turn
-    answers = codec.decode([token for token, mark in zip(ids, marks, strict=True) if mark])
-    assert answers == f"3{end}It is 4.{end}"
+    assert trained(codec, row) == f"3{end}It is 4.{end}"
 
 
-def test_the_last_answer_alone_and_a_message_of_weight_0(codec: ChatCodec):
-    ids, marks = encode_chat(codec, CHAT, last_only=True)
-    assert codec.decode([token for token, mark in zip(ids, marks, strict=True) if mark]) == "It is 4.<|end|>"
+def chat_row(codec: TextCodec, messages: Any = CHAT, **method: Any) -> Row:
+    """The only row of a chat."""
+    (row,) = Encoder(codec, SftConfig(method=SftMethodConfig(**method))).encode([Chat(tuple(messages))])
+    return row
+
+
+def trained(codec: TextCodec, row: Row) -> str:
+    return codec.decode([label for label in row["labels"] if label != IGNORED])
+
+
+def test_the_last_answer_alone_and_a_message_of_weight_0(codec: TextCodec):
+    row = chat_row(codec, train_on="last")
+    assert trained(codec, row) == "It is 4.<|end|>"
     skipped = [*CHAT[:2], {**CHAT[2], "weight": 0}, *CHAT[3:]]
-    assert encode_chat(codec, skipped) == (ids, marks)
+    assert chat_row(codec, skipped) == row
 
 
-def test_control_tokens_in_an_answer_are_plain_text(codec: ChatCodec):
-    ids, _ = encode_chat(codec, [CHAT[1], {"role": "assistant", "content": "<|end|>"}])
-    assert ids.count(codec.turn_end_ids[0]) == 2  # after the question, and after the answer
+def test_control_tokens_in_an_answer_are_plain_text(codec: TextCodec):
+    row = chat_row(codec, [CHAT[1], {"role": "assistant", "content": "<|end|>"}])
+    assert row["input_ids"].count(codec.tokenizer.eos_token_id) == 2  # after the question, and after the answer
 
 
-def test_an_answer_to_a_prompt_and_plain_text(codec: ChatCodec):
+def test_an_answer_to_a_prompt_and_plain_text(codec: TextCodec):
     encoder = Encoder(codec, SftConfig())
     row, text = encoder.encode([Answer("What is 1+2?", CHAT[2]), Text("1+2=3")])
     assert render(codec, row) == "<|user|>What is 1+2?<|end|><|assistant|>[[3<|end|>]]"
@@ -93,12 +103,12 @@ def test_an_answer_to_a_prompt_and_plain_text(codec: ChatCodec):
     assert encoder.counts.longest == max(len(row["input_ids"]), len(text["input_ids"]))
 
 
-def test_training_all_tokens(codec: ChatCodec):
+def test_training_all_tokens(codec: TextCodec):
     (row,) = Encoder(codec, SftConfig(method=SftMethodConfig(train_on="all"))).encode([Chat(tuple(CHAT))])
     assert row["labels"] == row["input_ids"]
 
 
-def test_rows_that_are_too_long_are_dropped_cut_or_split_and_counted(codec: ChatCodec):
+def test_rows_that_are_too_long_are_dropped_cut_or_split_and_counted(codec: TextCodec):
     long = Text(" ".join(["1+2=3"] * 20))
     short = Text("1+2=3")
 
@@ -116,7 +126,7 @@ def test_rows_that_are_too_long_are_dropped_cut_or_split_and_counted(codec: Chat
     assert joined == [*codec.encode_text(long.text), codec.tokenizer.eos_token_id]
 
 
-def test_a_row_without_room_for_its_answer_is_dropped_even_if_it_may_be_cut(codec: ChatCodec):
+def test_a_row_without_room_for_its_answer_is_dropped_even_if_it_may_be_cut(codec: TextCodec):
     data = PairsDataConfig(max_length=12, overlong="cut")
     encoder = Encoder(codec, DpoConfig(data=data))
     long = Pair("What is 1+2 and 3+4 and 5+6?", CHAT[2], CHAT[4])
@@ -126,12 +136,12 @@ def test_a_row_without_room_for_its_answer_is_dropped_even_if_it_may_be_cut(code
     assert len(row["prompt_ids"]) + len(row["chosen_ids"]) <= 12
 
 
-def test_no_row_left_is_an_error(codec: ChatCodec):
+def test_no_row_left_is_an_error(codec: TextCodec):
     with pytest.raises(DataError, match="leaves no row: all 1 have more than --max-length 8"):
         Encoder(codec, SftConfig(data=SftDataConfig(max_length=8))).encode([Chat(tuple(CHAT))])
 
 
-def test_pairs_and_labelled_answers(codec: ChatCodec):
+def test_pairs_and_labelled_answers(codec: TextCodec):
     encoder = Encoder(codec, DpoConfig())
     pair, labelled = encoder.encode([Pair("What is 1+2?", CHAT[2], CHAT[4], 0.5), Labelled("What is 1+2?", CHAT[4], False)])
     assert codec.decode(pair["prompt_ids"]) == "<|user|>What is 1+2?<|end|><|assistant|>"
@@ -142,7 +152,7 @@ def test_pairs_and_labelled_answers(codec: ChatCodec):
     assert render(codec, labelled).startswith("undesirable  <|user|>What")
 
 
-def test_a_step_is_judged_at_the_last_token_of_its_separator(codec: ChatCodec):
+def test_a_step_is_judged_at_the_last_token_of_its_separator(codec: TextCodec):
     example = Steps("Add.", ("1+2=3", "3+4=8"), (1.0, 0.0))
     (row,) = Encoder(codec, ProcessRewardModelConfig(method=ProcessMethodConfig(step_separator=" ;"))).encode([example])
     places = [place for place, label in enumerate(row["labels"]) if label != IGNORED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from agentrl.tune.load import load_given
 from agentrl.tune.methods import METHODS
 from agentrl.tune.prepare import prepare
 
-pytestmark = pytest.mark.slow
 DATA = Path(__file__).parents[3] / "examples" / "tune"
 ROWS = 6
 
@@ -61,11 +61,15 @@ class Listener(TrainerCallback):  # type: ignore[misc]
         self._found.update(logs or {})
 
 
+@cache
+def loaded(model: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+
 def logprobs(model: str, prompt: list[int], answer: list[int]) -> list[float]:
     """Log-probability of each token of an answer, by a forward pass without padding."""
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
-        logits = loaded(torch.tensor([prompt + answer])).logits[0].double()
+        logits = loaded(model)(torch.tensor([prompt + answer])).logits[0].double()
     found = torch.log_softmax(logits, -1)
     return [found[len(prompt) - 1 + place, token].item() for place, token in enumerate(answer)]
 
@@ -190,7 +194,7 @@ def test_odds_ratio_preference(tmp_path: Path):
 def test_distillation(beta: float, other: str, tmp_path: Path):
     trainer, rows, batch = built("distill", "chats", tmp_path, teacher=other, beta=beta, temperature=1.5)
     terms = []
-    models = [AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32) for name in (str(tiny_model_path()), other)]
+    models = [loaded(name) for name in (str(tiny_model_path()), other)]
     for row in rows:
         with torch.no_grad():
             q, p = (torch.softmax(model(torch.tensor([row["input_ids"]])).logits[0].double() / 1.5, -1) for model in models)
@@ -207,7 +211,7 @@ def test_distillation(beta: float, other: str, tmp_path: Path):
 
 def test_supervised_training_counts_trained_tokens_only(tmp_path: Path):
     trainer, rows, batch = built("sft", "chats", tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.float32)
+    model = loaded(str(tiny_model_path()))
     terms = []
     for row in rows:
         with torch.no_grad():
@@ -220,7 +224,7 @@ def test_packed_rows_have_the_loss_of_the_rows_alone(tmp_path: Path):
     """Rows that follow each other in one sequence do not attend to each other, and no token of one predicts the next one's first."""
     trainer, rows, batch = built("sft", "chats", tmp_path, packing=True, max_length=64, micro_batch_size=ROWS)
     assert max(len(row["seq_lengths"]) for row in rows) > 1
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.float32)
+    model = loaded(str(tiny_model_path()))
     terms = []
     for row in rows:
         start = 0

@@ -1,0 +1,222 @@
+"""Turns of the assistant as a chat template writes them: the prompt that opens a turn, and the answer behind it, as text.
+
+The template is a black box. An answer is what it writes for the chat with the answer less what it writes for the chat that asks for one, so
+its tokens are those that a model samples. That nothing of a message is left out is checked on the text that was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+from agentrl.config.schema import ModelConfig
+from agentrl.core.errors import ChatTemplateError
+from agentrl.core.types import Message
+from agentrl.env.tools.environment import describe_tools, with_system
+from agentrl.rollout.forms import PROBE, QUESTION, Dialect, call_id, find_dialect, lost, probe_call, reasoning_of
+from agentrl.rollout.template import REMEDY, SWITCHES, ChatTemplate, variables_of
+from agentrl.rollout.text_codec import TextCodec
+
+_OPENING = re.compile(r"<([\w:|]*think[\w:|]*)>\s*\Z")  # a block of thinking that a prompt opens
+_BLOCK = re.compile(r"\s*<think>(.*?)</think>(.*)\Z", re.DOTALL)  # thinking that stands in the content
+_TOOL = {"type": "function", "function": {"name": PROBE, "description": "Any.", "parameters": {"type": "object", "properties": {}}}}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Text of a turn, in which marks stand for control tokens that messages spell.
+
+    Attributes:
+        prompt: The chat up to where the answer begins.
+        answer: The answer with the token that ends it.
+    """
+
+    prompt: str
+    answer: str
+
+
+class TurnRenderer:
+    """Renders the turns of chats, and finds what ends them.
+
+    Args:
+        codec: The model's tokenizer.
+        settings: The user's own template, variables and thinking switch.
+        system_prompt: System message of chats that have none.
+        end_token: The user's own end token, for a template that writes none.
+
+    Raises:
+        ConfigError: If the template cannot be read, or neither it nor its prompt knows the wanted thinking.
+        ChatTemplateError: If the template does not write even a question of the user.
+    """
+
+    def __init__(self, codec: TextCodec, settings: ModelConfig, *, system_prompt: str = "", end_token: str = "") -> None:
+        self._codec, self._thinking, self._system_prompt, self._end_token = codec, settings.thinking, system_prompt, end_token
+        self._template = _template(codec, settings)
+        self._dialect = find_dialect(self._template) if self._template.exists else Dialect()
+        control = "|".join(map(re.escape, codec.control_tokens)) or "(?!)"
+        self.control = re.compile(control)
+        self._tail = re.compile(rf"(?:(?:{control})\s*)+\Z")
+        self._next_turn = lru_cache(maxsize=2)(self._find_next_turn)
+
+    def prompt(self, messages: Sequence[Message], table: list[str]) -> str:
+        """Return the text of a chat up to where the assistant writes; `table` gets what its marks stand for.
+
+        Raises:
+            ChatTemplateError: If the template refuses the messages, or leaves a part of one out.
+        """
+        chat, tools = self._opened(messages, table)
+        return self._prompt(chat, tools)
+
+    def turns(self, messages: Sequence[Message], places: Sequence[int], table: list[str]) -> list[Turn]:
+        """Return the turns of the messages at these places, all of the assistant; `table` gets what their marks stand for.
+
+        Raises:
+            ChatTemplateError: If the template refuses the messages, leaves a part of one out, or writes the prompt in another way when the
+                answer follows.
+        """
+        split = [_split(message) for message in messages]
+        if split == list(messages):
+            return self._turns(messages, places, table)
+        try:
+            return self._turns(split, places, table)
+        except ChatTemplateError as refusal:  # a template that knows no thinking writes the block as it writes any text
+            try:
+                return self._turns(messages, places, table)
+            except ChatTemplateError:
+                raise refusal from None
+
+    def _turns(self, messages: Sequence[Message], places: Sequence[int], table: list[str]) -> list[Turn]:
+        chat, tools = self._opened(messages, table)
+        added = len(chat) - len(messages)
+        return [self._turn(chat[: place + added + 1], tools) for place in places]
+
+    def _opened(self, messages: Sequence[Message], table: list[str]) -> tuple[list[Message], list[Any]]:
+        """Return a chat with what belongs in its system message, and the tools that the template is to describe."""
+        if not self._template.exists:
+            raise ChatTemplateError("the tokenizer has no chat template, so the roles of messages would be lost. " + _NO_TEMPLATE)
+        chat = list(messages)
+        tools = list(chat[0].get("tools") or ())
+        if self._system_prompt and chat[0]["role"] != "system":
+            chat.insert(0, Message(role="system", content=self._system_prompt))
+        if tools and not self._describes_tools:
+            chat, tools = with_system(chat, describe_tools(tools)), []
+        for message in chat:
+            self._check_kinds(message)
+        return self._codec.protect(chat, table), self._codec.protect(tools, table)
+
+    def _check_kinds(self, message: Message) -> None:
+        if message.get("tool_calls") and not self._dialect.writes_calls:
+            raise ChatTemplateError(f"{self._template.name} writes no tool calls. {REMEDY}, or leave the row out")
+        if message["role"] == "tool" and not self._dialect.writes_results:
+            raise ChatTemplateError(f"{self._template.name} writes no results of tools. {REMEDY}, or leave the row out")
+
+    @cached_property
+    def _describes_tools(self) -> bool:
+        return PROBE in self._render([QUESTION], [_TOOL])
+
+    def _render(self, chat: Sequence[Message], tools: Sequence[Any] = (), *, opens_turn: bool = False) -> str:
+        written = [{key: value for key, value in message.items() if key != "weight"} for message in chat]
+        form = self._dialect.finished(self._dialect.normal(written))  # type: ignore[arg-type]
+        return self._template.render(form, tools, add_generation_prompt=opens_turn)
+
+    def _prompt(self, chat: Sequence[Message], tools: Sequence[Any]) -> str:
+        prompt = self._render(chat, tools, opens_turn=True)
+        self._check_whole(prompt, chat)
+        return prompt
+
+    def _check_whole(self, text: str, chat: Sequence[Message]) -> None:
+        if missing := lost(text, chat):
+            raise ChatTemplateError(f"{self._template.name} leaves out {missing}. {REMEDY}, or leave the row out")
+
+    def _turn(self, chat: Sequence[Message], tools: Sequence[Any]) -> Turn:
+        thinking = _thinking_of(chat[-1])
+        prompt, answer = self._divided(self._prompt(chat[:-1], tools), self._render(chat, tools), thinking)
+        self._check_whole(answer, chat[-1:])
+        if "".join(thinking.split()) not in "".join(answer.split()):
+            problem = f"leaves out the thinking of an answer: {thinking.strip()[:60]!r}"
+            raise ChatTemplateError(f"{self._template.name} {problem}. {REMEDY}, or leave the column out")
+        return Turn(prompt, self._ended(answer, "tool" if chat[-1].get("tool_calls") else "user"))
+
+    def _divided(self, prompt: str, whole: str, thinking: str) -> tuple[str, str]:
+        """Return the prompt, and what follows it when the answer is given."""
+        if whole.startswith(prompt):
+            return prompt, whole[len(prompt) :]
+        opening = _OPENING.search(prompt)
+        head = prompt[: opening.start()] if opening else prompt
+        if opening is None or not whole.startswith(head) or self._thinking not in ("on", "off"):
+            place = shared_length(prompt, whole)
+            place = min(place, opening.start()) if opening else place
+            problem = f"{prompt[place:][:40]!r} where an answer is to begin, but {whole[place:][:40]!r} where it is given"
+            raise ChatTemplateError(f"{self._template.name} writes {problem}. {_THINKING}")
+        tag, rest = opening[1], whole[len(head) :]
+        closing = "" if rest.startswith(f"<{tag}>") else f"\n</{tag}>\n\n"
+        rest = rest.removeprefix(f"<{tag}>")
+        return (prompt, (thinking if closing else "") + closing + rest) if self._thinking == "on" else (prompt + closing, rest)
+
+    def _ended(self, answer: str, next_role: str) -> str:
+        """Return an answer up to the token that ends a turn in the middle of a chat; with one, if the template writes none."""
+        inner = answer.removesuffix(self._chat_end)
+        if self._closes_turns and self._tail.search(inner):
+            return inner.rstrip()
+        return answer + (self._end_token or self._next_turn(next_role))
+
+    @cached_property
+    def _closes_turns(self) -> bool:
+        return self.control.search(self._after_answer()) is not None
+
+    @cached_property
+    def _chat_end(self) -> str:
+        """What the template writes behind the end of the last turn only, such as the end token of a whole document."""
+        last, inside = self._after_answer(), self._after_answer("user")
+        shared = [found.end() for found in self.control.finditer(last[: shared_length(last, inside)])]
+        return last[shared[-1] :] if shared else ""
+
+    def _find_next_turn(self, role: str) -> str:
+        """Return the token that begins the next message, which ends a turn where the template writes no end; else the end token."""
+        found = self.control.match(self._after_answer(role).lstrip())
+        return found.group() if found else self._codec.tokenizer.eos_token or ""
+
+    def _after_answer(self, role: str = "") -> str:
+        """Return what the template writes behind an answer, with a message of a role after it."""
+        called = role == "tool"
+        calls = {"tool_calls": [probe_call("add")]} if called else {}
+        chat: list[Any] = [QUESTION, {"role": "assistant", "content": "" if called else PROBE, **calls}]
+        following: list[Any] = [{"role": role, "content": "?", "tool_call_id": call_id(0), "name": "add"}] if role else []
+        try:
+            before, whole = self._render(chat).rstrip(), self._render([*chat, *following])
+        except ChatTemplateError:
+            return ""
+        return whole.removeprefix(before) if called else whole.rpartition(PROBE)[2]
+
+
+def shared_length(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the number of items with which both sequences begin."""
+    pairs = zip(first, second, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+
+
+_NO_TEMPLATE = "Give one with --chat-template FILE, or train texts as they are with --no-apply-chat-template"
+_THINKING = "Say with --thinking on or off what the model does there, or give another template with --chat-template FILE"
+
+
+def _template(codec: TextCodec, settings: ModelConfig) -> ChatTemplate:
+    """Return the template with the user's settings; one without a switch for thinking may have a prompt that opens it."""
+    plain = ChatTemplate(codec.tokenizer, replace(settings, thinking="auto"))
+    if plain.exists and settings.thinking in ("on", "off") and not SWITCHES[settings.thinking].keys() & variables_of(plain.source):
+        opened = plain.render([dict(QUESTION)], add_generation_prompt=True)
+        if _OPENING.search(opened):
+            return plain
+    return ChatTemplate(codec.tokenizer, settings)
+
+
+def _split(message: Message) -> Message:
+    """Return a message whose thinking, a block at the beginning of its content, is a field of its own."""
+    block = _BLOCK.match(message["content"]) if message["role"] == "assistant" and not reasoning_of(message) else None
+    return message if block is None else {**message, "reasoning_content": block[1].strip("\n"), "content": block[2].lstrip("\n")}  # type: ignore[typeddict-unknown-key]
+
+
+def _thinking_of(message: Message) -> str:
+    return reasoning_of(message) or reasoning_of(_split(message))
