@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.certify.before import NOISE
 from agentrl.certify.results import Certificate, Verdict
 
-LIMIT_S, LIMIT_BYTES = 90.0, 8 << 30
+LIMIT_S, LIMIT_BYTES = 45.0, 8 << 30
 PAGE = Path("docs/models.md")
 FOUND = Path("build/certified.json")
 COLUMNS = {
@@ -36,9 +36,9 @@ INTRO = """\
 
 <!-- Written by `make models`; do not edit. -->
 
-Every family of causal language models in transformers {transformers}, as [`agentrl certify`](certify.md) finds it: a small twin of the family's
-default configuration, with torch {torch} in float32 on a CPU. Fields for dropout and other noise that are 0 by default are set to 0.1, since
-checkpoints have their own. Kernels for GPUs were not run.
+Every family of causal language models in transformers {transformers}, as [`agentrl certify`](certify.md) finds it on a small twin of
+the family's default configuration, with torch {torch} in float32 on a CPU. Fields for dropout and other noise that are 0 by default are
+set to 0.1, since checkpoints have their own. Kernels for GPUs were not run.
 
 | cell | meaning |
 |---|---|
@@ -60,7 +60,7 @@ def families() -> list[str]:
     for name in NAMES:
         try:
             config = CONFIG_MAPPING[name]().get_text_config()
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except Exception:  # a configuration that has no defaults says so in one of many ways
             continue
         if not getattr(config, "is_encoder_decoder", False) and getattr(config, "is_decoder", True):
             found.setdefault(config.model_type, name)

@@ -84,9 +84,7 @@ async def _certify(path: Path, kernels: Sequence[str], *, trust_remote_code: boo
     """Return the certificate that a process of its own makes; `None`, and a line in the log, if it makes none."""
     words = [sys.executable, "-m", __name__, str(path), ",".join(kernels), str(int(trust_remote_code))]
     variables = {**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    process = await asyncio.create_subprocess_exec(
-        *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=variables
-    )
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=variables)
     try:
         output, _ = await asyncio.wait_for(process.communicate(), DEADLINE_S)
         return Certificate.from_dict(json.loads(output.decode().splitlines()[-1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentrl.certify.twin import VOCABULARY
+from agentrl.certify.sizes import VOCABULARY
 from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.batch import Batch, collate
 
