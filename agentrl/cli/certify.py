@@ -10,6 +10,7 @@ from pathlib import Path
 from agentrl.assets import tiny_model_path
 from agentrl.config.certify import CERTIFY
 from agentrl.config.load import load
+from agentrl.config.model_shape import local_config
 
 
 def main(words: list[str]) -> int:
@@ -22,7 +23,7 @@ def main(words: list[str]) -> int:
     from agentrl.track.text import Screen
 
     model = config.model.model or str(tiny_model_path())
-    settings = read_config(Path(model).expanduser(), trust_remote_code=config.model.trust_remote_code)
+    settings = read_config(local_config(model) or Path(model).expanduser(), trust_remote_code=config.model.trust_remote_code)
     certificate = certify(model, settings, vllm=config.certify.vllm)
     if config.certify.json:
         sys.stdout.write(json.dumps(certificate.to_dict(), indent=2) + "\n")

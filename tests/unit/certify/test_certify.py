@@ -46,7 +46,9 @@ def test_large_models_are_certified_within_a_minute(name: str) -> None:
     assert certificate.seconds < SECONDS
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in ("llama", "qwen3_moe") else pytest.mark.slow) for kind in sorted(KNOWN)])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in ("llama", "qwen3_moe") else pytest.mark.slow) for kind in sorted(KNOWN)]
+)
 def test_types_that_are_not_tried_before_a_run_are_exact(kind: str) -> None:
     certificate = certify(kind, CONFIG_MAPPING[kind](), only=("eager", "sdpa", "varlen"))
     assert certificate.verdict is EXACT, certificate.wrong

@@ -91,6 +91,7 @@ def flags() -> set[str]:
         "agentrl.check.context",
         "agentrl.tune.settings",
         "agentrl.config.sample",
+        "agentrl.config.certify",
         "agentrl.config.iterate",
     }:
         for value in vars(importlib.import_module(module)).values():
