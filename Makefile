@@ -25,7 +25,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-real test-faults test-clients test-browser mutants check bench bench-trl gpu study docs site wheel clean distclean
+.PHONY: help install demo test test-slow test-real test-faults test-clients test-browser mutants check bench bench-trl gpu study models docs site wheel clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ gpu: $(STAMP)  ## measure the learner on one GPU (at most 8 minutes), or say tha
 study: $(STAMP)  ## compare staleness bounds and off-policy corrections; about 30 minutes
 	$(PY) -m tests.benchmarks.staleness
 	$(PY) -m tests.benchmarks.off_policy
+
+models: $(STAMP)  ## certify every family of models in transformers and write docs/models.md; about 20 minutes of one core
+	$(PY) -m tests.model_matrix
 
 docs: $(STAMP)  ## write the generated pages under docs/
 	$(PY) -m tests.reference

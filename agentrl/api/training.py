@@ -18,7 +18,8 @@ from agentrl.api.memory import gpu_bytes, memory_sign, with_shares
 from agentrl.api.resume import ResumePoint, resume_point, rewind_records
 from agentrl.api.scaling import answer_requests
 from agentrl.api.storage import storage_sign
-from agentrl.cluster.build import load_environment, model_path
+from agentrl.certify.before import refuse_wrong
+from agentrl.cluster.build import device, load_environment, model_path
 from agentrl.cluster.runtime import Runtime, learner_beside, make_runtime, pool_of
 from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import described, rate_warning
@@ -112,6 +113,7 @@ def _can_go_on(config: TrainConfig) -> bool:
 async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequence[CallbackLike], *, last: bool = False) -> RunResult:
     check_model(config)
     config = with_shares(config)
+    await refuse_wrong(config, model_path(config), device())
     agent, callbacks = load_environment(config), [*load_callbacks(config.record.callback), *own]
     tasks = open_tasks(config, agent)
     questions = run_eval_tasks(config, agent)

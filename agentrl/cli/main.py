@@ -25,6 +25,7 @@ COMMANDS = {
     "distill": ("agentrl.cli.tune:distill", "train a model to predict as a teacher does, on given data"),
     "new": ("agentrl.cli.new:main", "copy a ready-made environment, to be changed"),
     "check": ("agentrl.cli.train:check", "play an environment without a model, and report its errors"),
+    "certify": ("agentrl.cli.certify:main", "prove that learner and engines compute what a model computes"),
     "eval": ("agentrl.cli.train:evaluate", "measure a model in an environment, or compare two"),
     "sample": ("agentrl.cli.sample:main", "sample and score answers or episodes, and write a data set"),
     "iterate": ("agentrl.cli.iterate:main", "sample, score, train, evaluate, and again: iterative DPO, RAFT"),

@@ -185,7 +185,7 @@ def read_shape(model: str) -> ModelShape | None:
 
     `model` is a directory, a ``config.json`` file, a name of the hub whose file is in the cache, or "" for the bundled model.
     """
-    path = _local_file(model)
+    path = local_config(model)
     if path is None:
         return None
     try:
@@ -200,7 +200,7 @@ def find_shape(model: str) -> ModelShape:
     Raises:
         ConfigError: If there is no such file, or the model is of another form.
     """
-    path, remedy = _local_file(model), "Give a directory of a Hugging Face model, its config.json, or a name of the hub."
+    path, remedy = local_config(model), "Give a directory of a Hugging Face model, its config.json, or a name of the hub."
     try:
         if path is None:
             path = _downloaded(model)
@@ -213,7 +213,8 @@ def find_shape(model: str) -> ModelShape:
 
 
 @cache
-def _local_file(model: str) -> Path | None:
+def local_config(model: str) -> Path | None:
+    """Return the ``config.json`` of a model without asking a network, as `read_shape` finds it; `None` if it is not on this machine."""
     path = Path(model).expanduser() if model else tiny_model_path()
     if path.is_dir():
         path = path / "config.json"

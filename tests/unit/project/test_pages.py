@@ -93,6 +93,7 @@ def flags() -> set[str]:
         "agentrl.tune.settings",
         "agentrl.config.evaluate",
         "agentrl.check.findings",
+        "agentrl.config.certify",
         "agentrl.config.iterate",
     }:
         for value in vars(importlib.import_module(module)).values():

@@ -1,0 +1,112 @@
+"""The short certification before a training run: only the kernel that the run asks for, in a process of its own, kept for the next run.
+
+The process is there because the one that starts a run may have no need of torch at all, and because no model may end the run by a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from agentrl.certify.kept import certificate_file, keep_certificate, read_certificate
+from agentrl.certify.results import Certificate, Comparison
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.model_shape import local_config, text_part
+from agentrl.config.schema import TrainConfig
+from agentrl.core.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+KNOWN = frozenset({"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+"""Types of models that a test finds exact with every kernel; they are not tried again at the start of a run."""
+FIXED_ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
+"""Kinds of rotary embedding that are the same whatever the length of a row."""
+NOISE = ("dropout", "pdrop", "jitter", "drop_rate")
+"""Parts of the names of fields with the strength of something random."""
+DEADLINE_S = 60.0
+ANYWAY = "--no-certify begins the run all the same."
+
+
+def is_known(settings: Mapping[str, Any]) -> bool:
+    """Return True for a configuration of a type in `KNOWN` without noise or an embedding that depends on the length of the row."""
+    text = text_part(settings)
+    rotary = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    kind = rotary.get("rope_type", rotary.get("type", "default"))
+    noisy = any(value for name, value in text.items() if any(part in name for part in NOISE) and name != "attention_dropout")
+    return settings.get("model_type") in KNOWN and kind in FIXED_ROTARY and not noisy
+
+
+def kernels_of(config: LearnerConfig, device: Literal["cpu", "cuda"]) -> tuple[str, ...]:
+    """Return the kernels to try for a run; flash attention runs on no CPU, so that ``varlen`` stands for its layout."""
+    asked = config.attn_implementation
+    if asked in ("eager", "sdpa", "varlen"):
+        return (asked,)
+    return ("sdpa",) if device == "cpu" and config.sequence_parallel == 1 else ("varlen", "sdpa")
+
+
+async def refuse_wrong(config: TrainConfig, model: str, device: Literal["cpu", "cuda"]) -> None:
+    """Raise if the learner of a run would compute its model wrongly; a model that cannot be tried passes.
+
+    Raises:
+        ConfigError: With the layout that is wrong, by how much, and what to do instead.
+    """
+    path = local_config(model)
+    if path is None or not config.training.certify or config.training.resume:
+        return
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    if is_known(settings):
+        return
+    kernels = kernels_of(config.learner, device)
+    kept = certificate_file(settings, kernels)
+    certificate = read_certificate(kept) or await _certify(path, kernels, trust_remote_code=config.model.trust_remote_code)
+    if certificate is None:
+        return
+    keep_certificate(kept, certificate)
+    for comparison in certificate.wrong:
+        if config.learner.share_prompts or "shared" not in comparison.name:
+            raise _refusal(comparison, certificate, config.learner.attn_implementation)
+
+
+def _refusal(comparison: Comparison, certificate: Certificate, asked: str) -> ConfigError:
+    kind = certificate.model_type
+    problem = f"agentrl certify finds {comparison.name} wrong for models of the type {kind}: {comparison.reason}"
+    by = "" if comparison.logprob is None else f", by {comparison.logprob:.2g} nats at most"
+    return ConfigError("--attn-implementation", asked, problem + by, f"{comparison.remedy} {ANYWAY}")
+
+
+async def _certify(path: Path, kernels: Sequence[str], *, trust_remote_code: bool) -> Certificate | None:
+    """Return the certificate that a process of its own makes; `None`, and a line in the log, if it makes none."""
+    words = [sys.executable, "-m", __name__, str(path), ",".join(kernels), str(int(trust_remote_code))]
+    variables = {**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=variables)
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+        return Certificate.from_dict(json.loads(output.decode().splitlines()[-1]))
+    except (TimeoutError, ValueError, KeyError, TypeError, IndexError):
+        _log.info("%s is not certified before the run; see agentrl certify", path)
+        return None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def main(words: Sequence[str]) -> None:
+    """Write the certificate of a ``config.json`` with some kernels to standard output."""
+    from agentrl.certify.run import certify
+    from agentrl.certify.twin import read_config
+
+    path, kernels, trusted = words
+    settings = read_config(Path(path), trust_remote_code=trusted == "1")
+    certificate = certify(path, settings, only=kernels.split(","))
+    sys.stdout.write(json.dumps(certificate.to_dict()) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,231 @@
+"""The learner's passes over a twin, in each of its layouts, against passes of the model itself over one row at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentrl.certify.results import Comparison, Verdict
+from agentrl.config.algorithm import AlgoConfig
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.lora import LoraConfig
+from agentrl.core.errors import ConfigError
+from agentrl.core.tokenizers import quiet_transformers
+from agentrl.learner.attention import KERNELS, MODULES, Kernel
+from agentrl.learner.batch import Batch
+from agentrl.learner.head import token_scores
+from agentrl.learner.layout import PROBE_WIDTH, ROUNDING, Layout, MicroBatch, can_share, one_row_bundles, share_prompts
+from agentrl.learner.lora import ADAPTER, adapted_layers, merged_parameters
+from agentrl.learner.models import PolicyModel, check_output, load_model
+from agentrl.learner.settings import LearnerSettings
+from agentrl.learner.state import fit_kernel
+
+LOGPROB = 2e-4
+"""Difference of log-probabilities, in nats, that passes for rounding in float32; measured are 1e-6 to 2e-5."""
+GRADIENT = 1e-3
+"""Difference of a parameter's gradient, as a share of its length, that passes for rounding."""
+SMALL = 1e-3
+"""Share of the whole gradient below which the length of a parameter's gradient says nothing."""
+RANK = 4
+DS_CONFIG = {"zero_optimization": {"stage": 0}}
+CPU = torch.device("cpu")
+FAULTS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, NotImplementedError, ImportError)
+"""Errors with which a model says that it cannot do something; it has many ways."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of the action tokens of a batch # [A], and the gradient of their weighted sum by parameter."""
+
+    logprobs: Tensor
+    gradients: dict[str, Tensor]
+
+
+def reference_model(twin: str) -> Any:
+    """Return the model of a directory as transformers loads it, for passes with its own attention and without dropout."""
+    from transformers import AutoModelForCausalLM
+
+    with quiet_transformers():
+        return AutoModelForCausalLM.from_pretrained(twin, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def reference_scores(model: Any, batch: Batch, *, gradients: bool = True) -> Scores:
+    """Score a batch one row at a time, by the model's own logits."""
+    model.zero_grad()
+    parts = []
+    bounds = [0, *torch.as_tensor(batch.row_actions).cumsum(0).tolist()]
+    weights = _weights(bounds[-1])
+    for row, begin, end in zip(batch.rows, bounds, bounds[1:], strict=False):
+        ids = torch.tensor(row.tokens.tolist())[None]
+        places = torch.tensor(row.action_positions.tolist())
+        with torch.set_grad_enabled(gradients):
+            logits = model(input_ids=ids, use_cache=False).logits[0, places - 1]
+            logprobs = token_scores(logits, ids[0, places], torch.ones(len(places)), False)[0]
+            if gradients:
+                (logprobs * weights[begin:end]).sum().backward()
+        parts.append(logprobs.detach())
+    return Scores(torch.cat(parts), _gradients(model) if gradients else {})
+
+
+def learner_scores(policy: PolicyModel, micros: Sequence[MicroBatch], count: int) -> Scores:
+    """Score a batch of `count` action tokens as the learner does, in training mode."""
+    policy.zero_grad()
+    logprobs, weights = torch.zeros(count), _weights(count)
+    for micro in micros:
+        new, _, _ = policy(micro)
+        (new * weights[micro.actions]).sum().backward()
+        logprobs[micro.actions] = new.detach()
+    return Scores(logprobs, _gradients(policy.model))
+
+
+def _weights(count: int) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(1))
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def difference(scores: Scores, expected: Scores) -> tuple[float, float]:
+    """Return the largest difference of a log-probability, and of a parameter's gradient as a share of its length."""
+    logprob = float((scores.logprobs - expected.logprobs).abs().max())
+    whole = sum(float(part.norm()) ** 2 for part in expected.gradients.values()) ** 0.5
+    shares = [0.0]
+    for name in scores.gradients.keys() | expected.gradients.keys():
+        one, other = scores.gradients.get(name), expected.gradients.get(name)
+        apart = (one if other is None else other if one is None else one - other) if one is not None or other is not None else None
+        assert apart is not None
+        length = max(float(other.norm()) if other is not None else 0.0, SMALL * whole)
+        shares.append(float(apart.norm()) / length if length else 0.0)
+    return logprob, float(torch.tensor(shares).max())  # NaN is the largest, unlike with Python's own function
+
+
+def judged(part: str, name: str, scores: Scores, expected: Scores, *, remedy: str = "") -> Comparison:
+    """Compare two scores of the same batch."""
+    logprob, gradient = difference(scores, expected)
+    if logprob <= LOGPROB and gradient <= GRADIENT:  # also False for NaN
+        return Comparison(part=part, name=name, verdict=Verdict.EXACT, logprob=logprob, gradient=gradient)
+    reason = "log-probabilities differ" if not logprob <= LOGPROB else "gradients differ"
+    return Comparison(part=part, name=name, verdict=Verdict.WRONG, logprob=logprob, gradient=gradient, reason=reason, remedy=remedy)
+
+
+def untried(part: str, name: str, error: Exception | str) -> Comparison:
+    """Return the verdict on what cannot be tried, with its reason."""
+    if isinstance(error, ConfigError):
+        reason = str(error.problem)
+    elif isinstance(error, Exception):
+        cause = error.__cause__ or error  # an engine that does not start names its own directory first
+        reason = f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), '')}"
+    else:
+        reason = error
+    return Comparison(part=part, name=name, verdict=Verdict.UNTRIED, reason=reason)
+
+
+class Learned:
+    """A twin as a learner on one rank loads it, with the kernel that a run would end up with."""
+
+    def __init__(self, twin: str, kernel: str, lora: LoraConfig | None = None) -> None:
+        config = LearnerConfig(attn_implementation=kernel)  # type: ignore[arg-type]
+        self.settings = LearnerSettings(
+            model=twin, learner=config, algo=AlgoConfig(), lora=lora or LoraConfig(), num_steps=1, max_new_tokens=16, device="cpu"
+        )
+        model = load_model(self.settings, DS_CONFIG, trained=True)
+        self.policy = PolicyModel(model).train()
+        check_output(self.policy, self.policy, CPU)
+        self.kernel: Kernel = fit_kernel(self.settings, self._engine(), [self.policy])
+
+    def _engine(self) -> Any:
+        """Return the policy in the form in which the learner tries its kernels: called, on a device."""
+        engine: Any = lambda micro: self.policy(micro)  # noqa: E731 - a function takes the attribute below
+        engine.ranks = SimpleNamespace(device=CPU)
+        return engine
+
+    def shares(self) -> bool:
+        """Return True if the learner would let rows share prompts."""
+        model, packed = self.policy.model, self.kernel.packed
+        score: Callable[[MicroBatch], Tensor] = lambda micro: self.policy(micro)[0]  # noqa: E731
+        return self.kernel.shares and can_share(score, model.config, CPU, packed=packed, rounding=ROUNDING[model.dtype])
+
+    def layouts(self, batch: Batch) -> Iterator[tuple[str, list[MicroBatch]]]:
+        """Yield the names of layouts with the batch in them, as few micro-batches as it takes."""
+        layout, packed = Layout(batch), self.kernel.packed
+        yield "packed" if packed else "padded", [layout.micro_batch(one_row_bundles(batch), packed=packed)]
+        if self.shares():
+            bundles = share_prompts(batch, budget=batch.num_tokens, hidden_size=PROBE_WIDTH, costs=self.kernel.costs)
+            yield "shared prompts", [layout.micro_batch(bundles, packed=packed)]
+
+
+def compare_kernel(twin: str, kernel: str, batch: Batch, expected: Scores) -> list[Comparison]:
+    """Compare every layout of a kernel with the model, and two passes in training mode with each other bit for bit."""
+    if kernel in MODULES:
+        return [untried("learner", kernel, "it needs a GPU")]
+    try:
+        learned = Learned(twin, kernel)
+    except FAULTS as error:
+        return [untried("learner", kernel, error)]
+    found: list[Comparison] = []
+    for name, micros in learned.layouts(batch):
+        try:
+            scores = learner_scores(learned.policy, micros, batch.num_actions)
+            again = learner_scores(learned.policy, micros, batch.num_actions)
+        except FAULTS as error:
+            found.append(untried("learner", f"{kernel}, {name}", error))
+            continue
+        remedy = "Use --no-share-prompts." if name == "shared prompts" else _other_kernel(kernel)
+        found.append(judged("learner", f"{kernel}, {name}", scores, expected, remedy=remedy))
+        if not found[-1].reason or not _same(scores, again):
+            found.append(_twice(f"{kernel}, {name}, twice", scores, again))
+    return found
+
+
+def _other_kernel(kernel: str) -> str:
+    others = [name for name in ("sdpa", "eager") if name != kernel]
+    return f"Try --attn-implementation {' or '.join(others)}, if one of them is exact."
+
+
+def _same(scores: Scores, again: Scores) -> bool:
+    same = scores.gradients.keys() == again.gradients.keys() and torch.equal(scores.logprobs, again.logprobs)
+    return same and all(torch.equal(part, again.gradients[name]) for name, part in scores.gradients.items())
+
+
+def _twice(name: str, scores: Scores, again: Scores) -> Comparison:
+    logprob, gradient = difference(again, scores)
+    if _same(scores, again):
+        return Comparison(part="learner", name=name, verdict=Verdict.EXACT, logprob=0.0, gradient=0.0)
+    reason = "two passes of the same rows differ: something random, such as dropout, is on"
+    remedy = "Set the model's dropout and noise to 0 in its config.json."
+    return Comparison(part="learner", name=name, verdict=Verdict.WRONG, logprob=logprob, gradient=gradient, reason=reason, remedy=remedy)
+
+
+def compare_adapter(twin: str, batch: Batch) -> Comparison:
+    """Compare a twin with a random adapter beside its layers with one into which that adapter is merged."""
+    name = "LoRA and its merge"
+    try:
+        learned = Learned(twin, "eager", LoraConfig(lora_rank=RANK))
+        generator = torch.Generator().manual_seed(2)
+        for layer in adapted_layers(learned.policy.model).values():
+            torch.nn.init.normal_(layer.lora_B[ADAPTER].weight, std=0.05, generator=generator)
+        ((_, micros), *_) = learned.layouts(batch)
+        scores = learner_scores(learned.policy, micros, batch.num_actions)
+        merged = reference_model(twin)
+        merged.load_state_dict({key: tensor.detach().clone() for key, tensor in merged_parameters(learned.policy.model)}, strict=False)
+        expected = reference_scores(merged, batch, gradients=False)
+    except FAULTS as error:
+        return untried("adapter", name, error)
+    idle = [key for key, part in learned.policy.model.named_parameters() if part.requires_grad and part.grad is None]
+    found = judged("adapter", name, Scores(scores.logprobs, {}), expected, remedy="Train the whole model: leave out --lora-rank.")
+    experts = [key for key, part in learned.policy.model.named_parameters() if part.dim() == 3 and ".experts." in key]
+    note = "the experts have no adapter" if experts else f"{len(idle)} parts of the adapter have no gradient" if idle else ""
+    if found.verdict is Verdict.EXACT and note:
+        return replace(found, gradient=None, reason=note)
+    return found
+
+
+def kernels() -> Sequence[str]:
+    """Return the names of the kernels of the learner, those first that run everywhere."""
+    return tuple(KERNELS)

@@ -1,0 +1,75 @@
+"""Tokens that an engine samples from a twin, and their log-probabilities by the model itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.certify.compare import FAULTS, LOGPROB, untried
+from agentrl.certify.results import Comparison, Verdict
+from agentrl.config.engine import EngineConfig
+from agentrl.config.schema import ModelConfig
+from agentrl.core.errors import AgentRLError
+from agentrl.core.protocols import Engine, GenerationRequest
+from agentrl.core.types import Generation, Sampling, ints
+from agentrl.engine.settings import EngineSettings, prepare_environment
+from agentrl.learner.batch import Batch
+from agentrl.learner.head import token_scores
+
+TOKENS, CONTEXT, SEQUENCES, CACHE_GIB = 16, 128, 8, 0.05
+DEADLINE_S = 45.0
+
+
+def compare_engine(twin: str, batch: Batch, model: Any, *, vllm: bool = False) -> Comparison:
+    """Have an engine sample from several prompts at once, and compare its log-probabilities with those of the model."""
+    name = "vllm" if vllm else "transformers"
+    try:
+        sampled = asyncio.run(asyncio.wait_for(_sample(twin, batch, _factory(vllm)), DEADLINE_S))
+    except (*FAULTS, AgentRLError, TimeoutError) as error:
+        return untried("engine", name, error)
+    differences: list[Tensor] = []
+    for prompt, generation in sampled:
+        ids = torch.tensor([*prompt, *generation.token_ids.tolist()])[None]
+        places = torch.arange(len(prompt), ids.shape[1])
+        with torch.no_grad():
+            logits = model(input_ids=ids, use_cache=False).logits[0, places - 1]
+        expected = token_scores(logits, ids[0, places], torch.ones(len(places)), False)[0]
+        differences.append(torch.tensor(generation.logprobs.tolist()) - expected)
+    worst = float(torch.cat(differences).abs().max())
+    if worst <= LOGPROB:
+        return Comparison(part="engine", name=name, verdict=Verdict.EXACT, logprob=worst)
+    other = "transformers" if vllm else "vllm"
+    reason = "log-probabilities of sampled tokens are not those of the model"
+    return Comparison(part="engine", name=name, verdict=Verdict.WRONG, logprob=worst, reason=reason, remedy=f"Try --engine {other}.")
+
+
+def _factory(vllm: bool) -> Callable[[EngineSettings], Any]:
+    if vllm:
+        prepare_environment("cpu")
+        from agentrl.engine.vllm_engine import VllmEngine
+
+        return VllmEngine
+    from agentrl.engine.transformers_engine import TransformersEngine
+
+    return TransformersEngine
+
+
+async def _sample(twin: str, batch: Batch, factory: Callable[[EngineSettings], Any]) -> list[tuple[list[int], Generation]]:
+    config = EngineConfig(max_model_len=CONTEXT, max_num_seqs=SEQUENCES, kv_cache_gib=CACHE_GIB)
+    engine: Engine = factory(EngineSettings(model=ModelConfig(model=twin), engine=config, stop_strings=False))
+    prompts = list({tuple(row.turns[0].prompt_ids.tolist()) for row in batch.rows})
+    prompts += [tuple(row.tokens.tolist()) for row in batch.rows[-1:]]
+    try:
+        await engine.start()
+        requests = [
+            GenerationRequest(request_id=str(number), prompt_ids=ints(prompt), sampling=Sampling(max_tokens=TOKENS, seed=number))
+            for number, prompt in enumerate(prompts)
+        ]
+        answers = await asyncio.gather(*(engine.generate(request) for request in requests))
+    finally:
+        await engine.close()
+    return [(list(prompt), answer) for prompt, answer in zip(prompts, answers, strict=True)]

@@ -1,0 +1,70 @@
+"""Certificates kept between runs, by the hash of everything that they depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from agentrl.certify.results import Certificate
+from agentrl.core.files import complete_file
+
+CACHE = "AGENTRL_CACHE"
+"""Environment variable with the folder of kept certificates, if it is not the usual one."""
+PACKAGES = ("transformers", "torch", "peft")
+SOURCES = ("certify", "learner", "engine")
+"""Parts of agentrl that decide the outcome."""
+PASSED_OVER = ("_name_or_path", "transformers_version")
+"""Fields of a configuration that decide nothing."""
+
+
+def cache_folder() -> Path:
+    """Return the user's folder for what can be computed again, ``~/.cache/agentrl`` unless ``AGENTRL_CACHE`` or XDG says otherwise."""
+    own = os.environ.get(CACHE)
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl"
+
+
+def certificate_file(settings: Mapping[str, Any], tried: Sequence[str]) -> Path:
+    """Return the file of the certificate of a model with the contents `settings` of its ``config.json``.
+
+    Args:
+        settings: The configuration.
+        tried: The parts that were compared, such as the kernels of the learner.
+    """
+    digest = hashlib.sha256()
+    fields = {name: value for name, value in settings.items() if name not in PASSED_OVER}
+    digest.update(json.dumps([fields, list(tried), [_version(name) for name in PACKAGES]], sort_keys=True, default=str).encode())
+    package = Path(__file__).parent.parent
+    for part in SOURCES:
+        for path in sorted((package / part).glob("*.py")):
+            digest.update(path.read_bytes())
+    return cache_folder() / "certificates" / f"{digest.hexdigest()[:32]}.json"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def read_certificate(path: Path) -> Certificate | None:
+    """Return a kept certificate; `None` if there is none, or it cannot be read."""
+    try:
+        return Certificate.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep_certificate(path: Path, certificate: Certificate) -> None:
+    """Write a certificate; nothing is kept where the folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with complete_file(path) as partial:
+            partial.write_text(json.dumps(certificate.to_dict(), indent=2) + "\n", encoding="utf-8")
+    except OSError:
+        return

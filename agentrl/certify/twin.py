@@ -1,0 +1,148 @@
+"""The twin of a model: its class with a few narrow layers and random weights, made from the configuration alone.
+
+A twin keeps everything that decides how a token is computed: types of layers, ratio of heads, form of the experts and of their router,
+kind of rotary embedding, soft caps, multipliers, dropout. Sizes shrink, and so do windows, chunks and thresholds of positions, so that
+rows of a few dozen tokens lie on both sides of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from agentrl.certify.layers import layer_fields
+from agentrl.certify.sizes import THRESHOLD, VOCABULARY, Sizes, is_kept, shrunk
+from agentrl.core.errors import ConfigError
+from agentrl.core.tokenizers import quiet_transformers
+
+POSITIONS = 512
+STD = 0.15
+"""Standard deviation of the weights; with that of a fresh model, 0.02, all tokens would be about equally likely, which hides errors."""
+LARGEST = 20_000_000
+"""Most parameters of a twin; one that has more was not understood."""
+
+
+def read_config(model: Path, *, trust_remote_code: bool = False) -> Any:
+    """Return transformers' configuration of the text part of a model, from a directory or a ``config.json`` alone.
+
+    Raises:
+        ConfigError: If there is none, or transformers has no causal language model of this type.
+    """
+    from transformers import AutoConfig
+
+    path = model / "config.json" if model.is_dir() else model
+    remedy = "Name a directory of a Hugging Face model, or its config.json."
+    if not path.is_file():
+        raise ConfigError("MODEL", str(model), "holds no config.json", remedy)
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ConfigError("MODEL", str(model), f"its configuration cannot be read: {reason}", remedy) from error
+    text = config.get_text_config()
+    model_class(text, name=str(settings.get("model_type", "")))
+    return text
+
+
+def model_class(config: Any, *, name: str = "") -> Any:
+    """Return the class of the causal language model with this configuration.
+
+    Raises:
+        ConfigError: If transformers has none.
+    """
+    from transformers import AutoModelForCausalLM
+
+    found = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if found is None:
+        kind = name or config.model_type
+        raise ConfigError("MODEL", kind, "is no type of causal language models of transformers", "Models of this type cannot be tried.")
+    return found
+
+
+def twin_config(config: Any) -> Any:
+    """Return the configuration of the twin of a model with the configuration `config`, which is that of a text model."""
+    real = {name: value for name, value in config.to_dict().items() if is_kept(name)}
+    sizes = Sizes(real, config.attribute_map)
+    layers = {sizes.own(name): value for name, value in layer_fields(real, sizes.layers).items()}
+    fields = {name: shrunk(name, value) for name, value in real.items()} | layers | _special_tokens(real)
+    fields |= sizes.heads() | Sizes(fields, config.attribute_map).inner() | sizes.state_space()
+    fields |= _positions(real, sizes.own("max_position_embeddings")) | _rotary(real, sizes.rotated)
+    with quiet_transformers():
+        return type(config)(**fields)
+
+
+def build_twin(config: Any, *, seed: int = 0) -> Any:
+    """Return the model of a twin's configuration with random weights, the same for the same seed, in float32."""
+    torch.manual_seed(seed)
+    with quiet_transformers():
+        with torch.device("meta"):
+            size = parameters_of(model_class(config)._from_config(config, attn_implementation="eager"))
+        if size > LARGEST:
+            problem = f"is of a form whose twin would have {size:,} parameters"
+            raise ConfigError("MODEL", config.model_type, problem, "Models of this type cannot be tried.")
+        model = model_class(config)._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    embedding = getattr(model.get_input_embeddings(), "weight", None)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                scale = 1.0 if parameter is embedding and not getattr(config, "tie_word_embeddings", True) else STD
+                parameter.normal_(0.0, scale, generator=generator)
+            elif name.rpartition(".")[2] in ("bias", "sinks", "weight"):
+                parameter.add_(torch.empty_like(parameter).normal_(0.0, STD, generator=generator))
+    return model
+
+
+def _special_tokens(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of special tokens, moved to the end of the vocabulary."""
+    found: dict[str, Any] = {}
+    for name, value in text.items():
+        if name.endswith(("_token_id", "_token_index")) and value is not None:
+            found[name] = VOCABULARY - 1 if isinstance(value, list) or value >= VOCABULARY else value
+    return found
+
+
+def _positions(text: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the longest context: a threshold of the rotary embedding where that is what it is, else enough for every row."""
+    if text.get(name) is None:
+        return {}
+    parameters = text.get("rope_parameters") or {}
+    every = [part for part in (parameters, *parameters.values()) if isinstance(part, Mapping)]
+    kinds = {part.get("rope_type") for part in every}
+    if "dynamic" in kinds:
+        return {name: THRESHOLD}
+    if "longrope" in kinds:
+        before = [part.get("original_max_position_embeddings") or 0 for part in (text, *every)]
+        return {name: THRESHOLD * max(2, text[name] // max(1, *before))}
+    return {name: POSITIONS}
+
+
+def _rotary(text: Mapping[str, Any], head: int) -> dict[str, Any]:
+    """Return the parameters of the rotary embedding with shrunk thresholds, and as many factors as heads of the size `head` have."""
+
+    def parameters(value: Mapping[str, Any]) -> dict[str, Any]:
+        half = int(head * float(value.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0)) // 2
+        return {name: parameters(part) if isinstance(part, Mapping) else _rotary_field(name, part, half) for name, part in value.items()}
+
+    return {name: parameters(text[name]) for name in ("rope_parameters", "rope_scaling") if isinstance(text.get(name), Mapping)}
+
+
+def _rotary_field(name: str, value: Any, half: int) -> Any:
+    if name in ("long_factor", "short_factor"):
+        return [value[at * len(value) // half] for at in range(half)]
+    if name == "mrope_section":
+        others = [half * share // sum(value) for share in value[1:]]
+        return [half - sum(others), *others]
+    return shrunk(name, value)
+
+
+def parameters_of(model: nn.Module) -> int:
+    """Return the number of parameters of a model."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,164 @@
+"""Writes docs/models.md: what `agentrl certify` finds for every family of causal language models in the installed transformers.
+
+python -m tests.model_matrix [FAMILY ...]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import queue
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from agentrl.certify.before import NOISE
+from agentrl.certify.results import Certificate, Verdict
+
+LIMIT_S, LIMIT_CPU_S, LIMIT_BYTES = 240.0, 60, 8 << 30
+PAGE = Path("docs/models.md")
+FOUND = Path("build/certified.json")
+COLUMNS = {
+    "eager": "eager, padded",
+    "sdpa": "sdpa, padded",
+    "sdpa, shared": "sdpa, shared prompts",
+    "varlen": "varlen, packed",
+    "varlen, shared": "varlen, shared prompts",
+    "LoRA": "LoRA and its merge",
+    "engine": "transformers",
+}
+INTRO = """\
+# Families of models
+
+<!-- Written by `make models`; do not edit. -->
+
+Every family of causal language models in transformers {transformers}, as [`agentrl certify`](certify.md) finds it on a small twin of
+the family's default configuration, with torch {torch} in float32 on a CPU. Fields for dropout and other noise that are 0 by default are
+set to 0.1, since checkpoints have their own. Kernels for GPUs were not run.
+
+| cell | meaning |
+|---|---|
+| exact | equal to passes of the model itself over one row at a time, with its own attention: log-probabilities and gradients |
+| **wrong** | not equal |
+| refused | the learner or the engine refuses the combination by itself, or raises an error |
+| not used | the learner does not choose this layout for the family, and pads or repeats prompts instead |
+
+*engine* is `--engine transformers`, which compares log-probabilities of what it samples. *shared* are rows that share a prompt.
+"""
+
+
+def families() -> list[str]:
+    """Types of causal language models that read text from left to right, each text part once."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    found: dict[str, str] = {}
+    for name in NAMES:
+        try:
+            config = CONFIG_MAPPING[name]().get_text_config()
+        except Exception:  # a configuration that has no defaults says so in one of many ways
+            continue
+        if not getattr(config, "is_encoder_decoder", False) and getattr(config, "is_decoder", True):
+            found.setdefault(config.model_type, name)
+    return sorted(found.values())
+
+
+def _certify(name: str, answers: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_CPU_S, LIMIT_CPU_S))
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    from transformers import CONFIG_MAPPING
+
+    from agentrl.certify.run import certify
+
+    config = CONFIG_MAPPING[name]().get_text_config()
+    for field, value in config.to_dict().items():
+        if isinstance(value, float) and value == 0.0 and any(part in field for part in NOISE):
+            setattr(config, field, 0.1)
+    try:
+        answers.put(certify(name, config).to_dict())
+    except Exception as error:
+        answers.put({"model": name, "error": str(getattr(error, "problem", error)).strip().splitlines()[0]})
+
+
+def certified(name: str) -> dict[str, Any]:
+    """Return the certificate of a family, made in a process with limits of time and memory, or why there is none."""
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=_certify, args=(name, answers))
+    process.start()
+    found: dict[str, Any] = {"model": name, "error": f"no verdict within {LIMIT_CPU_S} s"}
+    begun = time.monotonic()
+    while process.is_alive() and time.monotonic() - begun < LIMIT_S:
+        with contextlib.suppress(queue.Empty):
+            found = answers.get(timeout=1.0)
+            break
+    process.kill()
+    process.join()
+    return found
+
+
+def page(found: Sequence[dict[str, Any]]) -> str:
+    """Return docs/models.md."""
+    lines = [INTRO.format(transformers=version("transformers"), torch=version("torch").partition("+")[0])]
+    known = [Certificate.from_dict(each) for each in found if "error" not in each]
+    counts = {verdict: sum(each.verdict is verdict for each in known) for verdict in Verdict}
+    total = f"{len(found)} families: {counts[Verdict.EXACT]} exact, {counts[Verdict.WRONG]} with something wrong, "
+    lines += [f"{total}{len(found) - counts[Verdict.EXACT] - counts[Verdict.WRONG]} that cannot be tried.", ""]
+    lines += ["| family | verdict | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 2) + "|", *map(_row, known), ""]
+    wrong = [(each.model_type, comparison) for each in known for comparison in each.wrong]
+    lines += ["## Wrong", "", "| family | part | difference, nats | reason |", "|---|---|---|---|"]
+    lines += [f"| `{name}` | {part.name} | {part.logprob:.1g} | {part.reason} |" for name, part in wrong]
+    lines += ["", "## Cannot be tried", "", "| family | reason |", "|---|---|"]
+    lines += [f"| `{each['model']}` | {_plain(each['error'])} |" for each in found if "error" in each]
+    reasons = {each.model_type: next(part.reason for part in each.comparisons) for each in known if each.verdict is Verdict.UNTRIED}
+    lines += [f"| `{name}` | {_plain(reason)} |" for name, reason in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")[:160]
+
+
+def _row(certificate: Certificate) -> str:
+    cells = (_cell(certificate, name) for name in COLUMNS.values())
+    return f"| `{certificate.model_type}` | {_bold(certificate.verdict)} | {' | '.join(cells)} |"
+
+
+def _cell(certificate: Certificate, name: str) -> str:
+    verdicts = {each.verdict for each in certificate.comparisons if each.name == name or each.name.startswith(f"{name}, ")}
+    whole = {each.name for each in certificate.comparisons if each.verdict is Verdict.UNTRIED}
+    if not verdicts:
+        return "refused" if name.partition(",")[0] in whole else "not used"
+    if Verdict.WRONG in verdicts:
+        return _bold(Verdict.WRONG)
+    return "exact" if Verdict.EXACT in verdicts else "refused"
+
+
+def _bold(verdict: Verdict) -> str:
+    return f"**{verdict}**" if verdict is Verdict.WRONG else str(verdict)
+
+
+def main(names: Sequence[str]) -> None:
+    """Certify families one after the other, keep what was found as JSON, and write the page."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import agentrl.certify.run  # noqa: F401 - once for all processes
+
+    kept = {} if not names or not FOUND.is_file() else {each["model"]: each for each in json.loads(FOUND.read_text(encoding="utf-8"))}
+    for name in names or families():
+        kept[name] = certified(name)
+        sys.stdout.write(f"{name}: {kept[name].get('verdict', kept[name].get('error'))}\n")
+        sys.stdout.flush()
+        FOUND.parent.mkdir(exist_ok=True)
+        FOUND.write_text(json.dumps([kept[key] for key in sorted(kept)], indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page([kept[key] for key in sorted(kept)]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

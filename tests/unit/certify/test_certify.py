@@ -1,0 +1,138 @@
+"""Verdicts: exact for models that are computed rightly, wrong for every error that is planted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import CONFIG_MAPPING
+
+from agentrl.certify.before import KNOWN
+from agentrl.certify.results import Certificate, Verdict
+from agentrl.certify.run import certify
+from agentrl.certify.twin import read_config
+from agentrl.engine import batcher
+from agentrl.learner import attention, lora, models, state
+
+CONFIGS = Path(__file__).parents[2] / "model_configs"
+EXACT, WRONG = Verdict.EXACT, Verdict.WRONG
+EVERYTHING = {"eager, padded": EXACT, "sdpa, padded": EXACT, "varlen, packed": EXACT}
+MODELS: Mapping[str, Mapping[str, Verdict]] = {
+    "deepseek-v3": EVERYTHING | {"varlen, shared prompts": EXACT, "transformers": EXACT},
+    "gemma-3-27b": EVERYTHING | {"LoRA and its merge": EXACT, "transformers": EXACT},
+    "glm-4.5": EVERYTHING | {"varlen, shared prompts": EXACT, "transformers": EXACT},
+    "qwen3-235b-a22b": EVERYTHING | {"varlen, shared prompts": EXACT, "transformers": EXACT},
+    "gpt-oss-120b": {"eager, padded": EXACT},
+    "llama-4-scout": {"eager, padded": EXACT, "sdpa, padded": EXACT},
+}
+SLOW = ("qwen3-235b-a22b", "gpt-oss-120b", "llama-4-scout")
+SECONDS = 60.0
+
+
+def verdicts(certificate: Certificate) -> dict[str, Verdict]:
+    return {comparison.name: comparison.verdict for comparison in certificate.comparisons}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS])
+def test_large_models_are_certified_within_a_minute(name: str) -> None:
+    certificate = certify(name, read_config(CONFIGS / f"{name}.json"))
+    found = verdicts(certificate)
+    assert {part: found[part] for part in MODELS[name]} == dict(MODELS[name])
+    assert certificate.seconds < SECONDS
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in ("llama", "qwen3_moe") else pytest.mark.slow) for kind in sorted(KNOWN)]
+)
+def test_types_that_are_not_tried_before_a_run_are_exact(kind: str) -> None:
+    certificate = certify(kind, CONFIG_MAPPING[kind](), only=("eager", "sdpa", "varlen"))
+    assert certificate.verdict is EXACT, certificate.wrong
+    assert {name for name in verdicts(certificate) if "twice" not in name} >= set(EVERYTHING)
+
+
+def test_dropout_that_stays_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "disable_dropout", lambda _: None)
+    found = verdicts(certify("llama", CONFIG_MAPPING["llama"](attention_dropout=0.2), only=("eager",)))
+    assert found == {"eager, padded": WRONG, "eager, padded, twice": WRONG}
+
+
+def test_a_kernel_without_the_soft_cap_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uncapped(*parts: Any) -> Tensor:
+        return attention._varlen(*parts[:-1], None)
+
+    monkeypatch.setitem(attention._PACKED, "varlen", uncapped)
+    certificate = certify("gemma2", CONFIG_MAPPING["gemma2"](), only=("varlen",))
+    assert verdicts(certificate)["varlen, packed"] is WRONG
+    assert certificate.exit_code == 1
+
+
+def test_rows_back_to_back_that_see_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaking(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, *options: Any) -> Tensor:
+        return attention._varlen(query, key, value, bounds[[0, -1]], len(query), *options)
+
+    monkeypatch.setitem(attention._PACKED, "varlen", leaking)
+    refused = certify("llama", CONFIG_MAPPING["llama"](), only=("varlen",))
+    assert refused.exit_code == 2, "the learner tries this itself"
+    monkeypatch.setattr(state, "can_pack", lambda *_, **__: True)
+    assert verdicts(certify("llama", CONFIG_MAPPING["llama"](), only=("varlen",)))["varlen, packed"] is WRONG
+
+
+def test_a_window_of_one_token_too_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wider(*parts: Any) -> Tensor:
+        *others, window, softcap = parts
+        return attention._varlen(*others, window + 1, softcap)
+
+    monkeypatch.setitem(attention._PACKED, "varlen", wider)
+    assert verdicts(certify("mistral", CONFIG_MAPPING["mistral"](), only=("varlen",)))["varlen, packed"] is WRONG
+
+
+def test_errors_of_merge_and_engine_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = batcher.sample
+
+    def shifted(*parts: Any) -> Any:
+        tokens, logprobs = sample(*parts)
+        return tokens, [logprob + 0.01 for logprob in logprobs]
+
+    monkeypatch.setattr(batcher, "sample", shifted)
+    monkeypatch.setattr(lora, "_merged", lambda layer, weight: weight)
+    found = certify("llama", CONFIG_MAPPING["llama"]())
+    assert [each.name for each in found.wrong] == ["LoRA and its merge", "transformers"]
+    assert found.wrong[1].logprob == pytest.approx(0.01, abs=1e-4)
+
+
+def test_an_error_of_the_second_seed_too_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrl.certify import run
+
+    built: list[int] = []
+    compare = run.compare_kernel
+
+    def once(twin: str, kernel: str, batch: Any, expected: Any) -> Any:
+        built.append(1)
+        return [replace(each, verdict=WRONG) if len(built) == 1 else each for each in compare(twin, kernel, batch, expected)]
+
+    monkeypatch.setattr(run, "compare_kernel", once)
+    certificate = certify("llama", CONFIG_MAPPING["llama"](), only=("sdpa",))
+    assert len(built) == 2
+    assert certificate.verdict is EXACT
+    assert certificate.comparisons[0].reason == "exact with the second of two seeds"
+
+
+def test_nan_is_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*parts: Any) -> Tensor:
+        return torch.full_like(attention._varlen(*parts), float("nan"))
+
+    monkeypatch.setitem(attention._PACKED, "varlen", broken)
+    monkeypatch.setattr(state, "can_pack", lambda *_, **__: True)
+    assert verdicts(certify("llama", CONFIG_MAPPING["llama"](), only=("varlen",)))["varlen, packed"] is WRONG
+
+
+@pytest.mark.slow
+def test_vllm_samples_what_the_model_computes() -> None:
+    pytest.importorskip("vllm")
+    certificate = certify("qwen3", CONFIG_MAPPING["qwen3"](), vllm=True)
+    assert verdicts(certificate)["vllm"] is EXACT
