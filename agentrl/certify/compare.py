@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +16,14 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import quiet_transformers
-from agentrl.learner.attention import KERNELS, MODULES, Kernel
+from agentrl.learner.attention import KERNELS, MODULES
 from agentrl.learner.batch import Batch
 from agentrl.learner.head import token_scores
-from agentrl.learner.layout import PROBE_WIDTH, ROUNDING, Layout, MicroBatch, can_share, one_row_bundles, share_prompts
+from agentrl.learner.kernels import fit_kernel
+from agentrl.learner.layout import PROBE_WIDTH, Layout, MicroBatch, one_row_bundles, share_prompts
 from agentrl.learner.lora import ADAPTER, adapted_layers, merged_parameters
 from agentrl.learner.models import PolicyModel, check_output, load_model
 from agentrl.learner.settings import LearnerSettings
-from agentrl.learner.state import fit_kernel
 
 LOGPROB = 2e-4
 """Difference of log-probabilities, in nats, that passes for rounding in float32; measured are 1e-6 to 2e-5."""
@@ -67,7 +67,7 @@ def reference_scores(model: Any, batch: Batch, *, gradients: bool = True) -> Sco
             logits = model(input_ids=ids, use_cache=False).logits[0, places - 1]
             logprobs = token_scores(logits, ids[0, places], torch.ones(len(places)), False)[0]
             if gradients:
-                (logprobs * weights[begin:end]).sum().backward()
+                (logprobs * weights[begin:end]).sum().backward()  # type: ignore[no-untyped-call]
         parts.append(logprobs.detach())
     return Scores(torch.cat(parts), _gradients(model) if gradients else {})
 
@@ -127,7 +127,7 @@ def untried(part: str, name: str, error: Exception | str) -> Comparison:
 
 
 class Learned:
-    """A twin as a learner on one rank loads it, with the kernel that a run would end up with."""
+    """A twin as a learner on one rank loads it, with the kernel that a run would end up with; `shares` if its rows may share prompts."""
 
     def __init__(self, twin: str, kernel: str, lora: LoraConfig | None = None) -> None:
         config = LearnerConfig(attn_implementation=kernel)  # type: ignore[arg-type]
@@ -137,25 +137,19 @@ class Learned:
         model = load_model(self.settings, DS_CONFIG, trained=True)
         self.policy = PolicyModel(model).train()
         check_output(self.policy, self.policy, CPU)
-        self.kernel: Kernel = fit_kernel(self.settings, self._engine(), [self.policy])
+        self.kernel, self.shares = fit_kernel(self.settings, self._engine(), [self.policy], share=True)
 
     def _engine(self) -> Any:
         """Return the policy in the form in which the learner tries its kernels: called, on a device."""
         engine: Any = lambda micro: self.policy(micro)  # noqa: E731 - a function takes the attribute below
-        engine.ranks = SimpleNamespace(device=CPU)
+        engine.ranks, engine.module = SimpleNamespace(device=CPU), self.policy
         return engine
-
-    def shares(self) -> bool:
-        """Return True if the learner would let rows share prompts."""
-        model, packed = self.policy.model, self.kernel.packed
-        score: Callable[[MicroBatch], Tensor] = lambda micro: self.policy(micro)[0]  # noqa: E731
-        return self.kernel.shares and can_share(score, model.config, CPU, packed=packed, rounding=ROUNDING[model.dtype])
 
     def layouts(self, batch: Batch) -> Iterator[tuple[str, list[MicroBatch]]]:
         """Yield the names of layouts with the batch in them, as few micro-batches as it takes."""
         layout, packed = Layout(batch), self.kernel.packed
         yield "packed" if packed else "padded", [layout.micro_batch(one_row_bundles(batch), packed=packed)]
-        if self.shares():
+        if self.shares:
             bundles = share_prompts(batch, budget=batch.num_tokens, hidden_size=PROBE_WIDTH, costs=self.kernel.costs)
             yield "shared prompts", [layout.micro_batch(bundles, packed=packed)]
 

@@ -34,7 +34,7 @@ def _read_again(address: str) -> None:
     """Do what `ray.init` does itself when it turns authentication on, since Ray reads its settings once, when it is imported."""
     import ray
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     if ray.is_initialized():
         flag, value = ("--ray-address", address) if address else ("--runtime", "ray")

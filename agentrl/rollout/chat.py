@@ -137,7 +137,7 @@ class ChatCodec(TextCodec):
 
     def call_text(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Text of an answer that makes tool calls, as the template writes it; "" if it does not write them."""
-        answer = Message(role="assistant", content="", tool_calls=list(calls))
+        answer = Message(role="assistant", content="", tool_calls=[dict(call) for call in calls])
         if not self._dialect.writes_calls:
             return ""
         try:
