@@ -49,29 +49,9 @@ class EngineActor:
         self._loops[:] = [asyncio.get_running_loop()]
         return await self._host.start()
 
-    async def submit(self, client: str, requests: Requests) -> None:
-        """Take in requests."""
-        await self._host.submit(client, requests)
-
-    async def collect(self, client: str, wait_s: float) -> Answers:
-        """Return answers."""
-        return await self._host.collect(client, wait_s)
-
-    async def leave(self, client: str) -> None:
-        """Drop the requests of a rollout worker."""
-        await self._host.leave(client)
-
-    async def load_weights(self, update: WeightUpdate) -> int:
-        """Take over new weights."""
-        return await self._host.load_weights(update)
-
-    async def stats(self) -> EngineStats:
-        """Engine counters."""
-        return await self._host.stats()
-
-    async def close(self) -> None:
-        """Release everything."""
-        await self._host.close()
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call another method of the engine's host; a reference among the arguments has arrived as what it stands for."""
+        return await getattr(self._host, method)(*arguments)
 
 
 class ActorLine:
@@ -87,29 +67,29 @@ class ActorLine:
 
     async def submit(self, client: str, requests: Requests) -> None:
         """As `EngineLine.submit`."""
-        await _of_engine(self.actor.submit.remote(client, requests))
+        await _of_engine(self.actor.call.remote("submit", client, requests))
 
     async def collect(self, client: str, wait_s: float) -> Answers:
         """As `EngineLine.collect`."""
-        answers: Answers = await _of_engine(self.actor.collect.remote(client, wait_s))
+        answers: Answers = await _of_engine(self.actor.call.remote("collect", client, wait_s))
         return answers
 
     async def leave(self, client: str) -> None:
         """As `EngineLine.leave`."""
-        await _of_engine(self.actor.leave.remote(client))
+        await _of_engine(self.actor.call.remote("leave", client))
 
     async def load_weights(self, update: WeightUpdate) -> int:
         """As `EngineLine.load_weights`; a payload is written to the object store once, not for every engine."""
-        return int(await _of_engine(self.actor.load_weights.remote(stored(update))))
+        return int(await _of_engine(self.actor.call.remote("load_weights", stored(update))))
 
     async def stats(self) -> EngineStats:
         """As `Engine.stats`, of this moment."""
-        stats: EngineStats = await _of_engine(self.actor.stats.remote())
+        stats: EngineStats = await _of_engine(self.actor.call.remote("stats"))
         return stats
 
     async def close(self) -> None:
         """As `Engine.close`."""
-        await _of_engine(self.actor.close.remote())
+        await _of_engine(self.actor.call.remote("close"))
 
 
 class SharedProcess(ActorLine):

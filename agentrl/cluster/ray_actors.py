@@ -86,29 +86,9 @@ class RolloutActor:
         self._loops.append(asyncio.get_running_loop())
         await self._worker.start()
 
-    async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef]:
-        """Run one group."""
-        return await self._worker.run_group(group_request)
-
-    async def load_weights(self, update: WeightUpdate) -> int:
-        """Take over new weights."""
-        return await self._worker.load_weights(update)
-
-    async def sleep(self, level: int) -> None:
-        """Give GPU memory to the learner."""
-        await self._worker.sleep(level)
-
-    async def wake(self, *parts: Memory) -> None:
-        """Take it back."""
-        await self._worker.wake(*parts)
-
-    async def stats(self) -> EngineStats:
-        """Engine counters."""
-        return await self._worker.stats()
-
-    async def close(self) -> None:
-        """Release everything."""
-        await self._worker.close()
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call another method of the worker; a reference among the arguments has arrived as what it stands for."""
+        return await getattr(self._worker, method)(*arguments)
 
 
 class LearnerActor:
@@ -203,7 +183,7 @@ class RayWorker:
 
     async def run_group(self, group_request: GroupRequest) -> tuple[GroupSummary, GroupRef]:
         """As `RolloutWorker.run_group`; the second value is a reference into the object store. Cancelling it ends the episodes."""
-        summary, group = self.actor.run_group.options(num_returns=2).remote(group_request)
+        summary, group = self.actor.call.options(num_returns=2).remote("run_group", group_request)
         try:
             return await self._answer(summary), group
         except asyncio.CancelledError:
@@ -212,23 +192,23 @@ class RayWorker:
 
     async def load_weights(self, update: WeightUpdate) -> int:
         """As `RolloutWorker.load_weights`; a payload is written to the object store once, not for every engine."""
-        return await self._answer(self.actor.load_weights.remote(stored(update)))
+        return await self._answer(self.actor.call.remote("load_weights", stored(update)))
 
     async def sleep(self, level: int) -> None:
         """As `RolloutWorker.sleep`."""
-        await self._answer(self.actor.sleep.remote(level))
+        await self._answer(self.actor.call.remote("sleep", level))
 
     async def wake(self, *parts: Memory) -> None:
         """As `RolloutWorker.wake`."""
-        await self._answer(self.actor.wake.remote(*parts))
+        await self._answer(self.actor.call.remote("wake", *parts))
 
     async def stats(self) -> EngineStats:
         """As `RolloutWorker.stats`."""
-        return await self._answer(self.actor.stats.remote())
+        return await self._answer(self.actor.call.remote("stats"))
 
     async def close(self) -> None:
         """As `RolloutWorker.close`."""
-        await self._answer(self.actor.close.remote())
+        await self._answer(self.actor.call.remote("close"))
 
     async def missing(self, paths: Sequence[str]) -> tuple[str, list[str]]:
         """Return the address of its machine, and those of the paths that it does not have."""
