@@ -350,8 +350,9 @@ class TrainConfig(PlaySettings):
         if not isinstance(asked, str):
             return asked
         dtypes = {self.engine.dtype(device), self.learner.dtype(device)}
-        plain = dtypes == {"float32"} and not self.engine.engine_args and not self.learner.load_in_4bit
-        return 0.01 if plain else 0.1
+        # Each of these has engine and learner compute something else on purpose.
+        apart = self.engine.engine_args or self.learner.load_in_4bit or self.lora.lora_dropout or self.weights.kv_on_publish == "keep"
+        return 0.01 if dtypes == {"float32"} and not apart else 0.1
 
     @classmethod
     def schema(cls, given: Mapping[str, Any]) -> type[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -152,6 +153,11 @@ def test_without_a_limit_nothing_is_judged() -> None:
     assert not judged(MismatchAlarm(None, SIDES), 0, 5.0)
 
 
+def test_what_is_no_number_is_left_to_the_check_of_gradients() -> None:
+    assert not judged(MismatchAlarm(0.1, SIDES), 0, math.nan)
+    assert judged(MismatchAlarm(0.1, SIDES), 0, math.inf)
+
+
 @pytest.mark.parametrize(
     ("changes", "limit"),
     [
@@ -159,6 +165,8 @@ def test_without_a_limit_nothing_is_judged() -> None:
         ({"engine_dtype": "bfloat16"}, 0.1),
         ({"learner_dtype": "bfloat16"}, 0.1),
         ({"engine_args": ["quantization=fp8"], "engine": "vllm"}, 0.1),
+        ({"lora_rank": 4, "lora_dropout": 0.1}, 0.1),
+        ({"asynchronous": True, "kv_on_publish": "keep"}, 0.1),
         ({"max_mismatch": 0.3}, 0.3),
         ({"max_mismatch": 0}, None),
         ({"max_mismatch": "none"}, None),
