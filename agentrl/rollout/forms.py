@@ -89,6 +89,7 @@ def find_dialect(template: ChatTemplate) -> Dialect:
     """
     parts = next((parts for parts in (False, True) if _writes(template, Dialect(parts=parts), [Message(role="user", content=PROBE)])), None)
     if parts is None:
+        template.render([QUESTION])  # says why, if it refuses
         raise ChatTemplateError(f"{template.name} leaves out the text of a user's message. Give another with --chat-template FILE")
     reasoning = next((field for field in REASONING if f".{field}" in template.source or f"'{field}'" in template.source), "")
     reasoning = reasoning or next((field for field in REASONING if f'"{field}"' in template.source), "")

@@ -122,9 +122,13 @@ def test_without_a_template_contents_are_joined_by_line_breaks() -> None:
     assert codec.decode(codec.encode_chat([parts])) == "ab\n"
 
 
-def test_messages_that_the_template_refuses_are_named() -> None:
-    with pytest.raises(EnvResultError, match="roles user, assistant, tool, user: Roles must alternate"):
-        ChatCodec(tokenizer("gemma")).encode_next([Message(role="tool", content="1"), USER], 5)
+def test_messages_that_the_template_refuses_take_another_form_or_are_named() -> None:
+    codec = ChatCodec(tokenizer("gemma"))
+    assert codec.decode(codec.encode_next([Message(role="tool", content="1"), USER], 5)) == (
+        "<end_of_turn>\n<start_of_turn>user\n1\nWhat is one plus two?<end_of_turn>\n<start_of_turn>model\n"
+    )
+    with pytest.raises(EnvResultError, match="roles user, assistant, assistant, user: Roles must alternate"):
+        codec.encode_next([Message(role="assistant", content="1"), USER], 5)
 
 
 def test_a_template_that_hides_turns_is_refused_at_once() -> None:
