@@ -78,6 +78,7 @@ class ChatCodec(TextCodec):
         self._answers = lru_cache(maxsize=1024)(
             lambda role, text, last_id, system: tuple(self._encode_next([Message(role=role, content=text)], last_id, _system_of(system)))
         )
+        self._head = lru_cache(maxsize=64)(lambda system: [self.protect(message, [""]) for message in (*_system_of(system), QUESTION)])
         self._bodies = lru_cache(maxsize=256)(self._body)
         self.forms: dict[tuple[str, ...], str] = {}  # the form in which messages of these roles were written, by what was tried
         self._prove(end_token_ids)
@@ -231,13 +232,15 @@ class ChatCodec(TextCodec):
 
     def _encode_next(self, messages: Messages, last_id: int, history: Messages) -> list[int]:
         calls = self._calls(messages, history)
-        messages = self._dialect.normal([Message(role="assistant", content="", tool_calls=calls), *messages])[1:]
+        messages = self._dialect.normal([Message(role="assistant", content="", tool_calls=calls), *messages] if calls else messages)
+        messages = messages[1:] if calls else messages
         if not self._dialect.writes_calls or (history and history[0].get("tools") and not self.describes_tools):
             messages, calls = forms.calls_as_text(messages), []
-        head, system = [QUESTION], self._system_text(history)
+        system = self._system_text(history)
+        heads = [self._head(system), self._head("")] if system else [self._head("")]
         problem: EnvResultError | None = None
         for name, own, new in _appended(calls, messages):
-            for before in [[*_system_of(system), *head], head] if system else [head]:
+            for before in heads:
                 try:
                     rest, table = self._after(before, _called_by(own), new)
                 except EnvResultError as error:
@@ -259,13 +262,12 @@ class ChatCodec(TextCodec):
         """The text behind an answer that new messages follow, in which nothing of them is lost, and what its marks stand for."""
         table = [""]
         marked = [self.protect(message, table) for message in new]
-        earlier = [self.protect(message, [""]) for message in before]
-        rendered = self._render([*earlier, answer, *marked])
+        rendered = self._render([*before, answer, *marked])
         _, found, rest = rendered.rpartition(_ANSWER)
         if not found:
             raise ChatTemplateError(f"{self.template.name} leaves out an earlier turn of the assistant, so turns cannot be appended")
         if calls := answer.get("tool_calls"):
-            body = self._bodies(json.dumps([earlier, calls]))
+            body = self._bodies(json.dumps([before, calls]))
             if body is None or not rest.startswith(body):
                 raise ChatTemplateError(f"{self.template.name} writes the calls of a turn otherwise when messages follow it")
             rest = rest[len(body) :]
@@ -282,7 +284,7 @@ class ChatCodec(TextCodec):
     def _calls(self, messages: Messages, history: Messages) -> list[dict[str, Any]]:
         """The calls that results answer: those of the turn before them, else as many, with the names that the results have."""
         results = [message for message in messages if message["role"] == "tool"]
-        if not results or messages[0]["role"] != "tool":
+        if not results or messages[0]["role"] != "tool" or (len(results) == 1 and not self._names_calls):
             return []
         if history and (known := history[-1].get("tool_calls")):
             return [dict(call) for call in known]

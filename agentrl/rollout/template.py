@@ -172,6 +172,7 @@ class _Clock(threading.local):
 
 
 _CLOCK = _Clock()
+_DICT = frozenset(dir(dict))
 
 
 def _limited(items: Iterable[Any]) -> Iterator[Any]:
@@ -209,6 +210,12 @@ class _Environment(ImmutableSandboxedEnvironment):
             loop.iter = nodes.Filter(loop.iter, "_limited", [], [], None, None, lineno=loop.lineno)
         return tree
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Look up a name in a value, in a dictionary without an exception for what is a key of it."""
+        if type(obj) is dict and attribute not in _DICT:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
     def call(self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function or macro for a template."""
         _CLOCK.step()
@@ -240,4 +247,6 @@ _ENVIRONMENT = _Environment()
 
 @lru_cache(maxsize=64)
 def _compile(source: str) -> Template:
-    return _ENVIRONMENT.from_string(source)
+    compiled = _ENVIRONMENT.from_string(source)
+    compiled.globals = dict(compiled.globals)  # a chain of maps, which every rendering would copy, takes as long as the rendering
+    return compiled

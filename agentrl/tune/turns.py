@@ -16,7 +16,7 @@ from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import ChatTemplateError
 from agentrl.core.types import Message
 from agentrl.env.tools.environment import describe_tools, with_system
-from agentrl.rollout.forms import PROBE, QUESTION, Dialect, call_id, find_dialect, lost, probe_call, reasoning_of
+from agentrl.rollout.forms import PROBE, QUESTION, Dialect, call_id, find_dialect, lost, probe_call, reasoning_of, with_calls_as_text
 from agentrl.rollout.template import REMEDY, SWITCHES, ChatTemplate, variables_of
 from agentrl.rollout.text_codec import TextCodec
 
@@ -49,13 +49,11 @@ class TurnRenderer:
 
     Raises:
         ConfigError: If the template cannot be read, or neither it nor its prompt knows the wanted thinking.
-        ChatTemplateError: If the template does not write even a question of the user.
     """
 
     def __init__(self, codec: TextCodec, settings: ModelConfig, *, system_prompt: str = "", end_token: str = "") -> None:
         self._codec, self._thinking, self._system_prompt, self._end_token = codec, settings.thinking, system_prompt, end_token
         self._template = _template(codec, settings)
-        self._dialect = find_dialect(self._template) if self._template.exists else Dialect()
         control = "|".join(map(re.escape, codec.control_tokens)) or "(?!)"
         self.control = re.compile(control)
         self._tail = re.compile(rf"(?:(?:{control})\s*)+\Z")
@@ -101,10 +99,11 @@ class TurnRenderer:
         tools = list(chat[0].get("tools") or ())
         if self._system_prompt and chat[0]["role"] != "system":
             chat.insert(0, Message(role="system", content=self._system_prompt))
-        if tools and not self._describes_tools:
-            chat, tools = with_system(chat, describe_tools(tools)), []
-        for message in chat:
-            self._check_kinds(message)
+        if tools and not self._describes_tools:  # as in reinforcement learning: described in the system message, called by JSON in tags
+            chat, tools = [_with_calls_as_text(message) for message in with_system(chat, describe_tools(tools))], []
+        else:
+            for message in chat:
+                self._check_kinds(message)
         return self._codec.protect(chat, table), self._codec.protect(tools, table)
 
     def _check_kinds(self, message: Message) -> None:
@@ -112,6 +111,10 @@ class TurnRenderer:
             raise ChatTemplateError(f"{self._template.name} writes no tool calls. {REMEDY}, or leave the row out")
         if message["role"] == "tool" and not self._dialect.writes_results:
             raise ChatTemplateError(f"{self._template.name} writes no results of tools. {REMEDY}, or leave the row out")
+
+    @cached_property
+    def _dialect(self) -> Dialect:
+        return find_dialect(self._template)
 
     @cached_property
     def _describes_tools(self) -> bool:
@@ -210,6 +213,12 @@ def _template(codec: TextCodec, settings: ModelConfig) -> ChatTemplate:
         if _OPENING.search(opened):
             return plain
     return ChatTemplate(codec.tokenizer, settings)
+
+
+def _with_calls_as_text(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    return {**message, "content": with_calls_as_text(message), "tool_calls": []}
 
 
 def _split(message: Message) -> Message:

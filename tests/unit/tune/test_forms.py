@@ -22,6 +22,18 @@ def test_the_share_gpt_form_is_read():
     assert dialogue(row, DialogueDataConfig()) == [Chat((USER, GOOD))]
 
 
+def test_content_of_text_parts_becomes_text_and_arguments_of_calls_objects():
+    parts = {"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    (chat,) = dialogue({"messages": [parts, {"role": "assistant", "content": None, "tool_calls": [call]}]}, DialogueDataConfig())
+    assert isinstance(chat, Chat)
+    assert chat.messages[0] == USER
+    assert chat.messages[1]["content"] == ""
+    assert chat.messages[1]["tool_calls"] == [{**call, "function": {"name": "add", "arguments": {"a": 2}}}]
+    (both,) = pair({"prompt": [parts], "chosen": [parts, GOOD], "rejected": [parts, BAD]}, PairsDataConfig())
+    assert both == Pair([USER], GOOD, BAD)
+
+
 def test_tools_go_into_the_first_message():
     tool = {"type": "function", "function": {"name": "add"}}
     (chat,) = dialogue({"messages": [USER, GOOD], "tools": f"[{tool}]".replace("'", '"')}, DialogueDataConfig())
@@ -80,6 +92,17 @@ BAD_DIALOGUES = [
     ({"completion": "4"}, "'prompt' is missing"),
     ({"prompt": [USER, GOOD], "completion": "4"}, "ends with a message of the assistant"),
     ({"text": 5}, "is no text"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, GOOD]},
+        "a part of the type image_url at place 0",
+    ),
+    ({"messages": [USER, {**GOOD, "reasoning_content": ["why"]}]}, "whose reasoning_content is no text, at place 1"),
+    ({"messages": [USER, {**GOOD, "function_call": {"name": "add"}}]}, "with function_call at place 1"),
+    ({"messages": [USER, {**GOOD, "tool_calls": [{"id": "c1"}]}]}, "a tool call without the name of a function, at place 1"),
+    ({"messages": [USER, {**GOOD, "tool_calls": [{"name": "add", "arguments": "{"}]}]}, "a call of add whose arguments are not JSON"),
+    ({"messages": [USER, {**GOOD, "tool_calls": [{"name": "add", "arguments": "[1]"}]}]}, "a call of add whose arguments are no object"),
+    ({"messages": [USER, GOOD], "tools": {"name": "add"}}, "'tools' is no list of JSON schemas"),
+    ({"messages": [USER, GOOD], "tools": "[{"}, "'tools' is not JSON"),
 ]
 
 

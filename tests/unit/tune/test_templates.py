@@ -30,6 +30,7 @@ ANSWERS = {
     "text and calls": said("assistant", "ANSWER", tool_calls=CALLS),
     "all": said("assistant", "ANSWER", tool_calls=CALLS, **THOUGHT),
 }
+RESULT = said("tool", "RESULT", tool_call_id="c00000000", name="add")
 OPENS_THINKING = {"deepseek_r1_distill", "deepseekv3", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra", "nemotron_3_5_lightning"}
 END_OF_DOCUMENT = {"phi3", "phi3_5"}  # they write the end token of a document behind a chat
 
@@ -99,7 +100,7 @@ def text_before(codec: TextCodec, row: Row) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_answer_of_each_form_is_the_templates_or_refused_by_its_line(name: str):
     for form, answer in ANSWERS.items():
-        tools = TOOLS if "calls" in form or form == "all" else None
+        tools = TOOLS if "tool_calls" in answer and "Add numbers." in rendered(name, [USER], TOOLS) else None
         chat = Chat(({**USER, "tools": tools} if tools else USER, answer), source="chats.jsonl", where="line 7")
         codec, sft = encoder(name)
         found = expected(name, [USER, answer], tools)
@@ -110,8 +111,7 @@ def test_an_answer_of_each_form_is_the_templates_or_refused_by_its_line(name: st
         (row,) = sft.encode([chat])
         (trained,) = segments(codec, [row])
         assert same(name, trained, found[1]), form
-        if "some_probe" not in text_before(codec, row) and "JSON object in tags" not in text_before(codec, row):
-            assert text_before(codec, row) == found[0], form
+        assert text_before(codec, row) == found[0], form
         assert sft.ends
 
 
@@ -153,6 +153,32 @@ def test_every_turn_of_a_chat_is_trained_behind_the_prompt_that_it_has_in_a_conv
     last = codec.decode(rows[-1]["input_ids"])
     assert prompts[1] is not None
     assert last.startswith(prompts[1][0])
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma", "phi3", "qwen2_5_vl"])
+def test_tools_that_a_template_does_not_describe_are_described_and_called_as_in_reinforcement_learning(name: str):
+    codec, sft = encoder(name)
+    system = [] if name == "gemma" else [said("system", "Be brief.")]  # gemma's template takes none
+    chat = Chat(
+        (
+            {**(system or [USER])[0], "tools": TOOLS},
+            *system[1:],
+            *([USER] if system else []),
+            ANSWERS["text and calls"],
+            RESULT,
+            ANSWERS["text"],
+        )
+    )
+    if name == "gemma":
+        with pytest.raises(DataError, match="System role not supported"):
+            sft.encode([chat])
+        return
+    (row,) = sft.encode([chat])
+    first, second = segments(codec, [row])
+    assert first.startswith('ANSWER\n<tool_call>\n{"name": "add", "arguments": {"a": 17}}\n</tool_call><|')
+    assert second.startswith("ANSWER<|")
+    assert "Add numbers." in text_before(codec, row)
+    assert "RESULT" in text_before(codec, row)
 
 
 def only(name: str, chat: list[dict[str, Any]], *, config: Any = SftConfig, **model: Any) -> tuple[str, str]:
@@ -212,9 +238,6 @@ def test_qwen3_5_ends_the_thinking_that_its_prompt_opens():
     prompt, answer = only("qwen3_5_think", [USER, ANSWERS["text"]])
     assert prompt.endswith("<think>\n")
     assert answer == "\n</think>\n\nANSWER<|im_end|>"
-
-
-RESULT = said("tool", "RESULT", tool_call_id="c00000000", name="add")
 
 
 @pytest.mark.parametrize(
