@@ -192,7 +192,7 @@ def refuse_hidden(config: Any) -> None:
     Raises:
         ConfigError: For the first one.
     """
-    for name, setting in reversed(settings_of(type(config)).items()):  # what the user wrote comes after what was made of it
+    for name, setting in reversed(list(settings_of(type(config)).items())):  # what the user wrote comes after what was made of it
         value = getattr(getattr(config, setting.section), name)
         if isinstance(value, str) and HIDDEN in value:
             raise ConfigError(flag(name), value, "lacks its credentials, which are written to no file", "Give it again, with them.")
