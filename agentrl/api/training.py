@@ -160,9 +160,11 @@ def preview(config: TrainConfig) -> list[str]:
     """Return the lines of ``--dry-run`` for a person: settings that are not the defaults, the size of a step, and the data.
 
     Raises:
-        ConfigError: If the environment, the tasks or the model cannot be used.
+        ConfigError: If the environment, the tasks or the model cannot be used, or the run cannot be resumed with these settings.
     """
+    check_hub(config)
     check_model(config)
+    begin = resume_point(config)
     agent = load_environment(config)
     tasks, questions = open_tasks(config, agent), run_eval_tasks(config, agent)
     form = TrainConfig.schema(vars(config.algo))
@@ -174,6 +176,7 @@ def preview(config: TrainConfig) -> list[str]:
         for item, value in given
         if value != item.default and not (isinstance(value, str | int) and (item.name, value) in implied)
     ]
+    _check_prompts(config, [*tasks.first(PROMPTS_CHECKED), *questions])
     groups, samples, steps = config.flow.groups_per_step, config.sampling.n_samples_per_prompt, config.training.num_steps
     count, drawn = tasks.num_tasks, groups * steps
     greedy = ", and a greedy one beside each group" if estimator_facts(config.algo.advantage_estimator).greedy_baseline else ""
@@ -184,6 +187,7 @@ def preview(config: TrainConfig) -> list[str]:
         f"{groups * samples} episodes per step ({groups} groups of {samples}), {drawn * samples} in {steps} steps{greedy}",
         f"{counted(count, 'task')}, {drawn / count:.2g} epochs in {steps} steps" if count else endless,
         *([f"{counted(len(questions), 'task')} to evaluate on"] if questions else []),
+        *([f"goes on after step {begin.progress.step}"] if begin.progress.step else []),
         *([sized] if sized else []),
         *(f"warning: {text}. {remedy}" for text, remedy in filter(None, (problem, warning))),
     ]
@@ -215,12 +219,16 @@ async def _start(config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, t
     if (warning := rate_warning(config)) is not None:
         tracker.warn(RunWarning("learning-rate", *warning))
     tracker.on_stage("checking prompts")
-    model = model_path(config)
-    context = config.engine.max_model_len or context_length(model)
     if config.algo.teacher:
-        await asyncio.to_thread(check_teacher, config.algo.teacher, model, trust_remote_code=config.model.trust_remote_code)
-    await asyncio.to_thread(check_prompts, episode_settings(config, model), tasks, context)
+        trusted = config.model.trust_remote_code
+        await asyncio.to_thread(check_teacher, config.algo.teacher, model_path(config), trust_remote_code=trusted)
+    await asyncio.to_thread(_check_prompts, config, tasks)
     await runtime.start()
+
+
+def _check_prompts(config: TrainConfig, tasks: Sequence[Task]) -> None:
+    model = model_path(config)
+    check_prompts(episode_settings(config, model), tasks, config.engine.max_model_len or context_length(model))
 
 
 async def _train(

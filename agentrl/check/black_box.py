@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Any, cast
 
 from agentrl.check.context import Context
-from agentrl.check.findings import CheckSettings
+from agentrl.check.findings import NO_TIME, CheckSettings
 from agentrl.check.learning import policy_row
 from agentrl.check.play import UNLIMITED, PolicyInput, TextPolicy
 from agentrl.check.policies import label_text, standard_policies
@@ -170,7 +170,7 @@ def _parser(settings: CheckSettings) -> AnswerParser:
 def _why_stop(context: Context, played: Sequence[PlayedAgent]) -> str:
     if sum(one.episode.session.limit_reached for one in played) > 1:
         return "the agent does not end"
-    return "no time left" if context.left() <= 0 else ""
+    return NO_TIME if context.left() <= 0 else ""
 
 
 async def play(context: Context, server: EndpointServer, task: Task, policy: TextPolicy, index: int) -> PlayedAgent:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from agentrl.check.context import Context
+from agentrl.check.findings import NO_TIME
 from agentrl.check.play import CheckedEpisode, TextEpisode, repeating
 from agentrl.check.policies import standard_policies
 from agentrl.check.state import class_state, pickled, restore_class_state
@@ -37,7 +38,7 @@ async def check_determinism(context: Context) -> None:
     try:
         for number, (task, actions) in enumerate(scripts_to_repeat(context)):
             if context.left(0.6) <= 0:
-                context.report.skipped.append("determinism of some policies: no time left")
+                context.report.skipped.append(f"determinism of some policies: {NO_TIME}")
                 return
             await _check_script(context, number, task, actions)
         if not context.report.has("shared-state", "nondeterministic", "group-differs", "global-reseed"):
@@ -120,7 +121,7 @@ async def _check_interleaved(context: Context) -> None:
         return
     for first, second in _pairs(context):
         if context.left(0.6) <= 0:
-            context.report.skipped.append("some pairs of episodes side by side: no time left")
+            context.report.skipped.append(f"some pairs of episodes side by side: {NO_TIME}")
             return
 
         if seen := await _reproduced(partial(_separate, context, first, second), partial(_both, context, first, second)):

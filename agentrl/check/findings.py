@@ -97,10 +97,13 @@ class CheckSettings(CheckConfig):
         return self.model.model == str(tiny_model_path())
 
 
+NO_TIME = "no time left"
+"""End of the reason for a check that was not made because ``--budget-s`` was over."""
 CHECK = Command(
     "check",
     CheckConfig,
-    "Play an environment without a model and report what is wrong with it. Exit code: 0 no errors, 1 errors, 2 bad request.",
+    "Play an environment without a model and report what is wrong with it. Exit code: 0 no errors, 1 errors, 2 bad request, 3 no "
+    "errors in the time that there was.",
     main=("agent", "model", "episodes", "concurrency", "turn_s", "recorded", "timeout_s", "budget_s", "seed", "json", "fix_hints"),
 )
 
@@ -154,6 +157,16 @@ class Report:
     constant: dict[str, Any] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     seconds: float = 0.0
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes that were played."""
+        return sum(int(row["episodes"]) for row in self.policies)
+
+    @property
+    def out_of_time(self) -> bool:
+        """True if ``--budget-s`` ended before all checks were made."""
+        return any(NO_TIME in reason for reason in self.skipped)
 
     def add(self, rule: str, where: str, seen: str) -> None:
         """Note a finding; a rule that is broken again is only counted."""

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, Protocol
 
 from agentrl.check.context import Context
+from agentrl.check.findings import NO_TIME
 from agentrl.check.play import SOLVER, CheckedEpisode, PolicyInput, TextPolicy
 from agentrl.check.policies import COMMON, bracketed, constant_answers, label_texts, options_in, words_of, written
 from agentrl.check.results import spread
@@ -123,7 +124,8 @@ async def _try_constants(context: Context) -> None:
                 if task.id in scores[answer]:
                     continue
                 if time.monotonic() > stop:
-                    context.report.skipped.append("some constant answers: no time left")
+                    reason = NO_TIME if context.left(0.8) <= 0 else f"there are more than {CONSTANTS_S:g} s allow"
+                    context.report.skipped.append(f"some constant answers: {reason}")
                     return
                 played = await context.player.play(task, _always(answer))
                 if played.good:

@@ -105,7 +105,12 @@ def _finding(finding: Finding, fix_hints: bool, width: int) -> Text:
 def _summary(report: Report) -> Text:
     counts = {severity: sum(finding.rule.severity is severity for finding in report.findings) for severity in Severity}
     words = ", ".join(counted(count, severity) for severity, count in counts.items())
+    if not report.num_episodes and not counts[Severity.ERROR]:
+        words = f"no episode was played{''.join(f', {counted(count, severity)}' for severity, count in counts.items() if count)}"
+    if report.out_of_time:
+        words = f"incomplete, --budget-s was over: {words}"
     style = next((COLOURS[severity] for severity in (Severity.ERROR, Severity.WARNING) if counts[severity]), "bold green")
+    style = COLOURS[Severity.WARNING] if style == "bold green" and (report.out_of_time or not report.num_episodes) else style
     return Text.assemble((words, style), f" in {report.seconds:.1f} s")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from agentrl.check.context import Context
+from agentrl.check.findings import NO_TIME
 from agentrl.check.play import TextEpisode, repeating
 from agentrl.core.types import Task
 
@@ -30,7 +31,7 @@ async def check_resources(context: Context) -> None:
     before = await _settled(None)
     for round_number in range(ROUNDS):
         if context.left(0.4) <= 0:
-            context.report.skipped.append("resources: no time left")
+            context.report.skipped.append(f"resources: {NO_TIME}")
             return
         await context.player.play(longest.task, repeating(longest.actions))
         await context.player.play(longest.task, repeating([]))

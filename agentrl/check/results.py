@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from agentrl.check.context import Context
+from agentrl.check.findings import NO_TIME
 from agentrl.check.play import CheckedEpisode
 from agentrl.check.policies import CALL, FORMS, PLAIN, label_policy, recorded_policy, standard_policies
 from agentrl.check.probe import output_size
@@ -46,7 +47,7 @@ async def play_standard(context: Context) -> None:
             if _hopeless(context.played):
                 return
             if context.played and context.left(0.3) <= 0:
-                context.report.skipped.append("some of the policies' episodes: no time left")
+                context.report.skipped.append(f"some of the policies' episodes: {NO_TIME}")
                 return
             if policy.name == "recorded" and task.id not in context.recorded:
                 continue

@@ -51,6 +51,8 @@ class ExportArgs(Arguments):
 def main(words: list[str]) -> int:
     """Run the command with the words after ``export``."""
     args = read(ExportArgs, "export", words)
+    if not args.source.expanduser().is_dir():
+        raise ConfigError("RUN", str(args.source), "there is no such directory", "Name a run's directory, as printed at its end.")
     if args.inspect or args.otel:
         return _export_episodes(args)
     if args.target is None and not args.merge:

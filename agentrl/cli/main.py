@@ -5,11 +5,13 @@ Exit codes: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 
 from agentrl.core.errors import AgentRLError, ConfigError
@@ -76,9 +78,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(COMPLETION.replace("@commands", " ".join(COMMANDS)))
         return 0
     if words[0] not in COMMANDS:
-        return report(ConfigError("command", words[0], "is not a command", f"Commands: {', '.join(COMMANDS)}."))
-    module, _, function = COMMANDS[words[0]][0].partition(":")
-    return guarded(getattr(importlib.import_module(module), function), words[1:])
+        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        meant = f"Did you mean `agentrl {near[0]}`? " if near else ""
+        return report(ConfigError("command", words[0], "is not a command", f"{meant}Commands: {', '.join(COMMANDS)}."))
+    return guarded(partial(_run, words[0]), words[1:])
+
+
+def _run(name: str, words: list[str]) -> int:
+    """Import and run a subcommand; imports take seconds, in which a person may press Ctrl-C."""
+    module, _, function = COMMANDS[name][0].partition(":")
+    code: int = getattr(importlib.import_module(module), function)(words)
+    return code
 
 
 def guarded(command: Callable[[list[str]], int], words: list[str]) -> int:

@@ -46,10 +46,10 @@ class ReplayArgs(Arguments):
 def main(words: list[str]) -> int:
     """Run the command with the words after ``replay``."""
     args = read(ReplayArgs, "replay", words)
+    run = RunDirectory(args.run)
     if args.all == bool(args.episodes):
         problem = "comes with names of episodes" if args.all else "is not given, and no episode is named"
         raise ConfigError("--all", args.all, problem, f"Name an episode (`agentrl inspect {args.run}` lists them), or give --all.")
-    run = RunDirectory(args.run)
     named = [] if args.all else _named(run, args.episodes)
     episodes = run.episodes() if args.all else iter(named)
     from agentrl.inspect.compare import show_replay, show_replays

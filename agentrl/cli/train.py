@@ -15,7 +15,7 @@ from agentrl.track.text import counted
 
 INTERRUPTED = 130
 INCOMPLETE = 3
-"""Exit code of an evaluation in which some tasks are in no figure, because all of their episodes failed."""
+"""Exit code of an evaluation in which some tasks are in no figure, because all of their episodes failed; of a check without time."""
 
 
 def main(words: list[str]) -> int:
@@ -56,7 +56,7 @@ def evaluate(words: list[str]) -> int:
 
 
 def check(words: list[str]) -> int:
-    """Check an environment as the flags after ``check`` say; the code is 1 if there is an error."""
+    """Check an environment as the flags after ``check`` say; the code is 1 if there is an error, 3 if there was no time for all checks."""
     from agentrl.api.checking import run_check
     from agentrl.check.findings import CHECK
     from agentrl.check.report import print_report
@@ -67,4 +67,4 @@ def check(words: list[str]) -> int:
         sys.stdout.write(json.dumps(result.to_dict(fix_hints=flags.fix_hints), indent=2) + "\n")
     else:
         print_report(result.report, fix_hints=flags.fix_hints)
-    return int(not result.ok)
+    return 1 if not result.ok else INCOMPLETE if result.report.out_of_time else 0

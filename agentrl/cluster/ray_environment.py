@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from typing import Any
 
 from agentrl.core.errors import ConfigError
 
@@ -33,14 +34,15 @@ def set_environment(address: str) -> None:
 def _read_again(address: str) -> None:
     """Do what `ray.init` does itself when it turns authentication on, since Ray reads its settings once, when it is imported."""
     import ray
+    from ray import _raylet
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     if ray.is_initialized():
         flag, value = ("--ray-address", address) if address else ("--runtime", "ray")
         remedy = "Call ray.shutdown() before, or start this run in a process of its own."
         raise ConfigError(flag, value, "this process is connected to a Ray cluster already", remedy)
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    native: Any = _raylet  # compiled, without types
+    native.Config.initialize("")
+    native.AuthenticationTokenLoader.instance().reset_cache()
     if not address:
         ray_constants.ENABLE_RAY_CLUSTER = False  # else the cluster would listen on the machine's outer address

@@ -29,7 +29,7 @@ class LearnerConfig:
     """Sum gradients over ranks in float32 where training is in bfloat16; twice the traffic (ZeRO 1 to 3)."""
     learner_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of training. ``auto``: float32 on CPU, bfloat16 on GPU."""
-    learning_rate: Annotated[NonNegative, Alias("--actor-learning-rate")] = 5e-4
+    learning_rate: Annotated[Positive, Alias("--actor-learning-rate")] = 5e-4
     """Peak learning rate of the policy. By model, unless given: 1e-5 from 5e7 parameters, 1e-6 from 5e8; ten times as much with
     ``--lora-rank``, 2e-3 beside the bundled model."""
     lr_schedule: Annotated[Literal["constant", "linear", "cosine"], Alias("--lr-scheduler-type")] = "constant"

@@ -333,6 +333,8 @@ def _answer(name: str, known: Sequence[str], command: Command[Any]) -> str:
     for system in ("OpenRLHF", "TRL", "verl"):
         if answer := other_systems()[system].get(name):
             return f"{system}; here: {answer}"
+    if meant := next((flag for flag in other_systems()["common"].get(name, ()) if flag in known), ""):
+        return f"did you mean {meant}?"
     if (removed := name[2:].replace("-", "_")) in REMOVED:
         return REMOVED[removed][1]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)

@@ -128,9 +128,9 @@ class DataConfig:
     """Tasks to evaluate on: of ``--eval-prompts`` or ``eval_tasks()`` at most so many (0: all), else so many held out of the training
     tasks, chosen by the seed and never trained on."""
     input_key: str = "prompt"
-    """Column that holds the prompt: text or a list of chat messages."""
+    """Column that holds the prompt: text or chat messages. ``a.b``: the key ``b`` in column ``a``."""
     label_key: str = "label"
-    """Column that holds the label; a missing column gives ``None``."""
+    """Column that holds the label, also as ``a.b``; a missing ``label`` gives ``None``."""
     input_template: str = ""
     """Text around each plain-text prompt of a data set, with ``{}`` in its place; ``{{`` and ``}}`` stand for braces."""
     apply_chat_template: bool = True

@@ -26,6 +26,10 @@ SPLIT_NAMES = {name: split for split, names in {
 }.items() for name in names}  # fmt: skip
 """Word in a file name -> split that the file belongs to."""
 
+_ABSENT = object()
+LABEL_KEY = "label"
+"""Column with the label where no other is named; a data set may lack it."""
+
 Row: TypeAlias = tuple[str, Mapping[str, Any]]
 """Position of a row, for messages, and its columns."""
 
@@ -38,8 +42,8 @@ class PromptFormat:
         flag: The flag that names the data set, for messages.
         split: Split of a folder or a Hugging Face data set.
         split_flag: The flag that names the split, for messages.
-        input_key: Column with the prompt: text or chat messages.
-        label_key: Column with the label; without such a column the label is `None`.
+        input_key: Column with the prompt: text or chat messages; ``a.b`` is the key ``b`` of what stands in the column ``a``.
+        label_key: Column with the label, in the same form; without the default column the label is `None`.
         input_template: Text around a plain-text prompt, with ``{}`` in the prompt's place; ``{{`` and ``}}`` mean braces.
     """
 
@@ -47,7 +51,7 @@ class PromptFormat:
     split: str = "train"
     split_flag: str = "--prompt-split"
     input_key: str = "prompt"
-    label_key: str = "label"
+    label_key: str = LABEL_KEY
     input_template: str = ""
 
 
@@ -98,10 +102,40 @@ def read_rows(source: str, form: PromptFormat) -> Iterable[Row]:
 
 
 def _read(source: str, form: PromptFormat) -> list[Task]:
-    tasks = [_task(row, where, source, form) for where, row in read_rows(source, form)]
+    rows = list(read_rows(source, form))
+    tasks = [_task(row, where, source, form) for where, row in rows]
     if not tasks:
         raise DataError(form.flag, source, "holds no row", "Give at least one prompt.")
+    if form.label_key != LABEL_KEY and not any(has_column(row, form.label_key) for _, row in rows):
+        remedy = _nearest_column("--label-key", form.label_key, rows[0][1])
+        raise DataError("--label-key", form.label_key, f"is no column of {source}", remedy)
     return tasks
+
+
+def has_column(row: Mapping[str, Any], key: str) -> bool:
+    """Return True if a row has a column, or a path of keys with dots between them, as ``reward_model.ground_truth``."""
+    return column(row, key, _ABSENT) is not _ABSENT
+
+
+def column(row: Any, key: str, default: Any = None) -> Any:
+    """Return what stands in a column of a row, or at the end of a path of keys with dots between them."""
+    if not isinstance(row, Mapping):
+        return default
+    if key in row:
+        return row[key]
+    first, dot, rest = key.partition(".")
+    return column(row.get(first), rest, default) if dot else default
+
+
+def column_paths(row: Mapping[str, Any]) -> list[str]:
+    """Return the columns of a row, and below those that hold keys of their own the paths to these."""
+    nested = [f"{name}.{path}" for name, value in row.items() if isinstance(value, Mapping) for path in column_paths(value)]
+    return [*row, *nested]
+
+
+def _nearest_column(flag: str, key: str, row: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(key, column_paths(row), n=1)
+    return f"Did you mean {flag} {close[0]}?" if close else f"Its columns are {', '.join(row)}."
 
 
 def is_chat(prompt: Any) -> bool:
@@ -112,27 +146,26 @@ def is_chat(prompt: Any) -> bool:
 
 def _task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -> Task:
     key = form.input_key
-    if key not in row and PARAMS in row:
-        return _nemo_gym_task(row, where, source, form)
-    if key not in row:
-        close = difflib.get_close_matches(key, list(row), n=1)
-        remedy = f"Did you mean --input-key {close[0]}?" if close else f"Its columns are {', '.join(row)}."
-        raise DataError("--input-key", key, f"is no column of {source} ({where})", remedy)
-    prompt = row[key]
+    if not has_column(row, key):
+        if PARAMS in row:
+            return _nemo_gym_task(row, where, source, form)
+        raise DataError("--input-key", key, f"is no column of {source} ({where})", _nearest_column("--input-key", key, row))
+    prompt = column(row, key)
     chat = is_chat(prompt)
     if not chat and not (isinstance(prompt, str) and prompt):
         problem = f"{where}: column {key!r} is neither text nor a list of messages with role and content: {str(prompt)[:80]!r}"
         raise DataError(form.flag, source, problem, "Name another column with --input-key.")
     if form.input_template and not chat:
         prompt = form.input_template.format(prompt)
-    rest = {name: value for name, value in row.items() if name not in (key, form.label_key)}
-    return Task(prompt, row.get(form.label_key), metadata=rest)
+    # A label stays under the name that its column has, by which reward functions of other systems ask for it.
+    rest = {name: value for name, value in row.items() if name not in (key, LABEL_KEY)}
+    return Task(prompt, column(row, form.label_key), metadata=rest)
 
 
 def _nemo_gym_task(row: Mapping[str, Any], where: str, source: str, form: PromptFormat) -> Task:
     """Return the task of a row in NeMo Gym's form; the whole row becomes its metadata, for the server."""
     try:
-        return Task(chat_of(row[PARAMS]), row.get(form.label_key), metadata=row)
+        return Task(chat_of(row[PARAMS]), column(row, form.label_key), metadata=row)
     except ValueError as error:
         raise DataError(form.flag, source, f"{where}: {error}", "Give messages whose content is text.") from error
 

@@ -7,7 +7,7 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -24,6 +24,19 @@ SCORE_SLACK = 1e-6  # a float32 mean of ones may exceed 1 by this much
 RESET_KEYS = ("observation", "sampling_params", "extra_logs", "environment_images")
 GIVEN_KEYS = ("label", "task", "seed")  # in what `reset` was given, which it may hand back
 STEP_KEYS = ("rewards", "scores", "environment_feedback", "done", "sampling_params", "extra_logs", "environment_images")
+STEP_FIELDS, RESET_FIELDS = (tuple(field.name for field in fields(form)) for form in (StepResult, ResetResult))
+STEP_NAMES = {
+    "rewards": "reward",
+    "scores": "score",
+    "environment_feedback": "observation",
+    "done": "terminated",
+    "sampling_params": "sampling",
+    "extra_logs": "info",
+    "environment_images": "images",
+}
+"""Key of a dictionary -> field of `StepResult` that means the same."""
+OTHER_NAMES = {**STEP_NAMES, "obs": "observation"}
+"""Names in other systems, and in dictionaries, of fields of the results."""
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "seed")
 
 NEEDS_ONE = "the episode is not over, so the model needs one; or set terminated=True"
@@ -110,6 +123,11 @@ def _check_typed_step(value: StepResult, where: str, agents: Sequence[str], give
 
 
 def _check_step_dict(value: Mapping[str, Any], where: str, given: Mapping[str, Any]) -> StepResult:
+    typed = [key for key in value if key in STEP_FIELDS and key not in STEP_KEYS]
+    if typed:
+        line = f"return StepResult({', '.join(f'{name}=...' for name in _typed_names(value))})"
+        meant = next((f"; did you mean {key!r}?" for key, name in STEP_NAMES.items() if name == typed[0]), ", as only a StepResult has it.")
+        raise bad_result(where, "result", value, f"has the unknown key {typed[0]!r}{meant} In the typed form write: {line}")
     known_keys(value, STEP_KEYS, where)
     if "rewards" not in value:
         raise bad_result(where, "result", value, "the key 'rewards' is missing")
@@ -325,5 +343,21 @@ def said(error: BaseException) -> str:
         message = str(error)[: MAX_MESSAGE + 1].encode(errors="backslashreplace").decode()
     except Exception:
         message = "(its message cannot be shown)"
-    cut = f"{message[:MAX_MESSAGE]}..." if len(message) > MAX_MESSAGE else message
+    cut = f"{message[:MAX_MESSAGE]}..." if len(message) > MAX_MESSAGE else message + _meant(message)
     return f"{type(error).__name__}: {cut}" if cut else type(error).__name__
+
+
+def _typed_names(value: Mapping[str, Any]) -> list[str]:
+    """Return the fields of `StepResult` for the keys of a dictionary, as far as they have any."""
+    named = (OTHER_NAMES.get(key, key) for key in value)
+    return list(dict.fromkeys(name for name in named if name in STEP_FIELDS))
+
+
+def _meant(message: str) -> str:
+    """Return which field was meant by one that `StepResult` or `ResetResult` does not have; "" for any other message."""
+    unknown = re.match(r"(StepResult|ResetResult)\.__init__\(\) got an unexpected keyword argument '(\w+)'", message)
+    if unknown is None:
+        return ""
+    known = STEP_FIELDS if unknown[1] == "StepResult" else RESET_FIELDS
+    meant = OTHER_NAMES.get(unknown[2]) or next(iter(difflib.get_close_matches(unknown[2], known, n=1)), "")
+    return f"; did you mean {meant}?" if meant in known else f"; there are {', '.join(known)}"

@@ -16,7 +16,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Task, derive_seed
 from agentrl.env.load import AgentSpec
-from agentrl.env.prompts import PromptFormat, read_prompts
+from agentrl.env.prompts import PromptFormat, column_paths, read_prompts
 from agentrl.env.rewards.function import judged_by_reward
 from agentrl.env.sampling import Sampling
 from agentrl.env.tasks import PEEK, TaskSource, checked, own_tasks, unique
@@ -54,13 +54,19 @@ def missing_labels(config: PlaySettings, agent: AgentSpec, tasks: Sequence[Task]
     if not tasks or any(task.label is not None for task in tasks):
         return None
     columns = list(dict.fromkeys(name for task in tasks for name in task.metadata if name != "source"))
-    likely = next((name for name in LABEL_COLUMNS if name in columns), "")
+    likely = _likely_label(tasks[0].metadata, columns)
     if not (likely and config.data.prompts) and not judged_by_reward(agent.load()):
         return None  # an environment with a step of its own may need no labels
     beside = f"column beside the prompt is {columns[0]}" if len(columns) == 1 else f"columns beside the prompt are {', '.join(columns)}"
     there = f"the {beside}" if columns else "there is no column beside the prompt"
     text = f"no task has a label (--label-key {config.data.label_key}); {there if config.data.prompts else 'Task(prompt, label) sets it'}"
     return text, f"Write --label-key {likely}." if likely else "Name the column with --label-key, if the reward needs labels."
+
+
+def _likely_label(row: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """The column that probably holds the label, or the path to it in a column that has keys of its own; "" if none does."""
+    paths = [*columns, *column_paths(row)]
+    return next((path for name in LABEL_COLUMNS for path in paths if path == name or path.endswith(f".{name}")), "")
 
 
 def eval_tasks(config: PlaySettings, agent: AgentSpec) -> list[Task]:
@@ -126,8 +132,11 @@ def check_prompts(settings: EpisodeSettings, tasks: Sequence[Task], max_model_le
     it transformers, only if a prompt is longer than that. A `max_model_len` of 0 is not known, which leaves only ``--max-episode-tokens``.
 
     Raises:
-        ConfigError: For the first prompt that is too long, or that the chat template refuses.
+        ConfigError: For the first prompt that is too long, or that the chat template refuses; or if an answer alone may fill the context.
     """
+    if 0 < max_model_len <= (answer := settings.rollout.max_new_tokens):
+        problem = f"leaves no room for a prompt in a context of {max_model_len} tokens"
+        raise ConfigError("--max-new-tokens", answer, problem, "Lower it, or raise --max-model-len as far as the model allows.")
     limit = min((length for length in (max_model_len, settings.rollout.max_episode_tokens) if length), default=0)
     doubtful = [task for task in tasks if _most_tokens(task, settings) >= limit] if limit else []
     if not doubtful:

@@ -10,6 +10,7 @@ import typing
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from agentrl.core.types import Message, as_messages
@@ -44,6 +45,12 @@ class ToolOutcome:
     kind: Literal["ok", "bad_call", "failed"] = "ok"
 
 
+def _line(function: Callable[..., Any]) -> str:
+    """Return the file and the line of a function, for messages; "" if it has none."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f" ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code else ""
+
+
 class Tool:
     """One function as a tool, with a type hint for every parameter; a ``def`` runs on a thread, an ``async def`` on the loop."""
 
@@ -57,7 +64,7 @@ class Tool:
         hints = typing.get_type_hints(function, include_extras=True)
         for name, parameter in self._parameters.items():
             if name not in hints:
-                raise TypeError(f"tool {self.name}: parameter {name} needs a type hint")
+                raise TypeError(f"tool {self.name}: parameter {name} needs a type hint, such as {name}: str{_line(function)}")
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise TypeError(f"tool {self.name}: parameter {name} cannot be given by name")
         self._hints = {name: hints[name] for name in self._parameters}

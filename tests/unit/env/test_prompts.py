@@ -4,11 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from agentrl import Task
 from agentrl.core.errors import DataError
+from agentrl.env.agent import StepState
 from agentrl.env.prompts import PromptFormat, read_prompts
+from agentrl.env.rewards.forms import form_of
 
 
 def read(source: str | Path, **options: Any) -> list[Task]:
@@ -26,7 +30,7 @@ def test_jsonl_with_labels_chat_and_other_columns(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "b"}]
     path = jsonl(tmp_path, json.dumps({"q": "a", "a": 1, "level": "easy"}) + "\n\n" + json.dumps({"q": chat}) + "\n")
     one, two = read(path, input_key="q", label_key="a")
-    assert (one.prompt, one.label, one.metadata) == ("a", 1, {"level": "easy"})
+    assert (one.prompt, one.label, one.metadata) == ("a", 1, {"a": 1, "level": "easy"})
     assert (two.prompt, two.label) == (chat, None)
 
 
@@ -162,3 +166,38 @@ def test_a_broken_table_names_file_and_line(tmp_path: Path, body: str) -> None:
     (tmp_path / "bad.csv").write_text(body)
     with pytest.raises(DataError, match=r"bad\.csv.*(line 2 has not as many cells|is not a readable table)"):
         read(tmp_path / "bad.csv")
+
+
+def test_columns_that_are_named_must_be_there(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, json.dumps({"prompt": "a", "answer": "1"}) + "\n")
+    assert read(path)[0].label is None
+    with pytest.raises(DataError, match=r"--label-key = 'anwser': is no column of .*data.jsonl. Did you mean --label-key answer\?"):
+        read(path, label_key="anwser")
+    (task,) = read(path, label_key="answer")
+    assert (task.label, task.metadata) == ("1", {"answer": "1"})
+
+
+def test_the_form_of_verl_is_read_by_paths(tmp_path: Path) -> None:
+    row = {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": "1 + 1?"}],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"index": 0},
+    }
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pa.Table.from_pylist([row]), path)
+    (task,) = read(path, label_key="reward_model.ground_truth")
+    assert (task.prompt, task.label) == (row["prompt"], "2")
+    assert task.metadata["data_source"] == "openai/gsm8k"
+    with pytest.raises(DataError, match=r"Did you mean --label-key reward_model.ground_truth\?"):
+        read(path, label_key="reward_model.groundtruth")
+
+
+def test_a_label_reaches_a_reward_of_trl_under_its_column(tmp_path: Path) -> None:
+    def accuracy_reward(completions: list[str], answer: list[str], **kw: Any) -> list[float]:
+        return [float(given == wanted) for given, wanted in zip(completions, answer, strict=True)]
+
+    (task,) = read(jsonl(tmp_path, json.dumps({"prompt": "a", "answer": "1"}) + "\n"), label_key="answer")
+    form = form_of(accuracy_reward, "judge.py: accuracy_reward")
+    state = StepState(task=task, label=task.label, observation_text="a", action_text="1")
+    assert form.call(accuracy_reward, state, "here") == [1.0]

@@ -10,7 +10,7 @@ import torch
 
 from agentrl import ResetResult, SamplingParams, StepResult
 from agentrl.core.errors import EnvResultError
-from agentrl.env.results import MAX_TEXT, RawText, check_reset, check_step
+from agentrl.env.results import MAX_TEXT, RawText, check_reset, check_step, said
 
 WHERE = "calc.py: Calc.step"
 
@@ -87,6 +87,21 @@ def test_a_step_that_neither_ends_nor_answers_is_refused() -> None:
 def test_a_misspelt_key_is_answered_with_the_nearest_one() -> None:
     assert "unknown key 'reward'; did you mean 'rewards'?" in refused({"reward": 1})
     assert "did you mean 'max_tokens'?" in refused({"rewards": 1, "sampling_params": {"max_token": 5}})
+
+
+def test_the_two_forms_of_a_result_are_told_apart() -> None:
+    told = refused({"reward": 1, "done": True})
+    assert "unknown key 'reward'; did you mean 'rewards'? In the typed form write: return StepResult(reward=..., terminated=...)" in told
+    assert "unknown key 'truncated', as only a StepResult has it. In the typed form" in refused({"rewards": 1, "truncated": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("done", "did you mean terminated?"), ("scor", "did you mean score?"), ("zzz", "there are reward,")]
+)
+def test_a_field_that_a_result_does_not_have_is_answered(name: str, meant: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        StepResult(1.0, **{name: True})
+    assert meant in said(caught.value)
 
 
 @pytest.mark.parametrize(

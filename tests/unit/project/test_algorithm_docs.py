@@ -23,9 +23,9 @@ PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     path = tmp_path / "mine.py"
-    path.write_text(block)
+    path.write_text("\n\n".join(blocks))
     return path
 
 
