@@ -157,7 +157,11 @@ def test_turn_norm_without_division_is_the_difference_to_the_mean_of_the_turn() 
 def test_clipped_tokens_are_counted_by_the_sign_of_their_advantage() -> None:
     result = compute_policy_loss("ppo", moved([0.5, 0.0, 0.5, -0.5], [1.0, 1.0, 0.0, -1.0]), loss_options("ppo"))
     stats = result.stats.result()
-    assert (stats["policy/clip_fraction"], stats["policy/clip_fraction_positive"], stats["policy/clip_fraction_negative"]) == (0.5, 0.5, 1.0)
+    assert (stats["policy/clip_fraction"], stats["policy/clip_fraction_positive"], stats["policy/clip_fraction_negative"]) == (
+        0.5,
+        0.5,
+        1.0,
+    )
 
 
 def test_the_ratio_of_a_result_is_that_of_the_loss() -> None:
