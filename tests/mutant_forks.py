@@ -12,7 +12,11 @@ from typing import Any
 
 from tests.forks import Forks, kill_group, serve
 
-LIBRARIES = ("deepspeed", "hypothesis.strategies", "numpy", "psutil", "transformers.models.llama", "verl.trainer.ppo.core_algos")
+LIBRARIES = (
+    *("deepspeed", "hypothesis.strategies", "numpy", "peft", "psutil"),
+    *("transformers.models.llama.modeling_llama", "transformers.trainer", "verl.trainer.ppo.core_algos"),
+    *("vllm.distributed.weight_transfer.factory", "vllm.model_executor.layers.utils", "vllm.model_executor.model_loader.reload"),
+)
 
 
 def run_tests(forks: Forks, copy: Path, tests: tuple[str, ...], limit_s: float) -> tuple[int | None, str]:

@@ -3,7 +3,7 @@
     python -m tests.mutants [--only algo] [--workers 2]
 
 Each bug is a text of a file with another in its place; the tests that should fail stand beside it. First they must pass without it.
-The last line is ``N mutants, N caught, 0 survived``; the exit code is 1 if one survived.
+The last line is ``N mutants, N caught, 0 survived``; the exit code is 1 if one survived, and 2 if a file that `COVERED` names has no bug.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,19 @@ LIST = Path(__file__).with_suffix(".toml")
 LEFT_OUT = (".git", ".venv*", ".*cache", ".hypothesis", "runs", "__pycache__", "build", "dist")
 LIMIT_S = 600.0
 """Seconds for the tests of one bug; one that makes them hang is noticed too."""
+COVERED = ("agentrl/algo/**/*.py", "agentrl/learner/*.py", "agentrl/tune/*.py", "agentrl/weights/*.py", "agentrl/rollout/chat.py")
+"""Files in which a bug may leave a run that looks well and learns the wrong thing; each of them has at least one planted."""
+WITHOUT_BEHAVIOUR = frozenset(
+    {
+        # A docstring alone.
+        "agentrl/algo/__init__.py",
+        "agentrl/learner/__init__.py",
+        "agentrl/weights/__init__.py",
+        # Public names alone, which the contract tests pin.
+        "agentrl/tune/__init__.py",
+    }
+)
+"""Files among those of `COVERED` in which no bug can be planted."""
 CAUGHT = 1
 """Exit code of pytest when a test failed; any other but 0 says that the tests could not be run."""
 
@@ -62,6 +76,12 @@ def read_mutants(path: Path = LIST, only: str = "") -> list[Mutant]:
     return [mutant for mutant in found if only in mutant.file]
 
 
+def uncovered(mutants: Sequence[Mutant]) -> list[str]:
+    """Return the files of `COVERED` in which no bug is planted."""
+    files = {path.relative_to(ROOT).as_posix() for pattern in COVERED for path in ROOT.glob(pattern)}
+    return sorted(files - WITHOUT_BEHAVIOUR - {mutant.file for mutant in mutants})
+
+
 def passes(forks: Forks, copy: Path, tests: tuple[str, ...]) -> bool:
     """Run tests in a copy of the project until the first fails.
 
@@ -84,6 +104,9 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="copies to be tested at once")
     options = parser.parse_args()
     mutants = read_mutants(only=options.only)
+    if not options.only and (bare := uncovered(mutants)):
+        print("no bug is planted in these files:", *bare, sep="\n  ")
+        return 2
     for mutant in mutants:
         mutant.planted((ROOT / mutant.file).read_text())
     start, survivors = time.monotonic(), []

@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM
 
+from agentrl.assets import tiny_model_path
+from agentrl.core.tokenizers import load_tokenizer
 from agentrl.tune import tune
 from tests.e2e.runs import ROOT, command
 
 DATA = ROOT / "examples" / "tune"
-METHODS = [("sft", "chats"), ("dpo", "pairs"), ("reward-model", "helpful")]
+METHODS = [("sft", "chats"), ("dpo", "pairs"), ("reward-model", "helpful"), ("distill", "chats")]
 COMMON: dict[str, Any] = {"num_steps": 5, "batch_size": 8, "eval_size": 8, "tensorboard": False, "seed": 1}
 pytestmark = pytest.mark.slow
 
@@ -25,12 +29,29 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The bundled model with other weights."""
+    path = str(tmp_path_factory.mktemp("teacher"))
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.float32)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.02 * torch.randn_like(weight)
+    model.save_pretrained(path)
+    load_tokenizer(str(tiny_model_path())).save_pretrained(path)
+    return path
+
+
 @pytest.mark.parametrize(("method", "data"), METHODS, ids=[method for method, _ in METHODS])
-def test_two_ranks_give_the_losses_of_one(method: str, data: str, tmp_path: Path):
+def test_two_ranks_give_the_losses_of_one(method: str, data: str, tmp_path: Path, teacher: str):
     path = str(DATA / f"{data}.jsonl")
-    alone = tune(method, data=path, run_dir=tmp_path / "alone", **COMMON)
+    own = {"teacher": teacher} if method == "distill" else {}
+    alone = tune(method, data=path, run_dir=tmp_path / "alone", **COMMON, **own)
     expected = rows_of(alone.run_dir)
-    flags = [word for name, value in COMMON.items() if name != "tensorboard" for word in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [
+        word for name, value in {**COMMON, **own}.items() if name != "tensorboard" for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
     for stage in ("2", "3"):
         run = tmp_path / f"zero-{stage}"
         words = [method, "--data", path, *flags, "--no-tensorboard", "--zero-stage", stage, "--num-ranks", "2", "--run-dir", str(run)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +16,14 @@ from agentrl.algo.corrections import correction_facts
 from agentrl.algo.corrections.ratios import RatioOptions
 from agentrl.algo.estimators import compute_advantages, estimator_facts, find_estimator
 from agentrl.algo.facts import ESTIMATOR, advantage_estimator, calls
+from agentrl.algo.filters import _without_contrast
 from agentrl.algo.losses import loss_facts
+from agentrl.algo.options import checked_options
 from agentrl.algo.statistics import record_extremes, record_means, segment_count, segment_mean, segment_std
 from agentrl.core.errors import BatchError, ConfigError, PluginError
 from agentrl.core.metrics import MetricSums
 from tests.unit.algo.chosen import correction_inputs, estimator_options
+from tests.unit.flow.fakes import member
 
 
 def one_token_each(rewards: list[float], groups: list[int], **more: Any) -> AdvantageInputs:
@@ -170,3 +175,30 @@ def test_an_exception_in_a_built_in_algorithm_is_not_blamed_on_the_user() -> Non
         _ = 1 / 0
     with pytest.raises(PluginError, match="tall"), calls(ESTIMATOR, tall):
         _ = 1 / 0
+
+
+def test_an_error_that_names_its_field_already_goes_through() -> None:
+    with pytest.raises(ConfigError, match="--some-flag"), calls(ESTIMATOR, tall):
+        raise ConfigError("--some-flag", 1, "is wrong", "Correct it")
+
+
+def test_a_class_is_no_algorithm(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Mine: ...\n")
+    with pytest.raises(ConfigError, match="Mine is a class, not a function"):
+        find_estimator(f"{tmp_path / 'mine.py'}:Mine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made(AdvantageOptions):
+    """Options of which one is made anew each time."""
+
+    names: dict[str, float] = field(default_factory=dict)
+
+
+def test_an_option_may_have_a_default_that_is_made() -> None:
+    assert checked_options(Made, AdvantageOptions) is Made
+
+
+def test_a_group_without_rewards_is_not_judged_by_them() -> None:
+    members = [replace(member(0.0), reward=None, score=None)] * 2
+    assert _without_contrast(members, (0.0, 1.0), (-1.0, 1.0)) is None

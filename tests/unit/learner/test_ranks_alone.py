@@ -27,10 +27,10 @@ CPU = torch.device("cpu")
 
 
 def test_ranks_that_run_micro_batches_together_have_one_share_of_the_rows() -> None:
-    ranks = [Ranks(rank, 8, CPU, sequence_parallel=2, tensor_parallel=2) for rank in range(8)]
-    assert [rank.data_rank for rank in ranks] == [0, 0, 0, 0, 1, 1, 1, 1]
+    ranks = [Ranks(rank, 12, CPU, sequence_parallel=3, tensor_parallel=2) for rank in range(12)]
+    assert [rank.data_rank for rank in ranks] == [0] * 6 + [1] * 6
     assert {rank.data_size for rank in ranks} == {2}
-    assert [rank.rank for rank in ranks if rank.leads] == [0, 4]
+    assert [rank.rank for rank in ranks if rank.leads] == [0, 6]
     assert [rank.rank for rank in ranks if rank.first] == [0]
 
 
@@ -104,6 +104,11 @@ def test_every_rank_of_a_sequence_has_its_tokens_and_what_they_predict() -> None
     assert parts[1][1]["cu_seq_lens_q"].tolist() == [0, 5, 6]  # the padding is a row of its own
     assert parts[1][0].experts is not None
     assert parts[1][0].experts[-1].tolist() == [[-1, -1]]  # and its router is free
+
+
+def test_a_sequence_is_padded_to_a_multiple_of_the_ranks() -> None:
+    lengths = [SequenceGroup(3, 0, None)._padded(packed(length)).input_ids.shape[1] for length in (4, 5, 6)]  # type: ignore[arg-type]
+    assert lengths == [6, 6, 6]
 
 
 def test_padding_is_a_segment_that_nobody_sees() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,12 @@ def test_the_directory_of_a_run(tmp_path: Path) -> None:
     assert new.name.startswith("dpo-")
 
 
+def test_a_resumed_run_stays_where_it_is_found() -> None:
+    given = config(run_dir="old")
+    moved = with_directory(METHODS["dpo"], replace(given, run=replace(given.run, resume="elsewhere"))).run.run_dir
+    assert moved == Path("elsewhere")
+
+
 def test_the_table_of_methods() -> None:
     rates = {name: method.learning_rates for name, method in METHODS.items()}
     assert rates["dpo"] == rates["kto"] == (3e-4, 2e-6, 5e-7)
@@ -163,7 +170,7 @@ def test_the_summary_of_the_rows_of_a_run(tmp_path: Path) -> None:
     summary.add({"step": 0, "eval/loss": 0.7})
     for step in range(1, 5):
         summary.add({"step": step, "loss": 1.0 / step, "accuracy": 0.25 * step, "grad_norm": None})
-    summary.add({"step": 5, "loss": 0.1, "eval/loss": 0.4, "eval/best": 0.4, "eval/best_step": 5.0})
+    summary.add({"step": 5, "loss": 0.1, "accuracy": None, "eval/loss": 0.4, "eval/best": 0.4, "eval/best_step": 5.0})
     found = summary.build(run_dir=tmp_path, wall_s=2.0, status="finished", data={})
     assert (found["steps"], found["command"], found["train"].keys()) == (5, "dpo", {"loss", "accuracy"})
     assert found["eval"] == {
@@ -172,6 +179,7 @@ def test_the_summary_of_the_rows_of_a_run(tmp_path: Path) -> None:
         "best": {"step": 5, "value": 0.4},
     }
     assert summary.latest["step"] == 5
+    assert "accuracy" not in summary.latest
     counts = {"dropped": 2, "cut": 0, "split": 0, "tokens": 1500, "trained": 500, "longest": 60, "rows": 9}
     assert data_text(counts, 64) == "9 rows with 1.5k tokens, 500 of them trained, the longest row 60; above --max-length 64: 2 dropped"
 

@@ -13,9 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from agentrl.core.errors import TransferAbandonedError
+from agentrl.core.protocols import Membership
 from agentrl.weights import vllm_backend, vllm_groups
-from agentrl.weights.buckets import TensorInfo, as_vllm_reads
+from agentrl.weights.buckets import TensorInfo, _take, as_vllm_reads, describe
 from agentrl.weights.channels import SharedBuffers
+from agentrl.weights.cuda import GroupSender
 from agentrl.weights.rows import RowInvariantLinear
 from agentrl.weights.vllm_groups import GroupInit, GroupMember, GroupUpdate
 
@@ -195,3 +197,28 @@ def test_a_bucket_is_the_part_of_the_buffer_that_is_told() -> None:
         second.begin(torch.zeros(4, dtype=torch.uint8))()
     second.abort()
     second.begin(torch.zeros(4, dtype=torch.uint8))()  # waits no more
+
+
+def test_a_number_begins_at_a_multiple_of_its_size() -> None:
+    """Behind a single number of 2 bytes, one of 4 bytes is copied to a place of its own."""
+    sent = [
+        ("a", torch.tensor([2.5], dtype=torch.bfloat16)),
+        ("b", torch.tensor([3.25, -1.0])),
+        ("c", torch.tensor([7], dtype=torch.int64)),
+    ]
+    buffer = torch.cat([tensor.view(torch.uint8) for _, tensor in sent])
+    found: dict[str, Tensor] = {}
+    _take(describe(sent), buffer, lambda: None, found.update)
+    assert all(torch.equal(found[name], tensor) for name, tensor in sent)
+
+
+def test_a_rank_sends_to_all_workers_or_to_the_one_on_its_gpu() -> None:
+    def others(kind: Any, rank: int, *engines: str) -> int:
+        sender = GroupSender(kind, workers=2, rank=rank)
+        try:
+            return sender._others(Membership(1, engines))
+        finally:
+            sender.close()
+
+    assert [others("nccl", rank, "engine-0", "engine-1") for rank in (0, 1)] == [4, 0]
+    assert [others("ipc", rank, "engine-1") for rank in (0, 1, 2, 3)] == [0, 0, 1, 1]
