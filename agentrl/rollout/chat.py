@@ -138,9 +138,7 @@ class ChatCodec(TextCodec):
 
     def call_text(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Text of an answer that makes tool calls, as the template writes it; "" if it does not write them."""
-        answer = Message(role="assistant", content="", tool_calls=list(calls))
-        if not self._dialect.writes_calls:
-            return ""
+        answer = Message(role="assistant", content="", tool_calls=[dict(call) for call in calls])
         try:
             before, whole = self._render([QUESTION]), self._render([QUESTION, answer], opens_turn=False)
         except EnvResultError:

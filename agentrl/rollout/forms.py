@@ -214,9 +214,8 @@ def one_call_each(messages: Messages) -> list[Message]:
         split.append(message)
         calls = message.get("tool_calls") or []
         if len(calls) > 1:
-            first, *others = [{**message, "tool_calls": [call]} for call in calls]
-            split[-1] = first
-            waiting = [Message(role="assistant", content="", tool_calls=other["tool_calls"]) for other in others]
+            split[-1] = {**message, "tool_calls": calls[:1]}
+            waiting = [Message(role="assistant", content="", tool_calls=[call]) for call in calls[1:]]
     return [*split, *waiting]
 
 
