@@ -212,9 +212,9 @@ class ChatCodec(TextCodec):
 
     def _reads_calls(self, description: str) -> bool:
         """Return True if calls that the template writes, or else those it asks for, are understood."""
-        if not (written := self.call_text([probe_call(PROBE, 1)])):
+        if not self._dialect.writes_calls:
             return _CALL_FORM.search(description) is not None
-        return split_tool_calls(written)[1] == [ToolCall(PROBE, {"number": 1})]
+        return split_tool_calls(self.call_text([probe_call(PROBE, 1)]))[1] == [ToolCall(PROBE, {"number": 1})]
 
     @cached_property
     def _names_calls(self) -> bool:
