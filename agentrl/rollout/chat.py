@@ -219,7 +219,7 @@ class ChatCodec(TextCodec):
     @cached_property
     def _names_calls(self) -> bool:
         """True if what the template writes behind a result, or whether it does, depends on the call."""
-        result = Message(role="tool", content=PROBE)
+        result = Message(role="tool", content=PROBE, tool_call_id=call_id(0))
         seen = set()
         for calls in ([], [probe_call("one")], [probe_call("two")]):
             try:
