@@ -19,6 +19,7 @@ from agentrl.config.sections import Setting, bare, flag, sections_of, settings_o
 from agentrl.tune.methods import METHODS
 from agentrl.tune.settings import TuneConfig
 from tests import generated_pages
+from tests.unit.rollout.families import table
 
 INTRO = """\
 # Configuration
@@ -137,11 +138,18 @@ def _markdown(text: str) -> str:
     return " ".join(text.replace("``", "`").split())
 
 
+def _chat_templates() -> str:
+    """The page on chat templates, whose end is the table of families."""
+    written, marker, _ = Path("docs/chat_templates.md").read_text(encoding="utf-8").partition("do not edit below. -->\n")
+    return f"{written}{marker}\n{table()}"
+
+
 PAGES = {
     "configuration.md": render,
     "tune/settings.md": render_tune,
     "gallery.md": generated_pages.gallery,
     "metrics.md": generated_pages.metrics,
+    "chat_templates.md": _chat_templates,
 }
 
 

@@ -139,8 +139,6 @@ class ChatCodec(TextCodec):
     def call_text(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Text of an answer that makes tool calls, as the template writes it; "" if it does not write them."""
         answer = Message(role="assistant", content="", tool_calls=[dict(call) for call in calls])
-        if not self._dialect.writes_calls:
-            return ""
         try:
             before, whole = self._render([QUESTION]), self._render([QUESTION, answer], opens_turn=False)
         except EnvResultError:
@@ -214,14 +212,14 @@ class ChatCodec(TextCodec):
 
     def _reads_calls(self, description: str) -> bool:
         """Return True if calls that the template writes, or else those it asks for, are understood."""
-        if not (written := self.call_text([probe_call(PROBE, 1)])):
+        if not self._dialect.writes_calls:
             return _CALL_FORM.search(description) is not None
-        return split_tool_calls(written)[1] == [ToolCall(PROBE, {"number": 1})]
+        return split_tool_calls(self.call_text([probe_call(PROBE, 1)]))[1] == [ToolCall(PROBE, {"number": 1})]
 
     @cached_property
     def _names_calls(self) -> bool:
         """True if what the template writes behind a result, or whether it does, depends on the call."""
-        result = Message(role="tool", content=PROBE)
+        result = Message(role="tool", content=PROBE, tool_call_id=call_id(0))
         seen = set()
         for calls in ([], [probe_call("one")], [probe_call("two")]):
             try:

@@ -141,3 +141,25 @@ def form_of(name: str, dialogue: str, *, appended: bool = False) -> str:
         "text and calls apart": dialogue == "text and call" and name in TEXT_APART and not appended,
     }
     return ", ".join(form for form, holds in others.items() if holds) or "own"
+
+
+def table() -> str:
+    """The families with the forms that they get, as a table in Markdown."""
+    lines = [
+        "| template | tools described | calls | several calls | results | system message | later system message |",
+        "|---|" + "---|" * 6,
+    ]
+    for name in SOURCES:
+        if name in REFUSED:
+            lines.append(f"| `{name}` | refused: it writes no text | | | | | |")
+            continue
+        cells = [
+            "yes" if name in TOOLS_TOLD else "system message",
+            "as text" if name in NO_CALLS else "text apart" if name in TEXT_APART else "yes",
+            "as text" if name in NO_CALLS else "one in a message" if name in ONE_CALL else "yes",
+            "the user's" if name in NO_RESULTS else "yes",
+            "the user's" if name in NO_SYSTEM else "yes",
+            "the user's" if name in NO_LATER_SYSTEM else "yes; behind a turn the user's" if name in MOVED_SYSTEM else "yes",
+        ]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
