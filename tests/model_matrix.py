@@ -38,9 +38,10 @@ INTRO = """\
 
 <!-- Written by `make models`; do not edit. -->
 
-Families of causal language models in transformers {transformers}, as [`agentrl certify`](certify.md) finds them on a small twin of
-each family's default configuration, with torch {torch} in float32 on a CPU. Fields for dropout and other noise that are 0 by default are
-set to 0.1, since checkpoints have their own. Kernels for GPUs were not run.
+Families of causal language models in transformers {transformers}, as [`agentrl certify`](certify.md) finds them.
+Each is a small twin of the family's default configuration, with torch {torch} in float32 on a CPU.
+Fields for dropout and other noise that are 0 by default are set to 0.1, since checkpoints have their own.
+Kernels for GPUs were not run.
 
 | cell | meaning |
 |---|---|
@@ -49,7 +50,8 @@ set to 0.1, since checkpoints have their own. Kernels for GPUs were not run.
 | refused | the learner or the engine refuses the combination by itself, or raises an error |
 | not used | the learner does not choose this layout for the family, and pads or repeats prompts instead |
 
-*engine* is `--engine transformers`, which compares log-probabilities of what it samples. *shared* are rows that share a prompt.
+*engine* is `--engine transformers`, which compares log-probabilities of what it samples.
+*shared* are rows that share a prompt.
 """
 
 
