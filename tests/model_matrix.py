@@ -38,9 +38,10 @@ INTRO = """\
 
 <!-- Written by `make models`; do not edit. -->
 
-Every family of causal language models in transformers {transformers}, as [`agentrl certify`](certify.md) finds it on a small twin of
-the family's default configuration, with torch {torch} in float32 on a CPU. Fields for dropout and other noise that are 0 by default are
-set to 0.1, since checkpoints have their own. Kernels for GPUs were not run.
+Families of causal language models in transformers {transformers}, as [`agentrl certify`](certify.md) finds them.
+Each is a small twin of the family's default configuration, with torch {torch} in float32 on a CPU.
+Fields for dropout and other noise that are 0 by default are set to 0.1, since checkpoints have their own.
+Kernels for GPUs were not run.
 
 | cell | meaning |
 |---|---|
@@ -49,7 +50,8 @@ set to 0.1, since checkpoints have their own. Kernels for GPUs were not run.
 | refused | the learner or the engine refuses the combination by itself, or raises an error |
 | not used | the learner does not choose this layout for the family, and pads or repeats prompts instead |
 
-*engine* is `--engine transformers`, which compares log-probabilities of what it samples. *shared* are rows that share a prompt.
+*engine* is `--engine transformers`, which compares log-probabilities of what it samples.
+*shared* are rows that share a prompt.
 """
 
 
@@ -104,13 +106,14 @@ def certified(name: str) -> dict[str, Any]:
     return found
 
 
-def page(found: Sequence[dict[str, Any]]) -> str:
-    """Return docs/models.md."""
+def page(found: Sequence[dict[str, Any]], missing: int) -> str:
+    """Return docs/models.md; `missing` families are not among those that were certified."""
     lines = [INTRO.format(transformers=version("transformers"), torch=version("torch").partition("+")[0])]
     known = [Certificate.from_dict(each) for each in found if "error" not in each]
     counts = {verdict: sum(each.verdict is verdict for each in known) for verdict in Verdict}
     total = f"{len(found)} families: {counts[Verdict.EXACT]} exact, {counts[Verdict.WRONG]} with something wrong, "
-    lines += [f"{total}{len(found) - counts[Verdict.EXACT] - counts[Verdict.WRONG]} that cannot be tried.", ""]
+    lines += [f"{total}{len(found) - counts[Verdict.EXACT] - counts[Verdict.WRONG]} that cannot be tried."]
+    lines += [f"{missing} further families have not been certified; `make models` certifies all.", ""] if missing else [""]
     lines += ["| family | verdict | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 2) + "|", *map(_row, known), ""]
     wrong = [(each.model_type, comparison) for each in known for comparison in each.wrong]
     lines += ["## Wrong", "", "| family | part | difference, nats | reason |", "|---|---|---|---|"]
@@ -157,7 +160,8 @@ def main(names: Sequence[str]) -> None:
         sys.stdout.flush()
         FOUND.parent.mkdir(exist_ok=True)
         FOUND.write_text(json.dumps([kept[key] for key in sorted(kept)], indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page([kept[key] for key in sorted(kept)]), encoding="utf-8")
+    missing = len(set(families()) - kept.keys())
+    PAGE.write_text(page([kept[key] for key in sorted(kept)], missing), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def reference_scores(model: Any, batch: Batch, *, gradients: bool = True) -> Sco
             logits = model(input_ids=ids, use_cache=False).logits[0, places - 1]
             logprobs = token_scores(logits, ids[0, places], torch.ones(len(places)), False)[0]
             if gradients:
-                (logprobs * weights[begin:end]).sum().backward()  # type: ignore[no-untyped-call]
+                torch.autograd.backward((logprobs * weights[begin:end]).sum())
         parts.append(logprobs.detach())
     return Scores(torch.cat(parts), _gradients(model) if gradients else {})
 
@@ -78,7 +78,7 @@ def learner_scores(policy: PolicyModel, micros: Sequence[MicroBatch], count: int
     logprobs, weights = torch.zeros(count), _weights(count)
     for micro in micros:
         new, _, _ = policy(micro)
-        (new * weights[micro.actions]).sum().backward()
+        torch.autograd.backward((new * weights[micro.actions]).sum())
         logprobs[micro.actions] = new.detach()
     return Scores(logprobs, _gradients(policy.model))
 

@@ -14,9 +14,9 @@ class Verdict(StrEnum):
     EXACT = "exact"
     """Equal up to rounding."""
     WRONG = "wrong"
-    """Not equal: training with it would learn from other numbers than the model's."""
+    """Different: training with it would learn from other numbers than the model's."""
     UNTRIED = "cannot be tried"
-    """There is no such kernel here, or the learner or the engine refuses the model by itself."""
+    """Not possible: there is no such kernel here, or the learner or the engine refuses the model by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Certificate:
 
     @property
     def verdict(self) -> Verdict:
-        """Wrong if anything is; exact if anything could be tried."""
+        """Verdict on the whole: wrong if one comparison is, exact if the learner could be tried at all."""
         verdicts = {comparison.verdict for comparison in self.comparisons if comparison.part == "learner"}
         if any(comparison.verdict is Verdict.WRONG for comparison in self.comparisons):
             return Verdict.WRONG

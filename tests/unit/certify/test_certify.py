@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
+from agentrl.certify import run
 from agentrl.certify.before import KNOWN
 from agentrl.certify.results import Certificate, Verdict
 from agentrl.certify.run import certify
@@ -20,6 +21,9 @@ from agentrl.engine import batcher
 from agentrl.learner import attention, lora, models, state
 
 CONFIGS = Path(__file__).parents[2] / "model_configs"
+VARLEN: Callable[..., Tensor] = attention._varlen
+BATCHER: Any = batcher
+RUN: Any = run
 EXACT, WRONG = Verdict.EXACT, Verdict.WRONG
 EVERYTHING = {"eager, padded": EXACT, "sdpa, padded": EXACT, "varlen, packed": EXACT}
 MODELS: Mapping[str, Mapping[str, Verdict]] = {
@@ -63,7 +67,7 @@ def test_dropout_that_stays_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_kernel_without_the_soft_cap_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def uncapped(*parts: Any) -> Tensor:
-        return attention._varlen(*parts[:-1], None)
+        return VARLEN(*parts[:-1], None)
 
     monkeypatch.setitem(attention._PACKED, "varlen", uncapped)
     certificate = certify("gemma2", CONFIG_MAPPING["gemma2"](), only=("varlen",))
@@ -73,7 +77,7 @@ def test_a_kernel_without_the_soft_cap_is_found(monkeypatch: pytest.MonkeyPatch)
 
 def test_rows_back_to_back_that_see_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def leaking(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, *options: Any) -> Tensor:
-        return attention._varlen(query, key, value, bounds[[0, -1]], len(query), *options)
+        return VARLEN(query, key, value, bounds[[0, -1]], len(query), *options)
 
     monkeypatch.setitem(attention._PACKED, "varlen", leaking)
     refused = certify("llama", CONFIG_MAPPING["llama"](), only=("varlen",))
@@ -85,14 +89,14 @@ def test_rows_back_to_back_that_see_each_other_are_found(monkeypatch: pytest.Mon
 def test_a_window_of_one_token_too_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def wider(*parts: Any) -> Tensor:
         *others, window, softcap = parts
-        return attention._varlen(*others, window + 1, softcap)
+        return VARLEN(*others, window + 1, softcap)
 
     monkeypatch.setitem(attention._PACKED, "varlen", wider)
     assert verdicts(certify("mistral", CONFIG_MAPPING["mistral"](), only=("varlen",)))["varlen, packed"] is WRONG
 
 
 def test_errors_of_merge_and_engine_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = batcher.sample
+    sample = BATCHER.sample
 
     def shifted(*parts: Any) -> Any:
         tokens, logprobs = sample(*parts)
@@ -106,16 +110,14 @@ def test_errors_of_merge_and_engine_are_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_error_of_the_second_seed_too_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentrl.certify import run
-
     built: list[int] = []
-    compare = run.compare_kernel
+    compare = RUN.compare_kernel
 
     def once(twin: str, kernel: str, batch: Any, expected: Any) -> Any:
         built.append(1)
         return [replace(each, verdict=WRONG) if len(built) == 1 else each for each in compare(twin, kernel, batch, expected)]
 
-    monkeypatch.setattr(run, "compare_kernel", once)
+    monkeypatch.setattr(RUN, "compare_kernel", once)
     certificate = certify("llama", CONFIG_MAPPING["llama"](), only=("sdpa",))
     assert len(built) == 2
     assert certificate.verdict is EXACT
@@ -124,7 +126,7 @@ def test_an_error_of_the_second_seed_too_is_needed(monkeypatch: pytest.MonkeyPat
 
 def test_nan_is_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*parts: Any) -> Tensor:
-        return torch.full_like(attention._varlen(*parts), float("nan"))
+        return torch.full_like(VARLEN(*parts), float("nan"))
 
     monkeypatch.setitem(attention._PACKED, "varlen", broken)
     monkeypatch.setattr(state, "can_pack", lambda *_, **__: True)
