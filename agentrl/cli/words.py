@@ -15,7 +15,7 @@ from agentrl.config.mapping import field_error
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """What every such command takes."""
+    """Flags of every such command."""
 
     debug: tyro.conf.FlagCreatePairsOff[bool] = False
     """Show tracebacks."""

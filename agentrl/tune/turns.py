@@ -172,7 +172,7 @@ class TurnRenderer:
 
     @cached_property
     def _chat_end(self) -> str:
-        """What the template writes behind the end of the last turn only, such as the end token of a whole document."""
+        """Text that the template writes behind the end of the last turn only, such as the end token of a whole document."""
         last, inside = self._after_answer(), self._after_answer("user")
         shared = [found.end() for found in self.control.finditer(last[: shared_length(last, inside)])]
         return last[shared[-1] :] if shared else ""

@@ -25,6 +25,10 @@ NAMES = [page.name for page in PAGES]
 LINK = re.compile(r"\]\((?!https?:)([^)\s]*)\)")
 CODE = re.compile(r"```.*?```", re.DOTALL)
 FOREIGN = {
+    "--sample",  # phases of `iterate`, before a dot
+    "--train",
+    "--my-tau",  # an option of a loss of the page, and a flag that CONTRIBUTING adds as an example
+    "--max-patience",
     "--network",
     "--rm",
     "--head",
