@@ -12,6 +12,7 @@ import difflib
 import io
 import json
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -269,9 +270,13 @@ def given_names(words: Iterable[str]) -> set[str]:
     return {word.removeprefix("--no-").removeprefix("--").replace("-", "_") for word in flags}
 
 
+_NAMED = re.compile(r"\+{0,2}[\w.]+=")
+"""A setting as other systems write it: `actor.lr=1e-6`."""
+
+
 def with_first_flag(words: list[str], setting: str) -> list[str]:
     """Return the words with the flag before a setting that stands first without it, as in ``agentrl train FILE``."""
-    named = setting and words and not words[0].startswith("-") and "=" not in words[0]
+    named = setting and words and not words[0].startswith("-") and not _NAMED.match(words[0])
     return [flag(setting), *words] if named else words
 
 

@@ -15,6 +15,9 @@ COLUMNS = frozenset(
 )
 """Names before ``-key`` that are columns of a data set: ``--label-key answer`` holds no credential."""
 
+VOCABULARY = frozenset({"bos-token", "eos-token", "pad-token", "unk-token"})
+"""Names of tokens of a model's vocabulary."""
+
 _NAME = r"[\w.-]*(?:key|token|secret|password|passwd|pwd|credentials?|authorization)"
 _ADDRESS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@'\"]+@", re.IGNORECASE)
 _QUERY = re.compile(rf"([?&;](?:{_NAME}|sig|signature)=)[^&\s#'\"]+", re.IGNORECASE)
@@ -69,4 +72,4 @@ def _without_value(match: re.Match[str]) -> str:
 
 def _is_secret(name: str) -> bool:
     name = name.lstrip("-").lower().replace("_", "-").rpartition(".")[2]
-    return re.fullmatch(_NAME, name) is not None and name.removesuffix("-key") not in COLUMNS
+    return re.fullmatch(_NAME, name) is not None and name.removesuffix("-key") not in COLUMNS and name not in VOCABULARY

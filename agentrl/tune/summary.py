@@ -119,7 +119,7 @@ def data_text(counts: Mapping[str, int], max_length: int) -> str:
     cut = [f"{counts[name]} {text}" for name, text in (("dropped", "dropped"), ("cut", "cut"), ("split", "split")) if counts[name]]
     above = f"; above --max-length {max_length}: {', '.join(cut)}" if cut else ""
     tokens = f"{count(counts['tokens'])} tokens, {count(counts['trained'])} of them trained, the longest row {counts['longest']}"
-    branches = f", {counts['branches']} of them because the chat template rewrites earlier turns," if counts["branches"] else ""
+    branches = f", {counts['branches']} of them because the chat template rewrites earlier turns," if counts.get("branches") else ""
     return f"{counted(counts['rows'], 'row')}{branches} with {tokens}{above}"
 
 

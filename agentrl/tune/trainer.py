@@ -23,6 +23,7 @@ class MethodTrainer(Trainer):  # type: ignore[misc]
         super().__init__(**named)
         self.model_accepts_loss_kwargs = True  # `compute_loss` wants the number of losses in the step
         self._objective = objective
+        self._in_training = True  # and not in an evaluation; the modules of a model may compute alike in both
         self._sums: dict[bool, dict[str, Tensor]] = {True: {}, False: {}}  # in training or not: metric -> sum and count # [2]
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
@@ -35,12 +36,21 @@ class MethodTrainer(Trainer):  # type: ignore[misc]
         """Return the share of a micro-batch in the loss of its step; its own mean where the step is not known."""
         measured = self._objective(model, inputs)
         losses = measured.losses
-        self._add(measured.metrics if self.model.training else {**measured.metrics, "loss": losses})
+        self._add(measured.metrics if self._in_training else {**measured.metrics, "loss": losses})
         if num_items_in_batch is None:
             loss, steps = losses.mean(), 1
         else:  # gradients are averaged over ranks
             loss, steps = losses.sum() * self.accelerator.num_processes / num_items_in_batch, self.args.gradient_accumulation_steps
         return loss if measured.balance is None else loss + measured.balance / steps
+
+    def evaluate(self, *args: Any, **named: Any) -> dict[str, float]:
+        """Evaluate, and log the metrics as those of an evaluation."""
+        self._in_training = False
+        try:
+            found: dict[str, float] = super().evaluate(*args, **named)
+        finally:
+            self._in_training = True
+        return found
 
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         """Return the loss of a batch of the evaluation."""
@@ -52,13 +62,13 @@ class MethodTrainer(Trainer):  # type: ignore[misc]
         """Add the values of a micro-batch's rows or tokens on all ranks to the sums of their metrics."""
         floats = [values.detach().float() for values in metrics.values()]
         own = torch.stack([torch.stack([values.sum(), values.new_tensor(values.numel())]) for values in floats])
-        sums = self._sums[self.model.training]
+        sums = self._sums[self._in_training]
         for name, pair in zip(metrics, self.accelerator.reduce(own).double().cpu(), strict=True):
             sums[name] = sums[name] + pair if name in sums else pair
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log the metrics of the step or of the evaluation, too; an evaluation's loss is the mean over all of its rows or tokens."""
-        training = self.model.training
+        training = self._in_training
         sums, self._sums[training] = self._sums[training], {}
         metrics = {name: (total / count).item() for name, (total, count) in sums.items() if count}
         if "reward/chosen" in metrics and "reward/rejected" in metrics:

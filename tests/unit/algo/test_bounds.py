@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions
+from agentrl.algo.compute import compute_advantages
 from agentrl.algo.corrections import correction_facts
 from agentrl.algo.corrections.ratios import RatioOptions
-from agentrl.algo.estimators import compute_advantages, estimator_facts, find_estimator
+from agentrl.algo.estimators import estimator_facts, find_estimator
 from agentrl.algo.facts import ESTIMATOR, advantage_estimator, calls
 from agentrl.algo.filters import _without_contrast
 from agentrl.algo.losses import loss_facts

@@ -78,7 +78,7 @@ def test_options_of_ones_own(tmp_path: Path) -> None:
     inputs = loss_batch()
     found = compute_policy_loss(spec, inputs, options_of(AlgoConfig(), function))
     assert torch.equal(found.per_token, -0.5 * inputs.new * inputs.advantages)
-    with pytest.raises(ConfigError, match=r"--eps-clip-low = '0.1': has no effect on --policy-loss"):
+    with pytest.raises(ConfigError, match=r"--eps-clip-low = 0.1: has no effect on --policy-loss"):
         load_config(["--agent", "module:Name", "--policy-loss", spec, "--eps-clip-low", "0.1"])
     assert load_config(["--agent", "module:Name", "--policy-loss", spec, "--cov-share", "0.1"]).algo.options["cov_share"] == 0.1
 

@@ -18,7 +18,7 @@ from agentrl.certify.results import Certificate, Verdict
 from agentrl.certify.run import certify
 from agentrl.certify.twin import read_config
 from agentrl.engine import batcher
-from agentrl.learner import attention, lora, models, state
+from agentrl.learner import attention, kernels, lora, models
 
 CONFIGS = Path(__file__).parents[2] / "model_configs"
 VARLEN: Callable[..., Tensor] = attention._varlen
@@ -59,6 +59,12 @@ def test_types_that_are_not_tried_before_a_run_are_exact(kind: str) -> None:
     assert {name for name in verdicts(certificate) if "twice" not in name} >= set(EVERYTHING)
 
 
+def unproven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the learner take every kernel without its own proofs."""
+    monkeypatch.setattr(kernels.Proof, "problem", lambda *_, **__: "")
+    monkeypatch.setattr(kernels, "can_pack", lambda *_, **__: True)
+
+
 def test_dropout_that_stays_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "disable_dropout", lambda _: None)
     found = verdicts(certify("llama", CONFIG_MAPPING["llama"](attention_dropout=0.2), only=("eager",)))
@@ -70,6 +76,9 @@ def test_a_kernel_without_the_soft_cap_is_found(monkeypatch: pytest.MonkeyPatch)
         return VARLEN(*parts[:-1], None)
 
     monkeypatch.setitem(attention._PACKED, "varlen", uncapped)
+    refused = certify("gemma2", CONFIG_MAPPING["gemma2"](), only=("varlen",))
+    assert refused.exit_code == 2, "the learner tries this itself"
+    unproven(monkeypatch)
     certificate = certify("gemma2", CONFIG_MAPPING["gemma2"](), only=("varlen",))
     assert verdicts(certificate)["varlen, packed"] is WRONG
     assert certificate.exit_code == 1
@@ -82,7 +91,7 @@ def test_rows_back_to_back_that_see_each_other_are_found(monkeypatch: pytest.Mon
     monkeypatch.setitem(attention._PACKED, "varlen", leaking)
     refused = certify("llama", CONFIG_MAPPING["llama"](), only=("varlen",))
     assert refused.exit_code == 2, "the learner tries this itself"
-    monkeypatch.setattr(state, "can_pack", lambda *_, **__: True)
+    unproven(monkeypatch)
     assert verdicts(certify("llama", CONFIG_MAPPING["llama"](), only=("varlen",)))["varlen, packed"] is WRONG
 
 
@@ -129,7 +138,7 @@ def test_nan_is_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.full_like(VARLEN(*parts), float("nan"))
 
     monkeypatch.setitem(attention._PACKED, "varlen", broken)
-    monkeypatch.setattr(state, "can_pack", lambda *_, **__: True)
+    unproven(monkeypatch)
     assert verdicts(certify("llama", CONFIG_MAPPING["llama"](), only=("varlen",)))["varlen, packed"] is WRONG
 
 

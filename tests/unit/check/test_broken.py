@@ -184,7 +184,7 @@ def test_messages_that_the_chat_template_refuses(tmp_path: Path) -> None:
     shutil.copytree(tiny_model_path(), model, ignore=shutil.ignore_patterns("*.safetensors"))
     template = model / "chat_template.jinja"
     template.write_text(
-        "{% for message in messages %}{% if message['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+        "{% for message in messages %}{% if 'No. Again?' in message['content'] %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
         + template.read_text()
     )
     report = checked(spec("bad_text:AnswersAsTool"), model=str(model))

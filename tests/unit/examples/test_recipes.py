@@ -35,7 +35,8 @@ def test_a_recipe_passes_a_dry_run_and_its_page_has_its_command(
     }  # by the page's other command
     assert main(["train", "--config", str(name), "--dry-run", *made.get(config.stem, [])]) == 0
     resolved = json.loads(capsys.readouterr().out.partition("\nagentrl:")[0])
-    assert resolved["run"]["agent"] == tomllib.loads(config.read_text())["agent"]
+    agent = tomllib.loads(config.read_text())["agent"]
+    assert resolved["run"]["agent"] == (agent if agent.startswith("gym:") else str(ROOT / agent))
     assert f"agentrl train --config {name}" in (ROOT / "docs" / "recipes.md").read_text()
 
 

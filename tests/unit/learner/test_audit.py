@@ -99,7 +99,8 @@ def test_rows_that_see_each_other_are_seen(tiny_model: str, monkeypatch: pytest.
 
     bounds = layout._bounds
     monkeypatch.setattr(layout, "_bounds", lambda lengths: bounds(np.asarray([lengths.sum()])))
-    monkeypatch.setattr("agentrl.learner.state.can_pack", lambda *args, **named: True)
+    monkeypatch.setattr("agentrl.learner.kernels.can_pack", lambda *args, **named: True)
+    monkeypatch.setattr("agentrl.learner.kernels.Proof.problem", lambda *args, **named: "")
     found = audited(make_settings(tiny_model, learner={"attn_implementation": "varlen", "share_prompts": False}))
     assert found["audit/logprob_error"] > 0.01
     assert found["audit/gradient_angle"] > 1.0

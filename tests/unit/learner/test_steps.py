@@ -13,7 +13,7 @@ from torch import Tensor
 
 import agentrl.learner.settings as sizes
 from agentrl.learner import step as training
-from agentrl.learner.attention import _row_by_row
+from agentrl.learner.attention import _reference
 from agentrl.learner.engine import learning_rate
 from agentrl.learner.head import OutputLayer, token_scores
 from agentrl.learner.learner import LearnerRank
@@ -119,7 +119,7 @@ def test_a_window_of_tokens_ends_with_the_token_itself(window: int | None, seen:
     """Two rows back to back; all scores are equal, so that each output is the mean of the values that are seen."""
     query = torch.zeros(8, 1, 4)
     value = torch.eye(4).repeat(2, 1)[:, None]
-    output = _row_by_row(query, query, value, torch.tensor([0, 4, 8]), 1.0, window)[:, 0]
+    output = _reference(query, query, value, torch.tensor([0, 4, 8]), 4, 1.0, window, None, capped=False)[:, 0]
     expected = torch.stack([torch.eye(4)[places].mean(0) for places in seen]).repeat(2, 1)
     torch.testing.assert_close(output, expected)
 

@@ -272,7 +272,7 @@ async def test_a_first_prompt_without_room_is_an_error_with_its_flag(settings: A
         (
             lambda state: StepResult(0.0, [{"role": "tool", "content": [{"a": 1}]}]),
             Status.ENV_ERROR,
-            "Env.step, task 'sum': the model's chat",
+            "Env.step, task 'sum': the chat template of the tokenizer refuses",
         ),
         (lambda state: threading.Event().wait(5), Status.TIMEOUT, "did not return within 1.5 s"),
     ],
@@ -369,8 +369,8 @@ async def test_requests_are_named_apart_and_share_their_episodes_session() -> No
 
 async def test_a_megabyte_is_not_encoded_to_find_that_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[int] = []
-    render = CODEC._encode
-    monkeypatch.setattr(CODEC, "_encode", lambda text, table: (encoded.append(len(text)), render(text, table))[1])
+    render = CODEC.encode_marked
+    monkeypatch.setattr(CODEC, "encode_marked", lambda text, table: (encoded.append(len(text)), render(text, table))[1])
     trajectory = await Scene(env_class(lambda state: StepResult(0.5, "x" * 2**20))).play()
     assert (trajectory.status, trajectory.reward, len(trajectory.turns)) == (Status.TRUNCATED, 0.5, 1)
     assert max([0, *encoded]) < 2**12

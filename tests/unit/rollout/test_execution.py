@@ -55,7 +55,7 @@ async def test_truncated_sampling_is_refused_where_ratios_are_computed() -> None
         await llm.generate(llm.encode_prompt(task.prompt), {"top_p": 0.5})
         return StepResult(1.0)
 
-    scene = Scene(executor(nucleus), settings=replace(PATIENT, is_training=True))
+    scene = Scene(executor(nucleus), settings=replace(PATIENT, is_training=True, weighs_ratios=True))
     trajectory = await scene.play()
     assert trajectory.status is Status.ENV_ERROR
     assert "llm.generate returned sampling['top_p'] = 0.5: truncated sampling biases" in (trajectory.error or "")

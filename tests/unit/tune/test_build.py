@@ -16,7 +16,7 @@ from agentrl.tune.follow import Stop
 from agentrl.tune.load import load_given
 from agentrl.tune.methods import LOWER_IS_BETTER, METHODS
 from agentrl.tune.prepare import num_steps
-from agentrl.tune.run import preview, with_directory
+from agentrl.tune.run import in_directory, preview
 from agentrl.tune.summary import TuneSummary, data_text
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
@@ -94,7 +94,7 @@ def test_a_model_to_compare_answers_with_has_no_dropout_and_its_padding() -> Non
     found = build._trained_model(METHODS["process-reward-model"], settings, 7)
     assert found.config.step_separator == ";"
     assert found.config.get_text_config().pad_token_id == 7
-    assert not any(module.p for module in found.modules() if isinstance(module, torch.nn.Dropout))
+    assert not any(module.training for module in found.train().modules() if isinstance(module, torch.nn.Dropout))
     assert {parameter.dtype for parameter in found.parameters()} == {torch.float32}
     assert found.num_labels == 2
 
@@ -115,20 +115,23 @@ def test_the_length_of_a_run() -> None:
         num_steps(config(batch_size=8), [7])
 
 
-def test_the_directory_of_a_run(tmp_path: Path) -> None:
+def test_the_directory_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method = METHODS["dpo"]
-    (tmp_path / "config.json").write_text("{}")
-    assert with_directory(method, config(run_dir=tmp_path / "a")).run.run_dir == tmp_path / "a"
-    new = with_directory(method, config()).run.run_dir
+    monkeypatch.chdir(tmp_path)
+    with in_directory(method, config(run_dir=tmp_path / "a")) as placed:
+        assert placed.run.run_dir == tmp_path / "a"
+    with in_directory(method, config()) as placed:
+        new = placed.run.run_dir
     assert new is not None
-    assert new.parent == Path("runs")
+    assert new.parent == tmp_path / "runs"
     assert new.name.startswith("dpo-")
 
 
-def test_a_resumed_run_stays_where_it_is_found() -> None:
+def test_a_resumed_run_stays_where_it_is_found(tmp_path: Path) -> None:
     given = config(run_dir="old")
-    moved = with_directory(METHODS["dpo"], replace(given, run=replace(given.run, resume="elsewhere"))).run.run_dir
-    assert moved == Path("elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    with in_directory(METHODS["dpo"], replace(given, run=replace(given.run, resume=str(tmp_path / "elsewhere")))) as moved:
+        assert moved.run.run_dir == tmp_path / "elsewhere"
 
 
 def test_the_table_of_methods() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from agentrl.core.files import write_manifest
 from agentrl.tune.directory import CHECKPOINTS, RunDirectory, TuneResult, checkpoints_in, latest_checkpoint, open_directory
 from agentrl.tune.load import load_given
 from agentrl.tune.methods import METHODS
+from agentrl.tune.run import in_directory
 
 DPO = METHODS["dpo"]
 
@@ -77,3 +79,10 @@ def test_the_result_of_a_run_is_read_from_its_directory(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "loss": 0.1}\n')
     result = TuneResult.read(tmp_path)
     assert (result.status, result.steps, result.metrics, result.model) == ("finished", 2, {"step": 2, "loss": 0.1}, tmp_path / "model")
+
+
+def test_a_resumed_run_is_held_where_it_is_found(tmp_path: Path):
+    given = load_given(DPO, {"data": "examples/tune/pairs.jsonl", "run_dir": tmp_path / "new"})
+    with in_directory(DPO, replace(given, run=replace(given.run, resume=str(tmp_path / "old")))) as placed:
+        assert placed.run.run_dir == tmp_path / "old"
+    assert not (tmp_path / "new").exists()
