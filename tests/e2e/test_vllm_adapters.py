@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl.config.engine import WeightsConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.core.errors import WeightSyncError
 from agentrl.core.protocols import WeightUpdate
@@ -32,14 +33,13 @@ PROMPTS = [[2 + (7 * index + 3 * place) % 60 for place in range(70 + index)] for
 @asynccontextmanager
 async def pair(folder: Path, publish: str) -> AsyncIterator[tuple[LearnerRank, VllmEngine]]:
     model = write_model(folder / "model", hidden_size=64, intermediate_size=128, head_dim=32)
-    lora = replace(LORA, publish=publish)
     (folder / "shm").mkdir()
     sender = SharedMemorySender(folder / "shm")
     adapters = 0
     if publish == "adapter":
         sender, adapters = AdapterSender(rank=4, alpha=32, kept=KEPT + 2, root=folder / "shm"), KEPT
     engine = VllmEngine(settings(model, lora_rank=4, adapters=adapters))
-    learner = LearnerRank(replace(make_settings(model), lora=lora), sender)
+    learner = LearnerRank(replace(make_settings(model), lora=LORA, weights=WeightsConfig(publish=publish)), sender)
     learner.start(0, 1, 0)
     try:
         await engine.start()

@@ -260,9 +260,11 @@ def test_a_model_in_4_bits_is_trained_published_and_merged_into_the_whole_one(ti
     from agentrl.learner.export import export_checkpoint
     from agentrl.learner.lora import adapter_off
 
-    changes = {"learner": {"zero_stage": 2, "learner_dtype": dtype, "gradient_checkpointing": True}, "algo": {"init_kl_coef": 0.1}}
-    lora = replace(LORA, load_in_4bit=True)
-    learner = started(tiny_model, lora=lora, **changes)
+    changes = {
+        "learner": {"zero_stage": 2, "learner_dtype": dtype, "gradient_checkpointing": True, "load_in_4bit": True},
+        "algo": {"init_kl_coef": 0.1},
+    }
+    learner = started(tiny_model, **changes)
     base, rounded, tolerance = load_file(Path(tiny_model) / "model.safetensors"), published(learner), 1e-5 if dtype == "float32" else 0.05
     assert set(rounded) == set(base)
     changed = [name for name in base if not torch.allclose(rounded[name].float(), base[name], rtol=1e-2)]
@@ -277,7 +279,7 @@ def test_a_model_in_4_bits_is_trained_published_and_merged_into_the_whole_one(ti
     expected = steps(learner, 2, 3), published(learner)
     adapter = {name: tensor for name, tensor in parameters(learner).items() if ".lora_" in name}
     learner.close()
-    again = started(tiny_model, lora=lora, **changes)
+    again = started(tiny_model, **changes)
     again.load_checkpoint(str(tmp_path))
     assert steps(again, 2, 3) == expected[0]
     assert all(torch.equal(tensor, expected[1][name]) for name, tensor in published(again).items())
