@@ -40,7 +40,10 @@ def test_a_killed_drivers_orphans_and_folder_are_removed(tmp_path: Path) -> None
     assert driver.stdout is not None
     orphan, mark = driver.stdout.readline().split()
     assert psutil.pid_exists(int(orphan))
-    assert int(orphan) in [process.pid for process in members(mark, [])]
+    deadline = time.monotonic() + 10
+    while int(orphan) not in [process.pid for process in members(mark, [])]:  # until it has begun its program
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     os.kill(driver.pid, signal.SIGKILL)
     driver.communicate()
     assert wait_gone(int(orphan), 10)

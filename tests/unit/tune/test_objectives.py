@@ -235,7 +235,7 @@ def share(command: str, chosen: list[Row], total: int, *, ranks: int, accumulati
     trained = model(command)
     accelerator = SimpleNamespace(num_processes=ranks, reduce=lambda values: values)
     arguments = SimpleNamespace(gradient_accumulation_steps=accumulation)
-    trainer: Any = SimpleNamespace(model=trained, _objective=objective(command), accelerator=accelerator, args=arguments)
+    trainer: Any = SimpleNamespace(model=trained, _in_training=True, _objective=objective(command), accelerator=accelerator, args=arguments)
     trainer._sums = {True: {}, False: {}}
     trainer._add = functools.partial(MethodTrainer._add, trainer)
     trained.train()
