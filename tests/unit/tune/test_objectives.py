@@ -273,6 +273,7 @@ def test_the_balance_of_experts_counts_once_in_a_step() -> None:
     balanced = Measured(torch.tensor([2.0, 4.0]), {"m": torch.ones(2)}, torch.tensor(0.8))
     trainer: Any = SimpleNamespace(
         model=SimpleNamespace(training=True),
+        _in_training=True,
         _objective=lambda model, inputs: balanced,
         _add=lambda metrics: None,
         accelerator=SimpleNamespace(num_processes=2),
