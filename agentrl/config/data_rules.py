@@ -79,6 +79,17 @@ def template_variables(text: str) -> dict[str, Any]:
     return value
 
 
+def check_chat_template(file: str, variables: str) -> None:
+    """Refuse a file of ``--chat-template`` that cannot be read, and variables of it that are no JSON object.
+
+    Raises:
+        ConfigError: If so.
+    """
+    if file:
+        read_template(file)
+    template_variables(variables)
+
+
 def read_template(file: str) -> str:
     """Return the text of the file that ``--chat-template`` names.
 

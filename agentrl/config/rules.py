@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agentrl.config.algorithm_rules import ALGORITHM_RULES
-from agentrl.config.data_rules import check_files, check_probabilities, check_template, read_template, template_variables
+from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
 from agentrl.config.engine_args import check_engine_args
 from agentrl.config.evaluate import NO_ENGINE, EvaluateConfig, SampleConfig, ServeConfig
 from agentrl.config.learner import LearnerConfig
@@ -53,9 +53,7 @@ def template_has_one_place(config: PlaySettings) -> None:
 
 def chat_template_can_be_read(config: PlaySettings) -> None:
     """The file of the chat template is there, and its variables are an object."""
-    if config.model.chat_template:
-        read_template(config.model.chat_template)
-    template_variables(config.model.chat_template_kwargs)
+    check_chat_template(config.model.chat_template, config.model.chat_template_kwargs)
 
 
 DATA_RULES: tuple[Callable[[PlaySettings], None], ...] = (

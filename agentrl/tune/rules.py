@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.config.data_rules import check_files, check_probabilities, check_template, listed, read_template, template_variables
+from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template, listed
 from agentrl.config.lora import holds_adapter
 from agentrl.config.model_defaults import ADAPTER_FACTOR, LARGE, MEDIUM
 from agentrl.config.model_shape import read_shape
@@ -142,9 +142,7 @@ def named_models(config: TuneConfig) -> list[tuple[str, str]]:
 
 
 def _chat_template(method: Method, config: TuneConfig) -> None:
-    if config.model.chat_template:
-        read_template(config.model.chat_template)
-    template_variables(config.model.chat_template_kwargs)
+    check_chat_template(config.model.chat_template, config.model.chat_template_kwargs)
 
 
 def _method(method: Method, config: TuneConfig) -> None:
