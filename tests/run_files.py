@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from agentrl.config.mapping import to_json
-from agentrl.config.schema import RecordConfig, RunConfig, TrainConfig, TrainingConfig
+from agentrl.config.record import RecordConfig
+from agentrl.config.schema import RunConfig, TrainConfig, TrainingConfig
 from agentrl.core.annotations import FIGURES, Annotation
 from agentrl.core.callbacks import GroupJudged, MetricsRow, RunBegin, StepEnd
 from agentrl.core.summaries import summarize

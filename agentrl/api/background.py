@@ -15,12 +15,10 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from agentrl.core.errors import ConfigError
+from agentrl.core.exit_codes import INTERRUPTED
 from agentrl.flow.state import StopRequest
 
 T = TypeVar("T")
-
-FORCED = 130
-"""Exit code of a command that two signals ended."""
 
 REPEATED_S = 1.0
 """Seconds within which the same signal again counts once: `timeout`, `srun` and container stops send it to a process and to its group."""
@@ -203,4 +201,4 @@ def _end_at_once(saved: Callable[[], str]) -> None:
         if os.isatty(1) and os.environ.get("TERM", "dumb") != "dumb":
             os.write(1, SHOW_CURSOR)
         os.write(2, f"\nagentrl: forced to end{'; ' if told else ''}{told}\n".encode())
-    os._exit(FORCED)
+    os._exit(INTERRUPTED)

@@ -63,11 +63,16 @@ def with_directory(config: TrainConfig) -> TrainConfig:
     Raises:
         ConfigError: If the directory is taken, or there is no run to resume.
     """
+    return changed(config, run_dir=_free_or_resumed(config)[0])
+
+
+def _free_or_resumed(config: TrainConfig) -> tuple[Path, bool]:
+    """The directory of a run, and whether it is that of one to resume."""
     resumed = resumed_run_dir(config)
     path = absolute_path(resumed or config.training.run_dir or default_directory(agent_name(config)))
     if resumed is None:
         _check_free(path)
-    return changed(config, run_dir=path)
+    return path, resumed is not None
 
 
 @contextmanager
@@ -77,11 +82,10 @@ def in_directory(config: TrainConfig) -> Iterator[TrainConfig]:
     Raises:
         ConfigError: If the directory is taken, another process writes to it, or there is no run to resume.
     """
-    placed = with_directory(config)
-    path, resumed = placed.training.run_dir or default_directory(agent_name(config)), resumed_run_dir(config) is not None
+    path, resumed = _free_or_resumed(config)
     named = resumed or config.training.run_dir is not None
     flag = "--resume" if config.training.resume not in ("", AUTO) else "--run-dir"
     with held_directory(path, flag) if named else held_new_directory(path) as path:
         if not resumed:
             _check_free(path)  # another run may have ended there since
-        yield changed(placed, run_dir=path)
+        yield changed(config, run_dir=path)

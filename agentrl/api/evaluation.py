@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.text import Text
 
 from agentrl.api.directories import results_directory
-from agentrl.api.training import uninterrupted
-from agentrl.cluster.build import load_environment, model_path
+from agentrl.api.training import check_all_prompts, uninterrupted
+from agentrl.cluster.build import load_environment
 from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.mapping import to_json
+from agentrl.config.record import num_recorded
 from agentrl.config.schema import PlaySettings
-from agentrl.config.sections import changed, num_recorded
+from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.core.files import complete_file
 from agentrl.core.paths import shown_path
@@ -34,8 +35,8 @@ from agentrl.evaluation.evaluations import check_failures, eval_settings, outcom
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress, estimate_text, print_assessment, print_comparison
 from agentrl.inspect.directory import TRAJECTORIES
-from agentrl.rollout.settings import episode_settings, temperature_of
-from agentrl.rollout.tasks import check_model, check_prompts, context_length, eval_tasks, open_tasks
+from agentrl.rollout.settings import temperature_of
+from agentrl.rollout.tasks import check_model, eval_tasks, open_tasks
 from agentrl.track.jsonl import encode
 from agentrl.track.sinks import TrajectoryRecorder
 from agentrl.track.text import counted
@@ -139,10 +140,8 @@ class _Measurement:
     async def _measure(self, model: str, records: str, progress: EvalProgress) -> None:
         """Start an engine with the model, play the tasks, and close it again."""
         config = changed(self.config, model=model)
-        path = model_path(config)
         progress.on_stage(f"checking prompts for {model_name(model)}")
-        context = config.engine.max_model_len or context_length(path)
-        await asyncio.to_thread(check_prompts, episode_settings(config, path), self.tasks, context)
+        await asyncio.to_thread(check_all_prompts, config, self.tasks)
         settings = eval_settings(config, num_recorded(config.measure.record, config.eval.eval_samples))
         requests = self.path / ("requests.jsonl" if records == TRAJECTORIES else f"requests-{records}")
         recorder = TrajectoryRecorder(self.path / records, requests=requests) if settings.num_recorded else None

@@ -22,6 +22,7 @@ from agentrl.config.lora import holds_adapter
 from agentrl.config.mapping import differences, to_json
 from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import AgentRLError, ConfigError
+from agentrl.core.exit_codes import INCOMPLETE, INTERRUPTED
 from agentrl.core.files import complete_file
 from agentrl.core.paths import shown_path
 from agentrl.core.process import handling_signals
@@ -31,8 +32,6 @@ from agentrl.track.text import number
 
 SETTINGS, ROUNDS, SUMMARY = "iterate.json", "rounds.jsonl", "summary.json"
 SELECT = {"dpo": "pairs", "sft": "best"}
-INCOMPLETE, INTERRUPTED = 3, 130
-"""Exit codes of a phase that left some tasks out, and of one that a signal ended."""
 
 
 class PhaseError(AgentRLError, RuntimeError):

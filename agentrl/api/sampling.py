@@ -16,8 +16,8 @@ from rich.text import Text
 
 from agentrl.api.directories import results_directory
 from agentrl.api.evaluation import model_name
-from agentrl.api.training import uninterrupted
-from agentrl.cluster.build import load_environment, model_path
+from agentrl.api.training import check_all_prompts, uninterrupted
+from agentrl.cluster.build import load_environment
 from agentrl.cluster.runtime import make_runtime, pool_of
 from agentrl.config.evaluate import SampleConfig
 from agentrl.config.mapping import differences, to_json
@@ -32,8 +32,7 @@ from agentrl.evaluation.evaluations import eval_settings
 from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
-from agentrl.rollout.settings import episode_settings
-from agentrl.rollout.tasks import check_model, check_prompts, context_length, open_tasks
+from agentrl.rollout.tasks import check_model, open_tasks
 from agentrl.track.jsonl import encode
 from agentrl.track.text import counted, number
 
@@ -149,9 +148,7 @@ async def _sample_missing(config: SampleConfig, tasks: Sequence[Task], journal: 
         progress.on_task(done + count, done + total)
 
     progress.on_stage("checking prompts")
-    model = model_path(config)
-    context = config.engine.max_model_len or context_length(model)
-    await asyncio.to_thread(check_prompts, episode_settings(config, model), missing, context)
+    await asyncio.to_thread(check_all_prompts, config, missing)
     runtime = make_runtime(config, progress.on_stage)
     try:
         await runtime.start()

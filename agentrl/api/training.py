@@ -24,7 +24,7 @@ from agentrl.cluster.runtime import Runtime, learner_beside, make_runtime, pool_
 from agentrl.config.mapping import to_json
 from agentrl.config.model_defaults import described, rate_warning
 from agentrl.config.plugins import plugins
-from agentrl.config.schema import TrainConfig
+from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, flag, settings_of
 from agentrl.core.callbacks import MetricsRow
 from agentrl.core.directories import make_directory
@@ -176,7 +176,7 @@ def preview(config: TrainConfig) -> list[str]:
         for item, value in given
         if value != item.default and not (isinstance(value, str | int) and (item.name, value) in implied)
     ]
-    _check_prompts(config, [*tasks.first(PROMPTS_CHECKED), *questions])
+    check_all_prompts(config, [*tasks.first(PROMPTS_CHECKED), *questions])
     groups, samples, steps = config.flow.groups_per_step, config.sampling.n_samples_per_prompt, config.training.num_steps
     count, drawn = tasks.num_tasks, groups * steps
     greedy = ", and a greedy one beside each group" if estimator_facts(config.algo.advantage_estimator).greedy_baseline else ""
@@ -222,11 +222,16 @@ async def _start(config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, t
     if config.algo.teacher:
         trusted = config.model.trust_remote_code
         await asyncio.to_thread(check_teacher, config.algo.teacher, model_path(config), trust_remote_code=trusted)
-    await asyncio.to_thread(_check_prompts, config, tasks)
+    await asyncio.to_thread(check_all_prompts, config, tasks)
     await runtime.start()
 
 
-def _check_prompts(config: TrainConfig, tasks: Sequence[Task]) -> None:
+def check_all_prompts(config: PlaySettings, tasks: Sequence[Task]) -> None:
+    """Refuse tasks whose prompts do not fit into the context of the model, or cannot be rendered for it.
+
+    Raises:
+        ConfigError: For the first one.
+    """
     model = model_path(config)
     check_prompts(episode_settings(config, model), tasks, config.engine.max_model_len or context_length(model))
 

@@ -16,10 +16,10 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import quiet_transformers
-from agentrl.learner.attention import KERNELS, MODULES
+from agentrl.learner.attention import MODULES
 from agentrl.learner.batch import Batch
 from agentrl.learner.head import token_scores
-from agentrl.learner.kernels import fit_kernel
+from agentrl.learner.kernels import MODEL_FAULTS, fit_kernel
 from agentrl.learner.layout import PROBE_WIDTH, Layout, MicroBatch, one_row_bundles, share_prompts
 from agentrl.learner.lora import ADAPTER, adapted_layers, merged_parameters
 from agentrl.learner.models import PolicyModel, check_output, load_model
@@ -34,8 +34,8 @@ SMALL = 1e-3
 RANK = 4
 DS_CONFIG = {"zero_optimization": {"stage": 0}}
 CPU = torch.device("cpu")
-FAULTS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, NotImplementedError, ImportError)
-"""Errors with which a model says that it cannot do something; it has many ways."""
+FAULTS = (*MODEL_FAULTS, KeyError, ImportError)
+"""Errors with which a model, its adapter or an engine says that it cannot do something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,19 @@ def reference_scores(model: Any, batch: Batch, *, gradients: bool = True) -> Sco
     bounds = [0, *torch.as_tensor(batch.row_actions).cumsum(0).tolist()]
     weights = _weights(bounds[-1])
     for row, begin, end in zip(batch.rows, bounds, bounds[1:], strict=False):
-        ids = torch.tensor(row.tokens.tolist())[None]
-        places = torch.tensor(row.action_positions.tolist())
         with torch.set_grad_enabled(gradients):
-            logits = model(input_ids=ids, use_cache=False).logits[0, places - 1]
-            logprobs = token_scores(logits, ids[0, places], torch.ones(len(places)), False)[0]
+            logprobs = row_scores(model, row.tokens.tolist(), torch.tensor(row.action_positions.tolist()))
             if gradients:
                 torch.autograd.backward((logprobs * weights[begin:end]).sum())
         parts.append(logprobs.detach())
     return Scores(torch.cat(parts), _gradients(model) if gradients else {})
+
+
+def row_scores(model: Any, tokens: list[int], places: Tensor) -> Tensor:
+    """Return the log-probabilities of the tokens of a row at some places, by the model's own logits. # [a]."""
+    ids = torch.tensor(tokens)[None]
+    logits = model(input_ids=ids, use_cache=False).logits[0, places - 1]
+    return token_scores(logits, ids[0, places], torch.ones(len(places)), False)[0]
 
 
 def learner_scores(policy: PolicyModel, micros: Sequence[MicroBatch], count: int) -> Scores:
@@ -95,13 +99,11 @@ def difference(scores: Scores, expected: Scores) -> tuple[float, float]:
     """Return the largest difference of a log-probability, and of a parameter's gradient as a share of its length."""
     logprob = float((scores.logprobs - expected.logprobs).abs().max())
     whole = sum(float(part.norm()) ** 2 for part in expected.gradients.values()) ** 0.5
-    shares = [0.0]
+    shares, none = [0.0], torch.zeros(())
     for name in scores.gradients.keys() | expected.gradients.keys():
-        one, other = scores.gradients.get(name), expected.gradients.get(name)
-        apart = (one if other is None else other if one is None else one - other) if one is not None or other is not None else None
-        assert apart is not None
-        length = max(float(other.norm()) if other is not None else 0.0, SMALL * whole)
-        shares.append(float(apart.norm()) / length if length else 0.0)
+        one, other = scores.gradients.get(name, none), expected.gradients.get(name, none)
+        length = max(float(other.norm()), SMALL * whole)
+        shares.append(float((one - other).norm()) / length if length else 0.0)
     return logprob, float(torch.tensor(shares).max())  # NaN is the largest, unlike with Python's own function
 
 
@@ -218,8 +220,3 @@ def compare_adapter(twin: str, batch: Batch) -> Comparison:
     if found.verdict is Verdict.EXACT and note:
         return replace(found, gradient=None, reason=note)
     return found
-
-
-def kernels() -> Sequence[str]:
-    """Return the names of the kernels of the learner, those first that run everywhere."""
-    return tuple(KERNELS)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.certify.compare import FAULTS, LOGPROB, untried
+from agentrl.certify.compare import FAULTS, LOGPROB, row_scores, untried
 from agentrl.certify.results import Comparison, Verdict
 from agentrl.config.engine import EngineConfig
 from agentrl.config.schema import ModelConfig
@@ -18,7 +18,6 @@ from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.types import Generation, Sampling, ints
 from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.learner.batch import Batch
-from agentrl.learner.head import token_scores
 
 TOKENS, CONTEXT, SEQUENCES, CACHE_GIB = 16, 128, 8, 0.05
 DEADLINE_S = 45.0
@@ -33,11 +32,9 @@ def compare_engine(twin: str, batch: Batch, model: Any, *, vllm: bool = False) -
         return untried("engine", name, error)
     differences: list[Tensor] = []
     for prompt, generation in sampled:
-        ids = torch.tensor([*prompt, *generation.token_ids.tolist()])[None]
-        places = torch.arange(len(prompt), ids.shape[1])
+        tokens = [*prompt, *generation.token_ids.tolist()]
         with torch.no_grad():
-            logits = model(input_ids=ids, use_cache=False).logits[0, places - 1]
-        expected = token_scores(logits, ids[0, places], torch.ones(len(places)), False)[0]
+            expected = row_scores(model, tokens, torch.arange(len(prompt), len(tokens)))
         differences.append(torch.tensor(generation.logprobs.tolist()) - expected)
     worst = float(torch.cat(differences).abs().max())
     if worst <= LOGPROB:

@@ -16,7 +16,7 @@ from agentrl.core.files import complete_file
 CACHE = "AGENTRL_CACHE"
 """Environment variable with the folder of kept certificates, if it is not the usual one."""
 PACKAGES = ("transformers", "torch", "peft")
-SOURCES = ("certify", "learner", "engine")
+SOURCES = ("certify", "learner", "engine", "weights")
 """Parts of agentrl that decide the outcome."""
 PASSED_OVER = ("_name_or_path", "transformers_version")
 """Fields of a configuration that decide nothing."""

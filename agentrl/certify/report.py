@@ -8,7 +8,7 @@ from agentrl.certify.results import Certificate, Comparison, Verdict
 from agentrl.track.text import Screen, count, counted, duration
 
 COLOURS = {Verdict.EXACT: "green", Verdict.WRONG: "bold red", Verdict.UNTRIED: "yellow"}
-COLUMNS = ("part", "kernel and layout", "verdict", "log-prob#", "gradient#", "reason")
+COLUMNS = ("part", "compared", "verdict", "log-prob#", "gradient#", "reason")
 
 
 def print_certificate(screen: Screen, certificate: Certificate) -> None:

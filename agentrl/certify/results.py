@@ -23,8 +23,8 @@ class Verdict(StrEnum):
 class Comparison:
     """One part of the system compared with the model, or two passes of it with each other."""
 
-    part: str  # learner, adapter or engine
-    name: str  # kernel and layout, or name of the engine
+    part: str  # learner, adapter, engine or template
+    name: str  # kernel and layout, name of the engine, or dialogue
     verdict: Verdict
     logprob: float | None = None  # largest difference of a log-probability, nats
     gradient: float | None = None  # largest difference of a parameter's gradient, as a share of its length

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.certify.compare import Scores, compare_adapter, compare_kernel, kernels, reference_model, reference_scores
+from agentrl.certify.compare import compare_adapter, compare_kernel, reference_model, reference_scores
 from agentrl.certify.engines import compare_engine
 from agentrl.certify.results import Certificate, Comparison, Verdict
 from agentrl.certify.rows import trial_batch
 from agentrl.certify.twin import build_twin, parameters_of, twin_config
 from agentrl.core.tokenizers import quiet_transformers
+from agentrl.learner.attention import KERNELS
 
 SEEDS = (0, 1)
 """Seeds of weights and rows. A comparison that fails with the first is made with the second: equal scores of two experts, which rounding
@@ -57,8 +58,8 @@ def _compared(twin: Any, seed: int, only: Sequence[str], *, vllm: bool) -> tuple
 
 def _comparisons(folder: str, seed: int, only: Sequence[str], *, vllm: bool) -> Iterator[Comparison]:
     batch, reference = trial_batch(seed), reference_model(folder)
-    expected: Scores = reference_scores(reference, batch)
-    for kernel in only or kernels():
+    expected = reference_scores(reference, batch)
+    for kernel in only or KERNELS:
         yield from compare_kernel(folder, kernel, batch, expected)
     if only:
         return

@@ -7,8 +7,8 @@ from typing import Any
 
 WIDTH, INNER_WIDTH, HEAD, ROTARY_HEAD, STATE_HEADS, VOCABULARY, EXPERTS = 64, 96, 16, 8, 8, 512, 4
 WINDOW, THRESHOLD = 31, 32
-"""Tokens of a window of attention, and of a chunk; positions at which a rotary embedding or a scale changes. The rows on which a learner
-tries its layouts are shorter, as they are shorter than the real thresholds, so a twin shows what they miss."""
+"""Tokens of a window of attention, and of a chunk; positions at which a rotary embedding or a scale changes;
+rows lie on both sides of them."""
 
 LATENT = "qk_rope_head_dim"
 """Field of models whose keys and values come from a latent vector: the part of a head that is rotated."""

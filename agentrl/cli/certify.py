@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.assets import tiny_model_path
@@ -19,12 +20,16 @@ def main(words: list[str]) -> int:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed reads it when it is imported
     from agentrl.certify.report import print_certificate
     from agentrl.certify.run import certify
+    from agentrl.certify.templates import compare_template
     from agentrl.certify.twin import read_config
     from agentrl.track.text import Screen
 
     model = config.model.model or str(tiny_model_path())
     settings = read_config(local_config(model) or Path(model).expanduser(), trust_remote_code=config.model.trust_remote_code)
     certificate = certify(model, settings, vllm=config.certify.vllm)
+    folder = str(Path(model).parent if model.endswith(".json") else model)
+    template = compare_template(folder, config.model, trust_remote_code=config.model.trust_remote_code)
+    certificate = replace(certificate, comparisons=(*certificate.comparisons, *template))
     if config.certify.json:
         sys.stdout.write(json.dumps(certificate.to_dict(), indent=2) + "\n")
     else:

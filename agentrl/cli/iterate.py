@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 
-INTERRUPTED = 130
+from agentrl.core.exit_codes import INTERRUPTED
 
 
 def main(words: list[str]) -> int:

@@ -7,10 +7,8 @@ import sys
 from agentrl.api.background import run_until_signal
 from agentrl.config.commands import load_sample
 from agentrl.config.mapping import to_json
+from agentrl.core.exit_codes import INCOMPLETE
 from agentrl.track.text import counted
-
-INCOMPLETE = 3
-"""Exit code where some tasks have no row because all of their episodes failed."""
 
 
 def main(words: list[str]) -> int:

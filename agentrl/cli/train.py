@@ -9,13 +9,10 @@ from agentrl.api.background import run_until_signal
 from agentrl.config.commands import TRAIN, load_eval
 from agentrl.config.load import load
 from agentrl.config.mapping import to_json
+from agentrl.core.exit_codes import INCOMPLETE, INTERRUPTED
 from agentrl.core.paths import shown_path
 from agentrl.flow.state import StopRequest
 from agentrl.track.text import counted
-
-INTERRUPTED = 130
-INCOMPLETE = 3
-"""Exit code of an evaluation in which some tasks are in no figure, because all of their episodes failed; of a check without time."""
 
 
 def main(words: list[str]) -> int:

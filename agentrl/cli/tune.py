@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-INTERRUPTED = 130
+from agentrl.core.exit_codes import INTERRUPTED
 
 
 def main(command: str, words: list[str]) -> int:

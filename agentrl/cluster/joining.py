@@ -232,10 +232,10 @@ async def check_paths(
         remedy = "Name a folder that all machines share: the learner ranks write checkpoints and models there."
         with tempfile.NamedTemporaryFile(prefix=".probe-", dir=run_dir.absolute()) as probe:
             await _all_have(ranks, "--run-dir", str(run_dir), probe.name, remedy)
-    if config.weights.weight_transport == "disk" and config.training.run_dir is not None:
+    if config.weights.weight_transport == "disk" and run_dir is not None:
         remedy = "Name a folder that all machines share: with --weight-transport disk, engines read weights there."
-        with tempfile.NamedTemporaryFile(prefix=".probe-", dir=config.training.run_dir.absolute()) as probe:
-            await _all_have(workers, "--run-dir", str(config.training.run_dir), probe.name, remedy)
+        with tempfile.NamedTemporaryFile(prefix=".probe-", dir=run_dir.absolute()) as probe:
+            await _all_have(workers, "--run-dir", str(run_dir), probe.name, remedy)
     elif weight_transport(config.engine, config.weights, device) == "shm":
         first = next(iter(ranks.values()))
         remedy = "Weights go through shared memory here: use --weight-transport disk and a shared --run-dir, or raylets of one machine."

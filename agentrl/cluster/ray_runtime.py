@@ -89,8 +89,8 @@ class RayRuntime:
             find_block=self._find_block,
             max_restarts=engine.max_engine_restarts,
             stuck_s=engine.engine_timeout_s,
-            load_timeout_s=2.2
-            * weights_of(self._config).publish_timeout_s,  # members meet, then weights move; each has the deadline to itself
+            # Members meet, then weights move; each has the deadline to itself.
+            load_timeout_s=2.2 * weights_of(self._config).publish_timeout_s,
         )
 
     async def start(self) -> None:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt, Le
-
 from agentrl.algo import facts
 from agentrl.algo.corrections import CORRECTIONS
 from agentrl.algo.estimators import ESTIMATORS
@@ -17,7 +15,7 @@ from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.options import option_names
 from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError
-from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, UserFile
+from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, Share, UserFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +37,7 @@ class AlgoSettings:
     policy_loss: Annotated[str, UserFile] = "ppo"
     """Policy objective: ``ppo``, ``gspo``, ``cispo``, ``reinforce``, ``dppo_tv``, ``dppo_kl``, ``ipo``, ``sapo``, ``gmpo``, ``clip_cov``,
     ``kl_cov``, or a function of your own, ``file.py:name``."""
-    top_entropy_share: Annotated[float, Gt(0), Le(1)] = 1.0
+    top_entropy_share: Share = 1.0
     """Share of the tokens, those with the highest entropy, that the policy is trained on; 0.2 is usual, 1 trains on all."""
     ppo_epochs: Annotated[Count, Alias("--num-iterations", "--max-epochs")] = 1
     """Passes over each step's batch."""

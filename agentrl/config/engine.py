@@ -6,10 +6,8 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Gt, Le
-
 from agentrl.config.engine_args import workers_per_engine
-from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, ResumeMayChange, UserFile
+from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Positive, ResumeMayChange, Share, UserFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +31,7 @@ class EngineConfig:
     """Sequences an engine decodes at once."""
     kv_cache_gib: Annotated[Positive, ResumeMayChange] = 0.25
     """Memory for the KV cache of a CPU engine, and of an engine of transformers on any device, GiB."""
-    gpu_memory_utilization: Annotated[Annotated[float, Gt(0), Le(1)] | None, ResumeMayChange, Alias("--vllm-gpu-memory-utilization")] = None
+    gpu_memory_utilization: Annotated[Share | None, ResumeMayChange, Alias("--vllm-gpu-memory-utilization")] = None
     """Share of GPU memory an engine may take. Unset: 0.9; with ``--colocate`` what ``--learner-memory-gib`` leaves."""
     engine_timeout_s: Annotated[Positive, ResumeMayChange] = 300.0
     """Replace an engine that is busy for this many seconds and finishes no request."""

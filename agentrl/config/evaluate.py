@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from agentrl.config.record import Record
 from agentrl.config.schema import EvalConfig, PlaySettings, SamplingConfig
-from agentrl.config.sections import Record
 from agentrl.core.settings import Count, CountOrZero, NonNegative, Port, ResumeMayChange
 
 

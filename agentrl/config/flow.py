@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 from annotated_types import Ge, Gt, Le
 
-from agentrl.core.settings import Alias, Count, Fraction, NonNegative, ResumeMayChange, UserFile
+from agentrl.core.settings import Alias, Count, Fraction, NonNegative, ResumeMayChange, Share, UserFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class FlowConfig:
     task_sampling: Literal["epochs", "curriculum", "failures", "learnability"] = "epochs"
     """Order of drawing tasks: ``epochs`` in an order of the seed; by the pass rate seen so far, ``curriculum`` (each task once, the easiest
     first), or at random in proportion to 1 - rate (``failures``) or rate x (1 - rate) (``learnability``)."""
-    task_exploration: Annotated[float, Gt(0), Le(1)] = 0.1
+    task_exploration: Share = 0.1
     """With ``--task-sampling failures`` or ``learnability``: share of the draws that goes to all tasks alike."""
     curriculum_key: str = ""
     """With ``--task-sampling curriculum``: number in a task's metadata that orders tasks of the same pass rate, the smallest first."""
@@ -39,7 +39,7 @@ class FlowConfig:
     oversample: NonNegative = 0.0
     """Groups to start beyond those a step trains on, as a share of them; the first to finish are kept and the rest is dropped.
     Saves waiting for the slowest, favours short episodes, and makes even a synchronous run depend on timing."""
-    group_quorum: Annotated[float, Gt(0), Le(1)] = 1.0
+    group_quorum: Share = 1.0
     """Share of a group's episodes that have to end well before the group may be closed without the rest; 1: it waits for all. Saves
     waiting for the slowest, makes even a synchronous run depend on timing, and the policy learns less of what takes long."""
     straggler_factor: Annotated[float, Gt(1)] = 3.0

@@ -7,7 +7,6 @@ within a second.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import io
 import json
@@ -39,12 +38,14 @@ from agentrl.config.mapping import (
     validated,
 )
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import flag, sections_of, settings_of
+from agentrl.config.sections import changed, flag, sections_of, settings_of
 from agentrl.core.errors import ConfigError, UnknownFlagError
 
 C = TypeVar("C")
 
 TYRO = (tyro.conf.OmitArgPrefixes,)
+CHOOSING = (*(part.setting for part in KINDS), "resume", "run_dir")
+"""Settings that decide which others there are: the algorithms, and the run that brings the files of a user's own."""
 
 
 class Command(Generic[C]):
@@ -160,21 +161,24 @@ def read_flags(command: Command[C], args: Sequence[str], path: Path | None = Non
         The settings, the names of those that were given, and the settings of the file.
     """
     named, words = take_config_flag(list(args))
-    if named is not None and path is not None:
-        raise ConfigError("--config", str(named), "a run brings its own settings", "Leave out one of the two.")
-    path = named or path
-    saved = flattened(read_file(path), str(path)) if path else {}
+    path, saved = _saved("--config", named, path)
     form, rest = _form(command, words, saved)
     answer_help(rest, command, form)
     rest = with_first_flag(rest, command.first)
     refuse_unknown(rest, command, form)
     default = as_loaded(command.begin(_chosen(saved, _choices(rest)), path), form)
-    for name in _appended(form, rest):  # flags replace what a file says; tyro would append to it
-        section = settings_of(form)[name].section
-        default = dataclasses.replace(default, **{section: dataclasses.replace(getattr(default, section), **{name: ()})})
+    default = changed(default, **dict.fromkeys(_appended(form, rest), ()))  # flags replace what a file says; tyro would append to it
     parsed = _parsed(form, rest, default, command)
     given = given_names(rest) | saved.keys()
     return command.complete(plain(command.settings, validated(parsed, command.name)), given), given, saved
+
+
+def _saved(setting: str, named: str | os.PathLike[str] | None, path: Path | None) -> tuple[Path | None, dict[str, Any]]:
+    """The file of settings that `setting` names, or else `path`, and what it holds."""
+    if named is not None and path is not None:
+        raise ConfigError(setting, str(named), "a run brings its own settings", "Leave out one of the two.")
+    path = path if named is None else Path(named)
+    return path, flattened(read_file(path), str(path)) if path else {}
 
 
 def _parsed(form: type[Any], words: Sequence[str], default: Any, command: Command[Any]) -> Any:
@@ -200,7 +204,7 @@ def _form(command: Command[Any], words: Sequence[str], saved: Mapping[str, Any])
 
 def _choices(words: Sequence[str]) -> dict[str, str]:
     """The algorithms that words choose, and the run that they go on with."""
-    chosen = {name: flag_value(words, flag(name)) for name in (*(part.setting for part in KINDS), "resume", "run_dir")}
+    chosen = {name: flag_value(words, flag(name)) for name in CHOOSING}
     return {name: value for name, value in chosen.items() if value is not None}
 
 
@@ -222,11 +226,8 @@ def load_given(command: Command[C], given: Mapping[str, Any], path: Path | None 
     """
     rest = dict(given)
     named = rest.pop("config", None)
-    if named is not None and path is not None:
-        raise ConfigError("config", str(named), "a run brings its own settings", "Leave out one of the two.")
-    path = Path(named) if named is not None else path
-    saved = flattened(read_file(path), str(path)) if path else {}
-    choices = {name: str(rest[name]) for name in (*(part.setting for part in KINDS), "resume", "run_dir") if name in rest}
+    path, saved = _saved("config", named, path)
+    choices = {name: str(rest[name]) for name in CHOOSING if name in rest}
     form = schema_of(command.settings, {**saved, **choices})
     values = _named_values(rest, form, command)
     default = as_loaded(command.begin(_chosen(saved, choices), path), form)

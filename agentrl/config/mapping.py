@@ -243,11 +243,10 @@ def differences(saved: Mapping[str, Any], config: Any, fixed: Container[str] = (
     before, now = flattened(saved), json.loads(to_json(config))
     plain = {name: json.loads(json.dumps(setting.default, default=str)) for name, setting in table.items()}
     chosen: Mapping[str, Any] = now.get("algo", {}).get("options", {})
-    others = [
+    others = [  # an option that is not there has its default, which an earlier version left out
         f"{flag(name)} (was {before[name]!r}, now {value!r})"
         for name, value in chosen.items()
-        if before.get(name) is not None
-        and before[name] != value  # one that is not there has its default, which an earlier version left out
+        if before.get(name) is not None and before[name] != value
     ]
     return others + [
         f"{flag(name)} (was {before.get(name, plain[name])!r}, now {now[setting.section][name]!r})"

@@ -11,9 +11,8 @@ from typing import TypeVar
 
 from agentrl.config.algorithm_rules import ALGORITHM_RULES
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
-from agentrl.config.engine_args import check_engine_args
-from agentrl.config.evaluate import NO_ENGINE, EvaluateConfig, SampleConfig, ServeConfig
-from agentrl.config.learner import LearnerConfig
+from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES
+from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.learner_rules import check_learner, check_lora
 from agentrl.config.lora import holds_adapter
 from agentrl.config.places import with_absolute_paths
@@ -22,8 +21,7 @@ from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
 from agentrl.core.errors import ConfigError
-from agentrl.core.plugins import is_plugin, resolve_plugin, suggest
-from agentrl.core.process import cuda_device_count
+from agentrl.core.plugins import is_plugin, resolve_plugin
 from agentrl.core.redaction import HIDDEN
 from agentrl.core.remote import check_address
 
@@ -259,117 +257,6 @@ def _ranges_are_ordered(config: TrainConfig) -> None:
         raise ConfigError("--dynamic-filtering-range", (low, high), problem, "Swap them.")
 
 
-def _local_runtime_is_single(config: PlaySettings) -> None:
-    if config.run.runtime != "local":
-        return
-    ranks = config.learner.num_learners if isinstance(config, TrainConfig) else 0
-    workers = config.rollout.rollout_workers_per_engine
-    for flag, value in (("--num-engines", config.engine.num_engines), ("--num-learners", ranks), ("--rollout-workers-per-engine", workers)):
-        if value > 1:
-            raise ConfigError(flag, value, "--runtime local runs one of each in one process", "Use --runtime ray.")
-
-
-def _shared_engines_fit(config: TrainConfig) -> None:
-    workers = config.rollout.rollout_workers_per_engine
-    if workers > 1 and config.weights.colocate:
-        problem = "does not go with --colocate, where engine and learner take turns on one machine"
-        raise ConfigError("--rollout-workers-per-engine", workers, problem, "Leave out one of the two.")
-
-
-def _budgets_fit(config: PlaySettings) -> None:
-    budget, context = config.rollout.max_new_tokens, config.engine.max_model_len
-    if context and budget >= context:
-        raise ConfigError("--max-new-tokens", budget, f"leaves no room for a prompt in --max-model-len {context}", "Lower it.")
-
-
-ENGINES = ("auto", "vllm", "transformers")
-
-
-def _engine_is_known(config: PlaySettings) -> None:
-    name, known = config.engine.engine, (*ENGINES, NO_ENGINE) if isinstance(config, ServeConfig) else ENGINES
-    if name not in known and not is_plugin(name):
-        remedy = f"{suggest(name, known)} Choose one of {', '.join(known)}, or give file.py:Name.".strip()
-        raise ConfigError("--engine", name, "is not known", remedy)
-
-
-def _engine_args_are_known(config: PlaySettings) -> None:
-    check_engine_args(config.engine.engine_args)
-    engine = config.engine
-    if engine.uses_vllm:
-        return
-    for flag, value, wanted in (
-        ("--tensor-parallel-size", engine.tensor_parallel_size, engine.tensor_parallel_size > 1),
-        ("--engine-args", engine.engine_args, bool(engine.engine_args)),
-        ("--tool-parser", config.endpoint.tool_parser, config.endpoint.tool_parser != "json"),
-        ("--reasoning-parser", config.endpoint.reasoning_parser, bool(config.endpoint.reasoning_parser)),
-        ("--publish", "adapter", isinstance(config, TrainConfig) and config.weights.publish == "adapter"),
-    ):
-        if wanted:
-            raise ConfigError(flag, value, "needs vLLM", "Use --engine vllm (pip install agentrl[vllm], on a CPU agentrl[cpu]).")
-
-
-def _gpu_flags_have_a_gpu(config: PlaySettings) -> None:
-    if config.run.ray_address or cuda_device_count():
-        return
-    engine, learner = config.engine, config.learner if isinstance(config, TrainConfig) else LearnerConfig()
-    for flag, value, wanted in (
-        ("--colocate", True, isinstance(config, TrainConfig) and config.weights.colocate),
-        ("--engine-dtype", "float16", engine.engine_dtype == "float16"),
-        ("--optimizer-offload", True, learner.optimizer_offload),
-        ("--activation-offload", True, learner.activation_offload),
-        ("--reference-offload", True, learner.reference_offload),
-        ("--ema-offload", True, learner.ema_offload),
-        ("--deepcompile", True, learner.deepcompile),
-        ("--zero-quantized-weights", True, learner.zero_quantized_weights),
-        ("--zero-quantized-gradients", True, learner.zero_quantized_gradients),
-        ("--attn-implementation", learner.attn_implementation, learner.attn_implementation.startswith("flash")),
-    ):
-        if wanted:
-            remedy = "Leave the flag out, or join a cluster with --ray-address."
-            raise ConfigError(flag, value, "needs a GPU, and this machine has none", remedy)
-
-
-def _weights_have_a_path(config: TrainConfig) -> None:
-    engine, path = config.engine, config.weights.weight_transport
-    if path == "auto":
-        return
-    flag, joins = "--weight-transport", config.run.ray_address
-    if config.weights.publish == "adapter":
-        raise ConfigError(
-            flag, path, "does not go with --publish adapter, which writes adapters to shared memory", "Leave out one of them."
-        )
-    if path in ("nccl", "ipc"):
-        if not engine.uses_vllm:
-            raise ConfigError(flag, path, "needs vLLM", "Use shm or disk, or --engine vllm.")
-        if not joins and not cuda_device_count():
-            raise ConfigError(flag, path, "needs GPUs, and this machine has none", "Use shm or disk, or join a cluster with --ray-address.")
-        if (path == "ipc") != config.weights.colocate:
-            problem = "is for engines that share a GPU with a learner rank" if path == "ipc" else "cannot connect two processes on one GPU"
-            raise ConfigError(flag, path, problem, "Add --colocate." if path == "ipc" else "Use ipc, or leave out --colocate.")
-
-
-def _shared_gpus_are_divided(config: TrainConfig) -> None:
-    engine, weights, ranks = config.engine, config.weights, config.learner.num_learners
-    if not weights.colocate:
-        unused = ("sleep_level", "learner_memory_gib")
-        refuse_set(config.weights, unused, "has no effect without --colocate", "Add --colocate, or leave it out.")
-        return
-    if engine.num_engines * engine.gpus_per_engine != ranks:
-        problem = f"--colocate gives every GPU of an engine to one learner rank: {engine.num_engines} x {engine.gpus_per_engine} GPUs"
-        remedy = f"Make --num-engines times --tensor-parallel-size equal to --num-learners {ranks}."
-        raise ConfigError("--num-engines", engine.num_engines, f"{problem}, {ranks} ranks", remedy)
-    if weights.sleeps and config.flow.staleness:
-        problem = "engines and learner take turns with --colocate, so nothing is generated while it trains"
-        remedy = "Leave out --async, or add --sleep-level 0, with which both stay in GPU memory."
-        raise ConfigError("--async" if config.flow.asynchronous else "--max-staleness", config.flow.staleness, problem, remedy)
-    if weights.sleeps and config.learner.zero_stage < 2 and config.learner.learner_dtype != "float32":
-        problem = "cannot be moved to CPU memory in bfloat16, which --colocate does while engines generate"
-        raise ConfigError("--zero-stage", config.learner.zero_stage, problem, "Use --zero-stage 2, or --sleep-level 0.")
-    if weights.sleep_level == 2 and config.weights.publish == "adapter":
-        problem = "drops the weights of the engines, and --publish adapter does not send them again"
-        raise ConfigError("--sleep-level", 2, problem, "Use --sleep-level 1.")
-
-
 def _requests_have_episodes(config: TrainConfig) -> None:
     if config.endpoint.record_requests and config.record.record == "none":
         problem = "has no effect with --record none, because no episode is recorded"
@@ -388,11 +275,7 @@ PLAY_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _reward_models_can_judge,
     *DATA_RULES,
     _model_exists,
-    _local_runtime_is_single,
-    _budgets_fit,
-    _engine_is_known,
-    _engine_args_are_known,
-    _gpu_flags_have_a_gpu,
+    *ENGINE_RULES,
     _a_group_may_begin,
     *ISOLATION_RULES,
 )
@@ -402,9 +285,7 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     *ALGORITHM_RULES,
     _async_and_staleness_agree,
     _ranges_are_ordered,
-    _shared_engines_fit,
-    _shared_gpus_are_divided,
-    _weights_have_a_path,
+    *WEIGHTS_RULES,
     check_lora,
     check_learner,
     _requests_have_episodes,

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge
 
 from agentrl.algo.facts import facts_of
 from agentrl.algo.options import option_names
@@ -24,8 +23,9 @@ from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.config.flow import FlowConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
+from agentrl.config.record import RecordConfig, TrackConfig
 from agentrl.config.reward import PenaltyConfig, RewardConfig
-from agentrl.config.sections import Record, sections_of, settings_of
+from agentrl.config.sections import sections_of, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import restorable
 from agentrl.core.settings import (
@@ -36,9 +36,9 @@ from agentrl.core.settings import (
     NonNegative,
     Positive,
     ResumeMayChange,
+    Share,
     Temperature,
     TemperatureOrZero,
-    UserFile,
 )
 
 
@@ -185,7 +185,7 @@ class RolloutConfig:
     """Tokens sampled in one turn at most. By model, unless given: 1024 from 5e8 parameters."""
     max_episode_tokens: CountOrZero = 0
     """Tokens of a whole episode at most, prompt and observations included; 0: the context length."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    top_p: Share = 1.0
     """Nucleus sampling mass; below 1 the importance ratio is biased and a correction is refused."""
     top_k: CountOrZero = 0
     """Candidates kept for sampling; 0 keeps all."""
@@ -275,41 +275,6 @@ class EvalConfig:
     """Key of the tasks' metadata by which figures are given apart. Empty: ``kind``, else ``source``, where tasks have them."""
     eval_pass_score: Annotated[Fraction, ResumeMayChange] = 1.0
     """Score from which an episode counts as solved in pass@k."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackConfig:
-    """Records and metrics of a run."""
-
-    tensorboard: Annotated[bool, ResumeMayChange, Alias("--use-tensorboard")] = True
-    """Write TensorBoard event files."""
-    wandb_project: Annotated[str, ResumeMayChange] = ""
-    """Weights & Biases project; empty: off. Needs ``pip install wandb``."""
-    trackio_project: Annotated[str, ResumeMayChange] = ""
-    """Trackio project; empty: off. Needs ``pip install trackio``."""
-    sink: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], ResumeMayChange, UserFile] = ()
-    """Metric sink of your own, ``file.py:Name``, beside the others; may be given several times. See ``docs/callbacks.md``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordConfig:
-    """Records of a training run, and its model."""
-
-    record: Annotated[Record, ResumeMayChange] = "sample"
-    """Trajectories written to ``trajectories.jsonl``: none, one per group, or every one; as many of each task of an evaluation go to
-    ``eval_trajectories.jsonl``."""
-    annotate: Annotated[bool, ResumeMayChange] = True
-    """Write what the learner knows of every token of the recorded trajectories to ``annotations.jsonl``: log-probability, ratio, advantage,
-    entropy, share of the loss, and whether and why it was masked. See ``docs/viewer.md``."""
-    callback: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], ResumeMayChange, UserFile] = ()
-    """Class that follows the run, ``file.py:Name``; may be given several times. See ``docs/callbacks.md``."""
-    callback_timeout_s: Annotated[Positive, ResumeMayChange] = 300.0
-    """Deadline of one call of a callback's method; then the run ends with an error."""
-    save_model: Annotated[bool, ResumeMayChange] = True
-    """Write the final policy as a Hugging Face directory."""
-    push_to_hub: str = ""
-    """Repository ``ORGANISATION/NAME`` that the final policy is uploaded to, on the Hugging Face hub or the one at ``HF_ENDPOINT``; it is
-    made, private, if there is none. Needs a token (``HF_TOKEN``)."""
 
 
 @dataclass(frozen=True, kw_only=True)

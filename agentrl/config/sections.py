@@ -15,12 +15,10 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from types import MappingProxyType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Alias, ResumeMayChange
-
-Record = Literal["none", "sample", "all"]
 
 Sections = TypeVar("Sections")
 
@@ -187,8 +185,3 @@ def refuse_set(section: Any, names: tuple[str, ...], problem: str, remedy: str) 
         value = getattr(section, item.name)
         if (not names or item.name in names) and value != _default(item):
             raise ConfigError(flag(item.name), value, problem, remedy)
-
-
-def num_recorded(record: Record, episodes: int) -> int:
-    """Return how many of a group's `episodes` are recorded."""
-    return {"none": 0, "sample": 1, "all": episodes}[record]

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import linecache
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -82,8 +83,24 @@ def handling_signals(handle: Callable[[int], object]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+_FIRST_PORT = 20_000
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
 def free_port(host: str) -> int:
-    """Return a TCP port of `host` that is free at this moment."""
+    """Return a TCP port of `host` that is free at this moment.
+
+    It lies below those that Linux gives to outgoing connections, as one of these could take it before it is listened on.
+    """
+    try:
+        below = int(_PORT_RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        below = 0
+    ports = [_FIRST_PORT + secrets.randbelow(below - _FIRST_PORT) for _ in range(100)] if below > _FIRST_PORT else []
+    for port in ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

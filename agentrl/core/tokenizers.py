@@ -33,11 +33,16 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False, flag: str = "
     """
     from transformers import AutoTokenizer
 
+    remedy, empty = "Give a Hugging Face directory or hub name.", "has no files of a tokenizer"
     try:
-        return AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ConfigError(flag, model, f"its tokenizer cannot be loaded: {reason}", "Give a Hugging Face directory or hub name.") from error
+        problem = empty if "instantiate the backend tokenizer" in reason else f"its tokenizer cannot be loaded: {reason}"
+        raise ConfigError(flag, model, problem, remedy) from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # transformers makes an empty one for some types of model
+        raise ConfigError(flag, model, empty, remedy)
+    return tokenizer
 
 
 def check_teacher(teacher: str, model: str, *, trust_remote_code: bool = False) -> None:

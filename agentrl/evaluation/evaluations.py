@@ -15,8 +15,8 @@ import anyio.lowlevel
 
 from agentrl.config.engine import EngineConfig
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
+from agentrl.config.record import num_recorded
 from agentrl.config.schema import EvalConfig, RunConfig, TrainConfig
-from agentrl.config.sections import num_recorded
 from agentrl.core.callbacks import EvaluationEnd
 from agentrl.core.errors import ConfigError, TooManyFailuresError, WeightSyncError
 from agentrl.core.protocols import Learner

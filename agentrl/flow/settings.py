@@ -9,8 +9,9 @@ from functools import partial
 from agentrl.algo.estimators import estimator_facts, find_estimator
 from agentrl.algo.filters import GroupFilter, dynamic_filter, filter_truncated, find_filter, keep_all
 from agentrl.config.algorithm import AlgoConfig, options_of
+from agentrl.config.record import num_recorded
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import num_recorded, sections_of
+from agentrl.config.sections import sections_of
 from agentrl.core.types import GroupRequest
 
 

@@ -24,6 +24,9 @@ EXACT = 1e-4
 PROMPT, SAMPLED = 12, (ROW - 12, 19, 5)
 """Tokens of the rows that a miniature is tried on."""
 
+MODEL_FAULTS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError)
+"""Errors with which a model says that it cannot do something; it has many ways."""
+
 
 class Proof:
     """Tries kernels on a miniature of a model, by comparison with one row at a time through the model's own attention."""
@@ -43,7 +46,7 @@ class Proof:
         try:
             with self._attending(register_reference(kernel)):
                 found = self._scores(kernel, share)
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:  # a model says in one of many ways what it lacks
+        except MODEL_FAULTS as error:
             said = str(error).split(". ", maxsplit=1)[0].strip()
             return self._missing(kernel) or f"{self.name} does not run with {kernel.name}: {said}"
         if (found - self._expected).abs().max() < EXACT:
@@ -91,7 +94,7 @@ class Proof:
             self._small.to(self._device)
             found = torch.cat([self._score(layout.micro_batch([bundle], packed=False)) for bundle in one_row_bundles(self._batch)])
             separate_rows(self._small)
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, NotImplementedError):
+        except MODEL_FAULTS:
             return None
         return found if bool(torch.isfinite(found).all()) else None
 
@@ -110,7 +113,7 @@ class Proof:
         try:
             with self._attending("agentrl_extras"):
                 self._scores(KERNELS["eager"], share=False)
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+        except MODEL_FAULTS:
             pass  # its attention takes no other
         return frozenset(asked)
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agentrl.config.model_shape import attends_to_everything, text_part
 from agentrl.core.metrics import MetricSums
-from agentrl.core.types import FinishReason, FloatArray, Group, Status, Task, Trajectory, Turn, floats, ints
+from agentrl.core.types import FinishReason, FloatArray, Group, IntArray, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.attention import BLOCK, PADDED, Costs, shared_prompt_mask
 from agentrl.learner.batch import Batch, Row, collate, experts_shape, moved
 from agentrl.learner.sharding import busiest, work
@@ -366,18 +366,28 @@ def probe(config: Any, *, packed: bool = False) -> MicroBatch:
 def probe_batch(vocabulary: int, *, prompt: int = 6, sampled: Sequence[int] = (3, 5, 4)) -> Batch:
     """Rows of one group that begin with the same prompt and go on with others; numbers of tokens."""
     answers = [(6 + np.arange(length) * (number + 2)) * 7 % vocabulary for number, length in enumerate(sampled)]
+    return batch_of([(np.arange(prompt) * 7 % vocabulary, answers)])
+
+
+def batch_of(groups: Sequence[tuple[Ints, Sequence[Ints]]]) -> Batch:
+    """Rows of groups, each with the token ids of its prompt and of the answers to it, to try a model on."""
+    return collate([_group(number, ints(prompt.tolist()), answers) for number, (prompt, answers) in enumerate(groups)])
+
+
+def _group(number: int, prompt: IntArray, answers: Sequence[Ints]) -> Group:
     turns = [
         Turn(
-            prompt_ids=ints(np.arange(prompt, dtype=np.int32) * 7 % vocabulary),
-            token_ids=ints(answer.astype(np.int32)),
+            prompt_ids=prompt,
+            token_ids=ints(answer.tolist()),
             logprobs=floats([0.0] * len(answer)),
             versions=ints([0] * len(answer)),
             finish_reason=FinishReason.STOP,
         )
         for answer in answers
     ]
+    names = [f"{number}-{member}" for member in range(len(turns))]
     trajectories = tuple(
-        Trajectory(trajectory_id=str(n), episode_id=str(n), group_id=0, turns=(turn,), status=Status.FINISHED, reward=0.0)
-        for n, turn in enumerate(turns)
+        Trajectory(trajectory_id=name, episode_id=name, group_id=number, turns=(turn,), status=Status.FINISHED, reward=0.0)
+        for name, turn in zip(names, turns, strict=True)
     )
-    return collate([Group(group_id=0, task=Task(""), trajectories=trajectories)])
+    return Group(group_id=number, task=Task(""), trajectories=trajectories)

@@ -10,8 +10,8 @@ from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.engine import WeightsConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
+from agentrl.config.record import num_recorded
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import num_recorded
 from agentrl.core.annotations import FILE
 
 CHUNK_ELEMENTS = 2**26

@@ -19,7 +19,7 @@ from agentrl.rollout import forms
 from agentrl.rollout.endpoint.answers import has_own_form
 from agentrl.rollout.forms import PROBE, QUESTION, SYSTEM, Messages, call_id, probe_call
 from agentrl.rollout.template import ChatTemplate
-from agentrl.rollout.text_codec import TextCodec
+from agentrl.rollout.text_codec import TextCodec, shared_length
 
 _ANSWER = "\ue0000\ue001"  # stands for what was sampled last: the text of an answer, or an argument of its last call
 _CALL_FORM = re.compile(r'<tool_call>\s*\{|\{\s*"tool":|\{\s*"name":(?!\s*")')  # JSON in tags, or bare; schemas have "name" and a text
@@ -97,13 +97,16 @@ class ChatCodec(TextCodec):
         if tools and not self.describes_tools:
             chat, tools = forms.calls_as_text(with_system(chat, describe_tools(tools))), []
         rendered, table = self._written(chat, tools)
-        start = [] if self.template.exists else self._tokenizer("").input_ids[:1]
-        bos = self._tokenizer.bos_token_id
-        return [token for token in start if token == bos] + self.encode_marked(rendered, table)
+        return [*([] if self.template.exists else self.beginning), *self.encode_marked(rendered, table)]
 
     def encode_question(self, text: str) -> list[int]:
         """Token ids of a chat of one user's message; the latest are kept, because all members of a group are asked the same."""
         return list(self._questions(text))
+
+    @property
+    def dialect(self) -> forms.Dialect:
+        """The form in which the template takes messages."""
+        return self._dialect
 
     @cached_property
     def describes_tools(self) -> bool:
@@ -198,7 +201,7 @@ class ChatCodec(TextCodec):
             except EnvResultError:
                 continue
             if not forms.lost(whole, chat):
-                begin = next((place for place, (one, two) in enumerate(zip(before, whole, strict=False)) if one != two), len(before))
+                begin = shared_length(before, whole)
                 found.update(self._controls(whole[begin : max(begin, whole.rfind(PROBE))]))
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 from typing import Any, TypeAlias
 
@@ -99,12 +99,10 @@ def find_dialect(template: ChatTemplate) -> Dialect:
             dialect = Dialect(parts=parts, json_arguments=json_arguments, no_content=no_content, reasoning=reasoning)
             if _writes(template, dialect, called):
                 answered = [*called, Message(role="tool", content="RESULT", name="add", tool_call_id=call_id(0))]
-                if _writes(template, dialect, answered):
-                    return dialect
-                return Dialect(parts=parts, json_arguments=json_arguments, no_content=no_content, reasoning=reasoning, writes_results=False)
+                return replace(dialect, writes_results=_writes(template, dialect, answered))
     answered = [QUESTION, Message(role="assistant", content="."), Message(role="tool", content="RESULT")]
     dialect = Dialect(parts=parts, reasoning=reasoning, writes_calls=False)
-    return Dialect(parts=parts, reasoning=reasoning, writes_calls=False, writes_results=_writes(template, dialect, answered))
+    return replace(dialect, writes_results=_writes(template, dialect, answered))
 
 
 def _writes(template: ChatTemplate, dialect: Dialect, messages: Messages) -> bool:

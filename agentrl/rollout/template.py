@@ -60,6 +60,10 @@ class ChatTemplate:
         tokenizer: A Hugging Face tokenizer, or an object with the same few methods.
         settings: The user's own template, variables and thinking switch; `None`: none of them.
 
+    Attributes:
+        source: The template; "" without one.
+        options: The user's variables for it, those of the thinking switch included.
+
     Raises:
         ConfigError: If the template cannot be read, or has no switch for the wanted thinking.
     """
@@ -74,9 +78,8 @@ class ChatTemplate:
         sources = {"default": read_template(file)} if file else own if isinstance(own, Mapping) else {"default": own} if own else {}
         self._compiled = {} if self._own_code else {name: self._compile(source) for name, source in sources.items()}
         self.source = "".join(str(source) for source in sources.values())
-        self._variables: dict[str, Any] = {**(getattr(tokenizer, "special_tokens_map", None) or {})}
-        if settings is not None:
-            self._variables |= self._switched(settings.thinking) | template_variables(settings.chat_template_kwargs)
+        self.options = {} if settings is None else self._switched(settings.thinking) | template_variables(settings.chat_template_kwargs)
+        self._variables: dict[str, Any] = {**(getattr(tokenizer, "special_tokens_map", None) or {}), **self.options}
 
     @property
     def exists(self) -> bool:

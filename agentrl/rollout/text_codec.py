@@ -55,6 +55,11 @@ class TextCodec:
         return sum(len(text) for text in texts if isinstance(text, str)) // self._longest_token
 
     @cached_property
+    def beginning(self) -> list[int]:
+        """The token that the tokenizer puts before a text, if that is its token for the beginning."""
+        return [token for token in self._tokenizer("").input_ids[:1] if token == self._tokenizer.bos_token_id]
+
+    @cached_property
     def _longest_token(self) -> int:
         return max(len(token) for token in self._tokenizer.get_vocab())
 
@@ -92,6 +97,12 @@ class TextCodec:
             self._backend.encode_special_tokens = False  # as transformers sets it in each of its calls
             return list(self._backend.encode(text, add_special_tokens=False).ids)
         return list(self._tokenizer(text, add_special_tokens=False, verbose=False, **options).input_ids)
+
+
+def shared_length(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the number of items with which both sequences begin."""
+    pairs = zip(first, second, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
 def _plain_backend(tokenizer: Any) -> Any:

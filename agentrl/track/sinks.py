@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.schema import TrackConfig
-from agentrl.config.sections import Record
+from agentrl.config.record import Record, TrackConfig
 from agentrl.core.callbacks import Callback, GroupJudged, MetricsRow, RunEnd
 from agentrl.core.summaries import GroupSummary
 from agentrl.track.card import ModelCard

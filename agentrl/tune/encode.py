@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 
 from agentrl.core.errors import ChatTemplateError, DataError
 from agentrl.core.types import Message, Prompt, as_messages
-from agentrl.rollout.text_codec import TextCodec
+from agentrl.rollout.text_codec import TextCodec, shared_length
 from agentrl.tune.forms import Answer, Chat, Example, Labelled, Pair, Steps, Text
 from agentrl.tune.settings import TuneConfig
-from agentrl.tune.turns import Turn, TurnRenderer, shared_length
+from agentrl.tune.turns import Turn, TurnRenderer
 
 IGNORED = -100
 """Label of a token that is not trained."""
@@ -127,11 +127,8 @@ class Encoder:
         self.counts.longest = max(self.counts.longest, tokens)
 
     def _text(self, text: str) -> list[int]:
-        codec = self._codec
-        bos = codec.tokenizer.bos_token_id
-        start = [token for token in codec.tokenizer("").input_ids[:1] if token == bos]
         self.ends.update(self._text_end)
-        return start + codec.encode_text(text) + self._text_end
+        return self._codec.beginning + self._codec.encode_text(text) + self._text_end
 
     def _single(self, example: Answer | Text) -> tuple[list[int], list[int]]:
         if isinstance(example, Text):

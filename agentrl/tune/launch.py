@@ -81,13 +81,12 @@ def joined(config: TuneConfig) -> Iterator[Ranks | None]:
     ranks = join(
         rank, size, master_port=port, master_addr=env.get("MASTER_ADDR", LOOPBACK), device=device, timeout_s=TIMEOUT_S, place=local
     )
-    before = {name: env.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     try:
         yield ranks
     finally:
         ranks.leave()
         if size == 1:  # another run of this process is not bound by it
-            for name in before:
+            for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT"):
                 env.pop(name, None)
 
 

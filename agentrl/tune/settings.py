@@ -12,7 +12,8 @@ from typing import Annotated, Literal, TypeAlias
 from annotated_types import Ge, Le, Lt
 
 from agentrl.config.lora import LoraConfig
-from agentrl.config.schema import ModelConfig, TrackConfig
+from agentrl.config.record import TrackConfig
+from agentrl.config.schema import ModelConfig
 from agentrl.core.settings import Alias, Count, CountOrZero, Fraction, NonNegative, Positive, ResumeMayChange
 
 

@@ -18,7 +18,7 @@ from agentrl.core.types import Message
 from agentrl.env.tools.environment import describe_tools, with_system
 from agentrl.rollout.forms import PROBE, QUESTION, Dialect, call_id, find_dialect, lost, probe_call, reasoning_of, with_calls_as_text
 from agentrl.rollout.template import REMEDY, SWITCHES, ChatTemplate, variables_of
-from agentrl.rollout.text_codec import TextCodec
+from agentrl.rollout.text_codec import TextCodec, shared_length
 
 _OPENING = re.compile(r"<([\w:|]*think[\w:|]*)>\s*\Z")  # a block of thinking that a prompt opens
 _BLOCK = re.compile(r"\s*<think>(.*?)</think>(.*)\Z", re.DOTALL)  # thinking that stands in the content
@@ -193,12 +193,6 @@ class TurnRenderer:
         except ChatTemplateError:
             return ""
         return whole.removeprefix(before) if called else whole.rpartition(PROBE)[2]
-
-
-def shared_length(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Return the number of items with which both sequences begin."""
-    pairs = zip(first, second, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
 _NO_TEMPLATE = "Give one with --chat-template FILE, or train texts as they are with --no-apply-chat-template"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch.multiprocessing as mp
 from agentrl.core.annotations import MASKS, Annotation, Mask, read_annotation
 from agentrl.core.types import Group, Turn, floats
 from tests.learner_support import CollectingSender, make_groups, make_settings, write_model
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # several processes start
 
@@ -58,16 +58,6 @@ def train(model: str, out: Path, ports: list[int], *, rank: int = 0, world_size:
 
 def on_two(rank: int, model: str, out: Path, ports: list[int]) -> None:
     train(model, out, ports, rank=rank, world_size=2)
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports: list[int] = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch.multiprocessing as mp
 
-from tests.e2e.test_learner_ranks import free_port
 from tests.learner_support import CollectingSender, make_groups, make_settings, write_model
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -39,7 +39,7 @@ def audited(rank: int, ports: list[int], model: str, out: Path) -> None:
 
 def test_two_ranks(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", num_attention_heads=4, num_key_value_heads=2)
-    mp.spawn(audited, args=([free_port() for _ in CASES], model, tmp_path), nprocs=2)
+    mp.spawn(audited, args=(free_ports(len(CASES)), model, tmp_path), nprocs=2)
     for name in CASES:
         first, second = (json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(2))
         assert first == second  # metrics are those of all ranks

@@ -15,8 +15,8 @@ from agentrl.core.manifest import differing_files, flush_files, read_manifest
 from tests.checkpoint_support import save, started, train
 from tests.e2e.runs import ENVS, SMALL, Run, start, succeeded
 from tests.e2e.runs import train as train_run
-from tests.e2e.test_learner_ranks import free_port
 from tests.learner_support import write_model
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -33,7 +33,7 @@ def flush_in_each_stage(rank: int, ports: list[int], model: str, folder: Path) -
 
 def test_each_file_is_hashed_by_the_rank_that_wrote_it(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
-    mp.spawn(flush_in_each_stage, args=([free_port() for _ in range(8)], model, tmp_path), nprocs=2)
+    mp.spawn(flush_in_each_stage, args=(free_ports(8), model, tmp_path), nprocs=2)
     for stage in range(4):
         folder = tmp_path / str(stage)
         first, second = (json.loads((tmp_path / f"{stage}-{rank}.json").read_text()) for rank in range(2))
@@ -90,7 +90,7 @@ def test_an_adapter_goes_on_with_other_ranks_bit_for_bit(tmp_path: Path, before:
     places = {before: tmp_path / "first", after: tmp_path / "second"}
     for world_size, stage in (before, after):
         source, target = tmp_path / "first", places[world_size, stage]
-        mp.spawn(adapted, args=(world_size, free_port(), model, source, target, stage), nprocs=world_size)
+        mp.spawn(adapted, args=(world_size, free_ports(1)[0], model, source, target, stage), nprocs=world_size)
     (once, averages, state), (again, same_averages, same_state) = (torch.load(tmp_path / f"{name}.pt") for name in ("first", "second"))
     for expected, found in ((once, again), (averages, same_averages), (state, same_state)):
         assert expected.keys() == found.keys()

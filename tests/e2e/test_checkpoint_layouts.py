@@ -12,8 +12,8 @@ import torch.multiprocessing as mp
 from tests.checkpoint_support import TOLERANCE, optimizer_state, save, started, train, weights
 from tests.e2e.runs import SMALL, Run, start, succeeded
 from tests.e2e.runs import train as train_run
-from tests.e2e.test_learner_ranks import free_port
 from tests.learner_support import largest_difference, write_model
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = write_model(path / "model")
     for work, count in ((write_all, 8), (load_all, 64)):
         for world_size in WORLDS:
-            mp.spawn(work, args=(world_size, [free_port() for _ in range(count)], model, path), nprocs=world_size)
+            mp.spawn(work, args=(world_size, free_ports(count), model, path), nprocs=world_size)
     return path
 
 

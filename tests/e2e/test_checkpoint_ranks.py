@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from tests.e2e.test_learner_ranks import free_port
 from tests.learner_support import CollectingSender, make_groups, make_settings, write_model
+from tests.ports import free_ports
 
 CHANGES = {"learner": {"zero_stage": 3, "ema_decay": 0.5}, "algo": {"init_kl_coef": 0.1, "ref_reset_every": 1}}
 
@@ -42,7 +42,7 @@ def test_two_ranks_continue_with_the_same_bits(tmp_path: Path) -> None:
     model, folder = write_model(tmp_path / "model"), tmp_path / "saved"
     folder.mkdir()
     for resume in (False, True):
-        mp.spawn(go, args=(free_port(), model, folder, resume), nprocs=2)
+        mp.spawn(go, args=(free_ports(1)[0], model, folder, resume), nprocs=2)
     once, twice = (torch.load(tmp_path / f"weights-{resume}.pt") for resume in (False, True))
     assert once.keys() == twice.keys()
     assert all(torch.equal(once[name], twice[name]) for name in once)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch.multiprocessing as mp
 from agentrl.core.protocols import Membership
 from tests.group_support import Engine, sender
 from tests.learner_support import CollectingSender, gradients, largest_difference, make_groups, make_settings, write_model
+from tests.ports import free_ports
 
 GROUPS = make_groups(5, 3, seed=1)
 STAGES = (0, 1, 2, 3)
@@ -42,13 +42,6 @@ ADAPTERS: dict[str, dict[str, dict[str, Any]]] = {
     f"adapter-{stage}": {"learner": {"zero_stage": stage, "ema_decay": 0.5}, "algo": {"init_kl_coef": 0.1}, "lora": LORA}
     for stage in (2, 3)
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def train(name: str, model: str, out: Path, *, rank: int = 0, world_size: int = 1, port: int = 0) -> None:
@@ -125,7 +118,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("two")
-    mp.spawn(everything, args=([free_port() for _ in range(len(STAGES) + len(RUNS) + len(SHARDED) + len(WIDE) + 2)], model, out), nprocs=2)
+    mp.spawn(everything, args=(free_ports(len(STAGES) + len(RUNS) + len(SHARDED) + len(WIDE) + 2), model, out), nprocs=2)
     return out
 
 
@@ -161,7 +154,7 @@ def on_four(rank: int, ports: list[int], model: str, out: Path) -> None:
 
 @pytest.mark.slow
 def test_gradients_of_four_ranks_are_those_of_one(model: str, tmp_path: Path) -> None:
-    mp.spawn(on_four, args=([free_port(), free_port()], model, tmp_path), nprocs=4)
+    mp.spawn(on_four, args=(free_ports(2), model, tmp_path), nprocs=4)
     alone, plain = gradients(make_settings(model, algo=FOUR_RANKS), GROUPS), gradients(make_settings(model), GROUPS)
     for rank in range(4):
         assert largest_difference(alone, torch.load(tmp_path / f"{rank}.pt")) < 1e-5
@@ -212,7 +205,7 @@ def test_two_ranks_train_publish_and_save_the_adapter_that_one_does(model: str, 
 
     two_ranks = tmp_path / "two"
     two_ranks.mkdir()
-    mp.spawn(with_adapter, args=(free_port(), name, model, two_ranks), nprocs=2)
+    mp.spawn(with_adapter, args=(free_ports(1)[0], name, model, two_ranks), nprocs=2)
     train(name, model, tmp_path)
     (metrics, weights), (expected, alone) = torch.load(two_ranks / f"{name}.pt"), torch.load(tmp_path / f"{name}.pt")
     assert largest_difference(alone, weights) < 1e-3

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from agentrl.assets import tiny_model_path
 from tests.e2e.runs import ENVS, SMALL, succeeded, train
-from tests.e2e.test_learner_ranks import free_port
 from tests.learner_support import CollectingSender, gradients, largest_difference, make_groups, make_settings, with_experts, write_experts
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
@@ -40,7 +40,7 @@ def everything(rank: int, ports: list[int], model: str, out: Path) -> None:
 
 def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
     model = write_experts(tmp_path / "model", num_key_value_heads=2)
-    mp.spawn(everything, args=([free_port() for _ in CASES], model, tmp_path), nprocs=2)
+    mp.spawn(everything, args=(free_ports(len(CASES)), model, tmp_path), nprocs=2)
     for name, case in CASES.items():
         alone = gradients(make_settings(model, learner={"zero_stage": 0}, algo=case.get("algo")), GROUPS)
         for rank in range(2):
@@ -82,7 +82,7 @@ def test_ranks_with_different_experts_gather_one_tensor_at_a_time(tmp_path: Path
 
     for name, sizes in FAMILIES.items():
         write_experts(tmp_path / name, name, **{"num_key_value_heads": 2} | sizes)
-    mp.spawn(gathered_and_published, args=([free_port() for _ in range(2 * len(FAMILIES))], tmp_path), nprocs=2)
+    mp.spawn(gathered_and_published, args=(free_ports(2 * len(FAMILIES)), tmp_path), nprocs=2)
     for name in FAMILIES:
         model = str(tmp_path / name)
         alone = gradients(make_settings(model, learner={"zero_stage": 0}), GROUPS)

@@ -10,8 +10,8 @@ import torch
 import torch.multiprocessing as mp
 
 from agentrl.core.errors import ConfigError
-from tests.e2e.test_learner_ranks import free_port
 from tests.learner_support import CollectingSender, gradients, largest_difference, make_groups, make_settings, write_model
+from tests.ports import free_ports
 
 GROUPS = make_groups(5, 4, seed=1)
 CRITIC = {"advantage_estimator": "gae", "init_kl_coef": 0.1, "entropy_coef": 0.1}
@@ -58,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(("world", "size"), [(2, 2), (4, 4), (4, 2)])
 @pytest.mark.slow
 def test_ranks_together_compute_what_one_does(model: str, tmp_path: Path, world: int, size: int) -> None:
-    ports = [free_port() for _ in range(len(CASES) + 1)]
+    ports = free_ports(len(CASES) + 1)
     mp.spawn(everything, args=(ports, model, tmp_path, world, size), nprocs=world)
     for name in CASES:
         alone = gradients(settings(model, name, attn_implementation="sdpa"), GROUPS)
@@ -85,6 +85,6 @@ def test_layers_that_need_all_tokens_are_refused(tmp_path: Path) -> None:
 
     path = write_model(tmp_path / "model")
     hybrid("Qwen3_5").save_pretrained(path)
-    mp.spawn(refused, args=(free_port(), path, tmp_path), nprocs=2)
+    mp.spawn(refused, args=(free_ports(1)[0], path, tmp_path), nprocs=2)
     for rank in range(2):
         assert "--sequence-parallel" in (tmp_path / str(rank)).read_text(encoding="utf-8")

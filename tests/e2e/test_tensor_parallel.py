@@ -11,8 +11,8 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from agentrl.core.errors import CheckpointError, ConfigError
-from tests.e2e.test_learner_ranks import free_port
 from tests.learner_support import CollectingSender, gradients, largest_difference, make_groups, make_settings, write_model
+from tests.ports import free_ports
 from tests.unit.learner.test_attention import tiny
 
 GROUPS = make_groups(5, 4, seed=1)
@@ -84,7 +84,7 @@ def test_parts_of_layers_compute_what_whole_layers_do(model: str, tmp_path: Path
     from safetensors.torch import load_file
 
     (tmp_path / "alone").mkdir()
-    mp.spawn(everything, args=([free_port() for _ in range(3 * len(CASES))], model, tmp_path, world, size), nprocs=world)
+    mp.spawn(everything, args=(free_ports(3 * len(CASES)), model, tmp_path, world, size), nprocs=world)
     for name in CASES:
         alone = gradients(settings(model, name, 1), GROUPS)
         found = [torch.load(tmp_path / f"{name}-{rank}.pt") for rank in range(world)]
@@ -118,7 +118,7 @@ def test_biases_and_norms_of_heads_are_divided_too(tmp_path: Path) -> None:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
         models.append(write_model(tmp_path / name))  # for its tokenizer
         model.save_pretrained(models[-1])
-    mp.spawn(of_other_models, args=([free_port() for _ in models], models, tmp_path), nprocs=2)
+    mp.spawn(of_other_models, args=(free_ports(len(models)), models, tmp_path), nprocs=2)
     for number, path in enumerate(models):
         alone = gradients(settings(path, "stage 3, critic and reference", 1), GROUPS)
         found = [torch.load(tmp_path / f"{number}-{rank}.pt") for rank in range(2)]
@@ -145,7 +145,7 @@ def test_a_checkpoint_in_parts_is_read_by_ranks_with_the_same_parts_alone(model:
     from agentrl.learner.learner import LearnerRank
 
     name = "stage 2, checkpointing"
-    mp.spawn(only_training, args=([free_port() for _ in range(2)], model, name, tmp_path), nprocs=2)
+    mp.spawn(only_training, args=(free_ports(2), model, name, tmp_path), nprocs=2)
     learner = LearnerRank(settings(model, name, 1), CollectingSender())
     learner.start(0, 1, 0)
     with pytest.raises(CheckpointError, match="--learner-tensor-parallel 2"):

@@ -15,7 +15,8 @@ from huggingface_hub import constants
 
 from agentrl.api.hub import check_hub, push_model
 from agentrl.config.commands import load_config
-from agentrl.config.schema import RecordConfig, TrainConfig
+from agentrl.config.record import RecordConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError, RemoteError
 
 TOKEN = "hf_" + "a" * 20

@@ -6,8 +6,9 @@ import pytest
 
 from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.flow import FlowConfig
+from agentrl.config.record import RecordConfig
 from agentrl.config.rules import check
-from agentrl.config.schema import EndpointConfig, RecordConfig, RolloutConfig, RunConfig, SamplingConfig, TrainConfig
+from agentrl.config.schema import EndpointConfig, RolloutConfig, RunConfig, SamplingConfig, TrainConfig
 from agentrl.core.errors import ConfigError
 
 RUN = RunConfig(agent="gym:CartPole-v1")

@@ -10,7 +10,8 @@ import pytest
 
 from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.flow import FlowConfig
-from agentrl.config.schema import RecordConfig, TrainConfig
+from agentrl.config.record import RecordConfig
+from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import LedgerError, NothingToTrainError, StalenessError, TooManyFailuresError
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest, Status, Task

@@ -6,11 +6,11 @@ import dataclasses
 import re
 from pathlib import Path
 
-from agentrl.cli.train import INCOMPLETE
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.load import aliases
 from agentrl.config.schema import EvalConfig, TrainConfig
 from agentrl.config.sections import flag
+from agentrl.core.exit_codes import INCOMPLETE
 from agentrl.evaluation.statistics import LEVEL, RESAMPLES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "eval.md").read_text()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.commands import load_config
-from agentrl.config.schema import TrackConfig
+from agentrl.config.record import TrackConfig
 from agentrl.core.callbacks import MetricsRow, RunBegin, RunEnd
 from agentrl.core.errors import CallbackError, ConfigError
 from agentrl.track.own_sinks import OwnSink, load_sinks

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 from tensorboard.plugins.hparams import metadata as hparams
 
-from agentrl.config.schema import TrackConfig
+from agentrl.config.record import TrackConfig
 from agentrl.core.callbacks import RunBegin
 from agentrl.core.summaries import GroupSummary
 from agentrl.track.glossary import glossary

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agentrl.config.schema import TrackConfig
+from agentrl.config.record import TrackConfig
 from agentrl.core.errors import ConfigError
 from agentrl.track.jsonl import PROMISED
 from agentrl.track.services import TensorBoard

@@ -1,0 +1,52 @@
+"""Settings of what is kept of a run: its records, its metrics and its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from agentrl.core.settings import Alias, Positive, ResumeMayChange, UserFile
+
+Record = Literal["none", "sample", "all"]
+
+
+def num_recorded(record: Record, episodes: int) -> int:
+    """Return how many of a group's `episodes` are recorded."""
+    return {"none": 0, "sample": 1, "all": episodes}[record]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackConfig:
+    """Records and metrics of a run."""
+
+    tensorboard: Annotated[bool, ResumeMayChange, Alias("--use-tensorboard")] = True
+    """Write TensorBoard event files."""
+    wandb_project: Annotated[str, ResumeMayChange] = ""
+    """Weights & Biases project; empty: off. Needs ``pip install wandb``."""
+    trackio_project: Annotated[str, ResumeMayChange] = ""
+    """Trackio project; empty: off. Needs ``pip install trackio``."""
+    sink: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], ResumeMayChange, UserFile] = ()
+    """Metric sink of your own, ``file.py:Name``, beside the others; may be given several times. See ``docs/callbacks.md``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordConfig:
+    """Records of a training run, and its model."""
+
+    record: Annotated[Record, ResumeMayChange] = "sample"
+    """Trajectories written to ``trajectories.jsonl``: none, one per group, or every one; as many of each task of an evaluation go to
+    ``eval_trajectories.jsonl``."""
+    annotate: Annotated[bool, ResumeMayChange] = True
+    """Write what the learner knows of every token of the recorded trajectories to ``annotations.jsonl``: log-probability, ratio, advantage,
+    entropy, share of the loss, and whether and why it was masked. See ``docs/viewer.md``."""
+    callback: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], ResumeMayChange, UserFile] = ()
+    """Class that follows the run, ``file.py:Name``; may be given several times. See ``docs/callbacks.md``."""
+    callback_timeout_s: Annotated[Positive, ResumeMayChange] = 300.0
+    """Deadline of one call of a callback's method; then the run ends with an error."""
+    save_model: Annotated[bool, ResumeMayChange] = True
+    """Write the final policy as a Hugging Face directory."""
+    push_to_hub: str = ""
+    """Repository ``ORGANISATION/NAME`` that the final policy is uploaded to, on the Hugging Face hub or the one at ``HF_ENDPOINT``; it is
+    made, private, if there is none. Needs a token (``HF_TOKEN``)."""
