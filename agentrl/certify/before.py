@@ -99,8 +99,8 @@ async def _certify(path: Path, kernels: Sequence[str], *, trust_remote_code: boo
 
 def main(words: Sequence[str]) -> None:
     """Write the certificate of a ``config.json`` with some kernels to standard output."""
+    from agentrl.certify.configs import read_config
     from agentrl.certify.run import certify
-    from agentrl.certify.twin import read_config
 
     path, kernels, trusted = words
     settings = read_config(Path(path), trust_remote_code=trusted == "1")

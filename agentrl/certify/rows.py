@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentrl.certify.sizes import VOCABULARY
 from agentrl.learner.batch import Batch
 from agentrl.learner.layout import batch_of
+from agentrl.weights.twin_sizes import VOCABULARY
 
 LENGTHS = ((9, (4, 30, 12)), (37, (9, 41, 20)))
 """Tokens of the prompt of each group, and of the answers of its members."""

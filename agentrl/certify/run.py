@@ -12,9 +12,9 @@ from agentrl.certify.compare import compare_adapter, compare_kernel, reference_m
 from agentrl.certify.engines import compare_engine
 from agentrl.certify.results import Certificate, Comparison, Verdict
 from agentrl.certify.rows import trial_batch
-from agentrl.certify.twin import build_twin, parameters_of, twin_config
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.attention import KERNELS
+from agentrl.weights.twin import build_twin, parameters_of, twin_config
 
 SEEDS = (0, 1)
 """Seeds of weights and rows. A comparison that fails with the first is made with the second: equal scores of two experts, which rounding

@@ -18,10 +18,10 @@ def main(words: list[str]) -> int:
     """Run the command with the words after ``certify``; the code is 1 if a part is wrong, 2 if none can be tried."""
     config = load(CERTIFY, words)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed reads it when it is imported
+    from agentrl.certify.configs import read_config
     from agentrl.certify.report import print_certificate
     from agentrl.certify.run import certify
     from agentrl.certify.templates import compare_template
-    from agentrl.certify.twin import read_config
     from agentrl.track.text import Screen
 
     model = config.model.model or str(tiny_model_path())

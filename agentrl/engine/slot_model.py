@@ -14,10 +14,10 @@ from transformers.utils import logging
 from agentrl.config.model_shape import engine_context
 from agentrl.core.types import ExpertArray
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.slots import NAME, SlotCache, Step, make_rows_independent, padded, register
-from agentrl.weights.miniature import ROW, VOCABULARY, miniature
+from agentrl.engine.slots import NAME, SlotCache, Step, make_rows_independent, padded, register, tune_by_place
 from agentrl.weights.rope import fix_rope
 from agentrl.weights.routers import Routers
+from agentrl.weights.twin import ROW, twin_of
 
 
 class SlotModel:
@@ -110,14 +110,14 @@ class SlotModel:
     def _adopt_attention(self) -> SlotCache:
         """Replace the model's attention by `attend`, and compare the two on a few tokens, whose keys and values are returned.
 
-        A miniature is compared first: with more tokens than its windows and chunks have, and in float32 throughout.
+        A twin is compared first: with more tokens than its windows and chunks have, and in float32 throughout.
 
         Raises:
             ValueError: If they differ, or the model keeps another kind of state than keys and values.
         """
         try:
-            if (small := miniature(self._model)) is not None:
-                _compare(small, ROW, VOCABULARY)
+            if (small := twin_of(self._model)) is not None:
+                _compare(small, ROW, small.config.vocab_size)
             cache = _compare(self._model, min(8, self.vocabulary - 3), self.vocabulary)
         except (TypeError, AttributeError, NotImplementedError, RuntimeError) as error:  # of a cache for another kind of state
             raise ValueError(NOT_COMPUTED) from error
@@ -141,6 +141,7 @@ def _compare(model: Any, count: int, vocabulary: int) -> SlotCache:
     ids = (torch.arange(3, 3 + count, device=model.device) % vocabulary)[None]
     expected = model(input_ids=ids, use_cache=False).logits.float()
     register()
+    tune_by_place(model)
     model.set_attn_implementation(NAME)
     cache = SlotCache(2, padded(count))
 

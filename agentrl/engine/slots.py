@@ -124,6 +124,8 @@ def attend(
     groups = heads // key.shape[1]
     keys = torch.arange(key.shape[2], device=query.device)
     places = slot_step.places()  # [B, count]
+    if getattr(module, TUNED, False):
+        query = query * _temperature(module, places).to(query.dtype)
     chunk = chunk_of(module)
     parts = []
     for first in range(0, count, QUERIES):
@@ -143,6 +145,23 @@ def attend(
         weights = _softmax(scores, s_aux).to(value.dtype).view(rows, key.shape[1], groups * number, -1)
         parts.append(_product(weights, value).reshape(rows, heads, number, -1))
     return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).transpose(1, 2).contiguous(), None
+
+
+def tune_by_place(model: nn.Module) -> None:
+    """Leave the temperature of Llama-4's layers without rotary positions to `attend`.
+
+    transformers takes it from the length of the cache, which rows of different lengths do not share.
+    """
+    for module in model.modules():
+        if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
+            module.attn_temperature_tuning = False  # type: ignore[assignment]
+            setattr(module, TUNED, True)
+
+
+def _temperature(module: Any, places: Tensor) -> Tensor:
+    """Factors of queries # [B, 1, count, 1] at places # [B, count]; formula of transformers' ``Llama4TextAttention``."""
+    reached = torch.floor((places.float() + 1.0) / float(module.floor_scale))
+    return (torch.log1p(reached) * float(module.attn_scale) + 1.0)[:, None, :, None]
 
 
 def chunk_of(module: nn.Module) -> int:
@@ -172,6 +191,8 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return (padded @ right)[:, :, :count]
 
 
+TUNED = "tuned_by_place"
+"""Attribute of layers whose temperature `attend` applies."""
 BLOCK = 8
 """Fewest rows of a product of attention; with fewer the matrix library sums in another order."""
 

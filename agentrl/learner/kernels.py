@@ -1,4 +1,4 @@
-"""The kernel of attention that a model's layers agree with: proven on a miniature in float32, then tried on the model itself."""
+"""The kernel of attention that a model's layers agree with: proven on a twin in float32, then tried on the model itself."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from agentrl.learner.engine import TrainEngine
 from agentrl.learner.layout import ROUNDING, Layout, MicroBatch, can_pack, can_share, one_row_bundles, probe_batch, share_prompts
 from agentrl.learner.models import PolicyModel
 from agentrl.learner.settings import LearnerSettings
-from agentrl.weights.miniature import ROW, VOCABULARY, miniature
+from agentrl.weights.twin import ROW, twin_of
+from agentrl.weights.twin_sizes import VOCABULARY
 
 EXACT = 1e-4
 """Difference of log-probabilities in float32 that passes for rounding; what leaves a token out or adds one differs by far more."""
 
 PROMPT, SAMPLED = 12, (ROW - 12, 19, 5)
-"""Tokens of the rows that a miniature is tried on."""
+"""Tokens of the rows that a twin is tried on."""
 
 MODEL_FAULTS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError)
 """Errors with which a model says that it cannot do something; it has many ways."""
 
 
 class Proof:
-    """Tries kernels on a miniature of a model, by comparison with one row at a time through the model's own attention."""
+    """Tries kernels on the twin of a model, by comparison with one row at a time through the model's own attention."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.name, self.config = type(model).__name__, model.config
         self._device = device
-        self._small = miniature(model)
-        self._batch = probe_batch(VOCABULARY, prompt=PROMPT, sampled=SAMPLED)
+        self._small = twin_of(model)
+        vocabulary = VOCABULARY if self._small is None else self._small.config.vocab_size
+        self._batch = probe_batch(vocabulary - 1, prompt=PROMPT, sampled=SAMPLED)
         self._expected = self._alone()
         self._asked = self._extras()
 
@@ -54,7 +56,7 @@ class Proof:
         return self._missing(kernel) or self._mixed(kernel)
 
     def _unproven(self, kernel: Kernel) -> str:
-        """Return why a kernel is not taken for a model of which no miniature can be built."""
+        """Return why a kernel is not taken for a model of which no twin can be built."""
         if kernel.packed:
             return f"no small copy of {self.name} can be built, on which it could be shown that rows back to back do not see each other"
         if kernel.name == "sdpa" and text_part(self.config).get("attn_logit_softcapping"):
@@ -86,7 +88,7 @@ class Proof:
 
     @torch.no_grad()
     def _alone(self) -> Tensor | None:
-        """Return the scores of one row at a time, where the miniature runs; it may have kernels of the device alone."""
+        """Return the scores of one row at a time, where the twin runs; it may have kernels of the device alone."""
         if self._small is None:
             return None
         layout = Layout(self._batch)

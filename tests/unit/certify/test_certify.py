@@ -14,9 +14,9 @@ from transformers import CONFIG_MAPPING
 
 from agentrl.certify import run
 from agentrl.certify.before import KNOWN
+from agentrl.certify.configs import read_config
 from agentrl.certify.results import Certificate, Verdict
 from agentrl.certify.run import certify
-from agentrl.certify.twin import read_config
 from agentrl.engine import batcher
 from agentrl.learner import attention, kernels, lora, models
 

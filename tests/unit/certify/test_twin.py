@@ -10,11 +10,12 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
+from agentrl.certify.configs import read_config
 from agentrl.certify.rows import trial_batch
-from agentrl.certify.sizes import EXPERTS, THRESHOLD, VOCABULARY, WINDOW
-from agentrl.certify.twin import build_twin, parameters_of, read_config, twin_config
 from agentrl.core.errors import ConfigError
 from agentrl.learner.layout import probe
+from agentrl.weights.twin import build_twin, parameters_of, twin_config
+from agentrl.weights.twin_sizes import EXPERTS, THRESHOLD, VOCABULARY, WINDOW
 
 CONFIGS = sorted((Path(__file__).parents[2] / "model_configs").glob("*.json"))
 
@@ -56,6 +57,32 @@ def test_factors_of_a_rotary_embedding_fit_the_narrow_heads() -> None:
     assert twin.original_max_position_embeddings == THRESHOLD
     assert twin.max_position_embeddings == 32 * THRESHOLD
     build_twin(twin)
+
+
+def test_windows_chunks_and_contexts_that_decide_something_are_shorter_than_rows() -> None:
+    assert twin_config(CONFIG_MAPPING["gemma2"]()).sliding_window == WINDOW
+    assert twin_config(CONFIG_MAPPING["llama4_text"]()).attention_chunk_size == THRESHOLD
+    dynamic = CONFIG_MAPPING["llama"](rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    assert twin_config(dynamic).max_position_embeddings == THRESHOLD
+
+
+def test_a_single_key_head_stays_the_only_one() -> None:
+    twin = twin_config(CONFIG_MAPPING["gemma"](num_key_value_heads=1))
+    assert (twin.num_attention_heads, twin.num_key_value_heads) == (4, 1)
+
+
+def test_widths_by_layer_and_layers_that_use_the_keys_of_others() -> None:
+    twin = twin_config(CONFIG_MAPPING["gemma3n_text"]())
+    assert twin.intermediate_size == [96] * twin.num_hidden_layers
+    assert (twin.num_hidden_layers, twin.num_kv_shared_layers) == (4, 2)
+    assert twin_config(CONFIG_MAPPING["qwen2_moe"](decoder_sparse_step=2)).num_hidden_layers == 4
+
+
+def test_sections_of_positions_in_time_and_space_fill_the_narrow_heads() -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
+    twin = twin_config(CONFIG_MAPPING["qwen2_vl_text"](rope_parameters=rope))
+    assert sum(twin.rope_parameters["mrope_section"]) == twin.hidden_size // twin.num_attention_heads // 2
+    assert all(twin.rope_parameters["mrope_section"])
 
 
 def test_rows_lie_on_both_sides_of_the_thresholds_and_the_learner_tries_its_layouts_on_less() -> None:

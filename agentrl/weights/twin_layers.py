@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.certify.sizes import HEAD, shrunk
+from agentrl.weights.twin_sizes import HEAD, shrunk
 
 MOST_LAYERS = 4
 PERIODS = ("decoder_sparse_step", "interleave_moe_layer_step", "attn_layer_period", "expert_layer_period", "full_attention_interval")

@@ -7,48 +7,25 @@ rows of a few dozen tokens lie on both sides of them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from agentrl.certify.layers import layer_fields
-from agentrl.certify.sizes import THRESHOLD, VOCABULARY, Sizes, is_kept, shrunk
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import quiet_transformers
+from agentrl.weights.rope import fix_rope
+from agentrl.weights.twin_layers import layer_fields
+from agentrl.weights.twin_sizes import THRESHOLD, VOCABULARY, Sizes, is_kept, shrunk
 
 POSITIONS = 512
+ROW = 72
+"""Tokens that go far beyond every window, chunk and threshold of a twin."""
 STD = 0.15
 """Standard deviation of the weights; with that of a fresh model, 0.02, all tokens would be about equally likely, which hides errors."""
 LARGEST = 20_000_000
 """Most parameters of a twin; one that has more was not understood."""
-
-
-def read_config(model: Path, *, trust_remote_code: bool = False) -> Any:
-    """Return transformers' configuration of the text part of a model, from a directory or a ``config.json`` alone.
-
-    Raises:
-        ConfigError: If there is none, or transformers has no causal language model of this type.
-    """
-    from transformers import AutoConfig
-
-    path = model / "config.json" if model.is_dir() else model
-    remedy = "Name a directory of a Hugging Face model, or its config.json."
-    if not path.is_file():
-        raise ConfigError("MODEL", str(model), "holds no config.json", remedy)
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        with quiet_transformers():
-            config = AutoConfig.from_pretrained(str(path), trust_remote_code=trust_remote_code)
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ConfigError("MODEL", str(model), f"its configuration cannot be read: {reason}", remedy) from error
-    text = config.get_text_config()
-    model_class(text, name=str(settings.get("model_type", "")))
-    return text
 
 
 def model_class(config: Any, *, name: str = "") -> Any:
@@ -78,16 +55,44 @@ def twin_config(config: Any) -> Any:
         return type(config)(**fields)
 
 
-def build_twin(config: Any, *, seed: int = 0) -> Any:
-    """Return the model of a twin's configuration with random weights, the same for the same seed, in float32."""
+def twin_of(model: nn.Module) -> Any:
+    """Return the twin of a causal language model of transformers, which attends by its own code; `None` if it cannot be built.
+
+    How the model computes is proven on it (rows that see each other, a kernel that leaves out what layers ask for) in a fraction of a
+    second, whatever the size of the model.
+    """
+    config: Any = model.config
+    text = config.get_text_config()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            kind: Any = type(model) if text.model_type == config.model_type else model_class(text)
+            made = build_twin(twin_config(text), kind).eval().requires_grad_(False)
+            fix_rope(made, POSITIONS)
+    except Exception:  # code of any model's author: a configuration in other words, or sizes that do not go together
+        return None
+    return made
+
+
+def build_twin(config: Any, kind: Any = None, *, seed: int = 0) -> Any:
+    """Return the model of a twin's configuration with random weights, the same for the same seed, in float32.
+
+    Args:
+        config: Configuration of the twin.
+        kind: Class of the model; that of transformers for the configuration by default.
+        seed: Of the weights.
+
+    Raises:
+        ConfigError: If it has too many parameters, or transformers has no class for it.
+    """
     torch.manual_seed(seed)
+    kind = kind or model_class(config)
     with quiet_transformers():
         with torch.device("meta"):
-            size = parameters_of(model_class(config)._from_config(config, attn_implementation="eager"))
+            size = parameters_of(kind._from_config(config, attn_implementation="eager"))
         if size > LARGEST:
             problem = f"is of a form whose twin would have {size:,} parameters"
             raise ConfigError("MODEL", config.model_type, problem, "Models of this type cannot be tried.")
-        model = model_class(config)._from_config(config, attn_implementation="eager", dtype=torch.float32)
+        model = kind._from_config(config, attn_implementation="eager", dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     embedding = getattr(model.get_input_embeddings(), "weight", None)
     with torch.no_grad():
