@@ -7,7 +7,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,7 +113,6 @@ def _can_go_on(config: TrainConfig) -> bool:
 async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequence[CallbackLike], *, last: bool = False) -> RunResult:
     check_model(config)
     config = with_shares(config)
-    await refuse_wrong(config, model_path(config), device())
     agent, callbacks = load_environment(config), [*load_callbacks(config.record.callback), *own]
     tasks = open_tasks(config, agent)
     questions = run_eval_tasks(config, agent)
@@ -127,6 +126,8 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
     tracker = open_tracker(config, run_dir, title=_title(config), callbacks=callbacks, ask_stop=stop.ask)
     runtime = make_runtime(config, tracker.on_stage)
     status, ledger, stop_reason = "failed", None, None
+    proof = asyncio.create_task(refuse_wrong(config, model_path(config), device()))  # a process computes while this one prepares
+    proof.add_done_callback(lambda task: task.cancelled() or task.exception())  # where another error came first, nobody asks for its own
     try:
         keep_environment(config.run.agent, run_dir)
         copy_plugins((spec for _, spec in plugins(config)), run_dir)
@@ -136,7 +137,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
         if (problem := missing_labels(config, agent, first)) is not None:
             tracker.warn(RunWarning("no-labels", *problem))
         await _rehearse(config, agent, first[0], tracker)
-        await _start(config, [*first, *questions], runtime, tracker)
+        await _start(config, [*first, *questions], proof, runtime, tracker)
         result = await _train(config, run_dir, tasks, questions, runtime, tracker, begin, stop)
         status, ledger = "interrupted" if result.stopped else "finished", result.counts.metrics()
         stop_reason = result.stop_reason or None
@@ -151,6 +152,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
         status = "interrupted"
         raise
     finally:
+        proof.cancel()
         tracker.on_stage("closing")
         await uninterrupted(runtime.close())
         await tracker.finish(status=status, ledger=ledger, agent=config.run.agent, stop_reason=stop_reason)
@@ -210,8 +212,8 @@ async def _rehearse(config: TrainConfig, agent: AgentSpec, task: Task, tracker: 
         tracker.warn(RunWarning("scripted-episode", warning, "See agentrl check; --no-check-env skips this episode."))
 
 
-async def _start(config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, tracker: RunTracker) -> None:
-    """Check the memory of GPUs, the room for checkpoints and the prompts, then start processes."""
+async def _start(config: TrainConfig, tasks: Sequence[Task], proof: Awaitable[None], runtime: Runtime, tracker: RunTracker) -> None:
+    """Check the memory of GPUs, the room for checkpoints and the prompts, wait for the `proof` of the model, then start processes."""
     if (sign := memory_sign(config, gpu_bytes())) is not None:
         tracker.warn(sign)
     if (full := storage_sign(config, config.training.run_dir or Path())) is not None:
@@ -223,6 +225,8 @@ async def _start(config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, t
         trusted = config.model.trust_remote_code
         await asyncio.to_thread(check_teacher, config.algo.teacher, model_path(config), trust_remote_code=trusted)
     await asyncio.to_thread(check_all_prompts, config, tasks)
+    tracker.on_stage("comparing the learner with the model")
+    await proof
     await runtime.start()
 
 

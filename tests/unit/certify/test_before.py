@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.api.training import train
 from agentrl.assets import tiny_model_path
 from agentrl.certify import before
 from agentrl.certify.before import is_known, kernels_of, refuse_wrong
@@ -135,3 +136,25 @@ def test_nothing_that_can_be_tried_has_a_code_of_its_own() -> None:
 def test_a_model_of_another_kind_ends_with_code_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["certify", model(tmp_path, {"model_type": "vit"})]) == 2
     assert "vit" in capsys.readouterr().err
+
+
+def test_a_run_prepares_while_its_model_is_tried_and_starts_nothing_before_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    async def refuse(*_: object) -> None:
+        seen.append("begun")
+        await asyncio.sleep(0.01)
+        raise ConfigError("--attn-implementation", "auto", "is wrong", "Use another.")
+
+    async def start(_: object) -> None:
+        seen.append("started")
+
+    monkeypatch.setattr("agentrl.api.training.refuse_wrong", refuse)
+    monkeypatch.setattr("agentrl.api.training.check_all_prompts", lambda *_: seen.append("prompts"))
+    monkeypatch.setattr("agentrl.cluster.runtime.LocalRuntime.start", start)
+    settings = {"agent": "envs/calculator.py", "run_dir": tmp_path / "run", "engine": "transformers", "runtime": "local"}
+    with pytest.raises(ConfigError, match="is wrong"):
+        asyncio.run(train(changed(TrainConfig(), **settings)))
+    assert seen == ["begun", "prompts"]
