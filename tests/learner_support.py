@@ -217,3 +217,21 @@ def largest_difference(left: dict[str, Any], right: dict[str, Any]) -> float:
     assert left.keys() == right.keys()
     assert left
     return max(float((left[name] - right[name]).detach().abs().max()) for name in left)
+
+
+def write_shifted(folder: Path) -> str:
+    """Write the bundled model with every weight moved, and its tokenizer: a teacher, or a reference."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from agentrl.assets import tiny_model_path
+    from agentrl.core.tokenizers import load_tokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.float32)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.02 * torch.randn_like(weight)
+    model.save_pretrained(folder)
+    load_tokenizer(str(tiny_model_path())).save_pretrained(folder)
+    return str(folder)

@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file
-from transformers import AutoModelForCausalLM
 
-from agentrl.assets import tiny_model_path
-from agentrl.core.tokenizers import load_tokenizer
 from agentrl.tune import tune
 from tests.e2e.runs import ROOT, command
+from tests.learner_support import write_shifted
 
 DATA = ROOT / "examples" / "tune"
 METHODS = [("sft", "chats"), ("dpo", "pairs"), ("reward-model", "helpful"), ("distill", "chats")]
@@ -32,15 +29,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The bundled model with other weights."""
-    path = str(tmp_path_factory.mktemp("teacher"))
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.float32)
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += 0.02 * torch.randn_like(weight)
-    model.save_pretrained(path)
-    load_tokenizer(str(tiny_model_path())).save_pretrained(path)
-    return path
+    return write_shifted(tmp_path_factory.mktemp("teacher"))
 
 
 @pytest.mark.parametrize(("method", "data"), METHODS, ids=[method for method, _ in METHODS])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.learner_support import write_model
+from tests.learner_support import write_experts, write_model
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +15,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def untied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(write_model(tmp_path_factory.mktemp("untied"), tied=False))
+
+
+@pytest.fixture(scope="session")
+def experts_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_experts(tmp_path_factory.mktemp("experts"), norm_topk_prob=True)

@@ -34,14 +34,14 @@ GROUPS = with_experts(PLAIN, layers=2, experts=4)
 REPLAY = {"router_replay": True}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_experts(tmp_path_factory.mktemp("experts"), norm_topk_prob=True)
+@pytest.fixture
+def model(experts_model: str) -> str:
+    return experts_model
 
 
 @pytest.fixture(scope="module")
-def expected(model: str) -> dict[str, Tensor]:
-    return plain_gradients(model, groups=GROUPS, prepare=force)
+def expected(experts_model: str) -> dict[str, Tensor]:
+    return plain_gradients(experts_model, groups=GROUPS, prepare=force)
 
 
 def force(model: Any, row: Row) -> None:

@@ -26,15 +26,9 @@ from tests.learner_support import (
     make_groups,
     make_settings,
     with_experts,
-    write_experts,
 )
 
 GROUPS = make_groups(4, 3, seed=2)
-
-
-@pytest.fixture(scope="module")
-def experts_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_experts(tmp_path_factory.mktemp("experts"), norm_topk_prob=True)
 
 
 def started(model: str, **changes: Any) -> LearnerRank:

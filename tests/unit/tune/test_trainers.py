@@ -19,6 +19,7 @@ from agentrl.tune.encode import Row
 from agentrl.tune.load import load_given
 from agentrl.tune.methods import METHODS
 from agentrl.tune.prepare import prepare
+from tests.learner_support import write_shifted
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
 ROWS = 6
@@ -27,15 +28,7 @@ ROWS = 6
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model that differs from the bundled one in every weight: reference and teacher."""
-    path = tmp_path_factory.mktemp("other")
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.float32)
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += 0.02 * torch.randn_like(weight)
-    model.save_pretrained(path)
-    load_tokenizer(str(tiny_model_path())).save_pretrained(path)
-    return str(path)
+    return write_shifted(tmp_path_factory.mktemp("other"))
 
 
 def built(command: str, data: str, folder: Path, **settings: Any) -> tuple[Any, list[Row], dict[str, Any]]:
