@@ -13,16 +13,19 @@ import queue
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from agentrl.certify.before import NOISE
 from agentrl.certify.results import Certificate, Verdict
 
 LIMIT_S, LIMIT_CPU_S, LIMIT_BYTES = 240.0, 60, 8 << 30
 PAGE = Path("docs/models.md")
+LARGE = Path("tests/model_configs")
 FOUND = Path("build/certified.json")
 COLUMNS = {
     "eager": "eager, padded",
@@ -52,6 +55,14 @@ Kernels for GPUs were not run.
 
 *engine* is `--engine transformers`, which compares log-probabilities of what it samples.
 *shared* are rows that share a prompt.
+*vLLM* says whether vLLM {vllm} has the family's class; `agentrl certify --vllm` compares what it computes.
+[Chat templates](chat_templates.md) belong to a tokenizer and not to a family; `agentrl certify DIRECTORY` compares them.
+"""
+CONFIGURATIONS = """
+## Configurations of large models
+
+Twins of these configurations, on two cores.
+
 """
 
 
@@ -71,18 +82,35 @@ def families() -> list[str]:
     return sorted(found.values())
 
 
-def _certify(name: str, answers: Any) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_CPU_S, LIMIT_CPU_S))
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+def in_vllm() -> set[str]:
+    """Return the names of the classes of models that vLLM has."""
+    from vllm import ModelRegistry
+
+    return set(ModelRegistry.get_supported_archs())
+
+
+def _configuration(name: str) -> Any:
+    """Return the configuration of a file, or the default one of a family with noise where it has none."""
     from transformers import CONFIG_MAPPING
 
-    from agentrl.certify.run import certify
+    from agentrl.certify.configs import read_config
 
+    if name.endswith(".json"):
+        return read_config(LARGE / name)
     config = CONFIG_MAPPING[name]().get_text_config()
     for field, value in config.to_dict().items():
         if isinstance(value, float) and value == 0.0 and any(part in field for part in NOISE):
             setattr(config, field, 0.1)
+    return config
+
+
+def _certify(name: str, answers: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_CPU_S, LIMIT_CPU_S))
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    from agentrl.certify.run import certify
+
+    config = _configuration(name)
     try:
         answers.put(certify(name, config).to_dict())
     except Exception as error:
@@ -106,32 +134,44 @@ def certified(name: str) -> dict[str, Any]:
     return found
 
 
-def page(found: Sequence[dict[str, Any]], missing: int) -> str:
-    """Return docs/models.md; `missing` families are not among those that were certified."""
-    lines = [INTRO.format(transformers=version("transformers"), torch=version("torch").partition("+")[0])]
+def page(found: Sequence[dict[str, Any]], missing: int, vllm: Callable[[str], bool]) -> str:
+    """Return docs/models.md; `missing` families are not among those that were certified, and `vllm` says which families vLLM has."""
+    import vllm as engine
+
+    versions = {name: version(name).partition("+")[0] for name in ("transformers", "torch")}
+    lines = [INTRO.format(vllm=engine.__version__.partition("+")[0], **versions)]
+    large = [Certificate.from_dict(each) for each in found if each["model"].endswith(".json")]
+    found = [each for each in found if not each["model"].endswith(".json")]
     known = [Certificate.from_dict(each) for each in found if "error" not in each]
     counts = {verdict: sum(each.verdict is verdict for each in known) for verdict in Verdict}
     total = f"{len(found)} families: {counts[Verdict.EXACT]} exact, {counts[Verdict.WRONG]} with something wrong, "
     lines += [f"{total}{len(found) - counts[Verdict.EXACT] - counts[Verdict.WRONG]} that cannot be tried."]
     lines += [f"{missing} further families have not been certified; `make models` certifies all.", ""] if missing else [""]
-    lines += ["| family | verdict | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 2) + "|", *map(_row, known), ""]
+    lines += [_heads("family", "verdict", *COLUMNS, "vLLM")]
+    lines += [_row(each.model_type, each, "has it" if vllm(each.model) else "no") for each in known]
+    lines += [CONFIGURATIONS + _heads("configuration", "verdict", *COLUMNS, "seconds")]
+    lines += [_row(Path(each.model).stem, each, f"{each.seconds:.1f}") for each in large]
     wrong = [(each.model_type, comparison) for each in known for comparison in each.wrong]
-    lines += ["## Wrong", "", "| family | part | difference, nats | reason |", "|---|---|---|---|"]
+    lines += ["", "## Wrong", "", _heads("family", "part", "difference, nats", "reason")] if wrong else []
     lines += [f"| `{name}` | {part.name} | {part.logprob:.1g} | {part.reason} |" for name, part in wrong]
-    lines += ["", "## Cannot be tried", "", "| family | reason |", "|---|---|"]
+    lines += ["", "## Cannot be tried", "", _heads("family", "reason")]
     lines += [f"| `{each['model']}` | {_plain(each['error'])} |" for each in found if "error" in each]
     reasons = {each.model_type: next(part.reason for part in each.comparisons) for each in known if each.verdict is Verdict.UNTRIED}
     lines += [f"| `{name}` | {_plain(reason)} |" for name, reason in reasons.items()]
     return "\n".join(lines) + "\n"
 
 
+def _heads(*columns: str) -> str:
+    return f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|"
+
+
 def _plain(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")[:160]
 
 
-def _row(certificate: Certificate) -> str:
-    cells = (_cell(certificate, name) for name in COLUMNS.values())
-    return f"| `{certificate.model_type}` | {_bold(certificate.verdict)} | {' | '.join(cells)} |"
+def _row(name: str, certificate: Certificate, last: str) -> str:
+    cells = (_cell(certificate, part) for part in COLUMNS.values())
+    return f"| `{name}` | {_bold(certificate.verdict)} | {' | '.join(cells)} | {last} |"
 
 
 def _cell(certificate: Certificate, name: str) -> str:
@@ -154,14 +194,17 @@ def main(names: Sequence[str]) -> None:
     import agentrl.certify.run  # noqa: F401 - once for all processes
 
     kept = {} if not names or not FOUND.is_file() else {each["model"]: each for each in json.loads(FOUND.read_text(encoding="utf-8"))}
-    for name in names or families():
+    for name in names or [*families(), *sorted(file.name for file in LARGE.glob("*.json"))]:
         kept[name] = certified(name)
         sys.stdout.write(f"{name}: {kept[name].get('verdict', kept[name].get('error'))}\n")
         sys.stdout.flush()
         FOUND.parent.mkdir(exist_ok=True)
         FOUND.write_text(json.dumps([kept[key] for key in sorted(kept)], indent=1) + "\n", encoding="utf-8")
-    missing = len(set(families()) - kept.keys())
-    PAGE.write_text(page([kept[key] for key in sorted(kept)], missing), encoding="utf-8")
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    missing, classes = len(set(families()) - kept.keys()), in_vllm()
+    written = page([kept[key] for key in sorted(kept)], missing, lambda name: bool(classes & set(np.atleast_1d(NAMES[name]))))
+    PAGE.write_text(written, encoding="utf-8")
 
 
 if __name__ == "__main__":
