@@ -15,6 +15,8 @@ from functools import partial
 from importlib.metadata import version
 
 from agentrl.core.errors import AgentRLError, ConfigError
+from agentrl.core.exit_codes import INTERRUPTED
+from agentrl.core.interrupts import MESSAGE, raise_on_interrupt
 
 COMMANDS = {
     "train": ("agentrl.cli.train:main", "train a model in an environment"),
@@ -85,9 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, words: list[str]) -> int:
-    """Import and run a subcommand; imports take seconds, in which a person may press Ctrl-C."""
+    """Import and run a subcommand, which catches Ctrl-C itself; the import takes seconds, in which it ends the process."""
     module, _, function = COMMANDS[name][0].partition(":")
-    code: int = getattr(importlib.import_module(module), function)(words)
+    command = getattr(importlib.import_module(module), function)
+    raise_on_interrupt()
+    code: int = command(words)
     return code
 
 
@@ -97,8 +101,8 @@ def guarded(command: Callable[[list[str]], int], words: list[str]) -> int:
     try:
         return command(words)
     except KeyboardInterrupt:
-        sys.stderr.write("\nagentrl: interrupted\n")
-        return 130
+        sys.stderr.write(MESSAGE)
+        return INTERRUPTED
     except BrokenPipeError:  # `agentrl inspect RUN | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -133,7 +137,3 @@ def usage() -> str:
     rows = "\n".join(f"  agentrl {name:<{width}} {what}" for name, (_, what) in COMMANDS.items())
     more = "`agentrl COMMAND --help` lists a command's settings;\n`agentrl --completion` prints a script for completion in bash."
     return f"agentrl: reinforcement learning for language-model agents\n\n{rows}\n\n{more}\n"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
