@@ -25,6 +25,8 @@ REWARD_RANGE = (-10.0, 10.0)
 CONSTANTS_S = 10.0
 SEARCH_EPISODES, SEARCH_TURNS, SEARCH_S = 400, 4, 10.0
 FLAT_SHARE = 0.9
+LEAST_GROUPS = 4
+"""Tasks from which a share of all tasks is judged."""
 SAME = 1e-9
 DEALS = 99
 
@@ -64,8 +66,8 @@ def _judge(context: Context, everything: Sequence[CheckedEpisode]) -> None:
         rule = "reward-unseen" if blind else "reward-constant"
         rewards = (f"{f'{agent} ' * bool(agent)}{reward:g}" for agent, reward in everything[0].rewards.items())
         context.found(rule, "step", f"{', '.join(rewards)} in each of {len(everything)} episodes")
-    elif (flat := _flat_share(context)) >= FLAT_SHARE:
-        context.found("flat-groups", "step", f"{flat:.0%} of {len({played.task.id for played in context.good()})} tasks")
+    elif len(ranges := _ranges(context)) >= LEAST_GROUPS and (flat := _mean([float(one <= SAME) for one in ranges])) >= FLAT_SHARE:
+        context.found("flat-groups", "step", f"{flat:.0%} of {len(ranges)} tasks")
     if everything and not any(played.finished for played in everything):
         turns = max(len(played.turns) for played in everything)
         seen = f"none of {len(everything)} episodes, of {context.settings.rollout.max_turns} to {turns} turns, was terminated"
@@ -204,13 +206,13 @@ async def _explore(context: Context, task: Task, prefix: list[str], words: Seque
     return await context.player.play(task, TextPolicy("search", act), index=number, max_turns=turns)
 
 
-def _flat_share(context: Context) -> float:
-    """Share of the tasks in which the random policies all earned the same."""
+def _ranges(context: Context) -> list[float]:
+    """Return for each task that random policies played more than once how far their rewards are apart."""
     groups: dict[str, list[CheckedEpisode]] = {}
     for played in context.good():
         if played.policy.startswith("random") or played.policy in ("empty", "copy"):
             groups.setdefault(played.task.id, []).append(played)
-    return _mean([float(_range(group) <= SAME) for group in groups.values()])
+    return [_range(group) for group in groups.values() if len(group) > 1]
 
 
 class Played(Protocol):

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from agentrl.core.errors import AgentRLError, ConfigError
 from agentrl.core.exit_codes import INTERRUPTED
 from agentrl.core.interrupts import MESSAGE, raise_on_interrupt
+from agentrl.core.streams import open_stream
 
 COMMANDS = {
     "train": ("agentrl.cli.train:main", "train a model in an environment"),
@@ -69,6 +70,10 @@ complete -o default -F _agentrl agentrl
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; `argv` are the words after the program's name, by default those of the command line."""
+    try:
+        _open_streams()
+    except ConfigError as error:
+        return report(error)
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(usage())
@@ -84,6 +89,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         meant = f"Did you mean `agentrl {near[0]}`? " if near else ""
         return report(ConfigError("command", words[0], "is not a command", f"{meant}Commands: {', '.join(COMMANDS)}."))
     return guarded(partial(_run, words[0]), words[1:])
+
+
+def _open_streams() -> None:
+    """Put the null device where standard input or error was closed: a file opened later would get its number, and be written to.
+
+    Raises:
+        ConfigError: If standard output is closed.
+    """
+    for name in ("stdin", "stderr"):
+        if getattr(sys, name) is None:
+            open_stream(name, os.open(os.devnull, os.O_RDWR))
+    if sys.stdout is None:
+        raise ConfigError("standard output", "closed", "has no place for what the command writes", "Redirect it instead: > /dev/null.")
 
 
 def _run(name: str, words: list[str]) -> int:
