@@ -187,6 +187,7 @@ def test_a_share_of_few_tasks_is_no_finding() -> None:
 
 def test_an_episode_that_never_ends_is_an_error() -> None:
     assert ids(checked(spec("bad_learning:NeverEnds"), budget_s=10.0), Severity.ERROR) == {"never-ends"}
+    assert ids(checked(spec("bad_learning:HasALimit"), budget_s=10.0), Severity.ERROR) == set()
 
 
 def test_a_note_on_rewards_above_one_without_a_score() -> None:
