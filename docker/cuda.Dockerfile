@@ -11,8 +11,9 @@ ENV PATH=/opt/venv/bin:$PATH
 RUN python3 -m venv /opt/venv
 
 WORKDIR /opt/agentrl
-COPY requirements/gpu.txt requirements/gpu.txt
-RUN pip install --no-cache-dir -r requirements/gpu.txt
+COPY requirements/build.txt requirements/gpu.txt requirements/
+RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements/build.txt \
+    && pip install --no-cache-dir --no-deps --require-hashes --no-build-isolation -r requirements/gpu.txt
 
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . \

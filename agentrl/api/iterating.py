@@ -215,7 +215,7 @@ class _Round:
             shutil.rmtree(self.folder / "eval", ignore_errors=True)  # an evaluation begins anew
         command = method or phase
         self.console.print(Text(f"\n{phase}: agentrl {command}", style="bold cyan"), soft_wrap=True)
-        code = _run([sys.executable, "-m", "agentrl.cli.main", command, *words])
+        code = _run([sys.executable, "-m", "agentrl", command, *words])
         if code == INTERRUPTED or code == -signal.SIGINT:
             raise KeyboardInterrupt
         if code not in (0, INCOMPLETE) or not done.exists():

@@ -25,6 +25,8 @@ REWARD_RANGE = (-10.0, 10.0)
 CONSTANTS_S = 10.0
 SEARCH_EPISODES, SEARCH_TURNS, SEARCH_S = 400, 4, 10.0
 FLAT_SHARE = 0.9
+LEAST_EPISODES, LEAST_GROUPS = 8, 4
+"""Episodes, and tasks, from which all of them are judged."""
 SAME = 1e-9
 DEALS = 99
 
@@ -37,7 +39,7 @@ async def check_learning(context: Context) -> None:
     else:
         await _try_constants(context)
         everything = [*context.good(), *context.searched]
-        if _range(everything) <= SAME or not any(played.finished for played in everything):
+        if _range(everything) <= SAME or not any(played.over for played in everything):
             await _search(context)
             everything = [*context.good(), *context.searched]
         _judge(context, everything)
@@ -59,16 +61,16 @@ def _in_the_way(context: Context) -> str:
 
 
 def _judge(context: Context, everything: Sequence[CheckedEpisode]) -> None:
-    if len(everything) > 1 and _range(everything) <= SAME:
+    if len(everything) >= LEAST_EPISODES and _range(everything) <= SAME:
         blind = not words_of(context.cls) and all(task.label is None for task in context.tasks)
         rule = "reward-unseen" if blind else "reward-constant"
         rewards = (f"{f'{agent} ' * bool(agent)}{reward:g}" for agent, reward in everything[0].rewards.items())
         context.found(rule, "step", f"{', '.join(rewards)} in each of {len(everything)} episodes")
-    elif (flat := _flat_share(context)) >= FLAT_SHARE:
-        context.found("flat-groups", "step", f"{flat:.0%} of {len({played.task.id for played in context.good()})} tasks")
-    if everything and not any(played.finished for played in everything):
+    elif len(ranges := _ranges(context)) >= LEAST_GROUPS and (flat := _mean([float(one <= SAME) for one in ranges])) >= FLAT_SHARE:
+        context.found("flat-groups", "step", f"{flat:.0%} of {len(ranges)} tasks")
+    if everything and not any(played.over for played in everything):
         turns = max(len(played.turns) for played in everything)
-        seen = f"none of {len(everything)} episodes, of {context.settings.rollout.max_turns} to {turns} turns, was terminated"
+        seen = f"none of {len(everything)} episodes, of {context.settings.rollout.max_turns} to {turns} turns, came to an end"
         context.found("never-ends", "step", seen)
     earned = [(reward, played) for played in everything for reward in played.rewards.values()]
     if not earned:
@@ -189,7 +191,7 @@ async def _search(context: Context) -> None:
             if turn.text and not turn.result.terminated and turn.text not in visited:
                 visited[turn.text] = (0, played.actions[: turn_number + 1])
         everything = [*context.good(), *context.searched]
-        if any(episode.finished for episode in everything) and _range(everything) > SAME:
+        if any(episode.over for episode in everything) and _range(everything) > SAME:
             return
 
 
@@ -204,13 +206,13 @@ async def _explore(context: Context, task: Task, prefix: list[str], words: Seque
     return await context.player.play(task, TextPolicy("search", act), index=number, max_turns=turns)
 
 
-def _flat_share(context: Context) -> float:
-    """Share of the tasks in which the random policies all earned the same."""
+def _ranges(context: Context) -> list[float]:
+    """Return for each task that random policies played more than once how far their rewards are apart."""
     groups: dict[str, list[CheckedEpisode]] = {}
     for played in context.good():
         if played.policy.startswith("random") or played.policy in ("empty", "copy"):
             groups.setdefault(played.task.id, []).append(played)
-    return _mean([float(_range(group) <= SAME) for group in groups.values()])
+    return [_range(group) for group in groups.values() if len(group) > 1]
 
 
 class Played(Protocol):

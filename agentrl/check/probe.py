@@ -12,7 +12,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from agentrl.check.findings import Report
+from agentrl.core.streams import STREAMS, closed_streams, open_stream
 from agentrl.env.agent import AgentClass, AgentInstance
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGCHLD", "SIGUSR1") if hasattr(signal, name))
@@ -35,6 +36,7 @@ class _Shared:
     cwd: str
     environ: dict[str, str]
     handlers: dict[int, Any]
+    closed: tuple[str, ...]  # standard streams
 
     def signals_replaced(self, before: _Shared) -> str:
         """Names of the signals whose handlers are others than before."""
@@ -47,7 +49,7 @@ def shared_state() -> _Shared:
         cwd = os.getcwd()
     except OSError:
         cwd = ""
-    return _Shared(cwd, dict(os.environ), {number: signal.getsignal(number) for number in SIGNALS})
+    return _Shared(cwd, dict(os.environ), {number: signal.getsignal(number) for number in SIGNALS}, closed_streams())
 
 
 class Effects:
@@ -57,6 +59,7 @@ class Effects:
         self._report, self._where = report, where
         self._first = shared_state()
         self._once: set[str] = set()
+        self._streams = {name: os.dup(number) for name, number in STREAMS.items()}
 
     def compare(self, before: _Shared, method: str) -> None:
         """Report what differs from `before`."""
@@ -71,6 +74,14 @@ class Effects:
         if names := after.signals_replaced(before):
             self._report.add("changes-signals", where, f"{method} replaced the handler of {names}")
             self.restore_signals()
+        if closed := [name for name in after.closed if name not in before.closed]:
+            self._report.add("closes-streams", where, f"{method} closed {' and '.join(f'sys.{name}' for name in closed)}")
+            self._restore_streams(closed)
+
+    def _restore_streams(self, names: Sequence[str]) -> None:
+        """Open closed standard streams again, which the check itself needs."""
+        for name in names:
+            open_stream(name, self._streams[name])
 
     def _compare_environ(self, before: dict[str, str], after: dict[str, str], method: str) -> None:
         """A variable that is set once, as some modules do when they are imported, is left alone."""
@@ -164,7 +175,8 @@ class UserCall:
     is_async: bool
     tag: str  # the step of the check
     seconds: float = 0.0
-    longest_s: float = 0.0  # for which it held the event loop without a pause
+    longest_s: float = 0.0  # for which it held the event loop without a pause, less the time that the machine gave it no CPU
+    computed_s: float = 0.0  # of this, on a CPU
     done: bool = False
     error: BaseException | None = None
 
@@ -276,6 +288,34 @@ async def _async_call(method: Callable[..., Any], name: str, watch: Watch, *args
         return await _timed(method(*args), watch, call)
 
 
+@dataclass(frozen=True, slots=True)
+class _Clocks:
+    """Times of this thread: one that another process has displaced holds the loop for longer on the wall, and is not to blame."""
+
+    wall_s: float
+    cpu_s: float
+    queued_s: float  # ready to run, and waiting for a CPU
+
+    @classmethod
+    def now(cls) -> _Clocks:
+        return cls(time.perf_counter(), time.thread_time(), _queued_s())
+
+    def held(self) -> tuple[float, float]:
+        """Return seconds since then in which user code computed or waited for something, and those of them on a CPU."""
+        now = _Clocks.now()
+        computed = now.cpu_s - self.cpu_s
+        return max(now.wall_s - self.wall_s - (now.queued_s - self.queued_s), computed), computed
+
+
+def _queued_s() -> float:
+    """Return the seconds that this thread has waited for a CPU, or 0.0 where the kernel does not tell."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) / 1e9
+    except OSError:
+        return 0.0
+
+
 @types.coroutine
 def _timed(awaitable: Awaitable[Any], watch: Watch, call: UserCall) -> Generator[Any, Any, Any]:
     """Await, and measure how long each stretch between two suspensions holds the event loop."""
@@ -284,14 +324,14 @@ def _timed(awaitable: Awaitable[Any], watch: Watch, call: UserCall) -> Generator
     value, error = None, None
     try:
         while True:
-            resumed = time.perf_counter()
+            resumed = _Clocks.now()
             with watch.holding(call.method):
                 try:
                     waits_for = inner.send(value) if error is None else inner.throw(error)
                 except StopIteration as stop:
                     return stop.value
                 finally:
-                    call.longest_s = max(call.longest_s, time.perf_counter() - resumed)
+                    call.longest_s, call.computed_s = max((call.longest_s, call.computed_s), resumed.held())
             try:
                 value, error = (yield waits_for), None
             except BaseException as raised:

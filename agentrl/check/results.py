@@ -28,6 +28,8 @@ _FIELDS = {
     "sampling": "sampling-invalid",
     "images": "images-type",
 }
+NO_INPUT = ("EOFError: EOF when reading a line", "RuntimeError: input(): lost sys.stdin")
+"""Errors of `input` where nobody answers."""
 _RETURNED = re.compile(r" returned (\w+)")
 
 
@@ -126,6 +128,8 @@ def rule_of(error: EnvError, method: str) -> str:
         return "timeout"
     if isinstance(error, EnvResultError) and "chat template" in text:
         return "template-refuses"
+    if any(words in text for words in NO_INPUT):
+        return "reads-input"
     if method == "solve":
         return "solve-raises"
     if not isinstance(error, EnvResultError):

@@ -48,10 +48,12 @@ def _row(method: str, calls: Sequence[UserCall]) -> dict[str, Any]:
 def _blocked(context: Context, calls: Sequence[UserCall]) -> bool:
     """Once may be the machine's fault, or an import; so it takes several times."""
     for method in ("reset", "step", "close"):
-        held = [call.longest_s for call in calls if call.method == method and call.is_async and call.tag != "long"]
-        over = [seconds for seconds in held if seconds > HOLD_S]
+        held = [call for call in calls if call.method == method and call.is_async and call.tag != "long"]
+        over = [call for call in held if call.longest_s > HOLD_S]
         if len(over) >= HOLDS and len(over) >= HOLD_SHARE * len(held):
-            seen = f"{len(over)} of {len(held)} calls held it for more than {HOLD_S:g} s, typically {percentile(over, 0.5):.2f} s"
+            typical, computed = (percentile([getattr(call, name) for call in over], 0.5) for name in ("longest_s", "computed_s"))
+            times = f"typically {typical:.2f} s, {computed:.2f} s of which it computed"
+            seen = f"{len(over)} of {len(held)} calls held it for more than {HOLD_S:g} s, {times}"
             context.found("blocks-loop", method, seen)
             return True
     return False

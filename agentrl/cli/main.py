@@ -15,6 +15,9 @@ from functools import partial
 from importlib.metadata import version
 
 from agentrl.core.errors import AgentRLError, ConfigError
+from agentrl.core.exit_codes import INTERRUPTED
+from agentrl.core.interrupts import MESSAGE, raise_on_interrupt
+from agentrl.core.streams import open_stream
 
 COMMANDS = {
     "train": ("agentrl.cli.train:main", "train a model in an environment"),
@@ -67,6 +70,10 @@ complete -o default -F _agentrl agentrl
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; `argv` are the words after the program's name, by default those of the command line."""
+    try:
+        _open_streams()
+    except ConfigError as error:
+        return report(error)
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(usage())
@@ -84,10 +91,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(partial(_run, words[0]), words[1:])
 
 
+def _open_streams() -> None:
+    """Put the null device where standard input or error was closed: a file opened later would get its number, and be written to.
+
+    Raises:
+        ConfigError: If standard output is closed.
+    """
+    for name in ("stdin", "stderr"):
+        if getattr(sys, name) is None:
+            open_stream(name, os.open(os.devnull, os.O_RDWR))
+    if sys.stdout is None:
+        raise ConfigError("standard output", "closed", "has no place for what the command writes", "Redirect it instead: > /dev/null.")
+
+
 def _run(name: str, words: list[str]) -> int:
-    """Import and run a subcommand; imports take seconds, in which a person may press Ctrl-C."""
+    """Import and run a subcommand, which catches Ctrl-C itself; the import takes seconds, in which it ends the process."""
     module, _, function = COMMANDS[name][0].partition(":")
-    code: int = getattr(importlib.import_module(module), function)(words)
+    command = getattr(importlib.import_module(module), function)
+    raise_on_interrupt()
+    code: int = command(words)
     return code
 
 
@@ -97,8 +119,8 @@ def guarded(command: Callable[[list[str]], int], words: list[str]) -> int:
     try:
         return command(words)
     except KeyboardInterrupt:
-        sys.stderr.write("\nagentrl: interrupted\n")
-        return 130
+        sys.stderr.write(MESSAGE)
+        return INTERRUPTED
     except BrokenPipeError:  # `agentrl inspect RUN | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -133,7 +155,3 @@ def usage() -> str:
     rows = "\n".join(f"  agentrl {name:<{width}} {what}" for name, (_, what) in COMMANDS.items())
     more = "`agentrl COMMAND --help` lists a command's settings;\n`agentrl --completion` prints a script for completion in bash."
     return f"agentrl: reinforcement learning for language-model agents\n\n{rows}\n\n{more}\n"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,6 +26,8 @@ FORM = "Write file.py:name."
 FOLDER = "plugins"
 """Folder of a run directory that holds a copy of each plug-in's file."""
 
+PACKAGE = Path(__file__).parents[1]
+
 _imported: dict[Path, tuple[bytes, ModuleType]] = {}
 """Files of plug-ins that this process has imported, with their text; two plug-ins of one file share its module."""
 
@@ -160,9 +162,9 @@ def named_errors(flag: str, spec: str, error: type[ConfigError] = ConfigError) -
 
 
 def last_user_frame(error: BaseException, file: str = "") -> str:
-    """Return file and line of the innermost frame of an exception, in `file` if there is one, and else outside the import system."""
+    """Return file and line of the innermost frame of an exception, in `file` if there is one, else outside agentrl and importlib."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+    own = [frame for frame in frames if "importlib" not in frame.filename and PACKAGE not in Path(frame.filename).parents]
     inside = [frame for frame in own if frame.filename == file]
     frame = (inside or own or list(frames))[-1]
     return f"{frame.filename}, line {frame.lineno}"

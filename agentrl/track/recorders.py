@@ -125,5 +125,5 @@ def _version() -> str:
 
 
 def _program(path: Path) -> str:
-    """The name by which a person starts the program; ``python -m agentrl.cli.main`` is ``agentrl``."""
-    return "agentrl" if path.parts[-3:] == ("agentrl", "cli", "main.py") else path.name
+    """The name by which a person starts the program; ``python -m agentrl`` is ``agentrl``."""
+    return "agentrl" if path.parts[-2:] == ("agentrl", "__main__.py") else path.name

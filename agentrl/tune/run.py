@@ -84,7 +84,7 @@ def _run_ranks(method: Method, config: TuneConfig) -> TuneResult:
     read_examples(config, method.form)
     check_models(config)
     path = open_directory(method, config).path
-    words = [sys.executable, "-m", "agentrl.cli.main", method.command, "--config", str(path / "config.json"), "--run-dir", str(path)]
+    words = [sys.executable, "-m", "agentrl", method.command, "--config", str(path / "config.json"), "--run-dir", str(path)]
     words += ["--resume", config.run.resume] if config.run.resume else []
     words += ["--debug"] if config.run.debug else []
     code = launch.run_ranks(words, config.run.num_ranks)

@@ -74,7 +74,7 @@ class Follower:
 @contextmanager
 def followed(folder: Path, run: str) -> Iterator[Follower]:
     """A server on a folder, and a follower of one of its runs."""
-    words = [sys.executable, "-m", "agentrl.cli.main", "view", str(folder), "--no-browser"]
+    words = [sys.executable, "-m", "agentrl", "view", str(folder), "--no-browser"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         follower = Follower(server.stdout.readline().strip(), run)

@@ -88,7 +88,7 @@ def page_cost(folder: Path) -> tuple[float, float]:
     made = MadeRun(folder / "run", num_steps=1000)
     for step in range(1, 20):
         made.step(step, [made.group(step, members=MEMBERS, turns=TURNS, tokens=TOKENS) for _ in range(4)], annotated=False)
-    words = [sys.executable, "-m", "agentrl.cli.main", "view", str(folder), "--no-browser"]
+    words = [sys.executable, "-m", "agentrl", "view", str(folder), "--no-browser"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         client = httpx.Client(base_url=server.stdout.readline().strip(), timeout=30)

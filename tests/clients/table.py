@@ -47,7 +47,7 @@ class Client:
     def version(self) -> str:
         if self.package == "pi":
             return PI[1] if PI else ""
-        return dict(line.split("==") for line in PINNED.read_text().splitlines() if "==" in line)[self.package]
+        return dict(re.findall(r"^([\w.-]+)==(\S+)", PINNED.read_text(), re.MULTILINE))[self.package]
 
     @property
     def row(self) -> str:

@@ -38,7 +38,7 @@ class Run:
 
 
 def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "agentrl.cli.main", *args]
+    return [sys.executable, "-m", "agentrl", *args]
 
 
 def start(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:

@@ -51,6 +51,11 @@ def test_an_environment_may_change_the_working_directory(folder: Path, capsys: p
     words = ["eval", "wanderer.py", "--model", "runs/x/model", *ENGINE, "--eval-size", "2", "--eval-samples", "1", "--output", "measured"]
     assert main(words) == 0, capsys.readouterr().err
     assert (folder / "measured" / "eval.json").is_file()
+    os.chdir(folder)
+    for more in (["--dry-run"], []):
+        assert main(["train", "--resume", "runs/x", "--num-steps", "3", "--groups-per-step", "5", *more]) == 2
+        told = "agentrl: --resume = 'runs/x': cannot go on, because it would be another run with --groups-per-step (was 1, now 5)"
+        assert told in capsys.readouterr().err
 
 
 def test_who_comes_second_is_told_who_was_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,9 +67,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def served(large: Path) -> Iterator[tuple[httpx.Client, psutil.Process]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "agentrl.cli.main", "view", str(large), "--no-browser"], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-m", "agentrl", "view", str(large), "--no-browser"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         with httpx.Client(base_url=process.stdout.readline().strip(), timeout=60) as client:

@@ -26,7 +26,7 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled
 def started(folder: Path, *words: str, env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """``agentrl train`` in another folder than that of the project; killed at the end if it still runs."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-    command = [sys.executable, "-m", "agentrl.cli.main", "train", *words]
+    command = [sys.executable, "-m", "agentrl", "train", *words]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, cwd=folder, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     with process, killed_at_the_end(process):

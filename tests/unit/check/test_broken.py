@@ -87,6 +87,9 @@ DEFECTS = {
     "bad_subtle:NumberNeverEqualsText": "solve-fails",
     "bad_subtle:SolveRaises": "solve-raises",
     "bad_import_thread:Sums": "import-effects",
+    "bad_effects:ClosesOutput": "closes-streams",
+    "bad_effects:ClosesInput": "closes-streams",
+    "bad_effects:ReadsInput": "reads-input",
 }
 SECOND = {
     "bad_subtle:TasksFromSet": "tasks-unstable",
@@ -173,6 +176,18 @@ def test_a_step_that_is_too_slow_for_so_many_episodes() -> None:
 def test_notes_on_what_cannot_be_learned_from_chance() -> None:
     assert ids(checked(spec("bad_learning:NoLabels")), Severity.NOTE) == {"reward-unseen"}
     assert ids(checked(str(ENVS / "calculator.py")), Severity.NOTE) == {"flat-groups"}
+
+
+def test_a_share_of_few_tasks_is_no_finding() -> None:
+    report = checked(str(ENVS / "calculator.py"), episodes=1)
+    assert "flat-groups" not in ids(report, Severity.NOTE)
+    seen = next(finding.seen for finding in checked(str(ENVS / "calculator.py")).findings if finding.id == "flat-groups")
+    assert seen == "100% of 4 tasks"
+
+
+def test_an_episode_that_never_ends_is_an_error() -> None:
+    assert ids(checked(spec("bad_learning:NeverEnds"), budget_s=10.0), Severity.ERROR) == {"never-ends"}
+    assert ids(checked(spec("bad_learning:HasALimit"), budget_s=10.0), Severity.ERROR) == set()
 
 
 def test_a_note_on_rewards_above_one_without_a_score() -> None:

@@ -14,7 +14,7 @@ HEAVY = ("torch", "vllm", "ray", "deepspeed")
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentrl.cli.main", "check", *words]
+    command = [sys.executable, "-m", "agentrl", "check", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from agentrl.api import checking
 from agentrl.check.findings import NO_TIME, Report
 from agentrl.check.report import print_report
 from agentrl.cli.main import main
+from tests.unit.check.support import checked
 
 
 def last_line(report: Report) -> str:
@@ -41,3 +43,25 @@ def test_a_check_without_an_episode_does_not_say_that_there_are_no_errors() -> N
     line = last_line(Report(policies=[policy(0)]))
     assert line.startswith("no episode was played")
     assert "0 errors" not in line
+
+
+SLOW_LIST = """
+import time
+import agentrl
+
+class Listed(agentrl.BlackBoxAgent):
+    @classmethod
+    def tasks(cls):
+        time.sleep(1.5)
+        return [agentrl.Task("Say cat.", label="cat")]
+
+    async def run(self, task, llm):
+        return 1.0
+"""
+
+
+def test_a_list_of_tasks_that_takes_all_the_time_leaves_the_check_incomplete(tmp_path: Path) -> None:
+    (tmp_path / "listed.py").write_text(SLOW_LIST)
+    report = checked(str(tmp_path / "listed.py"), budget_s=1.0)
+    assert (report.num_episodes, report.out_of_time) == (0, True)
+    assert last_line(report).startswith("incomplete, --budget-s was over: no episode was played")

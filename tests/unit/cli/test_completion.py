@@ -27,7 +27,7 @@ def test_bash_completes_commands_and_their_flags(tmp_path: Path, capsys: pytest.
     script = capsys.readouterr().out
     assert all(name in script for name in COMMANDS)
     program = tmp_path / "agentrl"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m agentrl.cli.main "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m agentrl "$@"\n')
     program.chmod(0o755)
     path = {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": ":".join(filter(None, sys.path))}
     done = subprocess.run(["bash", "-c", script + TRY], capture_output=True, text=True, timeout=100, env=path, check=True)

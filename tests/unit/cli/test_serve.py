@@ -148,7 +148,7 @@ def test_the_summary_names_reasons() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_command() -> None:
-    words = [sys.executable, "-m", "agentrl.cli.main", "serve", "tiny", "--engine", "none"]
+    words = [sys.executable, "-m", "agentrl", "serve", "tiny", "--engine", "none"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert READY.fullmatch(process.stdout.readline().rstrip("\n"))

@@ -71,7 +71,7 @@ def test_python_files_docs_and_resumption_have_it(package: Path) -> None:
 
 
 def test_the_command_line_has_it(package: Path) -> None:
-    command = ("-m", "agentrl.cli.main", "train")
+    command = ("-m", "agentrl", "train")
     assert "--made-up N" in run(package, *command, "--help", "flow").stdout
     dry = run(package, *command, "envs/calculator.py", "--fictional", "7", "--dry-run")
     assert json.loads(dry.stdout)["flow"]["made_up"] == 7

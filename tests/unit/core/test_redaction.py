@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from agentrl.config.mapping import differences, to_json
 from agentrl.config.sections import settings_of
 from agentrl.core.errors import ConfigError, RemoteError
 from agentrl.core.redaction import COLUMNS, redacted, redacted_words
+from agentrl.inspect.reader import RunReader
+from agentrl.track.recorders import launch
 from agentrl.tune.load import TuneCommand
 from agentrl.tune.methods import METHODS
 
@@ -73,6 +76,18 @@ def test_a_run_directory_holds_none_and_its_settings_are_given_again(tmp_path: P
         load(TRAIN, ["--config", str(saved)])
     assert load(TRAIN, ["--config", str(saved), *words]).run.agent == config.run.agent
     assert not differences(json.loads(saved.read_text()), config), "a run that is resumed with the same words is the same run"
+
+
+def test_the_record_of_a_launch_and_the_viewer_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["agentrl", "train", "--judge-api-key", "s3cret", "--remote-rm-url", "http://me:s3cret@host/rm"])
+    assert launch()["command"] == "agentrl train --judge-api-key '***' --remote-rm-url 'http://***@host/rm'"
+    older = {"command": "agentrl train --judge-api-key s3cret", "pid": 1}
+    (tmp_path / "launches.jsonl").write_text(json.dumps(older) + "\n")
+    (tmp_path / "config.json").write_text(json.dumps({"run": {"agent": "http://me:s3cret@host/rm"}}))
+    (tmp_path / "metrics.jsonl").write_text("")
+    reader = RunReader(tmp_path)
+    shown = json.dumps([reader.launches, reader.directory.settings])
+    assert ("s3cret" not in shown, shown.count("***")) == (True, 2)
 
 
 def test_the_browser_gets_the_key_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import agentrl.cli.main
+import agentrl
 from agentrl.track.recorders import launch
 
 
@@ -16,5 +16,5 @@ def test_the_command_is_what_a_person_typed(program: str, said: str, monkeypatch
 
 
 def test_the_module_is_called_by_the_name_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [str(Path(agentrl.cli.main.__file__)), "train"])
+    monkeypatch.setattr(sys, "argv", [str(Path(agentrl.__file__).with_name("__main__.py")), "train"])
     assert launch()["command"] == "agentrl train"

@@ -131,7 +131,7 @@ def test_new_steps_of_a_run_are_seen(page, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_prints_one_address_and_ends_by_a_signal(tmp_path, number):
     small_run(tmp_path / "small")
-    words = [sys.executable, "-m", "agentrl.cli.main", "view", str(tmp_path / "small"), "--no-browser"]
+    words = [sys.executable, "-m", "agentrl", "view", str(tmp_path / "small"), "--no-browser"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     address = process.stdout.readline().strip()

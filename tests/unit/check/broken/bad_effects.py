@@ -31,6 +31,23 @@ class Prints(Sums):
         return super().step(state)
 
 
+class ClosesOutput(Sums):
+    def step(self, state):
+        sys.stdout.close()
+        return super().step(state)
+
+
+class ClosesInput(Sums):
+    def close(self):
+        os.close(0)
+
+
+class ReadsInput(Sums):
+    def step(self, state):
+        input("Go on? ")
+        return super().step(state)
+
+
 class ExitsProcess(Sums):
     def step(self, state):
         os._exit(7)

@@ -44,6 +44,13 @@ class NeverEnds(Tries):
         return StepResult(float(state.action_text.strip() == state.label), "Again?")
 
 
+class HasALimit(Tries):
+    """Sound: a limit of its own is an end."""
+
+    def step(self, state):
+        return StepResult(float(state.action_text.strip() == state.label), "Again?", truncated=state.turn == 1)
+
+
 class RewardsThousands(Sums):
     def step(self, state):
         right = state.action_text.strip() == state.label

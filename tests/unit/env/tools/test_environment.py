@@ -128,8 +128,9 @@ def test_a_function_that_cannot_be_a_tool_is_refused_with_its_class(function: An
         type("Bad", (ToolEnv,), {"tools": (function,)})
     path = tmp_path / "bad.py"
     path.write_text("from agentrl import ToolEnv\ndef f(a): ...\nclass Env(ToolEnv):\n    tools = (f,)\n")
-    with pytest.raises(EnvLoadError, match="tool f: parameter a needs a type hint"):
+    with pytest.raises(EnvLoadError, match="tool f: parameter a needs a type hint") as caught:
         load_agent(str(path))
+    assert f"such as a: str (bad.py, line 2) ({path}, line 3)" in str(caught.value)
 
 
 class Caller:

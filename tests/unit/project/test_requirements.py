@@ -1,0 +1,73 @@
+"""Packages are installed by their hashes, from files that pin each of them."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.pin_hashes import pins_of, suits, with_hashes
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted((ROOT / "requirements").glob("*.txt"))
+ENTRY = re.compile(r"[\w.-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+\n")
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_each_package_is_pinned_with_hashes(path: Path) -> None:
+    text = re.sub(r"^(#.*)?\n", "", path.read_text(), flags=re.MULTILINE)
+    assert text
+    assert ENTRY.sub("", text) == ""
+
+
+def test_every_installation_from_an_index_asks_for_hashes() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    lines = [line for line in makefile.splitlines() if " -r requirements/" in line]
+    assert len(lines) > 8
+    assert all("$(PINNED)" in line for line in lines)
+    assert "PINNED := $(PIP_INSTALL) --require-hashes --no-build-isolation" in makefile
+    images = "".join(path.read_text() for path in (ROOT / "docker").glob("*.Dockerfile"))
+    asked = re.findall(r"pip install .*", images)
+    assert len(asked) == 7
+    assert all(
+        "--require-hashes" in line or line.startswith("pip install --no-cache-dir --no-deps --no-build-isolation . ") for line in asked
+    )
+
+
+def test_what_is_installed_is_what_is_pinned() -> None:
+    pins = dict(
+        re.findall(r"^([\w.-]+)==(\S+)", "".join((ROOT / f"requirements/{name}.txt").read_text() for name in ("torch", "cpu")), re.M)
+    )
+    assert len(pins) > 150
+    assert {name: version(name) for name in pins} == pins
+
+
+@pytest.mark.parametrize(
+    ("wheel", "fits"),
+    [
+        ("a-1-py3-none-any.whl", True),
+        ("a-1-py2.py3-none-any.whl", True),
+        ("a-1-py311-none-any.whl", True),
+        ("a-1%2Bcpu-cp312-cp312-manylinux_2_28_x86_64.whl", True),
+        ("a-1-cp39-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", True),
+        ("a-1-py3-none-manylinux2014_x86_64.whl", True),
+        ("a-1-cp310-cp310-manylinux_2_28_x86_64.whl", False),
+        ("a-1-cp314-cp314t-manylinux_2_28_x86_64.whl", False),
+        ("a-1-cp311-cp311-musllinux_1_2_x86_64.whl", False),
+        ("a-1-cp311-cp311-manylinux_2_28_aarch64.whl", False),
+        ("a-1-cp311-cp311-macosx_11_0_arm64.whl", False),
+    ],
+)
+def test_hashes_are_those_of_wheels_for_this_platform(wheel: str, fits: bool) -> None:
+    assert suits(wheel) is fits
+
+
+def test_hashes_are_written_below_their_package() -> None:
+    text = "# Why.\n\nA.b==1 \\\n    --hash=sha256:old\nc==2\n"
+    pins = pins_of(text)
+    assert pins == ["# Why.", "", "A.b==1", "c==2"]
+    written = with_hashes(pins, {"a-b": ["x", "y"], "c": ["z"]})
+    assert written == "# Why.\n\nA.b==1 \\\n    --hash=sha256:x \\\n    --hash=sha256:y\nc==2 \\\n    --hash=sha256:z\n"
+    assert pins_of(written) == pins
