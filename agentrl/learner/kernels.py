@@ -22,8 +22,8 @@ from agentrl.weights.twin_sizes import VOCABULARY
 EXACT = 1e-4
 """Difference of log-probabilities in float32 that passes for rounding; what leaves a token out or adds one differs by far more."""
 
-PROMPT, SAMPLED = 12, (ROW - 12, 19, 5)
-"""Tokens of the rows that a twin is tried on."""
+PROMPT, SAMPLED = 12, (ROW - 12, 41, 28, 5)
+"""Tokens of the rows that a twin is tried on; some go beyond its windows and have padding behind them."""
 
 MODEL_FAULTS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError)
 """Errors with which a model says that it cannot do something; it has many ways."""

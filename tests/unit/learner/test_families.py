@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 
 from agentrl.config.engine import EngineConfig
 from agentrl.config.schema import ModelConfig
@@ -29,6 +30,7 @@ from agentrl.learner.layout import Layout, one_row_bundles, share_prompts
 from agentrl.learner.learner import LearnerRank
 from agentrl.learner.settings import LearnerSettings
 from agentrl.weights.rope import fix_rope
+from agentrl.weights.twin import build_twin, twin_config
 from tests.learner_support import VOCABULARY, CollectingSender, gradients, make_settings, row_scores, write_tokenizer
 
 NATS = 1e-4
@@ -208,6 +210,13 @@ def test_a_kernel_that_leaves_something_out_is_refused(family: str, kernel: str,
     with pytest.raises(ConfigError, match=reason) as error:
         gradients(settings, groups())
     assert "--attn-implementation" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v32", "glm_moe_dsa", "axk2"])
+def test_layers_that_choose_among_the_padding_are_refused_with_every_kernel(kind: str) -> None:
+    proof = kernels.Proof(build_twin(twin_config(CONFIG_MAPPING[kind]().get_text_config())).eval(), torch.device("cpu"))
+    for kernel in ("eager", "sdpa"):
+        assert "depend on the rows beside it" in proof.problem(KERNELS[kernel])
 
 
 def sampled(path: str) -> tuple[list[int], list[int], Tensor]:
