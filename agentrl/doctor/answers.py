@@ -42,6 +42,8 @@ def holds_label(text: str, label: object) -> bool:
 
 def label_type(evidence: Evidence) -> Verdict | Untested | None:
     """The text of the label is answered and earns nothing, because the label is of another type."""
+    if missing := few(evidence):
+        return missing
     right = [
         episode
         for episode in evidence.episodes
@@ -49,13 +51,11 @@ def label_type(evidence: Evidence) -> Verdict | Untested | None:
         and not isinstance(episode.task.label, str)
         and any(is_label(text, episode.task.label) for text in episode.texts)
     ]
-    if len(right) < MIN_RIGHT:
-        return few(evidence)
     unpaid = [episode for episode in right if evidence.unpaid(episode)]
-    paths = sources(evidence.run)
-    lines = bare_comparisons(paths)
+    files = sources(evidence.run)
+    lines = bare_comparisons(files)
     seen = share(len(unpaid), len(right))
-    if seen.low < MOST or (paths and not lines):
+    if len(right) < MIN_RIGHT or seen.low < MOST or (files and not lines):
         return None
     kind, first = type(unpaid[0].task.label).__name__, unpaid[0]
     return Verdict(

@@ -31,21 +31,21 @@ async def with_replays(examination: Examination, evidence: Evidence, agent: str 
         agent: The environment to replay in; the run's own if empty.
     """
     tried = {"label-type": _text_labels, "format-never-met": _forms}
-    verdicts, untested = list(examination.verdicts), dict(examination.untested)
-    for verdict in examination.verdicts:
+    proven, untested = list(examination.proven), dict(examination.untested)
+    for verdict in examination.proven:
         if verdict.id not in tried:
             continue
         try:
             paid = await _replayed(verdict, evidence, agent, tried[verdict.id])
         except AgentRLError as error:
-            verdicts[verdicts.index(verdict)] = replace(verdict, paid=f"no replay: {error}")
+            proven[proven.index(verdict)] = replace(verdict, paid=f"no replay: {error}")
             continue
         if paid is None:
-            verdicts.remove(verdict)
+            proven.remove(verdict)
             untested[verdict.id] = "refuted: a replay with the change paid no more"
         else:
-            verdicts[verdicts.index(verdict)] = replace(verdict, paid=paid)
-    return examination.concluded(verdicts, untested)
+            proven[proven.index(verdict)] = replace(verdict, paid=paid)
+    return examination.concluded(proven, untested)
 
 
 Trial = Callable[[Replayer, Evidence, Sequence[PlayedEpisode]], Any]

@@ -209,7 +209,7 @@ def _spread(places: Sequence[tuple[int, int]], most: int) -> list[tuple[int, int
 
 
 def _played(record: Mapping[str, Any], text_of: Callable[[Mapping[str, Any], Mapping[str, Any]], str]) -> PlayedEpisode | None:
-    """The episode of a record, with the text of each turn by `text_of`; `None` for one that was cut, lacks something, or is of an agent that is not trained."""
+    """The episode of a record, with texts by `text_of`; `None` if it was cut, lacks something, or is of an agent that is not trained."""
     if record.get("clipped") or record.get("frozen") or not record.get("turns"):
         return None
     try:

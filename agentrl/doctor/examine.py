@@ -35,16 +35,6 @@ HYPOTHESES: Mapping[str, Hypothesis] = {
 NOT_WHILE_RISING = ("policy-broke", "answers-cut", "turns-cut", "too-hard", "too-easy", "no-effect")
 """Causes that a rising reward refutes."""
 
-FLATTEN = ("label-type", "observations-do-not-fit", "answers-cut", "turns-cut", "format-never-met")
-FOLLOW: Mapping[str, tuple[str, ...]] = {
-    "format-never-met": ("label-type",),
-    "too-hard": FLATTEN,
-    "one-answer-wins": ("length-only",),
-    "repetition-wins": ("length-only",),
-    "no-effect": ("all-masked",),
-}
-"""Causes that are consequences, each with those that explain it."""
-
 
 def examine(evidence: Evidence, name: str) -> Examination:
     """Test every hypothesis; `name` is the run's directory as the user named it."""
@@ -59,7 +49,7 @@ def examine(evidence: Evidence, name: str) -> Examination:
         first=first,
         last=last,
     )
-    verdicts: list[Verdict] = []
+    proven: list[Verdict] = []
     untested: dict[str, str] = {}
     for cause in CAUSES:
         if examination.rising and cause in NOT_WHILE_RISING:
@@ -68,7 +58,5 @@ def examine(evidence: Evidence, name: str) -> Examination:
         if isinstance(found, Untested):
             untested[cause] = found.reason
         elif found is not None:
-            verdicts.append(found)
-    proven = {verdict.id for verdict in verdicts}
-    verdicts = [verdict for verdict in verdicts if proven.isdisjoint(FOLLOW.get(verdict.id, ()))]
-    return examination.concluded(verdicts, untested)
+            proven.append(found)
+    return examination.concluded(proven, untested)

@@ -16,11 +16,17 @@ MIN_TREND_GROUPS = 4
 """Groups at each end of a run below which no trend of the reward is stated."""
 MASKED = 0.9
 """Share of masked or clipped tokens from which a step teaches next to nothing."""
+FALL_ERRORS = 1.75
+"""Half widths of the interval by which a reward must have fallen, since the best of two thirds is the one to compare with."""
+CHANGED = 0.1
+"""Relative change of the entropy at least, if the updates are to have made the reward fall."""
 COLLAPSED, EXPLODED = 0.2, 3.0
 """Entropy at the end as a share of that at the beginning, beyond which the policy broke if the reward does not rise."""
 MIN_TOKENS, COMPARED_TOKENS = 16, 32
 MOVED = 0.005
 """Nats by which the log-probability of a token changes at least if the updates have an effect; rounding is much less in float32."""
+SMALLEST_MOVE = 1e-6
+"""Sum of the learning rates of all steps below which no policy changes visibly."""
 
 Prefix: TypeAlias = tuple[int, tuple[int, ...]]
 """Hash of the tokens of a prompt, which may be many, and the sampled tokens so far."""
@@ -93,7 +99,7 @@ def policy_broke(evidence: Evidence) -> Verdict | Untested | None:
         return Untested(f"{len(evidence.scored)} groups in {len(entropy)} steps are too few for a trend")
     size = max(1, len(entropy) // 4)
     before, after = statistics.fmean(entropy[:1]), statistics.fmean(entropy[-size:])
-    fell = _fall(evidence.scored)
+    fell = _fall(evidence.scored) if abs(after - before) > CHANGED * before else None
     high = 0.0 if change.high is None else change.high
     broken = not COLLAPSED * before <= after <= EXPLODED * before and high <= 0.0
     if fell is None and not broken:
@@ -114,31 +120,39 @@ def _fall(groups: Sequence[JudgedGroup]) -> Estimate | None:
     if size < MIN_TREND_GROUPS:
         return None
     fall = difference_of_means(max(first, middle, key=statistics.fmean), last)
-    return fall if fall.high is not None and fall.high < 0.0 else None
+    return fall if fall.high is not None and fall.value + FALL_ERRORS * (fall.high - fall.value) < 0.0 else None
 
 
 def no_effect(evidence: Evidence) -> Verdict | Untested | None:
-    """The same tokens after the same prompts keep their log-probabilities from the first to the last third of the run, despite gradients."""
+    """The same tokens after the same prompts keep their log-probabilities over the run, despite gradients."""
     gradients = [value for _, value in evidence.column("grad_norm") if value > 0.0]
     if len(gradients) < MIN_STEPS:
         return Untested(f"{len(gradients)} steps with a gradient, at least {MIN_STEPS} are needed")
     size = len(evidence.episodes) // 3
     pairs = _moves(evidence.episodes[:size], evidence.episodes[-size:] if size else [])
     if len(pairs) < MIN_TOKENS:
-        return Untested(f"{len(pairs)} tokens recur after the same prompt, at least {MIN_TOKENS} are needed")
+        return _too_small(evidence) or Untested(f"{len(pairs)} tokens recur after the same prompt, at least {MIN_TOKENS} are needed")
     seen = bootstrap_mean([abs(move) for move, _ in pairs], seed=0)
     noise = [value for _, value in evidence.column("mismatch/mean")]
     limit = max(MOVED, 1.5 * statistics.fmean(noise)) if noise else MOVED
     if seen.high is None or seen.high >= limit:
         return None
+    text = f"the log-probabilities of {len(pairs)} equal tokens after equal prompts changed by {seen.value:.2g} nats on average from the "
+    text += f"first to the last third of the run, although {len(gradients)} of {len(evidence.steps)} steps had a gradient"
     rate = evidence.run.setting("learning_rate")
-    text = f"the log-probabilities of {len(pairs)} equal tokens after equal prompts changed by {seen.value:.2g} nats on average from the first "
-    text += f"to the last third of the run, although {len(gradients)} of {len(evidence.steps)} steps had a gradient"
-    remedy = f"Raise --learning-rate (now {rate}) tenfold, and look whether the entropy begins to move." if rate else ""
-    where = f"--learning-rate {rate}" if rate else ""
-    return Verdict(
-        id="no-effect", seen=text, estimate=seen, episodes=tuple(dict.fromkeys(name for _, name in pairs)), where=where, remedy=remedy
-    )
+    proof = tuple(dict.fromkeys(name for _, name in pairs))
+    return Verdict(id="no-effect", seen=text, estimate=seen, episodes=proof, where=f"--learning-rate {rate}" if rate else "")
+
+
+def _too_small(evidence: Evidence) -> Verdict | None:
+    """The learning rates of all steps add up to less than any weight could show: Adam moves a weight by about the rate of a step at most."""
+    rates = evidence.column("learning_rate")
+    moved = sum(rate for _, rate in rates)
+    if not rates or moved >= SMALLEST_MOVE:
+        return None
+    text = f"the learning rates of {len(rates)} steps add up to {moved:.2g}, by which Adam moves a weight at most; weights are about 0.02"
+    steps = tuple(step for step, _ in rates)
+    return Verdict(id="no-effect", seen=text, share=share(len(rates), len(rates)), steps=steps, episodes=names(evidence.late))
 
 
 def _moves(early: Sequence[PlayedEpisode], late: Sequence[PlayedEpisode]) -> list[tuple[float, str]]:

@@ -32,11 +32,19 @@ SIZES: Mapping[str, Callable[[PlayedEpisode], int]] = {
 
 def length_only(evidence: Evidence) -> Verdict | Untested | None:
     """Answers of one length earn the same whatever they say, and those of other lengths something else."""
+    own = [episode for episode in evidence.episodes if not _copies(episode) and not _repeats(episode.answer)]
     if missing := few(evidence, MIN_LENGTH_EPISODES):
         return missing
-    if not evidence.varied or _labels_explain(evidence):
+    if len(own) < MIN_LENGTH_EPISODES or min(_texts_by_level(evidence, own)) < MIN_ALIKE or _labels_explain(evidence):
         return None
-    return next(filter(None, (_by_length(evidence, unit) or _by_rank(evidence, unit) for unit in SIZES)), None)
+    return next(filter(None, (_by_length(own, unit) or _by_rank(own, unit) for unit in SIZES)), None)
+
+
+def _texts_by_level(evidence: Evidence, episodes: Sequence[PlayedEpisode]) -> tuple[int, int]:
+    """Different answers with a low and with a high reward; a length explains nothing where one answer is all that is paid."""
+    middle = (evidence.lowest + evidence.highest) / 2
+    low, high = ({episode.texts for episode in episodes if (episode.reward > middle) is paid} for paid in (False, True))
+    return len(low), len(high)
 
 
 def _labels_explain(evidence: Evidence) -> bool:
@@ -46,17 +54,17 @@ def _labels_explain(evidence: Evidence) -> bool:
     return len(paid) >= MIN_ALIKE and share(sum(holds_label(each.answer, each.task.label) for each in paid), len(paid)).value >= NEARLY_ALL
 
 
-def _by_length(evidence: Evidence, unit: str) -> Verdict | None:
+def _by_length(episodes: Sequence[PlayedEpisode], unit: str) -> Verdict | None:
     by_size: dict[int, list[PlayedEpisode]] = defaultdict(list)
-    for episode in evidence.episodes:
+    for episode in episodes:
         by_size[SIZES[unit](episode)].append(episode)
     pairs = [pair for own in by_size.values() for pair in _different_pairs(own)]
     equal = [pair for pair in pairs if _same_reward(*pair)]
     seen = share(len(equal), len(pairs))
-    if len(by_size) < MIN_SIZES or seen.low < EQUAL or _equal_by_chance(evidence.episodes) > CHANCE:
+    if len(by_size) < MIN_SIZES or seen.low < EQUAL or _equal_by_chance(episodes) > CHANCE:
         return None
     text = f"in {len(equal)} of {len(pairs)} pairs of different answers with equally many {unit} the rewards are equal, and by chance in "
-    text += f"{_equal_by_chance(evidence.episodes):.0%}"
+    text += f"{_equal_by_chance(episodes):.0%}"
     return Verdict(id="length-only", seen=text, share=seen, episodes=names([episode for pair in equal for episode in pair]))
 
 
@@ -79,14 +87,14 @@ def _equal_by_chance(episodes: Sequence[PlayedEpisode]) -> float:
     return sum((count / len(episodes)) ** 2 for count in counts.values())
 
 
-def _by_rank(evidence: Evidence, unit: str) -> Verdict | None:
-    sizes = [SIZES[unit](episode) for episode in evidence.episodes]
-    seen = rank_correlation(sizes, [episode.reward for episode in evidence.episodes])
+def _by_rank(episodes: Sequence[PlayedEpisode], unit: str) -> Verdict | None:
+    sizes = [SIZES[unit](episode) for episode in episodes]
+    seen = rank_correlation(sizes, [episode.reward for episode in episodes])
     strength = min(abs(seen.low or 0.0), abs(seen.high or 0.0)) if (seen.low or 0.0) * (seen.high or 0.0) > 0 else 0.0
     if len(set(sizes)) < MIN_SIZES or strength < RANKS:
         return None
     text = f"the rank correlation of the reward with the number of {unit} is {seen.value:.3f} over {seen.tasks} episodes"
-    return Verdict(id="length-only", seen=text, estimate=seen, episodes=names(evidence.episodes))
+    return Verdict(id="length-only", seen=text, estimate=seen, episodes=names(episodes))
 
 
 def one_answer_wins(evidence: Evidence) -> Verdict | Untested | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,18 +27,27 @@ class Line:
         return f"{self.file}:{self.number}"
 
 
-def sources(run: RunReader) -> list[Path]:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A Python file of a run, and the class in it that is used; an empty name stands for the whole file."""
+
+    path: Path
+    name: str = ""
+
+
+def sources(run: RunReader) -> list[Source]:
     """Return the Python files of a run's environment and of its reward, as far as they are found; else the run's copies."""
     specs = [kept_environment(str(run.setting(name) or ""), run.path) for name in ("agent", "remote_rm_url")]
-    paths = (Path(spec if spec.endswith(".py") else spec.rpartition(":")[0]).expanduser() for spec in specs)
-    return [path for path in paths if path.suffix == ".py" and path.is_file()]
+    parts = (spec.partition(".py:") for spec in specs)
+    files = (Source(Path(path + (".py" if name else "")).expanduser(), name) for path, _, name in parts)
+    return [file for file in files if file.path.suffix == ".py" and file.path.is_file()]
 
 
-def bare_comparisons(paths: list[Path]) -> list[Line]:
+def bare_comparisons(files: Sequence[Source]) -> list[Line]:
     """Return the lines that compare a label as it is, not made text or a number by a call."""
     return [
         Line(path.name, node.lineno, ast.unparse(node))
-        for path, node in _nodes(paths)
+        for path, node in _nodes(files)
         if isinstance(node, ast.Compare)
         and isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn)
         and any(_is_label(side) for side in (node.left, *node.comparators))
@@ -46,10 +55,10 @@ def bare_comparisons(paths: list[Path]) -> list[Line]:
     ]
 
 
-def wanted_forms(paths: list[Path]) -> list[Line]:
+def wanted_forms(files: Sequence[Source]) -> list[Line]:
     """Return the lines with a text or a pattern that begins one of the forms in which verifiers look for an answer; names of `FORMS`."""
     lines = []
-    for path, node in _nodes(paths):
+    for path, node in _nodes(files):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
         text = node.value.replace("\\", "")
@@ -66,13 +75,24 @@ def _is_label(node: ast.expr) -> bool:
     return (isinstance(node, ast.Attribute) and node.attr in LABELS) or (isinstance(node, ast.Name) and node.id in LABELS)
 
 
-def _nodes(paths: list[Path]) -> Iterator[tuple[Path, ast.AST]]:
-    """Nodes of files in the order of their lines, without docstrings; files that are not Python are left out."""
-    for path in paths:
+def _nodes(files: Sequence[Source]) -> Iterator[tuple[Path, ast.expr]]:
+    """Expressions of files in the order of their lines, without docstrings and other classes; files that are not Python are left out."""
+    for file in files:
         try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            tree = ast.parse(file.path.read_text(encoding="utf-8"))
         except (OSError, SyntaxError, ValueError):
             continue
-        statements = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr) and node not in statements]
-        yield from ((path, node) for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)))
+        parts = _used(tree, file.name)
+        statements = {node.value for part in parts for node in ast.walk(part) if isinstance(node, ast.Expr)}
+        nodes = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.expr) and node not in statements]
+        yield from ((file.path, node) for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)))
+
+
+def _used(tree: ast.Module, name: str) -> list[ast.stmt]:
+    """The statements of a file without the classes that are neither `name` nor its bases."""
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    used, waiting = set(), [name] if name in classes else list(classes)
+    while waiting:
+        used.add(own := waiting.pop())
+        waiting += [base.id for base in classes[own].bases if isinstance(base, ast.Name) and base.id in classes and base.id not in used]
+    return [node for node in tree.body if not isinstance(node, ast.ClassDef) or node.name in used]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from agentrl.doctor.answers import MIN_EPISODES, MOST, names
+from agentrl.doctor.answers import MIN_EPISODES, names
 from agentrl.doctor.evidence import Evidence, PlayedEpisode
 from agentrl.doctor.verdicts import Untested, Verdict
 from agentrl.evaluation.statistics import share
@@ -12,7 +12,8 @@ from agentrl.track.index import TRAINING
 
 FAILED = 0.25
 """Lower end of the interval of the share of failed episodes from which they dominate."""
-MIN_TASKS = 8
+MIN_TASKS, MIN_COMMON, COMMON = 8, 4, 0.1
+"""Tasks of evaluations to look at, and those among them that are trained on: their number, and the lower end of their share."""
 
 
 def failed_episodes(evidence: Evidence) -> Verdict | Untested | None:
@@ -39,7 +40,7 @@ def evaluation_on_training_tasks(evidence: Evidence) -> Verdict | Untested | Non
     trained = {_question(episode): episode for episode in evidence.trained_tasks}
     both = [episode for episode in evidence.evaluated if _question(episode) in trained]
     seen = share(len(both), len(evidence.evaluated))
-    if seen.low < MOST / 2:
+    if len(both) < MIN_COMMON or seen.low < COMMON:
         return None
     text = f"{len(both)} of {len(evidence.evaluated)} evaluation tasks have the prompt and the label of a training task, such as "
     text += f"{both[0].task.id!r} and {trained[_question(both[0])].task.id!r}"

@@ -14,6 +14,14 @@ from agentrl.evaluation.statistics import Estimate, Share
 
 CAUSES = read_rules(Path(__file__).with_name("causes.toml"))
 """Causes by their names, the root causes first."""
+FOLLOW: Mapping[str, tuple[str, ...]] = {
+    "format-never-met": ("label-type",),
+    "one-answer-wins": ("length-only",),
+    "repetition-wins": ("length-only",),
+    "too-hard": ("label-type", "observations-do-not-fit", "answers-cut", "turns-cut", "format-never-met"),
+    "no-effect": ("all-masked",),
+}
+"""Causes that may be consequences, each with those that explain it."""
 MAX_SHOWN = 5
 """Episodes, or steps, that a verdict names."""
 
@@ -90,7 +98,7 @@ class Examination:
         trend: Difference of the mean rewards of the last and the first third of the groups; `None` with too few groups.
         first: Mean reward of the groups of the first third.
         last: Mean reward of the groups of the last third.
-        verdicts: Proven causes, the root cause first.
+        proven: Proven causes, also those that others explain, the root cause first.
         untested: Hypotheses that could not be tested, with the reason.
     """
 
@@ -101,8 +109,14 @@ class Examination:
     trend: Estimate | None = None
     first: float = 0.0
     last: float = 0.0
-    verdicts: tuple[Verdict, ...] = ()
+    proven: tuple[Verdict, ...] = ()
     untested: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Proven causes that no other one explains."""
+        names = {verdict.id for verdict in self.proven}
+        return tuple(verdict for verdict in self.proven if names.isdisjoint(FOLLOW.get(verdict.id, ())))
 
     @property
     def rising(self) -> bool:
@@ -121,11 +135,12 @@ class Examination:
         """Exit code of the command."""
         return {Outcome.LEARNING: 0, Outcome.CAUSES: 1, Outcome.UNDECIDED: INCOMPLETE}[self.outcome]
 
-    def concluded(self, verdicts: Iterable[Verdict], untested: Mapping[str, str]) -> Examination:
-        """Return the report with these verdicts, and these hypotheses as untested."""
-        return replace(self, verdicts=tuple(verdicts), untested=dict(untested))
+    def concluded(self, proven: Iterable[Verdict], untested: Mapping[str, str]) -> Examination:
+        """Return the report with these proven causes, and these hypotheses as untested."""
+        return replace(self, proven=tuple(proven), untested=dict(untested))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report in JSON's own types."""
+        own = {name: value for name, value in asdict(self).items() if name != "proven"}
         verdicts = [verdict.to_dict() for verdict in self.verdicts]
-        return {**asdict(self), "outcome": str(self.outcome), "rising": self.rising, "verdicts": verdicts}
+        return {**own, "outcome": str(self.outcome), "rising": self.rising, "verdicts": verdicts}

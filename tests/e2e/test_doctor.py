@@ -1,0 +1,75 @@
+"""``agentrl doctor`` names the planted cause of real runs first, and says that a sound run learns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.cli.main import main
+from tests.e2e.runs import ROOT, succeeded, train
+
+pytestmark = pytest.mark.timeout(300)
+
+PLANTED = "tests/e2e/planted.py"
+SHORT = ("--engine", "transformers", "--runtime", "local", "--record", "all", "--no-tensorboard", "--seed", "1")
+SIZE = ("--num-steps", "6", "--groups-per-step", "6", "--n-samples-per-prompt", "6", "--max-new-tokens", "8")
+
+Doctor = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Doctor:
+    """Trains in a planted environment, then runs the command in this process; returns its exit code and report."""
+    monkeypatch.chdir(ROOT)
+
+    def examine(name: str, *words: str) -> tuple[int, dict[str, Any]]:
+        agent = f"{PLANTED}:{name}" if name.isidentifier() else name
+        succeeded(train(tmp_path / "run", *SHORT, *SIZE, *words, agent=agent))
+        capfd.readouterr()
+        code = main(["doctor", str(tmp_path / "run"), "--json"])
+        return code, json.loads(capfd.readouterr().out)
+
+    return examine
+
+
+CAUSES = {
+    "label-type": ("LabelType",),
+    "format-never-met": ("Format",),
+    "answers-cut": ("envs/calculator.py", "--max-new-tokens", "4"),
+    "too-hard": ("Impossible",),
+    "too-easy": ("Easy",),
+    "length-only": ("Length", "--temperature", "1.5"),
+    "one-answer-wins": ("OneAnswer",),
+    "no-effect": ("Sound", "--learning-rate", "1e-10"),
+    "policy-broke": ("Sound", "--learning-rate", "0.3"),
+    "failed-episodes": ("Failing", "--max-failure-rate", "1"),
+    "observations-do-not-fit": ("LongObservation", "--max-episode-tokens", "128"),
+    "evaluation-on-training-tasks": ("SameTasks", "--eval-every", "3"),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_planted_cause_is_named_first(doctor: Doctor, cause: str) -> None:
+    code, report = doctor(*CAUSES[cause])
+    assert [verdict["id"] for verdict in report["verdicts"]][:1] == [cause], report
+    assert code == 1
+    first = report["verdicts"][0]
+    assert first["remedy"]
+    assert first["episodes"]
+    assert first["share"] or first["estimate"]
+
+
+def test_a_sound_run_learns(doctor: Doctor) -> None:
+    code, report = doctor("Sound", "--num-steps", "12")
+    assert (code, report["outcome"], report["verdicts"]) == (0, "learning", [])
+    assert report["rising"]
+
+
+def test_a_run_of_a_few_episodes_is_not_judged(doctor: Doctor) -> None:
+    code, report = doctor("LabelType", "--num-steps", "1", "--groups-per-step", "2", "--n-samples-per-prompt", "2")
+    assert (code, report["outcome"], report["verdicts"]) == (3, "too few episodes to say", [])
+    assert "label-type" in report["untested"]
