@@ -22,6 +22,8 @@ MOST, NEARLY_ALL = 0.5, 0.75
 def few(evidence: Evidence, least: int = MIN_EPISODES) -> Untested | None:
     """Return that there are fewer recorded episodes than `least`."""
     count = len(evidence.episodes)
+    if not count:
+        return Untested("no episode is recorded: train with --record all")
     return Untested(f"{count} recorded episodes, at least {least} are needed") if count < least else None
 
 

@@ -145,7 +145,7 @@ def no_effect(evidence: Evidence) -> Verdict | Untested | None:
 
 
 def _too_small(evidence: Evidence) -> Verdict | None:
-    """The learning rates of all steps add up to less than any weight could show: Adam moves a weight by about the rate of a step at most."""
+    """The learning rates of all steps add up to nothing: Adam moves a weight by about the rate of a step at most."""
     rates = evidence.column("learning_rate")
     moved = sum(rate for _, rate in rates)
     if not rates or moved >= SMALLEST_MOVE:

@@ -35,15 +35,15 @@ def length_only(evidence: Evidence) -> Verdict | Untested | None:
     own = [episode for episode in evidence.episodes if not _copies(episode) and not _repeats(episode.answer)]
     if missing := few(evidence, MIN_LENGTH_EPISODES):
         return missing
-    if len(own) < MIN_LENGTH_EPISODES or min(_texts_by_level(evidence, own)) < MIN_ALIKE or _labels_explain(evidence):
+    if len(own) < MIN_LENGTH_EPISODES or min(_texts_by_level(own)) < MIN_ALIKE or _labels_explain(evidence):
         return None
     return next(filter(None, (_by_length(own, unit) or _by_rank(own, unit) for unit in SIZES)), None)
 
 
-def _texts_by_level(evidence: Evidence, episodes: Sequence[PlayedEpisode]) -> tuple[int, int]:
-    """Different answers with a low and with a high reward; a length explains nothing where one answer is all that is paid."""
-    middle = (evidence.lowest + evidence.highest) / 2
-    low, high = ({episode.texts for episode in episodes if (episode.reward > middle) is paid} for paid in (False, True))
+def _texts_by_level(episodes: Sequence[PlayedEpisode]) -> tuple[int, int]:
+    """Different answers below and above the mean reward; a length explains nothing where one answer is all that is paid."""
+    mean = sum(episode.reward for episode in episodes) / len(episodes)
+    low, high = ({episode.texts for episode in episodes if (episode.reward > mean) is paid} for paid in (False, True))
     return len(low), len(high)
 
 

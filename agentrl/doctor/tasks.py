@@ -43,7 +43,7 @@ def evaluation_on_training_tasks(evidence: Evidence) -> Verdict | Untested | Non
     if len(both) < MIN_COMMON or seen.low < COMMON:
         return None
     text = f"{len(both)} of {len(evidence.evaluated)} evaluation tasks have the prompt and the label of a training task, such as "
-    text += f"{both[0].task.id!r} and {trained[_question(both[0])].task.id!r}"
+    text += f"{both[0].task.id!r}, in training {trained[_question(both[0])].task.id!r}"
     pairs = [one for episode in both for one in (episode, trained[_question(episode)])]
     return Verdict(id="evaluation-on-training-tasks", seen=text, share=seen, episodes=names(pairs))
 

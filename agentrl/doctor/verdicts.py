@@ -15,10 +15,11 @@ from agentrl.evaluation.statistics import Estimate, Share
 CAUSES = read_rules(Path(__file__).with_name("causes.toml"))
 """Causes by their names, the root causes first."""
 FOLLOW: Mapping[str, tuple[str, ...]] = {
-    "format-never-met": ("label-type",),
+    "answers-cut": ("policy-broke",),
+    "format-never-met": ("policy-broke", "label-type", "observations-do-not-fit", "answers-cut", "turns-cut"),
     "one-answer-wins": ("length-only",),
     "repetition-wins": ("length-only",),
-    "too-hard": ("label-type", "observations-do-not-fit", "answers-cut", "turns-cut", "format-never-met"),
+    "too-hard": ("policy-broke", "label-type", "observations-do-not-fit", "answers-cut", "turns-cut", "format-never-met"),
     "no-effect": ("all-masked",),
 }
 """Causes that may be consequences, each with those that explain it."""

@@ -39,28 +39,34 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], t
 CAUSES = {
     "label-type": ("LabelType",),
     "format-never-met": ("Format",),
-    "answers-cut": ("envs/calculator.py", "--max-new-tokens", "4"),
-    "too-hard": ("Impossible",),
-    "too-easy": ("Easy",),
     "length-only": ("Length", "--temperature", "1.5"),
-    "one-answer-wins": ("OneAnswer",),
-    "no-effect": ("Sound", "--learning-rate", "1e-10"),
+    "no-effect": ("FewTasks", "--learning-rate", "1e-10"),
     "policy-broke": ("Sound", "--learning-rate", "0.3"),
     "failed-episodes": ("Failing", "--max-failure-rate", "1"),
-    "observations-do-not-fit": ("LongObservation", "--max-episode-tokens", "128"),
-    "evaluation-on-training-tasks": ("SameTasks", "--eval-every", "3"),
 }
+MORE_CAUSES = {
+    "answers-cut": ("envs/calculator.py", "--max-new-tokens", "4"),
+    "observations-do-not-fit": ("LongObservation", "--max-episode-tokens", "128"),
+    "all-masked": ("Sound", "--off-policy-mode", "mask", "--off-policy-range", "1.5", "2"),
+    "one-answer-wins": ("OneAnswer",),
+    "evaluation-on-training-tasks": ("SameTasks", "--eval-every", "3"),
+    "too-hard": ("Impossible",),
+    "too-easy": ("Easy",),
+}
+PLANTS = [*CAUSES.items(), *(pytest.param(*item, marks=pytest.mark.slow) for item in MORE_CAUSES.items())]
+REPLAYED = {"label-type": "with the labels as text", "format-never-met": "written as "}
 
 
-@pytest.mark.parametrize("cause", CAUSES)
-def test_the_planted_cause_is_named_first(doctor: Doctor, cause: str) -> None:
-    code, report = doctor(*CAUSES[cause])
+@pytest.mark.parametrize(("cause", "words"), PLANTS)
+def test_the_planted_cause_is_named_first(doctor: Doctor, cause: str, words: tuple[str, ...]) -> None:
+    code, report = doctor(*words)
     assert [verdict["id"] for verdict in report["verdicts"]][:1] == [cause], report
     assert code == 1
     first = report["verdicts"][0]
     assert first["remedy"]
     assert first["episodes"]
     assert first["share"] or first["estimate"]
+    assert first["paid"].startswith(REPLAYED.get(cause, ""))
 
 
 def test_a_sound_run_learns(doctor: Doctor) -> None:
