@@ -124,7 +124,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Estimat
     ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
     if any(float(row.std()) == 0.0 for row in ranks):
         return Estimate(value=0.0, low=-1.0, high=1.0, tasks=len(first))
-    value = float(np.corrcoef(*ranks)[0, 1])
+    value = float(np.corrcoef(np.stack(ranks))[0, 1])
     middle, reach = np.arctanh(np.clip(value, -1 + 1e-12, 1 - 1e-12)), NORMAL / sqrt(len(first) - 3)
     return Estimate(value=value, low=float(np.tanh(middle - reach)), high=float(np.tanh(middle + reach)), tasks=len(first))
 
