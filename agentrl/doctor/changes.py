@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.check.policies import FORMS, label_text, written
+from agentrl.check.results import spread
 from agentrl.core.errors import AgentRLError
 from agentrl.doctor.answers import MIN_RIGHT, holds_label
 from agentrl.doctor.evidence import Evidence, PlayedEpisode
@@ -48,20 +49,20 @@ async def with_replays(examination: Examination, evidence: Evidence, agent: str 
     return examination.concluded(proven, untested)
 
 
-Trial = Callable[[Replayer, Evidence, Sequence[PlayedEpisode]], Any]
+Trial: TypeAlias = Callable[[Replayer, Evidence, Sequence[PlayedEpisode]], Awaitable[str | None]]
+"""Replays episodes with a change: the gain in words, "" if too few can be replayed, `None` if it is none."""
 
 
 async def _replayed(verdict: Verdict, evidence: Evidence, agent: str, trial: Trial) -> str | None:
-    """Replay the episodes of a verdict with its change: what they would have been paid; `None` if it is no more than they were."""
+    """Replay the episodes of a verdict with its change, and return the result of the trial."""
     replayer = open_replayer(evidence.run.directory, agent)
-    proving = dict.fromkeys(verdict.episodes)
-    episodes = [episode for episode in evidence.episodes if episode.name in proving][:MAX_REPLAYS]
+    proving = set(verdict.episodes)
+    episodes = spread([episode for episode in evidence.episodes if episode.name in proving], MAX_REPLAYS)
     try:
         await replayer.start()
-        paid: str | None = await trial(replayer, evidence, episodes)
+        return await trial(replayer, evidence, episodes)
     finally:
         await replayer.close()
-    return paid
 
 
 async def _text_labels(replayer: Replayer, evidence: Evidence, episodes: Sequence[PlayedEpisode]) -> str | None:
@@ -94,7 +95,7 @@ async def _paid(replayer: Replayer, episode: PlayedEpisode, **change: Any) -> tu
 
 
 def _gained(pairs: Sequence[tuple[float, float] | None], change: str) -> str | None:
-    """What the change pays over all episodes; "" if too few could be replayed, `None` if it pays none of them more."""
+    """The gain over all episodes in words; "" if too few could be replayed, `None` if none of them earns more."""
     known = [pair for pair in pairs if pair is not None]
     if len(known) < MIN_RIGHT:
         return ""

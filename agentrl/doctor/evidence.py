@@ -12,6 +12,7 @@ from typing import Any
 from agentrl.algo.estimators import estimator_facts
 from agentrl.algo.statistics import SAME
 from agentrl.check.play import plain
+from agentrl.check.results import spread
 from agentrl.core.types import FinishReason, Status, Task
 from agentrl.inspect.reader import RunReader
 from agentrl.inspect.store import RECORDS
@@ -119,17 +120,17 @@ class Evidence:
             "AND reward IS NOT NULL ORDER BY id"
         )
         places = self.run.store.query(sql, (TRAINING, *trainable))
-        return self._read(_spread(places, MAX_EPISODES))
+        return self._read(spread(places, MAX_EPISODES))
 
     @cached_property
     def evaluated(self) -> list[PlayedEpisode]:
         """One recorded episode of each task of the evaluations."""
-        return self._read(_spread(self._first_of_tasks("source != ?"), MAX_EPISODES))
+        return self._read(spread(self._first_of_tasks("source != ?"), MAX_EPISODES))
 
     @cached_property
     def trained_tasks(self) -> list[PlayedEpisode]:
         """One recorded episode of each task of the training."""
-        return self._read(_spread(self._first_of_tasks("source = ?"), MAX_EPISODES))
+        return self._read(spread(self._first_of_tasks("source = ?"), MAX_EPISODES))
 
     def _first_of_tasks(self, condition: str) -> Sequence[tuple[int, int]]:
         sql = f"SELECT start, bytes FROM episodes WHERE {condition} AND reward IS NOT NULL GROUP BY task ORDER BY min(id)"
@@ -150,7 +151,7 @@ class Evidence:
     def groups(self) -> list[JudgedGroup]:
         """Attempts at groups of the training, in order; without their file those that the recorded episodes make up."""
         places = self.run.store.query("SELECT start, bytes FROM groups ORDER BY id")
-        lines = self.run.store.lines("groups", _spread(places, MAX_GROUPS))
+        lines = self.run.store.lines("groups", spread(places, MAX_GROUPS))
         return [_judged(line) for line in lines] or self._recorded_groups()
 
     def _recorded_groups(self) -> list[JudgedGroup]:
@@ -201,11 +202,6 @@ class Evidence:
     def compares_groups(self) -> bool:
         """True if the advantage estimator compares the members of a group; so do those of files that cannot be loaded."""
         return self.config is None or estimator_facts(self.config.algo.advantage_estimator).compares_group
-
-
-def _spread(places: Sequence[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    """Up to `most` places from all over a list."""
-    return [places[index * len(places) // most] for index in range(most)] if len(places) > most else list(places)
 
 
 def _played(record: Mapping[str, Any], text_of: Callable[[Mapping[str, Any], Mapping[str, Any]], str]) -> PlayedEpisode | None:

@@ -26,9 +26,8 @@ def print_examination(screen: Screen, examination: Examination) -> None:
 
 
 def _read(examination: Examination) -> str:
-    read = (
-        f"{counted(examination.steps, 'step')}, {counted(examination.groups, 'group')}, {counted(examination.episodes, 'recorded episode')}"
-    )
+    read = f"{counted(examination.steps, 'step')}, {counted(examination.groups, 'group')}, "
+    read += f"{counted(examination.episodes, 'recorded episode')} read"
     return f"{counted(len(examination.verdicts), 'cause')} in {read}" if examination.verdicts else read
 
 
@@ -37,6 +36,8 @@ def trend_text(examination: Examination) -> str:
     trend = examination.trend
     if trend is None:
         return "The groups are too few to tell whether the reward rises."
+    if trend.low == trend.high == 0.0:
+        return f"The reward is {examination.last:.3g} in the first third of the groups and in the last."
     change = f"from {examination.first:.3g} in the first third of the groups to {examination.last:.3g} in the last ({_interval(trend)})"
     if examination.rising:
         return f"The reward rises {change}."

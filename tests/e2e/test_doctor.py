@@ -69,6 +69,19 @@ def test_the_planted_cause_is_named_first(doctor: Doctor, cause: str, words: tup
     assert first["paid"].startswith(REPLAYED.get(cause, ""))
 
 
+def test_a_change_that_pays_nothing_withdraws_the_cause(doctor: Doctor, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    _, report = doctor("LabelType", "--num-steps", "3")
+    run = str(tmp_path / "run")
+    assert main(["doctor", run, "--json", "--no-replay"]) == 1
+    unreplayed = json.loads(capfd.readouterr().out)
+    assert [verdict["id"] for verdict in unreplayed["verdicts"]] == [verdict["id"] for verdict in report["verdicts"]] == ["label-type"]
+    assert (bool(report["verdicts"][0]["paid"]), unreplayed["verdicts"][0]["paid"]) == (True, "")
+    assert main(["doctor", run, "--json", "--agent", f"{PLANTED}:Format"]) == 1  # where a plain label is never paid
+    refuted = json.loads(capfd.readouterr().out)
+    assert "refuted" in refuted["untested"]["label-type"]
+    assert [verdict["id"] for verdict in refuted["verdicts"]] != ["label-type"]
+
+
 def test_a_sound_run_learns(doctor: Doctor) -> None:
     code, report = doctor("Sound", "--num-steps", "12")
     assert (code, report["outcome"], report["verdicts"]) == (0, "learning", [])

@@ -43,7 +43,8 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.Captur
 def test_the_report_names_the_cause_the_remedy_and_commands(flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(flat)]) == 1
     text = capsys.readouterr().out
-    assert text.startswith("causes found: 1 cause in 6 steps, 24 groups, 96 recorded episodes\n")
+    assert text.startswith("causes found: 1 cause in 6 steps, 24 groups, 96 recorded episodes read\n")
+    assert "The reward is 0 in the first third of the groups and in the last." in text
     assert f"1. error too-hard: {CAUSES['too-hard'].title}" in text
     assert "95 % interval 76% to 100%" in text
     assert f"agentrl inspect {flat} 12-0-0" in text
