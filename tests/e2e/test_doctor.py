@@ -82,8 +82,12 @@ def test_a_change_that_pays_nothing_withdraws_the_cause(doctor: Doctor, tmp_path
     assert [verdict["id"] for verdict in refuted["verdicts"]] != ["label-type"]
 
 
-def test_a_sound_run_learns(doctor: Doctor) -> None:
-    code, report = doctor("Sound", "--num-steps", "12")
+DEMO = ("envs/calculator.py", "--async", "--num-steps", "12", "--max-new-tokens", "32")
+
+
+@pytest.mark.parametrize("words", [("Sound", "--num-steps", "12"), pytest.param(DEMO, marks=pytest.mark.slow)])
+def test_a_sound_run_learns(doctor: Doctor, words: tuple[str, ...]) -> None:
+    code, report = doctor(*words)
     assert (code, report["outcome"], report["verdicts"]) == (0, "learning", [])
     assert report["rising"]
 
