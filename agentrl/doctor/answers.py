@@ -38,7 +38,9 @@ def is_label(text: str, label: object) -> bool:
 
 
 def holds_label(text: str, label: object) -> bool:
-    """Return True if the label stands in a text as a word of its own."""
+    """Return True if the label stands in a text as a word of its own; a single letter, which may be a word of the language, only alone."""
+    if len(str(label)) == 1 and str(label).isalpha():
+        return text.strip(" .()\n") == str(label)
     return re.search(rf"(?<!\w){re.escape(normal(str(label)))}(?!\w)", normal(text)) is not None
 
 
@@ -95,7 +97,7 @@ def _unmet_form(evidence: Evidence) -> Verdict | None:
     wanted = beginning(lines[0].text)
     return Verdict(
         id="format-never-met",
-        seen=f"none of {len(unmet)} answers holds {wanted!r}, which {lines[0].file} looks for; one is {_short(unmet[0].answer)}",
+        seen=f"none of {len(unmet)} answers holds {wanted!r}, which {lines[0].file} asks for; one is {_short(unmet[0].answer)}",
         share=unpaid,
         episodes=names(unmet),
         where=str(lines[0]) if lines[0].number else "",
@@ -114,7 +116,11 @@ def _has_form(episode: PlayedEpisode, form: str) -> bool:
 def _unpaid_label(evidence: Evidence) -> Verdict | None:
     """The label stands in answers, and not one of these is paid."""
     holding = [
-        episode for episode in evidence.episodes if episode.task.label is not None and holds_label(episode.answer, episode.task.label)
+        episode
+        for episode in evidence.episodes
+        if episode.task.label is not None
+        and holds_label(episode.answer, episode.task.label)
+        and not holds_label(episode.prompt, episode.task.label)
     ]
     unpaid = [episode for episode in holding if evidence.unpaid(episode)]
     if len(holding) < MIN_HOLDING or len(unpaid) < len(holding):

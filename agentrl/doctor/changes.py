@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from agentrl.check.policies import FORMS, label_text, written
+from agentrl.check.policies import FORMS, PLAIN, label_text, written
 from agentrl.check.results import spread
 from agentrl.core.errors import AgentRLError
 from agentrl.doctor.answers import MIN_RIGHT, holds_label
@@ -71,14 +71,14 @@ async def _text_labels(replayer: Replayer, evidence: Evidence, episodes: Sequenc
 
 
 async def _forms(replayer: Replayer, evidence: Evidence, episodes: Sequence[PlayedEpisode]) -> str | None:
-    """Write the answers that hold their label in the form that is looked for, and without one in each of the known forms."""
+    """Write the answers that hold their label in the form that is looked for, and without one alone and in each of the known forms."""
     holding = [each for each in episodes if each.task.label is not None and holds_label(each.answer, each.task.label)]
-    wanted = list(dict.fromkeys(line.text for line in wanted_forms(sources(evidence.run)))) or list(FORMS)
+    wanted = list(dict.fromkeys(line.text for line in wanted_forms(sources(evidence.run)))) or [PLAIN, *FORMS]
     for form in wanted if len(holding) >= MIN_RIGHT else ():
         pairs = [await _paid(replayer, one, texts=_in_form(form, label_text(one.task.label))) for one in holding]
         if said := _gained(pairs, f"written as {written(form, label_text(holding[0].task.label))!r} and so on"):
             return said
-    return "" if len(holding) < MIN_RIGHT or wanted == list(FORMS) else None
+    return "" if len(holding) < MIN_RIGHT or PLAIN in wanted else None
 
 
 def _in_form(form: str, label: str) -> Callable[[str], str]:

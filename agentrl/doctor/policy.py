@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from agentrl.algo.statistics import SAME
 from agentrl.doctor.answers import MOST, names
 from agentrl.doctor.evidence import Evidence, JudgedGroup, PlayedEpisode
 from agentrl.doctor.verdicts import Untested, Verdict
@@ -100,8 +101,9 @@ def policy_broke(evidence: Evidence) -> Verdict | Untested | None:
     size = max(1, len(entropy) // 4)
     before, after = statistics.fmean(entropy[:1]), statistics.fmean(entropy[-size:])
     fell = _fall(evidence.scored) if abs(after - before) > CHANGED * before else None
-    high = 0.0 if change.high is None else change.high
-    broken = not COLLAPSED * before <= after <= EXPLODED * before and high <= 0.0
+    high, last = change.high or 0.0, [group.mean for group in evidence.scored[-MIN_TREND_GROUPS:]]
+    solved = min(last) >= evidence.highest - SAME > 0.0  # a policy that is sure of right answers may have no entropy
+    broken = not COLLAPSED * before <= after <= EXPLODED * before and high <= 0.0 and not solved
     if fell is None and not broken:
         return None
     shown = fell or change

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.core.types import Status, Task
+from agentrl.doctor.answers import holds_label
 from agentrl.doctor.examine import HYPOTHESES, NOT_WHILE_RISING
 from agentrl.doctor.verdicts import CAUSES, FOLLOW, Examination, Outcome
 from tests.unit.doctor.made import Answer, PlantedRun
@@ -216,3 +217,32 @@ def test_few_episodes_prove_nothing(run: PlantedRun) -> None:
     examination = run.examined()
     assert (examination.outcome, examination.verdicts) == (Outcome.UNDECIDED, ())
     assert set(examination.untested) >= {"mismatch", "failed-episodes", "format-never-met", "length-only", "too-hard", "no-effect"}
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "holds"),
+    [("It is 12.", 12, True), ("It is 112.", 12, False), ("A good guess is C", "A", False), ("(A).", "A", True), ("PARIS!", "Paris", True)],
+)
+def test_a_label_stands_in_a_text_as_a_word_of_its_own(text: str, label: object, holds: bool) -> None:
+    assert holds_label(text, label) is holds
+
+
+def test_a_label_that_stands_in_the_prompt_proves_nothing(run: PlantedRun) -> None:
+    for _ in range(STEPS):
+        for _ in range(GROUPS):
+            number = run.made.groups
+            asked = Task(f"Is {number} or {number + 50} larger?", label=str(number + 50))
+            run.group(asked, [Answer(text=f"{number} or {number + 50}") for _ in range(MEMBERS)])
+        run.step(entropy=1.0)
+    assert [verdict.id for verdict in run.examined().verdicts] == ["too-hard"]
+
+
+def test_a_solved_task_with_no_entropy_is_not_broken(run: PlantedRun) -> None:
+    for step in range(STEPS):
+        for _ in range(GROUPS):
+            number = run.made.groups
+            run.group(
+                task(number, str(number)), [Answer(text=str(number + (not step and not index)), reward=1.0) for index in range(MEMBERS)]
+            )
+        run.step(entropy=0.01 / 3**step)
+    assert "policy-broke" not in [verdict.id for verdict in run.examined().verdicts]
