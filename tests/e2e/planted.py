@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from agentrl import AgentInstance, StepResult, StepState, Task
+from agentrl.core.protocols import GenerationRequest
+from agentrl.core.types import Generation
+from agentrl.engine.transformers_engine import TransformersEngine
 
 
 class Sums(AgentInstance):
@@ -81,3 +85,11 @@ class SameTasks(Sound):
     @classmethod
     def eval_tasks(cls) -> Iterable[Task]:
         return list(cls.tasks())[:20]
+
+
+class DriftingEngine(TransformersEngine):
+    """Says from the third version on that its tokens were less likely than they are, as an engine with wrong weights would."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        answer = await super().generate(request)
+        return replace(answer, logprobs=answer.logprobs - 0.5 * (answer.versions >= 2))

@@ -45,6 +45,7 @@ CAUSES = {
     "failed-episodes": ("Failing", "--max-failure-rate", "1"),
 }
 MORE_CAUSES = {
+    "mismatch": ("Sound", "--engine", f"{PLANTED}:DriftingEngine"),
     "answers-cut": ("envs/calculator.py", "--max-new-tokens", "4"),
     "observations-do-not-fit": ("LongObservation", "--max-episode-tokens", "128"),
     "all-masked": ("Sound", "--off-policy-mode", "mask", "--off-policy-range", "1.5", "2"),
