@@ -10,6 +10,7 @@ from agentrl.doctor.evidence import Evidence, PlayedEpisode, normal
 from agentrl.doctor.source import Line, bare_comparisons, beginning, sources, wanted_forms
 from agentrl.doctor.verdicts import Untested, Verdict
 from agentrl.evaluation.statistics import Share, share
+from agentrl.track.text import counted
 
 MIN_EPISODES = 16
 """Episodes below which no share of them says anything."""
@@ -24,7 +25,7 @@ def few(evidence: Evidence, least: int = MIN_EPISODES) -> Untested | None:
     count = len(evidence.episodes)
     if not count:
         return Untested("no episode is recorded: train with --record all")
-    return Untested(f"{count} recorded episodes, at least {least} are needed") if count < least else None
+    return Untested(f"{counted(count, 'recorded episode')}, at least {least} are needed") if count < least else None
 
 
 def names(episodes: Sequence[PlayedEpisode]) -> tuple[str, ...]:

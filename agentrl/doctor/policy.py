@@ -11,6 +11,7 @@ from agentrl.doctor.answers import MOST, names
 from agentrl.doctor.evidence import Evidence, JudgedGroup, PlayedEpisode
 from agentrl.doctor.verdicts import Untested, Verdict
 from agentrl.evaluation.statistics import Estimate, bootstrap_mean, difference_of_means, share
+from agentrl.track.text import counted
 
 MIN_STEPS, MIN_MISMATCHED = 4, 2
 MIN_TREND_GROUPS = 4
@@ -50,7 +51,7 @@ def mismatch(evidence: Evidence) -> Verdict | Untested | None:
     """The log-probabilities of engine and learner differ by more than the limit of the run, in several steps."""
     rows = [row for row in evidence.steps if "mismatch/limit" in row and "mismatch/mean" in row]
     if len(rows) < MIN_MISMATCHED:
-        return Untested(f"{len(rows)} steps with mismatch/mean and its limit, at least {MIN_MISMATCHED} are needed")
+        return Untested(f"{counted(len(rows), 'step')} with mismatch/mean and its limit, at least {MIN_MISMATCHED} are needed")
     beyond = [row for row in rows if row["mismatch/mean"] > row["mismatch/limit"]]
     if len(beyond) < MIN_MISMATCHED:
         return None
@@ -66,7 +67,7 @@ def mismatch(evidence: Evidence) -> Verdict | Untested | None:
 def all_masked(evidence: Evidence) -> Verdict | Untested | None:
     """Most steps train on nearly no token, because the loss clips or the correction masks the others."""
     if len(evidence.steps) < MIN_STEPS:
-        return Untested(f"{len(evidence.steps)} steps, at least {MIN_STEPS} are needed")
+        return Untested(f"{counted(len(evidence.steps), 'step')}, at least {MIN_STEPS} are needed")
     remedies = {
         "off_policy/masked": "Widen --off-policy-range, or lower --max-staleness, so that the data are younger.",
         "policy/clip_fraction": "Take fewer updates per step, a lower --learning-rate, or a wider clip range.",
@@ -97,7 +98,7 @@ def policy_broke(evidence: Evidence) -> Verdict | Untested | None:
     """The reward falls, or the entropy collapses or explodes while the reward does not rise."""
     change, entropy = trend(evidence.scored), [value for _, value in evidence.column("entropy")]
     if change is None or len(entropy) < MIN_STEPS:
-        return Untested(f"{len(evidence.scored)} groups in {len(entropy)} steps are too few for a trend")
+        return Untested(f"{counted(len(evidence.scored), 'group')} in {counted(len(entropy), 'step')} are too few for a trend")
     size = max(1, len(entropy) // 4)
     before, after = statistics.fmean(entropy[:1]), statistics.fmean(entropy[-size:])
     fell = _fall(evidence.scored) if abs(after - before) > CHANGED * before else None
@@ -129,11 +130,13 @@ def no_effect(evidence: Evidence) -> Verdict | Untested | None:
     """The same tokens after the same prompts keep their log-probabilities over the run, despite gradients."""
     gradients = [value for _, value in evidence.column("grad_norm") if value > 0.0]
     if len(gradients) < MIN_STEPS:
-        return Untested(f"{len(gradients)} steps with a gradient, at least {MIN_STEPS} are needed")
+        return Untested(f"{counted(len(gradients), 'step')} with a gradient, at least {MIN_STEPS} are needed")
     size = len(evidence.episodes) // 3
     pairs = _moves(evidence.episodes[:size], evidence.episodes[-size:] if size else [])
     if len(pairs) < MIN_TOKENS:
-        return _too_small(evidence) or Untested(f"{len(pairs)} tokens recur after the same prompt, at least {MIN_TOKENS} are needed")
+        return _too_small(evidence) or Untested(
+            f"{counted(len(pairs), 'token')} after the same prompt recur, at least {MIN_TOKENS} are needed"
+        )
     seen = bootstrap_mean([abs(move) for move, _ in pairs], seed=0)
     noise = [value for _, value in evidence.column("mismatch/mean")]
     limit = max(MOVED, 1.5 * statistics.fmean(noise)) if noise else MOVED

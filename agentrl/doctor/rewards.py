@@ -12,6 +12,7 @@ from agentrl.doctor.answers import MOST, NEARLY_ALL, few, holds_label, names
 from agentrl.doctor.evidence import Evidence, JudgedGroup, PlayedEpisode, normal
 from agentrl.doctor.verdicts import Untested, Verdict
 from agentrl.evaluation.statistics import difference_of_means, rank_correlation, share
+from agentrl.track.text import counted
 
 MIN_SIZES, MIN_LENGTH_EPISODES = 4, 24
 EQUAL, RANKS = 0.85, 0.95
@@ -188,7 +189,7 @@ def too_easy(evidence: Evidence) -> Verdict | Untested | None:
 def _later_groups(evidence: Evidence) -> list[JudgedGroup] | Untested:
     groups = [group for group in evidence.scored if len(group.rewards) > 1]
     if len(groups) < MIN_GROUPS:
-        return Untested(f"{len(groups)} groups, at least {MIN_GROUPS} are needed")
+        return Untested(f"{counted(len(groups), 'group')}, at least {MIN_GROUPS} are needed")
     return groups[-max(MIN_GROUPS, len(groups) // 2) :]
 
 

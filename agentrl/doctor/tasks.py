@@ -9,6 +9,7 @@ from agentrl.doctor.evidence import Evidence, PlayedEpisode
 from agentrl.doctor.verdicts import Untested, Verdict
 from agentrl.evaluation.statistics import share
 from agentrl.track.index import TRAINING
+from agentrl.track.text import counted
 
 FAILED = 0.25
 """Lower end of the interval of the share of failed episodes from which they dominate."""
@@ -20,7 +21,7 @@ def failed_episodes(evidence: Evidence) -> Verdict | Untested | None:
     """A large share of the episodes fails, so that the rest is a choice that nobody made."""
     failures, played = sum(group.failures for group in evidence.groups), sum(len(group.rewards) for group in evidence.groups)
     if failures + played < MIN_EPISODES:
-        return Untested(f"{failures + played} episodes, at least {MIN_EPISODES} are needed")
+        return Untested(f"{counted(failures + played, 'episode')}, at least {MIN_EPISODES} are needed")
     seen = share(failures, failures + played)
     if seen.low < FAILED:
         return None
@@ -36,7 +37,7 @@ def failed_episodes(evidence: Evidence) -> Verdict | Untested | None:
 def evaluation_on_training_tasks(evidence: Evidence) -> Verdict | Untested | None:
     """Tasks of the evaluation have the prompt and the label of tasks that are trained on."""
     if len(evidence.evaluated) < MIN_TASKS:
-        return Untested(f"{len(evidence.evaluated)} recorded tasks of evaluations, at least {MIN_TASKS} are needed")
+        return Untested(f"{counted(len(evidence.evaluated), 'recorded evaluation task')}, at least {MIN_TASKS} are needed")
     trained = {_question(episode): episode for episode in evidence.trained_tasks}
     both = [episode for episode in evidence.evaluated if _question(episode) in trained]
     seen = share(len(both), len(evidence.evaluated))
