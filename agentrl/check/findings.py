@@ -38,10 +38,13 @@ class Rule:
     snippet: str = ""  # code of the remedy, for ``--fix-hints``
 
 
-RULES: Mapping[str, Rule] = {
-    name: Rule(id=name, **{**fields, "severity": Severity(fields["severity"])})
-    for name, fields in tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8")).items()
-}
+def read_rules(path: Path) -> Mapping[str, Rule]:
+    """Return the rules of a TOML file by their names, in its order."""
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {name: Rule(id=name, **{**fields, "severity": Severity(fields["severity"])}) for name, fields in tables.items()}
+
+
+RULES = read_rules(Path(__file__).with_name("rules.toml"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from typing import TypeVar
 
 from agentrl.check.context import Context
 from agentrl.check.findings import NO_TIME
@@ -13,6 +14,8 @@ from agentrl.check.policies import CALL, FORMS, PLAIN, label_policy, recorded_po
 from agentrl.check.probe import output_size
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.types import Task
+
+T = TypeVar("T")
 
 FIRST_LINE = 300
 FORM_TASKS, MIN_FORM_TASKS = 4, 2
@@ -114,11 +117,11 @@ async def _label_form(context: Context, tasks: Sequence[Task]) -> str:
     return PLAIN
 
 
-def spread(tasks: Sequence[Task], count: int) -> list[Task]:
-    """Up to `count` tasks from all over a list."""
-    if len(tasks) <= count:
-        return list(tasks)
-    return [tasks[index * len(tasks) // count] for index in range(count)]
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """Up to `count` items from all over a list."""
+    if len(items) <= count:
+        return list(items)
+    return [items[index * len(items) // count] for index in range(count)]
 
 
 def rule_of(error: EnvError, method: str) -> str:

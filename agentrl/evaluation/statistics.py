@@ -1,4 +1,4 @@
-"""Bootstrap intervals of means over tasks.
+"""Intervals: of means over tasks by the bootstrap, of shares, of the difference of two means, and of a correlation.
 
 Tasks are what is resampled, never single episodes: episodes of one task are alike, and treating them as independent
 would make intervals too narrow.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, sqrt
+from typing import Any
 
 import numpy as np
 
 RESAMPLES = 5000
 LEVEL = 0.95
+NORMAL = 1.959964
+"""Standard errors on either side of a mean within which `LEVEL` of a normal distribution lies."""
 _DRAWS_AT_ONCE = 2_000_000
 
 
@@ -63,6 +66,74 @@ def bootstrap_mean(
     ]
     low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
     return Estimate(value=value, low=float(low), high=float(high), tasks=count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A share of independent cases and its interval.
+
+    Attributes:
+        count: Cases of that kind.
+        of: All cases.
+        low: Lower end of the interval; 0 without a case.
+        high: Upper end of the interval; 1 without a case.
+    """
+
+    count: int
+    of: int
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float:
+        """The share itself; 0 without a case."""
+        return self.count / self.of if self.of else 0.0
+
+
+def share(count: int, of: int) -> Share:
+    """Return a share with the interval of Wilson, 1927, which is wider than a point also if all cases or none are of that kind."""
+    if not of:
+        return Share(count=0, of=0, low=0.0, high=1.0)
+    value, square = count / of, NORMAL**2 / of
+    centre, reach = (value + square / 2) / (1 + square), NORMAL * sqrt(value * (1 - value) / of + square / (4 * of)) / (1 + square)
+    return Share(count=count, of=of, low=max(0.0, centre - reach), high=min(1.0, centre + reach))
+
+
+def difference_of_means(before: Sequence[float], after: Sequence[float]) -> Estimate:
+    """Return how much higher the mean of `after` is than that of `before`, with the normal interval for unequal variances (Welch, 1947).
+
+    Raises:
+        ValueError: If one of them has fewer than two values.
+    """
+    first, last = (np.asarray(values, dtype=np.float64) for values in (before, after))
+    if min(first.size, last.size) < 2:
+        raise ValueError(f"a difference of means needs two values on each side; got {first.size} and {last.size}")
+    value = float(last.mean() - first.mean())
+    reach = NORMAL * sqrt(float(first.var(ddof=1)) / first.size + float(last.var(ddof=1)) / last.size)
+    return Estimate(value=value, low=value - reach, high=value + reach, tasks=first.size + last.size)
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Estimate:
+    """Return Spearman's rank correlation of two rows of values, with the interval by Fisher's transformation; 0 if a row is constant.
+
+    Raises:
+        ValueError: If the rows are not equally long, or have fewer than four values.
+    """
+    if len(first) != len(second) or len(first) < 4:
+        raise ValueError(f"a correlation needs two rows of four values each; got {len(first)} and {len(second)}")
+    ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
+    if any(float(row.std()) == 0.0 for row in ranks):
+        return Estimate(value=0.0, low=-1.0, high=1.0, tasks=len(first))
+    value = float(np.corrcoef(np.stack(ranks))[0, 1])
+    middle, reach = np.arctanh(np.clip(value, -1 + 1e-12, 1 - 1e-12)), NORMAL / sqrt(len(first) - 3)
+    return Estimate(value=value, low=float(np.tanh(middle - reach)), high=float(np.tanh(middle + reach)), tasks=len(first))
+
+
+def _ranks(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Ranks from 0; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    means = np.cumsum(counts) - (counts + 1) / 2
+    return np.asarray(means[inverse], dtype=np.float64)
 
 
 def pass_at_k(tries: int, solved: int, k: int) -> float:

@@ -17,7 +17,7 @@ from agentrl.core.errors import ConfigError, EngineError, EnvLoadError
 from agentrl.core.plugins import kept_environment
 from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.core.types import Generation, GroupRequest, Status, Task, Turn
+from agentrl.core.types import Generation, GroupRequest, Status, Task, Trajectory, Turn
 from agentrl.engine.parsers import answer_parser
 from agentrl.env.given import PREFIX, SOURCE
 from agentrl.env.isolation.pool import open_sessions
@@ -29,8 +29,8 @@ from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.chat import make_codec as make_codec_of
 from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.executor_episode import ExecutorEpisode
-from agentrl.rollout.group import make_member
-from agentrl.rollout.observers import SamplerEngine
+from agentrl.rollout.group import Member, make_member
+from agentrl.rollout.observers import SamplerEngine, written_turn
 from agentrl.rollout.records import inexact_parts, recorded_group_request, recorded_limits, recorded_turn
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import context_length, open_tasks
@@ -163,21 +163,55 @@ class Replayer:
         return replace(group_request, task=replace(found, position=group_request.task.position, epoch=group_request.task.epoch)), ""
 
     async def _difference(self, records: Records, group_request: GroupRequest) -> Difference | None:
-        limits = recorded_limits(records[0]) or self._limits
-        engine = RecordedEngine({record["agent"]: _sampled(record) for record in records}, limits)
+        member, engine = self._member(records, group_request, {record["agent"]: _sampled(record) for record in records})
+        replayed = await member.run()
+        if isinstance(member, ExecutorEpisode) and engine.exhausted and records[0]["status"] not in INTERRUPTED:
+            raise ValueError("its executor made a call that is not recorded: one that failed, or that it discarded")
+        return replay_difference(records, replayed, penalized=self._settings.penalty.changes_rewards)
+
+    async def changed(self, records: Records, *, label: Any = None, texts: Callable[[str], str] | None = None) -> Sequence[Trajectory]:
+        """Return the trajectories of an episode as they would have been with another label, or with other texts in place of the answers.
+
+        Raises:
+            ValueError: If the episode's record holds nothing to replay.
+        """
+        if reason := next(filter(None, map(not_replayable, records)), ""):
+            raise ValueError(reason)
+        group_request, _ = self._group_request(records[0])
+        if label is not None:
+            group_request = replace(group_request, task=replace(group_request.task, label=label))
+        turns = {record["agent"]: _sampled(record) for record in records}
+        if texts is not None:
+            codec = self._codec(records)
+            turns = {agent: [_rewritten(turn, texts, codec) for turn in own] for agent, own in turns.items()}
+        member, _ = self._member(records, group_request, turns)
+        return await member.run()
+
+    def _codec(self, records: Records) -> ChatCodec:
+        return self._make_codec((recorded_limits(records[0]) or self._limits).end_token_ids)
+
+    def _member(self, records: Records, group_request: GroupRequest, turns: Mapping[str, Sequence[Turn]]) -> tuple[Member, RecordedEngine]:
+        """One episode that has yet to run, and the engine that gives it the turns of each agent."""
+        engine = RecordedEngine(turns, recorded_limits(records[0]) or self._limits)
         member = make_member(
             group_request,
             int(str(records[0]["episode_id"]).rpartition("-")[2]),
             agent=self._agent,
             open_session=self._sessions.session,
             engine=engine,
-            codec=self._make_codec(limits.end_token_ids),
+            codec=self._codec(records),
             settings=self._settings,
         )
-        replayed = await member.run()
-        if isinstance(member, ExecutorEpisode) and engine.exhausted and records[0]["status"] not in INTERRUPTED:
-            raise ValueError("its executor made a call that is not recorded: one that failed, or that it discarded")
-        return replay_difference(records, replayed, penalized=self._settings.penalty.changes_rewards)
+        return member, engine
+
+
+def _rewritten(turn: Turn, texts: Callable[[str], str], codec: ChatCodec) -> Turn:
+    """The turn of another text, which no model sampled."""
+    ids = [*codec.encode_plain(texts(turn.text)), *codec.turn_end_ids]
+    written = written_turn(ids, len(ids))
+    return replace(
+        turn, token_ids=written.token_ids, logprobs=written.logprobs, versions=written.versions, finish_reason=written.finish_reason
+    )
 
 
 def _sampled(record: Mapping[str, Any]) -> list[Turn]:

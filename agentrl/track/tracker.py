@@ -39,7 +39,7 @@ NEARLY_ALL = 0.95
 FAILED_SHARE = 0.25
 MIN_EPISODES = 32
 """Episodes before a share of failures is looked at."""
-FLAT_LOW = """Either no answer is ever right (are the labels there? `agentrl inspect RUN` shows answers), or the task is too hard: \
+FLAT_LOW = """Either no answer is ever right (are the labels there? `agentrl doctor RUN` names the cause), or the task is too hard: \
 reward partial success, or begin with easier tasks."""
 FLAT_HIGH = """The reward may be at its highest for all of them: take harder tasks, or a reward that tells good from better; \
 --dynamic-filtering leaves such groups out."""

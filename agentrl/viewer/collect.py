@@ -61,6 +61,7 @@ class _Answers:
         """Take the answers for some episodes and steps, or for everything; return where the page opens."""
         self._take("api/runs")
         self._take("api/run/{run}")
+        self._take("api/run/{run}/doctor")
         whole = not episodes and not steps
         for name in LISTS if whole or steps else LISTS[:1]:
             self._take(f"api/run/{{run}}/{name}", words=LONG.get(name))

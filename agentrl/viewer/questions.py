@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 from urllib.parse import quote, urlencode
 
 from agentrl.core.errors import ConfigError
+from agentrl.doctor.evidence import Evidence
+from agentrl.doctor.examine import examine
 from agentrl.inspect.episode import episode_answer, group_answer, record_answer
 from agentrl.inspect.listing import changes_answer, episode_list, run_answer
 from agentrl.inspect.reader import RunReader, settings_differ
@@ -109,6 +111,7 @@ def _search(run: RunReader, place: Mapping[str, Any], words: Words) -> Any:
 _OF_A_RUN: Mapping[str, Callable[[RunReader, Mapping[str, Any], Words], Any]] = {
     "": lambda run, place, words: run_answer(run, place["run"]),
     "/metrics": lambda run, place, words: series(run.metrics, words.names("names"), words.whole("points", 1000, 1, 20_000)),
+    "/doctor": lambda run, place, words: examine(Evidence(run), str(run.path)).to_dict(),
     "/changes": lambda run, place, words: changes_answer(run),
     "/steps": lambda run, place, words: step_rows(run.metrics, **words.page(200)),
     "/step/{step:int}": lambda run, place, words: step_answer(run, place["step"]),

@@ -1,10 +1,11 @@
 // A run: what it is, signs that it does not learn, its curves.
 import { html } from "../html.js";
+import { runPath, useData } from "../api.js";
 import { Curves } from "../curves.js";
 import { EvaluationsView } from "./evaluations.js";
 import { moment, number, percent, plural, seconds } from "../format.js";
 import { Empty, Facts } from "../legend.js";
-import { address, go, toStep } from "../router.js";
+import { address, go, toEpisode, toStep } from "../router.js";
 
 const ENDED = { killed: "It was killed.", failed: "It failed.", interrupted: "It was interrupted." };
 
@@ -21,6 +22,15 @@ function Signs({ run, info }) {
     (sign) => html`<div class="note sign" key=${sign.name || sign.id}><b>${sign.text}</b><span class="dim">${sign.remedy}</span>
       ${info.steps > 0 && html`<a href=${toStep(run, info.step || info.steps)}>Look at the last step</a>`}</div>`,
   )}${(info.problems || []).map((problem) => html`<div class="note" key=${problem}>${problem}</div>`)}`;
+}
+
+// Causes that the records prove, the root cause first, as `agentrl doctor` names them; replays, which run the environment, are left to it.
+function Causes({ run }) {
+  const { data } = useData(runPath(run, "doctor"));
+  return html`${((data && data.verdicts) || []).map(
+    (cause) => html`<div class="note sign cause" key=${cause.id}><b>${cause.title}</b><span>${cause.seen}${cause.where && `: ${cause.where}`}</span><span class="dim">${cause.remedy}</span>
+      ${cause.episodes.slice(0, 3).map((name) => html`<a key=${name} href=${toEpisode(run, name)}>Episode ${name}</a> `)}</div>`,
+  )}`;
 }
 
 function Nothing({ run, info }) {
@@ -48,6 +58,7 @@ export function RunView({ run, info, query }) {
       ["stopped because", info.stop_reason],
     ]} />
     ${!measured && ENDED[info.status] && html`<p class="dim">${ENDED[info.status]} <code>agentrl train --resume ${info.path}</code> continues it from its last checkpoint, if it wrote one (<code>--save-every</code>).</p>`}
+    ${info.kind === "run" && html`<${Causes} run=${run} />`}
     <${Signs} run=${run} info=${info} />
     ${measured ? html`<${EvaluationsView} run=${run} query=${query} />` : info.steps > 0 ? html`<${Curves} runs=${[run]} version=${`${info.steps}`} query=${query} onPick=${(_, metric, step) => go(toStep(run, step, { metric }))} />` : html`<${Nothing} run=${run} info=${info} />`}`;
 }

@@ -1,0 +1,82 @@
+"""The command refuses wrong requests, prints what it found, and ends with the right code; the viewer answers the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.main import main
+from agentrl.core.types import Task
+from agentrl.doctor.verdicts import CAUSES
+from agentrl.viewer.collect import write_page
+from agentrl.viewer.questions import QUESTIONS, Words
+from agentrl.viewer.runs import RunCollection
+from tests.unit.doctor.made import Answer, PlantedRun
+
+PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
+
+
+@pytest.fixture
+def flat(tmp_path: Path) -> Path:
+    """A run in which no episode earns anything."""
+    run = PlantedRun(tmp_path / "run")
+    for _ in range(6):
+        for number in range(4):
+            run.group(Task(f"Question {number}", id=str(number)), [Answer(text=f"no {index}") for index in range(4)])
+        run.step(entropy=1.0)
+    run.made.close()
+    return run.folder
+
+
+def test_a_request_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 2
+    assert "RUN" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_the_report_names_the_cause_the_remedy_and_commands(flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(flat)]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("causes found: 1 cause in 6 steps, 24 groups, 96 recorded episodes read\n")
+    assert "The reward is 0 in the first third of the groups and in the last." in text
+    assert f"1. error too-hard: {CAUSES['too-hard'].title}" in text
+    assert "95 % interval 76% to 100%" in text
+    assert f"agentrl inspect {flat} 12-0-0" in text
+    assert "not tested: no-effect: 0 steps with a gradient, at least 4 are needed" in text
+
+
+def test_the_viewer_answers_with_the_same_causes(flat: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(flat), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    collection = RunCollection(flat)
+    answer = QUESTIONS["api/run/{run}/doctor"](collection, {"run": "run"}, Words({}))
+    assert json.loads(json.dumps(answer)) == report
+    assert [verdict["id"] for verdict in report["verdicts"]] == ["too-hard"]
+    write_page(collection, tmp_path / "page.html")
+    assert CAUSES["too-hard"].title in (tmp_path / "page.html").read_text()
+
+
+def test_a_run_under_way_is_examined_as_far_as_it_is(flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (flat / "trajectories.jsonl").open("a") as file:
+        file.write('{"trajectory_id": "half a li')
+    assert main(["doctor", str(flat)]) == 1
+
+
+def test_a_run_without_records_is_judged_by_its_groups(flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in flat.glob("trajectories*"):
+        path.unlink()
+    assert main(["doctor", str(flat), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdicts"][0]["id"] == "too-hard"
+    assert "--record" in report["untested"]["label-type"]
+
+
+def test_the_page_lists_every_cause_in_order() -> None:
+    rows = [line.split("`")[1] for line in PAGE.read_text().split("## Causes")[1].split("## ")[0].splitlines() if line.startswith("| `")]
+    assert rows == list(CAUSES)
