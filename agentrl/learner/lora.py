@@ -23,6 +23,7 @@ from agentrl.core.types import derive_seed
 from agentrl.learner.engine import TrainEngine, gathered_parameter
 from agentrl.learner.layout import MicroBatch
 from agentrl.learner.quantised import whole_weight
+from agentrl.weights.twin import ROW, twin_of
 
 ADAPTER = "default"
 """peft's name for the only adapter of a model."""
@@ -46,12 +47,15 @@ def add_adapter(model: Any, lora: LoraConfig, *, base: str) -> None:
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
 
-    names = lora.target_names
+    names, bypassed = lora.target_names, _bypassed(model)
     _not_experts(model, lora)
+    if asked := next((name for name in names for path in bypassed if path.endswith(f".{name}")), ""):
+        raise _not_possible(lora, f"{type(model).__name__} uses the weight of {asked} by itself, past an adapter beside it")
     config = PeftConfig(
         r=lora.lora_rank,
         lora_alpha=lora.lora_alpha,
         target_modules=ALL_LINEAR if names == (ALL_LINEAR,) else list(names),
+        exclude_modules=bypassed or None,
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
     )
@@ -79,6 +83,27 @@ def _not_experts(model: nn.Module, lora: LoraConfig) -> None:
         asked = any(end == name or end.endswith(f".{name}") for end in (path, module) for name in lora.target_names)
         if asked and parameter.ndim == 3:
             raise _not_possible(lora, f"the experts of a layer are one tensor, {path}, which no adapter can stand beside")
+
+
+def _bypassed(model: nn.Module) -> list[str]:
+    """Return the linear layers that the model never calls, as ``mixer.dt_proj``: it uses their weights by itself, as Jamba does."""
+    twin, called = twin_of(model), set[str]()
+    if twin is None:
+        return []
+    layers = {name: module for name, module in twin.named_modules() if isinstance(module, nn.Linear)}
+    for name, module in layers.items():
+        module.register_forward_hook(lambda *_, end=_end_of(name): called.add(end))
+    try:
+        with torch.no_grad():
+            twin(input_ids=torch.arange(ROW)[None] % twin.config.vocab_size, use_cache=False)
+    except Exception:  # code of any model's author, with sizes that do not go together
+        return []
+    return sorted({_end_of(name) for name in layers} - called)
+
+
+def _end_of(path: str) -> str:
+    """Return the end of a module's path that is the same in all layers and for all experts."""
+    return ".".join([part for part in path.split(".") if not part.isdigit()][-2:])
 
 
 def _not_possible(lora: LoraConfig, problem: str) -> ConfigError:

@@ -14,11 +14,17 @@ from transformers import CONFIG_MAPPING
 
 from agentrl.certify import run
 from agentrl.certify.before import KNOWN
+from agentrl.certify.compare import compare_adapter
 from agentrl.certify.configs import read_config
 from agentrl.certify.results import Certificate, Verdict
+from agentrl.certify.rows import trial_batch
 from agentrl.certify.run import certify
+from agentrl.config.lora import LoraConfig
+from agentrl.core.errors import ConfigError
 from agentrl.engine import batcher
 from agentrl.learner import attention, kernels, lora, models
+from agentrl.learner.lora import add_adapter
+from agentrl.weights.twin import build_twin, twin_config
 
 CONFIGS = Path(__file__).parents[2] / "model_configs"
 VARLEN: Callable[..., Tensor] = attention._varlen
@@ -32,7 +38,7 @@ MODELS: Mapping[str, Mapping[str, Verdict]] = {
     "glm-4.5": EVERYTHING | {"varlen, shared prompts": EXACT, "transformers": EXACT},
     "qwen3-235b-a22b": EVERYTHING | {"varlen, shared prompts": EXACT, "transformers": EXACT},
     "gpt-oss-120b": {"eager, padded": EXACT},
-    "llama-4-scout": {"eager, padded": EXACT, "sdpa, padded": EXACT},
+    "llama-4-scout": {"eager, padded": EXACT, "sdpa, padded": EXACT, "transformers": EXACT},
 }
 SLOW = ("qwen3-235b-a22b", "gpt-oss-120b", "llama-4-scout")
 SECONDS = 60.0
@@ -147,3 +153,13 @@ def test_vllm_samples_what_the_model_computes() -> None:
     pytest.importorskip("vllm")
     certificate = certify("qwen3", CONFIG_MAPPING["qwen3"](), vllm=True)
     assert verdicts(certificate)["vllm"] is EXACT
+
+
+def test_layers_that_the_model_never_calls_have_no_adapter(tmp_path: Path) -> None:
+    """Jamba multiplies by the weight of ``dt_proj`` itself, past what stands beside the layer."""
+    twin = twin_config(CONFIG_MAPPING["jamba"]())
+    build_twin(twin).save_pretrained(tmp_path)
+    found = compare_adapter(str(tmp_path), trial_batch(0))
+    assert (found.verdict, found.reason) == (Verdict.EXACT, "the experts have no adapter")
+    with pytest.raises(ConfigError, match="JambaForCausalLM uses the weight of dt_proj by itself"):
+        add_adapter(build_twin(twin), LoraConfig(lora_rank=4, lora_target_modules="q_proj,dt_proj"), base="")
