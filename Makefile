@@ -12,6 +12,16 @@ PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-deps
 # Whatever comes from an index is refused unless its bytes are those of requirements/; what builds it is installed before, from there too.
 PINNED := $(PIP_INSTALL) --require-hashes --no-build-isolation
 
+PACKAGES = $(shell sed -n 's/^\([A-Za-z0-9_.-]*\)[ =].*/\1/p' requirements/cpu.txt requirements/dev.txt)
+# Of pip's many lines: how far it is, whatever went wrong, and its exit status, which a pipe would lose.
+define SHOW_PROGRESS
+/^(Collecting|Requirement already)/ { if (++n % 20 == 0 || n == total) print "          " n " of " total; fflush(); next }
+/^Installing collected/ { print "          all there; installing"; fflush(); next }
+/^pip failed$$/ { failed = 1 }
+END { exit failed }
+endef
+export SHOW_PROGRESS
+
 DEMO_AGENT ?= envs/calculator.py
 DEMO_FLAGS ?= --num-steps 60 --learning-rate 3e-4 --max-new-tokens 32
 PYTEST_ARGS ?=
@@ -130,13 +140,16 @@ $(STAMP): requirements/build.txt requirements/torch.txt requirements/cpu.txt req
 	  echo "The pinned packages are for Linux on x86-64, this is $$(uname -sm)." >&2; exit 1; }
 	@echo "Building the environment in $(VENV): about 3 GB, a few minutes the first time."
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "  1 of 4: torch (CPU build)"
 	@$(PY) $(PINNED) -r requirements/build.txt
-	@echo "  torch (CPU build)"
 	@$(PY) $(PINNED) -r requirements/torch.txt 2>/dev/null \
 	  || $(PY) $(PINNED) --index-url "$(TORCH_CPU_INDEX)" -r requirements/torch.txt
-	@echo "  everything else, pinned"
-	@$(PY) $(PINNED) -r requirements/cpu.txt -r requirements/dev.txt
+	@echo "  2 of 4: $(words $(PACKAGES)) packages, pinned"
+	@{ PYTHONUNBUFFERED=1 $(PY) $(filter-out -qq,$(PINNED)) --no-color -r requirements/cpu.txt -r requirements/dev.txt || echo "pip failed"; } \
+	  | awk -v total=$(words $(PACKAGES)) "$$SHOW_PROGRESS"
+	@echo "  3 of 4: pycosat, which is compiled"
 	@$(PY) $(PINNED) -r requirements/compiled.txt >/dev/null 2>&1 \
-	  || echo "  pycosat is not installed, as without a C compiler: reasoning-gym and gem will not import, and their tests are skipped"
+	  || echo "          it needs a C compiler: reasoning-gym and gem will not import, and their tests are skipped"
+	@echo "  4 of 4: agentrl"
 	@$(PY) $(PIP_INSTALL) --no-build-isolation --editable .
 	@touch $@

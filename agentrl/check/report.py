@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.check.findings import Finding, Report, Severity, by_severity
-from agentrl.track.text import counted
+from agentrl.track.text import counted, wrapped
 
 COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 WIDTH = 110
@@ -32,7 +32,7 @@ def print_report(report: Report, *, fix_hints: bool = False, console: Console | 
             out.print(Text(title, style="bold"))
             out.print(table)
     for line in _lines(report):
-        out.print(Text(line))
+        out.print(Text("\n".join(wrapped(line, out.width))))
     for finding in by_severity(report.findings):
         out.print()
         out.print(_finding(finding, fix_hints, out.width))

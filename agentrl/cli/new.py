@@ -5,28 +5,28 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from agentrl.assets import environment_paths
-from agentrl.cli.words import Arguments, read
+from agentrl.cli.words import command_of, read, word
 from agentrl.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewArgs(Arguments):
+class NewArgs:
     """Copy a ready-made environment into a file of your own, to be changed and named with ``--agent``."""
 
-    file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
+    file: Path = Path()
     """File to write, for example ``my_env.py``; it must not exist yet."""
     example: str = "calculator"
     """Environment to begin with: calculator (two turns, a tool), arithmetic (one turn), guess_number (a game), ..."""
 
 
+NEW = command_of("new", NewArgs, word("file", "FILE"))
+
+
 def main(words: list[str]) -> int:
     """Run the command with the words after ``new``."""
-    args = read(NewArgs, "new", words)
+    args: NewArgs = read(NEW, words)
     known = environment_paths()
     if args.example not in known:
         raise ConfigError("--example", args.example, "is no ready-made environment", f"There are {', '.join(known)}.")

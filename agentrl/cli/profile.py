@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-import tyro
-
-from agentrl.cli.words import Arguments, read
+from agentrl.cli.words import command_of, read, word
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Count, CountOrZero
@@ -23,10 +20,10 @@ ASKED = ("num_engines", "num_learners", "max_staleness", "groups_per_step", "ove
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileArgs(Arguments):
+class ProfileArgs:
     """Say where a run's time went, how far it is from its bound and why, and what other sizes would give."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    run: str = ""
     """Directory of the run; it may be going on."""
     devices: CountOrZero = 0
     """Devices to divide between engines and learner ranks. 0: as many as the run had."""
@@ -34,19 +31,22 @@ class ProfileArgs(Arguments):
     """Predict this number of engines as well."""
     num_learners: Count | None = None
     """The same with so many learner ranks."""
-    max_staleness: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    max_staleness: int | None = None
     """The same with this staleness bound."""
     groups_per_step: Count | None = None
     """The same with so many groups per step."""
     oversample: float | None = None
     """The same with this share of groups started beyond those of a step."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    json: bool = False
     """Print one JSON object instead."""
+
+
+PROFILE = command_of("profile", ProfileArgs, word("run", "RUN"))
 
 
 def main(words: list[str]) -> int:
     """Run the command with the words after ``profile``."""
-    args = read(ProfileArgs, "profile", words)
+    args: ProfileArgs = read(PROFILE, words)
     _check(args)
     run, screen = RunDirectory(args.run), Screen()
     config = run.config()

@@ -9,12 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
+from typing import TYPE_CHECKING
 
 from agentrl.api.background import run_until_signal
-from agentrl.cli.words import Arguments, read
+from agentrl.cli.words import command_of, read, word
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Count
 from agentrl.inspect.directory import Record, RunDirectory
@@ -26,14 +24,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayArgs(Arguments):
+class ReplayArgs:
     """Repeat recorded actions in the environment, and say what came out differently."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    run: str = ""
     """Directory of the run."""
-    episodes: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[EPISODE ...]")] = ()
+    episodes: tuple[str, ...] = ()
     """Names of episodes, as ``agentrl inspect`` lists them; a group's number stands for all of its episodes."""
-    all: tyro.conf.FlagCreatePairsOff[bool] = False
+    all: bool = False
     """Replay every recorded episode, and show which share of them replays."""
     agent: str = ""
     """Environment to replay in; by default the run's own."""
@@ -43,9 +41,17 @@ class ReplayArgs(Arguments):
     """Differences to list with ``--all``."""
 
 
+REPLAY = command_of(
+    "replay",
+    ReplayArgs,
+    word("run", "RUN"),
+    word("episodes", "EPISODE", required=False),
+)
+
+
 def main(words: list[str]) -> int:
     """Run the command with the words after ``replay``."""
-    args = read(ReplayArgs, "replay", words)
+    args: ReplayArgs = read(REPLAY, words)
     run = RunDirectory(args.run)
     if args.all == bool(args.episodes):
         problem = "comes with names of episodes" if args.all else "is not given, and no episode is named"

@@ -5,26 +5,30 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from agentrl.cli.words import Arguments, read
+from agentrl.cli.words import command_of, read, word
+from agentrl.core.errors import ConfigError
+from agentrl.core.settings import Count
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleArgs(Arguments):
+class ScaleArgs:
     """Let engines join or leave a run that trains now; it goes on meanwhile. Needs Ray, and weights that travel as files (shm, disk)."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run: Path = Path()
     """Directory of the run."""
-    num_engines: int
-    """Engines it is to have."""
+    num_engines: Count | None = None
+    """Engines it is to have. Required."""
+
+
+SCALE = command_of("scale", ScaleArgs, word("run", "RUN"))
 
 
 def main(words: list[str]) -> int:
     """Ask the run, and print what it answers."""
-    args = read(ScaleArgs, "scale", words)
+    args: ScaleArgs = read(SCALE, words)
+    if args.num_engines is None:
+        raise ConfigError("--num-engines", None, "is not given", f"Write `agentrl scale {args.run} --num-engines N`.")
     from agentrl.api.scaling import request_engines
 
     sys.stdout.write(request_engines(args.run, args.num_engines) + "\n")

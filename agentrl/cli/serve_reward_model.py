@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.cli.serve import say, until_signal
-from agentrl.cli.words import Arguments, read
+from agentrl.cli.words import command_of, read, word
 from agentrl.config.reward import RewardServing, reward_model_facts
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeRewardModelArgs(Arguments, RewardServing):
+class ServeRewardModelArgs(RewardServing):
     """Offer a reward model over HTTP: POST {"query", "prompts", "labels"} gives {"rewards", "scores", "extra_logs"}. Ctrl-C ends it."""
+
+
+SERVE_REWARD_MODEL = command_of("serve-reward-model", ServeRewardModelArgs, word("model", "MODEL"))
 
 
 def main(words: list[str]) -> int:
     """Serve until a signal comes; the exit code is 0 then."""
-    args = read(ServeRewardModelArgs, "serve-reward-model", words)
+    args: ServeRewardModelArgs = read(SERVE_REWARD_MODEL, words)
     reward_model_facts(args.model, args.value_head_prefix, "MODEL")
     from agentrl.api.reward_serving import serve_reward_model
 

@@ -44,7 +44,11 @@ def evaluate(words: list[str]) -> int:
     """Measure a model as the flags after ``eval`` say, alone or next to another one; the code is 3 if some tasks failed."""
     from agentrl.api.evaluation import measure
 
-    evaluation = run_until_signal(measure(load_eval(words)), saved=lambda: "the results are not saved")
+    config = load_eval([word for word in words if word != "--dry-run"])
+    if "--dry-run" in words:
+        sys.stdout.write(to_json(config) + "\n")
+        return 0
+    evaluation = run_until_signal(measure(config), saved=lambda: "the results are not saved")
     failed = evaluation.failed_tasks
     if not any(failed):
         return 0

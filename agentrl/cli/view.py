@@ -10,11 +10,8 @@ import threading
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from agentrl.cli.words import Arguments, read
+from agentrl.cli.words import command_of, read, word
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Port
 
@@ -23,10 +20,10 @@ REDIRECT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewArgs(Arguments):
+class ViewArgs:
     """Show runs in the browser: curves, steps, groups, episodes and every token. Only reads; Ctrl-C ends it."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RUN|FOLDER|FILE]")] = "runs"
+    run: str = "runs"
     """Directory of a run, which may still be running; a folder of runs; or a file of episodes of another system."""
     port: Port = 0
     """Port on 127.0.0.1. 0: a free one."""
@@ -40,9 +37,12 @@ class ViewArgs(Arguments):
     """Open the page in a browser, where there is one."""
 
 
+VIEW = command_of("view", ViewArgs, word("run", "RUN|FOLDER|FILE", required=False))
+
+
 def main(words: list[str]) -> int:
     """Run the command with the words after ``view``; serves until a signal comes, and the exit code is 0 then."""
-    args = read(ViewArgs, "view", words)
+    args: ViewArgs = read(VIEW, words)
     from agentrl.api.viewing import open_library, run_viewer
 
     if (args.episode or args.step) and args.html is None:

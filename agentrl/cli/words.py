@@ -1,44 +1,48 @@
-"""The words after a command whose settings are not sections, read into one dataclass; see `agentrl.config.load` for the others."""
+"""Commands whose settings are one section, beside the one that every such command has."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any
 
-import tyro
-from pydantic import TypeAdapter, ValidationError
-
-from agentrl.config.load import TYRO
-from agentrl.config.mapping import field_error
+from agentrl.config.load import Command, load
+from agentrl.config.words import Word
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """Flags of every such command."""
+class Common:
+    """Settings of every command."""
 
-    debug: tyro.conf.FlagCreatePairsOff[bool] = False
+    debug: bool = False
     """Show tracebacks."""
 
 
-A = TypeVar("A", bound=Arguments)
+def word(setting: str, label: str, *, required: bool = True) -> Word:
+    """Return a word that sets a setting without a flag."""
+    return Word(setting=setting, label=label, required=required, has_flag=False)
 
 
-def read(arguments: type[A], command: str, words: Sequence[str]) -> A:
-    """Read the words after a command.
+def command_of(name: str, section: type[Any], *words: Word) -> Command[Any]:
+    """Return the command whose settings are a section, which describes it.
+
+    Args:
+        name: Name of the command.
+        section: Its settings, all of them with defaults.
+        words: Settings that words without flags set, in their order.
+    """
+    sections = {"settings": section, "common": Common}
+    parts = [(part, kind, field(default_factory=kind)) for part, kind in sections.items()]
+    settings = make_dataclass(section.__name__, parts, frozen=True, kw_only=True)
+    return Command(name, settings, inspect.getdoc(section) or "", words=words, also=())
+
+
+def read(command: Command[Any], words: Sequence[str]) -> Any:
+    """Return the checked section of a command that `command_of` made, with the values that words give.
 
     Raises:
-        ConfigError: If a number is out of the range of its field.
-        SystemExit: With code 2 for a malformed word, 0 for ``--help`` (raised by the flag parser).
+        ConfigError: If a word is unknown or missing, or a value is wrong.
+        SystemExit: With code 0 for ``--help``.
     """
-    return in_range(tyro.cli(arguments, prog=f"agentrl {command}", args=words, config=TYRO), command)
-
-
-def in_range(args: A, command: str) -> A:
-    """Return arguments unchanged if each number is in the range of its field, else raise a `ConfigError`."""
-    kind: Any = type(args)
-    try:
-        TypeAdapter(kind).validate_python(vars(args))
-    except ValidationError as error:
-        raise field_error(error, command) from None
-    return args
+    return load(command, words).settings

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from agentrl.config.load import Command
 from agentrl.config.schema import ModelConfig
+from agentrl.config.words import Word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,8 @@ class CertifyOptions:
     """Sample with vLLM too, if it has the model's class and runs here; takes about 20 s more."""
     json: bool = False
     """Write the certificate as JSON."""
+    debug: bool = False
+    """Show tracebacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,5 +34,5 @@ CERTIFY = Command(
     CertifyConfig,
     "Compare what learner, adapters and engines compute with the model itself, on a small twin made from its config.json alone. "
     "Exit code: 0 exact, 1 wrong, 2 cannot be tried.",
-    first="model",
+    words=(Word(setting="model", label="MODEL", doc="Directory of a model, or its config.json; by default the bundled model."),),
 )

@@ -15,6 +15,7 @@ from agentrl.config.reward import ANSWER, RewardConfig
 from agentrl.config.rules import check, check_play
 from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.config.sections import changed, settings_of
+from agentrl.config.words import Word
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import kept_environment
 
@@ -138,6 +139,7 @@ class ServeCommand(Command[ServeConfig]):
         return check_play(changed(config, agent="the program that asks", model=name))
 
 
+DRY_RUN = ("--config", "--dry-run")
 TRAIN = TrainCommand(
     "train",
     TrainConfig,
@@ -146,6 +148,7 @@ TRAIN = TrainCommand(
         *("agent", "prompts", "model", "num_steps", "asynchronous", "advantage_estimator", "learning_rate", "groups_per_step"),
         *("n_samples_per_prompt", "max_new_tokens", "max_turns", "dynamic_filtering", "eval_every", "save_every", "resume", "run_dir"),
     ),
+    also=DRY_RUN,
     ignored=(EvaluateConfig, SampleConfig),
 )
 EVAL = MeasuringCommand(
@@ -154,17 +157,19 @@ EVAL = MeasuringCommand(
     "Measure a model in an environment: mean reward and score, pass@k, by kind of task, with bootstrap intervals; alone, or against "
     "another model on the same tasks. --config FILE takes the settings of a training run from a file.",
     main=("agent", "run", "model", "baseline", "eval_samples", "eval_temperature", "eval_size", "eval_by", "max_new_tokens", "output"),
+    also=DRY_RUN,
     ignored=(TrainConfig, SampleConfig),
 )
 SAMPLE = MeasuringCommand(
     "sample",
     SampleConfig,
     "Sample answers to prompts or episodes of tasks with the engines of training, score them, and write a data set for agentrl sft, dpo "
-    "and their kin. --config FILE takes the settings of a training run from a file; --dry-run prints the settings and stops.",
+    "and their kin. --config FILE takes the settings of a training run from a file.",
     main=(
         *("agent", "prompts", "run", "model", "n_samples_per_prompt", "temperature", "select", "keep", "min_reward", "num_tasks"),
         *("max_new_tokens", "reward_model", "output", "resume"),
     ),
+    also=DRY_RUN,
     ignored=(TrainConfig, EvaluateConfig),
 )
 PLAY = PlayCommand(
@@ -179,7 +184,7 @@ SERVE = ServeCommand(
     "Offer a model over HTTP as black-box agents meet it in training; nothing is trained. With --engine none every answer is one fixed "
     "text, which tries a connection within seconds. Ctrl-C ends it.",
     main=("model", "port", "engine", "seed", "tool_parser", "reasoning_parser", "temperature", "max_new_tokens", "max_model_len"),
-    first="model",
+    words=(Word(setting="model", label="MODEL", doc="The model, the same as --model MODEL; tiny is the bundled one."),),
 )
 
 

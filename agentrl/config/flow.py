@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
 from annotated_types import Ge, Gt, Le
 
 from agentrl.core.settings import Alias, Count, Fraction, NonNegative, ResumeMayChange, Share, UserFile
@@ -17,7 +16,7 @@ class FlowConfig:
 
     groups_per_step: Annotated[Count, Alias("--rollout-batch-size")] = 16
     """Groups that make one optimizer step."""
-    asynchronous: Annotated[bool, tyro.conf.arg(name="async"), Alias("--async-train")] = False
+    asynchronous: Annotated[bool, Alias("--async-train")] = False
     """Generate while training; short for ``--max-staleness 1``."""
     max_staleness: Annotated[Annotated[int, Ge(0), Le(64)] | None, Alias("--async-queue-size")] = None
     """Optimizer steps a trained token may be older than the weights it trains; 0 is synchronous training."""

@@ -13,49 +13,79 @@ from typing import Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 
 from agentrl.config.sections import Setting, bare, flag, notes_of, sections_of, settings_of
+from agentrl.config.words import Word, usage
 
 COLUMN = 27
 MAX_WIDTH = 120
 
 
-def help_text(command: type[Any], prog: str, intro: str, *, main: Sequence[str] = (), topic: str = "") -> str:
+ALSO = {
+    "--config": ("--config FILE", "settings from a TOML, YAML or JSON file"),
+    "--dry-run": ("--dry-run", "print the resolved configuration and stop"),
+}
+"""Flags of commands that are no settings: how help writes them, and their meaning."""
+
+
+def help_text(
+    settings: type[Any],
+    prog: str,
+    intro: str,
+    *,
+    words: Sequence[Word] = (),
+    main: Sequence[str] = (),
+    also: Sequence[str] = (),
+    topic: str = "",
+) -> str:
     """Return what ``--help`` prints of a command: its main settings, or as `topic` those of a section or ``all``.
 
     Args:
-        command: Dataclass whose fields are sections.
+        settings: Dataclass whose fields are sections.
         prog: The words that call the command.
         intro: What it does.
+        words: Settings that words without flags set.
         main: Settings to show first; empty: all of them are shown.
+        also: Names in `ALSO` of the flags that the command has beside its settings.
         topic: Name of a section, or ``all``.
     """
-    table, sections = settings_of(command), sections_of(command)
-    width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
-    if topic or not main:
-        shown = (topic,) if topic not in ("", "all") else tuple(sections)
-        heading = [] if topic else [_usage(prog), "", *textwrap.wrap(intro, width), ""]
-        return "\n".join([*heading, *(_section(name, sections[name], table, width) for name in shown)])
-    lines = [_usage(prog), "", *textwrap.wrap(intro, width), "", "Main settings", ""]
-    lines += [line for name in main for line in _entry(table[name], width, short=True)]
-    lines += ["", "More", ""]
-    for name, kind in sections.items():
-        lines += _row(f"--help {name}", _sentence(inspect.getdoc(kind) or ""), width)
-    lines += _row("--help all", "every setting", width)
-    lines += _row("--config FILE", "settings from a TOML, YAML or JSON file", width)
-    lines += _row("--dry-run", "print the resolved configuration and stop", width)
-    return "\n".join([*lines, ""])
+    table, sections = settings_of(settings), sections_of(settings)
+    width = screen_width()
+    hidden = {word.setting for word in words if not word.has_flag}
+    listed = {name: setting for name, setting in table.items() if name not in hidden}
+    whole = [_section(name, kind, listed, width, intro) for name, kind in sections.items() if topic in ("", "all", name)]
+    if topic:
+        return "\n".join(line for section in whole for line in section)
+    lines = [f"usage: {usage(prog, words, table)} [--flag VALUE ...]", "", *textwrap.wrap(_plain(intro), width), ""]
+    for word in words:
+        lines += _word(word, table[word.setting], width)
+    lines += [""] * bool(words)
+    more = [ALSO[name] for name in also]
+    if main:
+        lines += ["Main settings", "", *(line for name in main for line in _entry(table[name], width, short=True)), ""]
+        of_sections = [(f"--help {name}", _sentence(inspect.getdoc(kind) or "")) for name, kind in sections.items()]
+        more = [*of_sections, ("--help all", "every setting"), *more]
+    else:
+        lines += [line for section in whole for line in section]
+    lines += ["More", "", *(line for row in more for line in table_row(*row, width)), ""] if more else []
+    return "\n".join(lines)
 
 
-def _usage(prog: str) -> str:
-    return f"usage: {prog} [FILE] [--flag VALUE ...]"
+def screen_width() -> int:
+    """Return the width of help: that of the terminal, but never so wide that a line is hard to read."""
+    return min(shutil.get_terminal_size().columns, MAX_WIDTH)
 
 
-def _section(name: str, kind: type[Any], table: Mapping[str, Setting], width: int) -> str:
+def _section(name: str, kind: type[Any], table: Mapping[str, Setting], width: int, intro: str) -> list[str]:
+    """The lines of a section; the only one of a command has the command's own text, and no heading."""
     about = inspect.getdoc(kind) or ""
-    lines = [name if about.startswith(f"{kind.__name__}(") else f"{name}: {_plain(about)}", ""]  # a dataclass makes one of its fields
-    for setting in table.values():
-        if setting.section == name:
-            lines += _entry(setting, width, short=False)
-    return "\n".join([*lines, ""])
+    heading = name if about.startswith(f"{kind.__name__}(") else f"{name}: {_plain(about)}"  # a dataclass makes a text of its fields
+    lines = [] if about == intro else [*textwrap.wrap(heading, width), ""]
+    return [*lines, *(line for setting in table.values() if setting.section == name for line in _entry(setting, width, short=False)), ""]
+
+
+def _word(word: Word, setting: Setting, width: int) -> list[str]:
+    shown = default_text(setting.default).strip("`")
+    text = _plain(word.doc or setting.doc)
+    return table_row(word.label, text if word.required or word.doc or shown == "unset" else f"{text.rstrip('.')} [{shown}]", width)
 
 
 def _entry(setting: Setting, width: int, *, short: bool) -> list[str]:
@@ -63,9 +93,11 @@ def _entry(setting: Setting, width: int, *, short: bool) -> list[str]:
     label = word if bare(setting.hint) is bool else f"{word} {_placeholder(setting.hint)}"
     text = _sentence(setting.doc) if short else _plain(setting.doc)
     shown = default_text(setting.default).strip("`")
+    if shown == "on" and not short:
+        shown = f"on; off with --no-{word[2:]}"
     if not short and (accepted := _plain(values(setting.hint))) not in ("text", "on or off", "path", "texts"):
         text += f" ({accepted})"
-    return _row(label, text if shown in ("unset", "off") else f"{text.rstrip('.')} [{shown}]", width)
+    return table_row(label, text if shown in ("unset", "off") else f"{text.rstrip('.')} [{shown}]", width)
 
 
 def _placeholder(hint: Any) -> str:
@@ -75,11 +107,12 @@ def _placeholder(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "NAME"
     if get_origin(hint) is tuple:
-        return "TEXT ..." if get_args(hint)[-1] is Ellipsis else " ".join("X" for _ in get_args(hint))
+        return " ".join("..." if part is Ellipsis else _placeholder(part) for part in get_args(hint))
     return {int: "N", float: "X", str: "TEXT", Path: "PATH"}[hint]
 
 
-def _row(label: str, text: str, width: int) -> list[str]:
+def table_row(label: str, text: str, width: int) -> list[str]:
+    """Return the lines of one entry: its label, and the text beside it, or under a long label."""
     first = f"  {label}".ljust(COLUMN)
     if len(first) > COLUMN:
         return [first, *textwrap.wrap(text, width, initial_indent=" " * COLUMN, subsequent_indent=" " * COLUMN)]

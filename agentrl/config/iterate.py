@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from agentrl.config.load import Command, load, load_given, take_config_flag
 from agentrl.config.mapping import read_file
 from agentrl.config.sections import flag
+from agentrl.config.words import Word
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Count, CountOrZero, ResumeMayChange
 
@@ -56,7 +55,7 @@ class IterateConfig:
     """
 
     iterate: IterateOptions = field(default_factory=IterateOptions)
-    phases: Annotated[Mapping[str, tuple[str, ...]], tyro.conf.Suppress] = field(default_factory=dict)
+    phases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 ITERATE = Command(
@@ -64,9 +63,12 @@ ITERATE = Command(
     IterateConfig,
     "Sample, score, train, evaluate, and again, as one run that can be resumed: iterative DPO (dpo) or rejection sampling with "
     "fine-tuning (sft, RAFT). Prefix a flag with the name of its phase: --sample.n-samples-per-prompt 8 --train.num-steps 30 "
-    "--eval.eval-size 64, or use the tables [sample], [train] and [eval] of --config FILE; see agentrl sample, dpo, sft and eval --help. "
-    "--dry-run checks all of them and stops.",
-    first="",
+    "--eval.eval-size 64, or use the tables [sample], [train] and [eval] of --config FILE; see agentrl sample, dpo, sft and eval --help.",
+    words=(
+        Word(setting="method", label="METHOD", doc="dpo or sft, the same as --method."),
+        Word(setting="agent", label="ENV", doc="Environment or reward, the same as --agent ENV."),
+    ),
+    also=("--config", "--dry-run"),
 )
 
 
@@ -79,10 +81,6 @@ def load_iterate(args: Sequence[str]) -> IterateConfig:
     """
     path, rest = take_config_flag(list(args))
     phases, rest = _split(rest)
-    for name in ("--method", "--agent"):  # `agentrl iterate dpo envs/arithmetic.py`
-        at = rest.index("--method") + 2 if name == "--agent" and "--method" in rest else 0
-        if rest[at:] and not rest[at].startswith("-"):
-            rest.insert(at, name)
     tables: dict[str, Any] = {} if path is None else read_file(path)
     if unknown := tables.keys() - set(PHASES):
         raise ConfigError(f"{path}: {sorted(unknown)[0]}", "", "is no phase", f"Write tables [{'], ['.join(PHASES)}].")

@@ -6,20 +6,16 @@ within a second.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import io
 import json
 import os
-import re
 import sys
 import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-
-import tyro
 
 from agentrl.config.algorithm import KINDS
 from agentrl.config.help import help_text
@@ -35,15 +31,14 @@ from agentrl.config.mapping import (
     refuse_removed,
     schema_of,
     suggest,
-    validated,
 )
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import changed, flag, sections_of, settings_of
+from agentrl.config.sections import Setting, flag, sections_of, settings_of
+from agentrl.config.words import ENVIRONMENT, Word, choices, flags_of, parse
 from agentrl.core.errors import ConfigError, UnknownFlagError
 
 C = TypeVar("C")
 
-TYRO = (tyro.conf.OmitArgPrefixes,)
 CHOOSING = (*(part.setting for part in KINDS), "resume", "run_dir")
 """Settings that decide which others there are: the algorithms, and the run that brings the files of a user's own."""
 
@@ -56,7 +51,8 @@ class Command(Generic[C]):
         settings: Dataclass whose fields are its sections.
         intro: What it does, for ``--help``.
         main: Settings that ``--help`` shows first; empty: it shows all of them.
-        first: Setting that a first word without dashes names; empty: there is none.
+        words: Settings that words without flags set, in their order.
+        also: Flags that it has beside its settings: ``--config``, ``--dry-run``.
         ignored: Commands whose settings a file may hold as well.
     """
 
@@ -67,10 +63,12 @@ class Command(Generic[C]):
         intro: str,
         *,
         main: tuple[str, ...] = (),
-        first: str = "agent",
+        words: tuple[Word, ...] = (ENVIRONMENT,),
+        also: tuple[str, ...] = ("--config",),
         ignored: tuple[type[Any], ...] = (),
     ) -> None:
-        self.name, self.settings, self.intro, self.main, self.first, self.ignored = name, settings, intro, main, first, ignored
+        self.name, self.settings, self.intro = name, settings, intro
+        self.main, self.words, self.also, self.ignored = main, words, also, ignored
 
     @property
     def prog(self) -> str:
@@ -164,13 +162,21 @@ def read_flags(command: Command[C], args: Sequence[str], path: Path | None = Non
     path, saved = _saved("--config", named, path)
     form, rest = _form(command, words, saved)
     answer_help(rest, command, form)
-    rest = with_first_flag(rest, command.first)
     refuse_unknown(rest, command, form)
-    default = as_loaded(command.begin(_chosen(saved, _choices(rest)), path), form)
-    default = changed(default, **dict.fromkeys(_appended(form, rest), ()))  # flags replace what a file says; tyro would append to it
-    parsed = _parsed(form, rest, default, command)
-    given = given_names(rest) | saved.keys()
-    return command.complete(plain(command.settings, validated(parsed, command.name)), given), given, saved
+    values = parse(rest, command.prog, settings_of(form), command.words)
+    config = _checked(command, form, command.begin(_chosen(saved, _choices(rest)), path), values)
+    given = values.keys() | saved.keys()
+    return command.complete(config, given), given, saved
+
+
+def _checked(command: Command[C], form: type[Any], default: C, values: Mapping[str, Any]) -> C:
+    """The settings to begin with, and values over them, types and ranges checked."""
+    loaded = as_loaded(default, form)
+    kinds = sections_of(form).items()
+    sections = {name: {item.name: getattr(getattr(loaded, name), item.name) for item in fields(kind)} for name, kind in kinds}
+    for name, value in values.items():
+        sections[settings_of(form)[name].section][name] = value
+    return plain(command.settings, build(form, sections, "", command.name))
 
 
 def _saved(setting: str, named: str | os.PathLike[str] | None, path: Path | None) -> tuple[Path | None, dict[str, Any]]:
@@ -179,21 +185,6 @@ def _saved(setting: str, named: str | os.PathLike[str] | None, path: Path | None
         raise ConfigError(setting, str(named), "a run brings its own settings", "Leave out one of the two.")
     path = path if named is None else Path(named)
     return path, flattened(read_file(path), str(path)) if path else {}
-
-
-def _parsed(form: type[Any], words: Sequence[str], default: Any, command: Command[Any]) -> Any:
-    """The words as sections; a rule of a section that does not hold is its own error, and not one of the parser."""
-    try:
-        with contextlib.redirect_stderr(io.StringIO()) as shown:
-            return tyro.cli(form, prog=command.prog, args=words, default=default, config=TYRO, description=command.intro)
-    except SystemExit as ended:
-        cause: BaseException | None = ended
-        while cause is not None:
-            if isinstance(cause, ConfigError):
-                raise cause from None
-            cause = cause.__cause__ or cause.__context__
-        sys.stderr.write(shown.getvalue())
-        raise
 
 
 def _form(command: Command[Any], words: Sequence[str], saved: Mapping[str, Any]) -> tuple[type[Any], list[str]]:
@@ -230,11 +221,7 @@ def load_given(command: Command[C], given: Mapping[str, Any], path: Path | None 
     choices = {name: str(rest[name]) for name in CHOOSING if name in rest}
     form = schema_of(command.settings, {**saved, **choices})
     values = _named_values(rest, form, command)
-    default = as_loaded(command.begin(_chosen(saved, choices), path), form)
-    sections = {name: dict(vars(getattr(default, name))) for name in sections_of(form)}
-    for name, value in values.items():
-        sections[settings_of(form)[name].section][name] = value
-    config = plain(command.settings, build(form, sections, "", command.name))
+    config = _checked(command, form, command.begin(_chosen(saved, choices), path), values)
     given_now = values.keys() | saved.keys()
     finished = command.finish(command.complete(config, given_now), given_now, saved)
     refuse_hidden(finished)
@@ -265,35 +252,16 @@ def _fields_named(key: str, other_names: Mapping[str, Sequence[str]]) -> list[st
     return ["asynchronous" if name == "async" else name for name in names]
 
 
-def given_names(words: Iterable[str]) -> set[str]:
-    """Return the names of the settings that flags set."""
-    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
-    return {word.removeprefix("--no-").removeprefix("--").replace("-", "_") for word in flags}
-
-
-_NAMED = re.compile(r"\+{0,2}[\w.]+=")
-"""A setting as other systems write it: `actor.lr=1e-6`."""
-
-
-def with_first_flag(words: list[str], setting: str) -> list[str]:
-    """Return the words with the flag before a setting that stands first without it, as in ``agentrl train FILE``."""
-    named = setting and words and not words[0].startswith("-") and not _NAMED.match(words[0])
-    return [flag(setting), *words] if named else words
-
-
-def _appended(settings: type[Any], words: Sequence[str]) -> list[str]:
-    """The settings that may be given several times, and are given."""
-    several = (item.name for item in settings_of(settings).values() if tyro.conf.UseAppendAction[int].__metadata__[0] in item.notes)  # type: ignore[attr-defined]
-    return [name for name in several if flag_value(words, flag(name)) is not None]
-
-
 def answer_help(words: Sequence[str], command: Command[Any], form: type[Any]) -> None:
-    """Print the help that ``--help``, ``--help SECTION`` or ``--help all`` asks for.
+    """Print the help that ``--help``, ``--help SECTION`` or ``--help all`` asks for, or the flags for ``--completion``.
 
     Raises:
         ConfigError: If there is no such section.
         SystemExit: With code 0, after printing.
     """
+    if "--completion" in words:
+        sys.stdout.write("".join(f"{line}\n" for line in completion(settings_of(form), command)))
+        raise SystemExit(0)
     at = next((index for index, word in enumerate(words) if word in ("-h", "--help")), None)
     if at is None:
         return
@@ -301,23 +269,29 @@ def answer_help(words: Sequence[str], command: Command[Any], form: type[Any]) ->
     sections = sections_of(form)
     if topic not in ("", "all", *sections):
         raise ConfigError("--help", topic, "is no section of the settings", f"Sections: {', '.join(sections)}, all.")
-    sys.stdout.write(help_text(form, command.prog, command.intro, main=command.main, topic=topic))
+    page = help_text(form, command.prog, command.intro, words=command.words, main=command.main, also=command.also, topic=topic)
+    sys.stdout.write(page)
     raise SystemExit(0)
 
 
+def completion(table: Mapping[str, Setting], command: Command[Any]) -> list[str]:
+    """Return each flag of a command, and behind it the choices of its value."""
+    flags = flags_of(table, command.words)
+    return [*(" ".join([name, *choices(setting.hint)]) for name, (setting, _) in flags.items()), *command.also, "--help"]
+
+
 def refuse_unknown(words: Sequence[str], command: Command[Any], form: type[Any]) -> None:
-    """Answer every word that is no setting with one line.
+    """Answer every flag that is no setting with one line.
 
     Raises:
         ConfigError: If one is an option of an algorithm that is not chosen.
         UnknownFlagError: If there is such a word.
     """
-    known = [flag(name) for name in settings_of(form)]
-    known = sorted([*known, *(f"--no-{name[2:]}" for name in known), "--tyro-print-completion", "--tyro-write-completion"])
+    known = sorted(flags_of(settings_of(form), command.words))
     unknown = []
     for word in words:
         name = word.partition("=")[0]
-        if name.startswith("--") and len(name) > 2 and name not in known:
+        if name.startswith("--") and name not in known:
             refuse_foreign(form, name[2:].removeprefix("no-").replace("-", "_"), _typed(flag_value(words, name)), _choices(words))
             unknown.append((name, _answer(name, known, command)))
         elif "=" in word and name.lstrip("+") in other_systems()["verl"]:

@@ -168,15 +168,6 @@ def _name(key: str) -> str:
     return "asynchronous" if name == "async" else name
 
 
-def validated(config: C, command: str = "train") -> C:
-    """Check every field's type and range.
-
-    Raises:
-        ConfigError: For the first field that is wrong.
-    """
-    return build(type(config), {name: vars(getattr(config, name)) for name in sections_of(type(config))}, "", command)
-
-
 def build(settings: type[C], sections: Mapping[str, Any], source: str, command: str) -> C:
     """Return settings made of sections of values, types and ranges checked; see `from_mapping`."""
     try:
@@ -193,7 +184,7 @@ def field_error(error: ValidationError, command: str, source: str = "") -> Confi
     if isinstance(own := first.get("ctx", {}).get("error"), ConfigError):  # a section's own rule
         return own
     name = str(first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0])
-    problem = first["msg"].replace("Input should be", "must be").replace("valid number", "number")
+    problem = first["msg"].partition(", unable to")[0].replace("Input should be", "must be").replace("valid number", "number")
     return ConfigError(f"{source}: {name}" if source else flag(name), first.get("input"), problem, f"See `agentrl {command} --help`.")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from agentrl.core.settings import Alias, Positive, ResumeMayChange, UserFile
 
 Record = Literal["none", "sample", "all"]
@@ -27,7 +25,7 @@ class TrackConfig:
     """Weights & Biases project; empty: off. Needs ``pip install wandb``."""
     trackio_project: Annotated[str, ResumeMayChange] = ""
     """Trackio project; empty: off. Needs ``pip install trackio``."""
-    sink: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], ResumeMayChange, UserFile] = ()
+    sink: Annotated[tuple[str, ...], ResumeMayChange, UserFile] = ()
     """Metric sink of your own, ``file.py:Name``, beside the others; may be given several times. See ``docs/callbacks.md``."""
 
 
@@ -41,7 +39,7 @@ class RecordConfig:
     annotate: Annotated[bool, ResumeMayChange] = True
     """Write what the learner knows of every token of the recorded trajectories to ``annotations.jsonl``: log-probability, ratio, advantage,
     entropy, share of the loss, and whether and why it was masked. See ``docs/viewer.md``."""
-    callback: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], ResumeMayChange, UserFile] = ()
+    callback: Annotated[tuple[str, ...], ResumeMayChange, UserFile] = ()
     """Class that follows the run, ``file.py:Name``; may be given several times. See ``docs/callbacks.md``."""
     callback_timeout_s: Annotated[Positive, ResumeMayChange] = 300.0
     """Deadline of one call of a callback's method; then the run ends with an error."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from agentrl.config.lora import holds_adapter
 from agentrl.core.errors import ConfigError
 from agentrl.core.settings import Alias, Count, CountOrZero, NonNegative, Port, Positive
@@ -88,7 +86,7 @@ class RewardModelFacts:
 class RewardServing:
     """One reward model, and how it is served over HTTP."""
 
-    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
+    model: str = ""
     """A reward model: a Hugging Face directory or hub name, as ``agentrl reward-model`` writes it."""
     port: Port = 5000
     """Port to listen on. 0: a free one."""
@@ -104,7 +102,7 @@ class RewardServing:
     """Name of the layer that makes the score, in the model's files. Empty: ``score``, or what its ``config.json`` says."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the weights. ``auto``: float32 on CPU, bfloat16 on GPU."""
-    trust_remote_code: tyro.conf.FlagCreatePairsOff[bool] = False
+    trust_remote_code: bool = False
     """Allow the model's own Python code to run."""
 
 

@@ -92,7 +92,8 @@ def _bypassed(model: nn.Module) -> list[str]:
         return []
     layers = {name: module for name, module in twin.named_modules() if isinstance(module, nn.Linear)}
     for name, module in layers.items():
-        module.register_forward_hook(lambda *_, end=_end_of(name): called.add(end))
+        end = _end_of(name)
+        module.register_forward_hook(lambda *_, end=end: called.add(end))
     try:
         with torch.no_grad():
             twin(input_ids=torch.arange(ROW)[None] % twin.config.vocab_size, use_cache=False)

@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -22,7 +22,7 @@ from rich.text import Text
 from agentrl.core.callbacks import Callback, EvaluationEnd, GroupJudged, MetricsRow, RunEnd
 from agentrl.core.summaries import GroupSummary
 from agentrl.track.summary import first_and_last
-from agentrl.track.text import ASCII_BLOCKS, BLOCKS, count, counted, duration, mean, number, percent, sparkline, visible
+from agentrl.track.text import ASCII_BLOCKS, BLOCKS, count, counted, duration, mean, number, percent, sparkline, visible, wrapped
 
 ETA_STEPS = 10
 MAX_ERRORS = 5
@@ -109,12 +109,12 @@ class Form:
 
     Attributes:
         curve: Metric whose curve is drawn.
-        line: Returns the newest step as one line.
+        parts: Returns the figures of the newest step as phrases, the most important first; a line shows those that fit.
         rows: Returns the metrics of the newest step as labelled rows, drawing curves with the given characters.
     """
 
     curve: str
-    line: Callable[[RunView], str]
+    parts: Callable[[RunView], list[str]]
     rows: Callable[[RunView, str], Table]
 
 
@@ -156,7 +156,8 @@ class Display(Callback):
 class LineDisplay(Display):
     """Prints one line per stage, per step and per new kind of failure.
 
-    Steps that end less than `min_interval_s` after the last printed one are skipped, except the first and the last.
+    Steps that end less than `min_interval_s` after the last printed one are skipped, except the first and the last. Lines fit into
+    `width` columns, if it is given.
     """
 
     def __init__(
@@ -166,11 +167,12 @@ class LineDisplay(Display):
         title: str,
         stream: IO[str],
         form: Form | None = None,
+        width: int | None = None,
         min_interval_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(num_steps, form=form, clock=clock)
-        self._stream, self._min_s, self._clock = stream, min_interval_s, clock
+        self._stream, self._width, self._min_s, self._clock = stream, width, min_interval_s, clock
         self._printed_s, self._printed_step = -float("inf"), 0
         self._write(title)
 
@@ -203,10 +205,12 @@ class LineDisplay(Display):
 
     def _print_step(self) -> None:
         self._printed_s, self._printed_step = self._clock(), self._view.step
-        self._write(self._form.line(self._view))
+        self._write(fitted(self._form.parts(self._view), self._width))
 
     def _write_now(self, text: str) -> None:
-        self._write(f"[{duration(self._view.elapsed_s):>7}] {text}")
+        time = f"[{duration(self._view.elapsed_s):>7}] "
+        lines = [text] if self._width is None else wrapped(text, self._width - len(time))
+        self._write(time + ("\n" + " " * len(time)).join(lines))
 
     def _write(self, line: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
@@ -214,21 +218,39 @@ class LineDisplay(Display):
         self._stream.flush()
 
 
-def step_line(view: RunView) -> str:
-    """Return the newest step as one line."""
-    get, width = view.latest.get, len(str(view.num_steps))
-    return "  ".join(
-        [
-            f"[{duration(view.elapsed_s):>7}] step {view.step:>{width}}/{view.num_steps}",
-            f"reward {number(get('reward/mean', NAN))}",
-            f"score {number(get('score/mean', NAN))}",
-            f"staleness {number(get('staleness/mean', NAN), 1)} max {number(get('staleness/max', NAN), 0)}",
-            tokens_text(view.latest),
-            f"idle generator {percent(get('idle/generator', NAN))} learner {percent(get('idle/learner', NAN))}",
-            f"groups {ledger_text(view.latest)}",
-            left_text(view),
-        ]
-    )
+def step_parts(view: RunView) -> list[str]:
+    """Return the newest step as phrases, the most important first."""
+    get = view.latest.get
+    return [
+        step_text(view),
+        f"reward {number(get('reward/mean', NAN))}",
+        f"score {number(get('score/mean', NAN))}",
+        *left_parts(view),
+        f"staleness {number(get('staleness/mean', NAN), 1)} max {number(get('staleness/max', NAN), 0)}",
+        tokens_text(view.latest),
+        f"idle generator {percent(get('idle/generator', NAN))} learner {percent(get('idle/learner', NAN))}",
+        f"groups {ledger_text(view.latest)}",
+    ]
+
+
+def step_text(view: RunView) -> str:
+    """Return the time and the number of the newest step."""
+    return f"[{duration(view.elapsed_s):>7}] step {view.step:>{len(str(view.num_steps))}}/{view.num_steps}"
+
+
+def left_parts(view: RunView) -> list[str]:
+    """Return the time that is left as a phrase, where it is known."""
+    return [left_text(view)] if view.step >= view.num_steps or math.isfinite(view.eta_s) else []
+
+
+def fitted(parts: Sequence[str], width: int | None) -> str:
+    """Return the first phrases that fit into a line, at least one; all of them without a `width`."""
+    line = parts[0]
+    for part in parts[1:]:
+        if width is not None and len(line) + 2 + len(part) > width:
+            break
+        line += f"  {part}"
+    return line
 
 
 def tokens_text(metrics: Mapping[str, float]) -> str:
@@ -250,7 +272,8 @@ def ledger_text(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{number(metrics.get(f'ledger/{name}', NAN), 0)} {name.replace('_', ' ')}" for name in names)
 
 
-SPARKLINE_WIDTH = 40
+SPARKLINE_WIDTH = 30
+"""Width of a curve, with which its row fits into 80 columns."""
 
 
 class LiveDisplay(Display):
@@ -321,7 +344,7 @@ def metric_rows(view: RunView, blocks: str) -> Table:
     return table
 
 
-EPISODES = Form(curve="reward/mean", line=step_line, rows=metric_rows)
+EPISODES = Form(curve="reward/mean", parts=step_parts, rows=metric_rows)
 """The metrics of reinforcement learning."""
 
 
@@ -334,4 +357,5 @@ def make_display(num_steps: int, *, title: str, console: Console | None = None, 
     console = console or Console()
     if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR"):
         return LiveDisplay(num_steps, title=title, console=console, form=form)
-    return LineDisplay(num_steps, title=title, stream=console.file, form=form)
+    width = console.width if console.is_terminal else None
+    return LineDisplay(num_steps, title=title, stream=console.file, form=form, width=width)

@@ -11,8 +11,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console, JustifyMethod, OverflowMethod
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 KEPT = "\n\t"
@@ -98,7 +97,7 @@ def counted(number_of: int, noun: str) -> str:
 PIPE_WIDTH = 200
 LABEL_WIDTH = 13
 """Width of the labels at the beginning of lines, and one space at least."""
-MIN_LAST_COLUMN = 16
+MIN_LAST_COLUMN = 14
 """Width of a table's last column at least; a table with wide columns before it is wider than the terminal."""
 
 
@@ -145,21 +144,24 @@ class Screen:
 
         The last column is cut to what the terminal has left, but not below 14 characters; the others are not cut.
         """
-        cells = [[_cell(value) for value in row] for row in rows]
-        others = [2 + max([len(name.rstrip("#")), *(row[i].cell_len for row in cells)]) for i, name in enumerate(columns[:-1])]
-        width = max(self.console.width, sum(others) + MIN_LAST_COLUMN)
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for index, name in enumerate(columns):
-            last = index == len(columns) - 1
-            overflow: OverflowMethod = "ellipsis" if last and self.unicode else "crop"
-            justify: JustifyMethod = "right" if name.endswith("#") else "left"
-            room = width - sum(others) - 2 if last else None
-            table.add_column(name.rstrip("#"), justify=justify, no_wrap=True, overflow=overflow, max_width=room)
-        for row in cells:
-            table.add_row(*row)
-        terminal, self.console.width = self.console.width, width
-        self.console.print(table)
-        self.console.width = terminal
+        names = [name.rstrip("#") for name in columns]
+        lines = [[Text(name, style="bold") for name in names], *([_cell(value) for value in row] for row in rows)]
+        widths = [max(line[index].cell_len for line in lines) for index in range(len(names))]
+        widths[-1] = min(widths[-1], max(MIN_LAST_COLUMN, self.console.width - sum(widths[:-1]) - 2 * len(widths[1:])))
+        for line in lines:
+            line[-1].truncate(widths[-1], overflow="ellipsis" if self.unicode else "crop")
+            cells = [_aligned(cell, width, right=name.endswith("#")) for cell, width, name in zip(line, widths, columns, strict=True)]
+            shown = Text("  ").join(cells)
+            shown.rstrip()
+            self.console.print(shown, soft_wrap=True)
+
+
+def _aligned(cell: Text, width: int, *, right: bool) -> Text:
+    if right:
+        cell.pad_left(width - cell.cell_len)
+    else:
+        cell.pad_right(width - cell.cell_len)
+    return cell
 
 
 def wrapped(text: str, width: int) -> list[str]:

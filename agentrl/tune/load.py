@@ -25,7 +25,7 @@ class TuneCommand(Command[TuneConfig]):
 
     def __init__(self, method: Method) -> None:
         intro = f"{(method.config.__doc__ or '').strip()} Settings come from the defaults, then from --config FILE, then from flags."
-        super().__init__(method.command, method.config, intro, first="")
+        super().__init__(method.command, method.config, intro, words=(), also=("--config", "--dry-run"))
         self.method = method
 
     def finish(self, config: TuneConfig, given: Container[str], saved: Mapping[str, Any]) -> TuneConfig:

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.paths import shown_path
-from agentrl.track.display import SPARKLINE_WIDTH, Form, RunView, left_text
+from agentrl.track.display import SPARKLINE_WIDTH, Form, RunView, left_parts, step_text
 from agentrl.track.summary import OUTPUTS, evaluation_rows, first_and_last, print_rows
 from agentrl.track.text import Screen, count, counted, duration, number, sparkline
 from agentrl.tune.methods import Method
@@ -22,13 +22,11 @@ def display_form(method: Method) -> Form:
     """Return what a display shows of a method: the loss and its metrics."""
     names = ("loss", *method.shown)
 
-    def line(view: RunView) -> str:
+    def parts(view: RunView) -> list[str]:
         metrics = [f"{name} {number(view.latest.get(name, math.nan))}" for name in names]
         evaluated = [f"held out: {name} {number(view.latest[f'eval/{name}'])}" for name in names[:2] if f"eval/{name}" in view.latest]
         rate = f"learning rate {view.latest.get('learning_rate', math.nan):.1e}"
-        width = len(str(view.num_steps))
-        step = f"[{duration(view.elapsed_s):>7}] step {view.step:>{width}}/{view.num_steps}"
-        return "  ".join([step, *metrics, *evaluated, rate, left_text(view)])
+        return [step_text(view), *metrics, *left_parts(view), *evaluated, rate]
 
     def rows(view: RunView, blocks: str) -> Table:
         table = Table.grid(Column(style="cyan", no_wrap=True), Column(overflow="ellipsis", no_wrap=True), padding=(0, 2))
@@ -41,7 +39,7 @@ def display_form(method: Method) -> Form:
                 table.add_row(f"held out: {name}", number(view.latest[f"eval/{name}"]))
         return table
 
-    return Form(curve="loss", line=line, rows=rows)
+    return Form(curve="loss", parts=parts, rows=rows)
 
 
 class TuneSummary(Callback):

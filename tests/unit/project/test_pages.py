@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.main import COMMANDS
+from agentrl.cli.main import COMMANDS, GROUPS
 from agentrl.config.algorithm import built_in_options
 from agentrl.config.evaluate import EvaluateConfig
 from agentrl.config.load import aliases
@@ -25,6 +25,7 @@ NAMES = [page.name for page in PAGES]
 LINK = re.compile(r"\]\((?!https?:)([^)\s]*)\)")
 CODE = re.compile(r"```.*?```", re.DOTALL)
 FOREIGN = {
+    "--train.async_enable",  # of OpenRLHF, on the page that compares
     "--sample",  # phases of `iterate`, before a dot
     "--train",
     "--my-tau",  # an option of a loss of the page, and a flag that CONTRIBUTING adds as an example
@@ -153,3 +154,27 @@ def test_the_readme_lists_the_commands() -> None:
 def test_ready_made_environments_are_in_the_table() -> None:
     table = text(ROOT / "docs" / "environments.md").split("## Ways to bring an environment")[1]
     assert {path.name for path in (ROOT / "envs").glob("*.py")} <= set(re.findall(r"envs/(\w+\.py)", table))
+
+
+def test_the_first_screen_of_the_readme_is_short_and_has_what_it_promises() -> None:
+    first = text(ROOT / "README.md").split("\n## Contents")[0]
+    assert len(first.splitlines()) <= 60
+    for part in ("make demo", "docs/reward.png", "agentrl check examples/broken.py", "docs/viewer/", "(AgentInstance)", "Status:"):
+        assert part in first, part
+
+
+def test_the_readme_groups_the_commands_as_the_help_does() -> None:
+    section = text(ROOT / "README.md").split("## Commands")[1].split("\n## ")[0]
+    tables = re.findall(r"^\| (\w+) \| purpose \|\n\|---\|---\|\n((?:\|.*\n)+)", section, re.MULTILINE)
+    shown = {title.capitalize(): tuple(re.findall(r"^\| `agentrl ([\w-]+)", rows, re.MULTILINE)) for title, rows in tables}
+    assert shown == GROUPS
+
+
+def test_every_fact_about_another_system_has_its_page() -> None:
+    rows = [line for line in text(ROOT / "docs" / "comparison.md").splitlines() if line.startswith("| ")]
+    others = [row for row in rows if not row.startswith(("| agentrl ", "| system "))]
+    assert len(others) == 13
+    for row in others:
+        name, *cells = row.strip("| ").split(" | ")
+        assert all("](https://" in cell or cell == "not found in its pages" for cell in cells), name
+    assert "Nobody has run agentrl on a GPU yet" in text(ROOT / "docs" / "comparison.md")

@@ -83,6 +83,39 @@ def test_lines_show_stages_failures_and_steps(lines, stream, clock, metrics, gro
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("width", "shown", "left_out"),
+    [
+        (80, ("step  7/30", "reward 0.700", "score ", " left"), ("tokens/s", "idle", "groups")),
+        (100, ("reward 0.700", " left", "staleness ", "tokens/s"), ("groups",)),
+        (160, ("reward 0.700", "tokens/s", "idle generator"), ()),
+    ],
+)
+def test_the_line_of_a_step_fits_the_terminal_and_begins_with_what_matters_most(width, shown, left_out, stream, clock, metrics):
+    display = LineDisplay(30, title="calculator", stream=stream, clock=clock, width=width)
+    display.warn("a long warning " * 20)
+    for step in range(1, 8):
+        clock.now += 61.5
+        display.on_metrics(row(metrics(step, reward=step / 10)))
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert all(part in lines[-1] for part in shown), lines[-1]
+    assert not any(part in lines[-1] for part in left_out), lines[-1]
+
+
+def test_the_rows_of_the_live_display_are_whole_in_80_columns(metrics):
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    display = LiveDisplay(200, title="calculator", console=console)
+    try:
+        for step in range(1, 101):
+            display.on_metrics(row(metrics(step, reward=step / 100)))
+        text = _text(console, display)
+    finally:
+        display.close()
+    assert "since the first steps" in text
+    assert "…" not in text
+
+
 def test_fast_steps_are_throttled_but_first_and_last_are_printed(lines, stream, clock, metrics):
     for step in range(1, 31):
         lines.on_metrics(row(metrics(step)))

@@ -58,3 +58,14 @@ def test_labelled_text_breaks_between_words_in_a_terminal_and_nowhere_in_a_pipe(
         assert max(map(len, lines)) <= longest
         assert len(lines) == (2 if terminal else 1)
         assert all(line.startswith(" " * LABEL_WIDTH) for line in lines[1:])
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_a_table_has_no_blanks_at_the_end_of_its_lines(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    rows = [("a", "12", "short"), ("longer name", "7", "x" * 200), ("", "", "")]
+    Screen(console).table(["name", "count#", "text"], rows)
+    lines = console.file.getvalue().splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    assert lines[1] == "a               12  short"
+    assert max(map(len, lines)) == width
