@@ -31,6 +31,7 @@ WORDS = {
     "view": "[RUN|FOLDER|FILE]",
     "merge": "SOURCE ...",
     "inspect": "RUN [EPISODE]",
+    "doctor": "RUN",
     "replay": "RUN [EPISODE ...]",
     "export": "RUN [OUT]",
     "get-model": "NAME [OUT]",
