@@ -13,14 +13,14 @@ from agentrl.env.tools.calls import BadCall, ToolCall, split_tool_calls
 from agentrl.env.tools.channels import split_channels
 from agentrl.rollout.endpoint.neutral import Json
 
-JSON_PARSER = "json"
-"""Name of the parser that needs no vLLM."""
+AUTO_PARSER, JSON_PARSER = "auto", "json"
+"""Names of the parser that reads what the chat template writes, and of the one that needs no vLLM."""
 THINK, THOUGHT = "<think>", "</think>"
 
 
-def has_own_form(config: EndpointConfig) -> bool:
-    """Return True if the model writes tool calls in a form of its own, which its chat template then asks for."""
-    return config.tool_parser != JSON_PARSER
+def names_own_form(config: EndpointConfig) -> bool:
+    """Return True if the user names the form in which the model writes tool calls, which its chat template then asks for."""
+    return config.tool_parser not in (AUTO_PARSER, JSON_PARSER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
