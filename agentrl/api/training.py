@@ -224,6 +224,8 @@ async def _start(config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, t
         await asyncio.to_thread(check_teacher, config.algo.teacher, model_path(config), trust_remote_code=trusted)
     await asyncio.to_thread(check_all_prompts, config, tasks)
     await runtime.start()
+    if parser := (await runtime.workers[0].stats()).tool_parser:
+        tracker.on_stage(f"tool calls in the model's own form, read by {parser}")
 
 
 def check_all_prompts(config: PlaySettings, tasks: Sequence[Task]) -> None:

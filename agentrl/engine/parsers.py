@@ -13,9 +13,19 @@ from agentrl.config.schema import EndpointConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import suggest
 from agentrl.core.protocols import Structure
+from agentrl.engine.settings import prepare_environment
 from agentrl.rollout.call_proof import Called, reads, written_calls
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.endpoint.answers import AUTO_PARSER, JSON_PARSER, AnswerParser, JsonAnswerParser, Parts, names_own_form, one_of
+from agentrl.rollout.endpoint.answers import (
+    AUTO_PARSER,
+    JSON_PARSER,
+    AnswerParser,
+    JsonAnswerParser,
+    Parts,
+    names_own_form,
+    one_of,
+    split_thought,
+)
 from agentrl.rollout.endpoint.neutral import Json
 
 
@@ -34,7 +44,7 @@ class VllmAnswerParser:
         """As `AnswerParser.parse`; what a parser cannot take apart is text."""
         try:
             request = self._make_request(messages=[], model="policy", tools=[dict(tool) for tool in tools] or None)
-            reasoning, text = self._reasoning(sampled, request) if reasons else ("", sampled)
+            reasoning, text = self._divided(sampled, request) if reasons else ("", sampled)
             if self._tool_parser is None:
                 parts = self._fallback.parse(text, tools, reasons=reasons)
                 return Parts(text=parts.text, reasoning=reasoning or parts.reasoning, calls=parts.calls)
@@ -48,11 +58,10 @@ class VllmAnswerParser:
         named = tuple((call.function.name, call.function.arguments) for call in calls.tool_calls)
         return Parts(text=calls.content or "", reasoning=reasoning, calls=named)
 
-    def _reasoning(self, sampled: str, request: Any) -> tuple[str, str]:
-        """Reasoning and the rest of an answer; without a parser of its own as `JsonAnswerParser` divides it."""
+    def _divided(self, sampled: str, request: Any) -> tuple[str, str]:
+        """Reasoning and the rest of an answer."""
         if self._reasoning_parser is None:
-            parts = self._fallback.parse(sampled, ())
-            return parts.reasoning, parts.text
+            return split_thought(sampled)
         found, rest = self._reasoning_parser(self._tokenizer).extract_reasoning(sampled, request)
         return found or "", rest or ""
 
@@ -131,9 +140,10 @@ def is_fitted_by_vllm(codec: ChatCodec, config: EndpointConfig) -> bool:
 
 def _registered(tokenizer: Any, reasoning_parser: Any) -> Iterator[tuple[str, AnswerParser]]:
     """Yield the parsers of tool calls that vLLM has, by name; those that cannot be imported here are left out."""
-    with _quiet():
-        from vllm.tool_parsers import ToolParserManager
+    prepare_environment("cuda")  # without what is for an engine on a CPU only: the learner may be in this process
+    from vllm.tool_parsers import ToolParserManager
 
+    with _quiet():
         for name in ToolParserManager.list_registered():
             try:
                 tool_parser = ToolParserManager.get_tool_parser(name)

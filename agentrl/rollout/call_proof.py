@@ -18,17 +18,22 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "find_place": {"name": "Old Town Hall", "place": {"city": "Bonn", "at": [50, 7], "near": {"river": "Rhine"}}},
 }
 """Made-up tools with the arguments of a call."""
-KINDS = {int: "integer", str: "string", dict: "object"}
+KINDS = {int: "integer", str: "string", list: "array", dict: "object"}
 ANSWER = "There are seven notes, and none of them is about Bonn."
 
 
-def _schema(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    properties = {key: {"type": KINDS[type(value)], "description": "Any."} for key, value in arguments.items()}
-    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
-    return {"type": "function", "function": {"name": name, "description": "Made up.", "parameters": parameters}}
+def _schema(value: Any) -> dict[str, Any]:
+    """Return the JSON schema of a value."""
+    schema: dict[str, Any] = {"type": KINDS[type(value)], "description": "Any."}
+    if isinstance(value, dict):
+        return schema | {"properties": {key: _schema(part) for key, part in value.items()}, "required": list(value)}
+    return schema | {"items": _schema(value[0])} if isinstance(value, list) else schema
 
 
-TOOLS = [_schema(name, arguments) for name, arguments in ARGUMENTS.items()]
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "Made up.", "parameters": _schema(arguments)}}
+    for name, arguments in ARGUMENTS.items()
+]
 """Schemas of the tools."""
 
 
