@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
 import pytest
@@ -140,6 +141,35 @@ def test_calls_in_thinking_are_not_made_and_those_behind_it_are() -> None:
     assert parse_tool_calls(answer) == [ToolCall("add", {"a": 1, "b": 2})]
     assert parse_tool_calls(codec.decode_answer(ids, [])) != parse_tool_calls(answer)
     assert codec.parser.parse("<tool_call>\n<function=", [ADD]).calls == ()
+
+
+TOLD = "{% for tool in tools or () %}<tool>{{ tool.function | tojson }}</tool>\n{% endfor %}"
+OPENED = "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% if m.tool_calls %}CALLS{% endif %}<|im_end|>\n{% endfor %}"
+)
+MINIMAX = (
+    '<minimax:tool_call>\n{% for c in m.tool_calls %}<invoke name="{{ c.function.name }}">\n'
+    '{% for k, v in c.function.arguments.items() %}<parameter name="{{ k }}">{{ v if v is string else v | tojson }}</parameter>\n'
+    "{% endfor %}</invoke>\n{% endfor %}</minimax:tool_call>"
+)
+KIMI = (
+    "<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>"
+    "{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("calls", "parser", "problem"), [(MINIMAX, "minimax_m2", ""), (KIMI, "json", "does not write calls whole")])
+def test_forms_of_families_whose_templates_no_package_carries(calls: str, parser: str, problem: str) -> None:
+    made = copy.deepcopy(tokenizer("chatml"))
+    tokens = sorted(set(re.findall(r"<\|tool_\w+\|>|</?minimax:tool_call>", calls)))
+    made.add_special_tokens({"additional_special_tokens": [*tokens, "<think>", "</think>"]})
+    made.chat_template = TOLD + TURNS.replace("CALLS", calls) + OPENED
+    codec = ChatCodec(made)
+    assert problem in fit_parser(codec, AUTO)
+    assert codec.tool_parser == parser
+    assert ("You may call tools" in told(codec)) == bool(problem)
 
 
 @pytest.mark.slow
