@@ -17,9 +17,10 @@ from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.serving import ApiError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, derive_seed
-from agentrl.engine.parsers import answer_parser
-from agentrl.rollout.chat import ChatCodec, make_codec
-from agentrl.rollout.endpoint.answers import AnswerParser
+from agentrl.engine.parsers import answer_parser, fit_parser
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.codecs import make_codec
+from agentrl.rollout.endpoint.answers import JSON_PARSER
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.endpoint.session import EndpointSession
 from agentrl.rollout.observers import SamplerEngine, written_turn
@@ -66,12 +67,15 @@ async def serve(config: ServeConfig, say: Say) -> None:
     try:
         await engine.start()
         codec = make_codec(tokenizer, settings, engine.end_token_ids)
-        session = _session(engine, codec, settings, parser, say)
+        await asyncio.to_thread(fit_parser, codec, endpoint, parser)
+        session = _session(engine, codec, settings, say)
         server = EndpointServer(port=port)
         try:
             llm = await server.open(session)
         except OSError as error:
             raise ConfigError("--port", port, f"cannot be used: {error.strerror}", "Choose another, or 0 for a free one.") from error
+        if codec.tool_parser != JSON_PARSER:
+            say(f"tool calls are read by {codec.tool_parser}")
         say(f"serving {name} at {llm.root} key {llm.api_key}", is_result=True)
         try:
             await asyncio.Event().wait()
@@ -104,12 +108,12 @@ class _ServedSession(EndpointSession):
         self.say(f"refused with {problem.status}: {problem.message}")
 
 
-def _session(engine: Engine, codec: ChatCodec, settings: EpisodeSettings, parser: AnswerParser, say: Say) -> EndpointSession:
+def _session(engine: Engine, codec: ChatCodec, settings: EpisodeSettings, say: Say) -> EndpointSession:
     def seed_of(number: int) -> int:
         return derive_seed(settings.run.seed, "serve", number)
 
     recorder = Recorder("serve", engine=engine, codec=codec, settings=settings, seed_of=seed_of)
-    session = _ServedSession(recorder, parser=parser, max_requests=settings.endpoint.max_requests)
+    session = _ServedSession(recorder, parser=codec.parser, max_requests=settings.endpoint.max_requests)
     session.say = say
     return session
 

@@ -228,6 +228,8 @@ async def _start(config: TrainConfig, tasks: Sequence[Task], proof: Awaitable[No
     tracker.on_stage("comparing the learner with the model")
     await proof
     await runtime.start()
+    if parser := (await runtime.workers[0].stats()).tool_parser:
+        tracker.on_stage(f"tool calls in the model's own form, read by {parser}")
 
 
 def check_all_prompts(config: PlaySettings, tasks: Sequence[Task]) -> None:

@@ -20,15 +20,18 @@ from agentrl.engine.settings import EngineSettings, prepare_environment
 from agentrl.learner.batch import Batch
 
 TOKENS, CONTEXT, SEQUENCES, CACHE_GIB = 16, 128, 8, 0.05
-DEADLINE_S = 45.0
+DEADLINE_S = {"transformers": 45.0, "vllm": 180.0}
+"""Seconds that an engine has to load and to sample; importing vLLM on a busy machine takes the most of it."""
 
 
 def compare_engine(twin: str, batch: Batch, model: Any, *, vllm: bool = False) -> Comparison:
     """Have an engine sample from several prompts at once, and compare its log-probabilities with those of the model."""
     name = "vllm" if vllm else "transformers"
     try:
-        sampled = asyncio.run(asyncio.wait_for(_sample(twin, batch, _factory(vllm)), DEADLINE_S))
-    except (*FAULTS, AgentRLError, TimeoutError) as error:
+        sampled = asyncio.run(asyncio.wait_for(_sample(twin, batch, _factory(vllm)), DEADLINE_S[name]))
+    except TimeoutError:
+        return untried("engine", name, f"it gave no answer within {DEADLINE_S[name]:g} s")
+    except (*FAULTS, AgentRLError) as error:
         return untried("engine", name, error)
     differences: list[Tensor] = []
     for prompt, generation in sampled:

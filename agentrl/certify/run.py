@@ -15,6 +15,7 @@ from agentrl.certify.rows import trial_batch
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.attention import KERNELS
 from agentrl.weights.twin import build_twin, parameters_of, twin_config
+from agentrl.weights.twin_sizes import VLLM_HEAD
 
 SEEDS = (0, 1)
 """Seeds of weights and rows. A comparison that fails with the first is made with the second: equal scores of two experts, which rounding
@@ -34,7 +35,7 @@ def certify(model: str, config: Any, *, vllm: bool = False, only: Sequence[str] 
         ConfigError: If there is no twin of this model.
     """
     start = time.monotonic()
-    twin = twin_config(config)
+    twin = twin_config(config, head=VLLM_HEAD if vllm else 0)
     first, parameters, layers = _compared(twin, SEEDS[0], only, vllm=vllm)
     if any(comparison.verdict is Verdict.WRONG for comparison in first):
         second, _, _ = _compared(twin, SEEDS[1], only, vllm=vllm)

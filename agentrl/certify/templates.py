@@ -8,9 +8,11 @@ from itertools import product
 from typing import Any
 
 from agentrl.certify.results import Comparison, Verdict
+from agentrl.config.schema import EndpointConfig
 from agentrl.core.errors import AgentRLError, ConfigError, EnvResultError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Message
+from agentrl.engine.parsers import fit_parser
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.neutral import EchoedMessage
 from agentrl.rollout.forms import REASONING, Dialect, probe_call
@@ -75,7 +77,15 @@ def compare_renderings(tokenizer: Any, settings: TemplateSettings, end_token_ids
     if not codec.template.exists:
         return [_untried("turn ends", f"the tokenizer has no chat template; texts end with {ends}")]
     found = [_compared(codec, tokenizer, name, dialogue) for name, dialogue in DIALOGUES.items()]
-    return [Comparison(part=PART, name="turn ends", verdict=Verdict.EXACT, reason=f"proven: {ends}"), *found]
+    return [Comparison(part=PART, name="turn ends", verdict=Verdict.EXACT, reason=f"proven: {ends}"), *found, _calls_parsed(codec)]
+
+
+def _calls_parsed(codec: ChatCodec) -> Comparison:
+    """Have made-up tool calls written by the template and read by the parser that a run would choose."""
+    if problem := fit_parser(codec, EndpointConfig()):
+        asked = "the template asks for" if codec.describes_tools else "the system message asks for"
+        return _untried("tool calls", f"{problem}; {asked} JSON")
+    return Comparison(part=PART, name="tool calls", verdict=Verdict.EXACT, reason=f"read by the parser {codec.tool_parser}")
 
 
 def _compared(codec: ChatCodec, tokenizer: Any, name: str, dialogue: Sequence[Message]) -> Comparison:

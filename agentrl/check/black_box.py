@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Any, cast
 
 from agentrl.check.context import Context
-from agentrl.check.findings import NO_TIME, CheckSettings
+from agentrl.check.findings import NO_TIME
 from agentrl.check.learning import policy_row
 from agentrl.check.play import UNLIMITED, PolicyInput, TextPolicy
 from agentrl.check.policies import label_text, standard_policies
@@ -20,13 +20,11 @@ from agentrl.check.results import rule_of, spread
 from agentrl.config.sections import changed
 from agentrl.core.errors import EnvError
 from agentrl.core.protocols import GenerationRequest
-from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, GroupRequest, Status, Task, Trajectory, Turn
-from agentrl.engine.parsers import answer_parser
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import BlackBoxSession, ModelEndpoint
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.endpoint.answers import AnswerParser, has_own_form
+from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.neutral import ChatRequest, Json
 from agentrl.rollout.endpoint.server import EndpointServer
@@ -143,7 +141,7 @@ async def check_black_box(context: Context) -> None:
     tools = TextPolicy(TOOLS, lambda given: label_text(given.task.label))
     policies = [tools, *standard_policies(cast("Any", context.cls), context.tasks)]
     played: list[PlayedAgent] = []
-    server = EndpointServer(parser=_parser(context.settings))
+    server = EndpointServer()
     tasks = enumerate(spread(context.tasks, context.settings.check.episodes))
     try:
         for (index, task), policy in itertools.product(tasks, policies):
@@ -160,13 +158,6 @@ async def check_black_box(context: Context) -> None:
     context.report.requests = requests_of(played)
 
 
-def _parser(settings: CheckSettings) -> AnswerParser:
-    """The parser of the answers; those of vLLM need the tokenizer of transformers."""
-    if not has_own_form(settings.endpoint) and not settings.endpoint.reasoning_parser:
-        return answer_parser(settings.endpoint, None)
-    return answer_parser(settings.endpoint, load_tokenizer(settings.model.model))
-
-
 def _why_stop(context: Context, played: Sequence[PlayedAgent]) -> str:
     if sum(one.episode.session.limit_reached for one in played) > 1:
         return "the agent does not end"
@@ -179,7 +170,7 @@ async def play(context: Context, server: EndpointServer, task: Task, policy: Tex
     settings = changed(context.player.settings, episode_timeout_s=timeout_s, max_requests=_max_requests(context))
     codec = context.player.codec
     session = CheckedSession(context.cls, context.spec.source, settings.env)
-    model = ScriptedModel(codec, server.parser, task, policy, seed=settings.run.seed, index=index)
+    model = ScriptedModel(codec, codec.parser, task, policy, seed=settings.run.seed, index=index)
     episode = model.episode = BlackBoxEpisode(
         GroupRequest(group_id=0, task=task, n_samples_per_prompt=1, version=0),
         index,

@@ -10,7 +10,9 @@ from typing import Any
 
 from agentrl.check.findings import CheckSettings
 from agentrl.core.tokenizers import load_tokenizer
-from agentrl.rollout.chat import ChatCodec, make_codec
+from agentrl.engine.parsers import fit_parser, is_fitted_by_vllm
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.codecs import make_codec
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -77,7 +79,11 @@ class FileTokenizer:
 
 
 def load_codec(settings: CheckSettings) -> ChatCodec:
-    """Return the codec of the model's tokenizer; a tokenizer that `FileTokenizer` cannot read is left to transformers."""
+    """Return the codec of the model's tokenizer; one that `FileTokenizer` cannot read, or that vLLM is to use, is left to transformers."""
     path = Path(settings.model.model)
     tokenizer = FileTokenizer(path) if FileTokenizer.can_read(path) else load_tokenizer(settings.model.model)
-    return make_codec(tokenizer, settings)
+    codec = make_codec(tokenizer, settings)
+    if isinstance(tokenizer, FileTokenizer) and is_fitted_by_vllm(codec, settings.endpoint):
+        codec = make_codec(load_tokenizer(settings.model.model), settings)
+    fit_parser(codec, settings.endpoint)
+    return codec

@@ -144,12 +144,12 @@ def build_worker(
 
     `scorers` are reward models by name.
     """
-    from agentrl.engine.parsers import answer_parser
+    from agentrl.engine.parsers import fit_parser
     from agentrl.rollout.settings import episode_settings
     from agentrl.rollout.worker import EpisodeWorker
 
     settings = episode_settings(config, model_path(config))
-    return EpisodeWorker(engine or build_engine(config, index, on), load_agent(config.run.agent), settings, answer_parser, scorers)
+    return EpisodeWorker(engine or build_engine(config, index, on), load_agent(config.run.agent), settings, fit_parser, scorers)
 
 
 def build_learner_rank(config: TrainConfig, rank: int = 0, on: Device | None = None, host: str = LOOPBACK) -> Any:

@@ -55,7 +55,7 @@ def _engine_args_are_known(config: PlaySettings) -> None:
     for flag, value, wanted in (
         ("--tensor-parallel-size", engine.tensor_parallel_size, engine.tensor_parallel_size > 1),
         ("--engine-args", engine.engine_args, bool(engine.engine_args)),
-        ("--tool-parser", config.endpoint.tool_parser, config.endpoint.tool_parser != "json"),
+        ("--tool-parser", config.endpoint.tool_parser, config.endpoint.tool_parser not in ("auto", "json")),
         ("--reasoning-parser", config.endpoint.reasoning_parser, bool(config.endpoint.reasoning_parser)),
         ("--publish", "adapter", isinstance(config, TrainConfig) and config.weights.publish == "adapter"),
     ):

@@ -253,8 +253,10 @@ class EndpointConfig:
     """Branches of an episode that are trained: ``all``, ``final`` (that of the last answer which can be trained), or names with commas."""
     forced_forms: Literal["hold", "free"] = "hold"
     """Answers whose form a request forces (a JSON schema, a tool call): ``hold`` them to it, untrained; or leave them ``free``, trained."""
-    tool_parser: str = "json"
-    """Parser of tool calls: ``json`` (in ``<tool_call>`` tags or bare), or the name of one of vLLM's, as its ``--tool-call-parser``."""
+    tool_parser: str = "auto"
+    """Parser of tool calls: ``json`` (in ``<tool_call>`` tags or bare), or the name of one of vLLM's, as its ``--tool-call-parser``.
+    ``auto``: the first of these that reads the calls which the chat template writes, else ``json``.
+    """
     reasoning_parser: str = ""
     """Parser of reasoning: the name of one of vLLM's. Empty: reasoning is what stands before ``</think>``."""
     record_requests: Annotated[bool, ResumeMayChange] = False

@@ -102,6 +102,7 @@ class EngineStats:
     fault: str = ""  # why the engine can no longer be used; empty while it can
     load: EngineLoad = EngineLoad()  # at this moment
     sums: LoadSums = LoadSums()  # so far; filled in by the rollout worker
+    tool_parser: str = ""  # of the model's own form of tool calls; filled in by the rollout worker
 
 
 class Engine(Protocol):

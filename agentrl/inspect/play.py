@@ -19,12 +19,14 @@ from agentrl.core.errors import ConfigError, EngineError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, GroupRequest, Task, Trajectory
+from agentrl.engine.parsers import fit_parser
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.env.tasks import TaskSource
 from agentrl.inspect.play_terminal import Leave, PlayScreen, Reader
-from agentrl.rollout.chat import make_codec
+from agentrl.rollout.codecs import make_codec
+from agentrl.rollout.endpoint.answers import JSON_PARSER
 from agentrl.rollout.group import Member, make_member
 from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedEngine, WatchedSession, written_turn
 from agentrl.rollout.settings import episode_settings
@@ -108,6 +110,9 @@ class PlaySession:
         config = self._config
         tokenizer = load_tokenizer(self._settings.model.model, trust_remote_code=config.model.trust_remote_code)
         self._codec = make_codec(tokenizer, self._settings, self._engine.end_token_ids)
+        fit_parser(self._codec, config.endpoint)
+        if self._codec.tool_parser != JSON_PARSER:
+            self._tell(f"Tool calls are read by {self._codec.tool_parser}.")
         chat, system = config.data.apply_chat_template, config.data.system_prompt
         self._terminal = PlayScreen(self._screen, self._codec, system_prompt=system, chat=chat, **self._options)
         if not self._model and self._reader.interactive:

@@ -18,7 +18,7 @@ from agentrl.core.plugins import kept_environment
 from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, GroupRequest, Status, Task, Trajectory, Turn
-from agentrl.engine.parsers import answer_parser
+from agentrl.engine.parsers import fit_parser
 from agentrl.env.given import PREFIX, SOURCE
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.load import AgentSpec, load_agent
@@ -26,8 +26,7 @@ from agentrl.inspect.compare import INTERRUPTED, Records, Replay, Verdict, repla
 from agentrl.inspect.directory import REQUESTS, RunDirectory
 from agentrl.inspect.requests import replay_requests
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.chat import make_codec as make_codec_of
-from agentrl.rollout.endpoint.answers import AnswerParser
+from agentrl.rollout.codecs import make_codec as make_codec_of
 from agentrl.rollout.executor_episode import ExecutorEpisode
 from agentrl.rollout.group import Member, make_member
 from agentrl.rollout.observers import SamplerEngine, written_turn
@@ -68,7 +67,7 @@ class Replayer:
         find_task: Finds a task by its id, for values that a record could not hold.
         limits: Facts about the engine, for records that do not have them.
         find_log: Finds the log of the requests of an episode by its name; an episode that has one is not run again: its requests are.
-        parser: Parser of the answers to requests; without one every episode is run again.
+        has_requests: False if requests are not to be driven again, so that every episode is run again.
     """
 
     def __init__(
@@ -80,17 +79,17 @@ class Replayer:
         find_task: Callable[[str], Task | None],
         limits: EngineLimits,
         find_log: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
-        parser: AnswerParser | None = None,
+        has_requests: bool = False,
     ) -> None:
         self._agent, self._settings, self._limits = agent, settings, limits
         self._make_codec, self._find_task = cache(make_codec), find_task
-        self._find_log, self._parser = find_log, parser
+        self._find_log, self._has_requests = find_log, has_requests
         self._sessions = open_sessions(agent, settings.env)
 
     async def replay(self, records: Records) -> Replay:
         """Replay one episode from its lines of ``trajectories.jsonl``."""
-        if self._parser is not None and (log := self._find_log(str(records[0].get("episode_id")))) is not None:
-            return await self._replay_requests(records, log, self._parser)
+        if self._has_requests and (log := self._find_log(str(records[0].get("episode_id")))) is not None:
+            return await self._replay_requests(records, log)
         reason = next(filter(None, map(not_replayable, records)), "")
         if reason:
             return Replay(records=records, verdict=Verdict.SKIPPED, reason=reason)
@@ -108,12 +107,12 @@ class Replayer:
             lost = f"the task's {lost} could not be recorded exactly, and the run's tasks do not hold it"
         return Replay(records=records, verdict=Verdict.DIFFERS, difference=difference, reason=lost)
 
-    async def _replay_requests(self, records: Records, log: Mapping[str, Any], parser: AnswerParser) -> Replay:
+    async def _replay_requests(self, records: Records, log: Mapping[str, Any]) -> Replay:
         """Drive the requests of an episode again."""
         try:
             limits = recorded_limits(log)
             codec = self._make_codec(limits.end_token_ids if limits else ())
-            difference = await replay_requests(log, codec=codec, settings=self._settings, parser=parser)
+            difference = await replay_requests(log, codec=codec, settings=self._settings)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             reason = f"its log of requests cannot be used: {type(error).__name__}: {error}"
             return Replay(records=records, verdict=Verdict.SKIPPED, reason=reason)
@@ -267,11 +266,12 @@ def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
     tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
 
     def make_codec(end_token_ids: tuple[int, ...]) -> ChatCodec:
-        return make_codec_of(tokenizer, settings, end_token_ids)
+        codec = make_codec_of(tokenizer, settings, end_token_ids)
+        fit_parser(codec, config.endpoint)
+        return codec
 
     limits = EngineLimits(max_model_len=config.engine.max_model_len or context_length(model) or 4096)
     settings = episode_settings(config, model)
-    has_requests = (run.path / REQUESTS).is_file() and not agent
     return Replayer(
         spec,
         settings,
@@ -279,7 +279,7 @@ def open_replayer(run: RunDirectory, agent: str = "") -> Replayer:
         find_task=_task_finder(config, spec),
         limits=limits,
         find_log=run.request_logs(),
-        parser=answer_parser(config.endpoint, tokenizer) if has_requests else None,
+        has_requests=(run.path / REQUESTS).is_file() and not agent,
     )
 
 

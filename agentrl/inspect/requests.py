@@ -13,7 +13,6 @@ from agentrl.core.protocols import EngineLimits, GenerationRequest
 from agentrl.core.serving import ApiError
 from agentrl.core.types import FinishReason, Generation
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.request_log import recorded_requests, turn_rows
 from agentrl.rollout.endpoint.session import EndpointSession
 from agentrl.rollout.observers import SamplerEngine, written_turn
@@ -47,7 +46,7 @@ class HeldEngine(SamplerEngine):
 class RequestReplay:
     """The requests of one log driven through a fresh graph, in the order in which graph and engine saw them."""
 
-    def __init__(self, log: Row, *, codec: ChatCodec, settings: EpisodeSettings, parser: AnswerParser) -> None:
+    def __init__(self, log: Row, *, codec: ChatCodec, settings: EpisodeSettings) -> None:
         self._rows: Sequence[Row] = log["requests"]
         self._requests = recorded_requests(log)
         limits = recorded_limits(log)
@@ -56,7 +55,7 @@ class RequestReplay:
         self._engine = HeldEngine(limits)
         name = str(log["episode_id"])
         self._recorder = Recorder(name, engine=self._engine, codec=codec, settings=settings, seed_of=lambda number: None)
-        self.session = EndpointSession(self._recorder, parser=parser, max_requests=max(1, len(self._rows)))
+        self.session = EndpointSession(self._recorder, parser=codec.parser, max_requests=max(1, len(self._rows)))
         self.refused: dict[int, str] = {}  # requests that did not begin, with what they were told
 
     async def run(self) -> None:
@@ -123,13 +122,13 @@ class RequestReplay:
             self.session.deliver(exchange)
 
 
-async def replay_requests(log: Row, *, codec: ChatCodec, settings: EpisodeSettings, parser: AnswerParser) -> Difference | None:
+async def replay_requests(log: Row, *, codec: ChatCodec, settings: EpisodeSettings) -> Difference | None:
     """Drive the requests of a log again, and return the first difference; `None` if prompts, branches, masks and rows are the same.
 
     Raises:
         KeyError, TypeError, ValueError, IndexError: If the log lacks something, or holds something else than was written.
     """
-    replay = RequestReplay(log, codec=codec, settings=settings, parser=parser)
+    replay = RequestReplay(log, codec=codec, settings=settings)
     await replay.run()
     numbers = {row["sample"]: number for number, row in enumerate(log["requests"]) if "sample" in row}
     now_numbers = {exchange.sample: number for number, exchange in enumerate(replay.session.exchanges) if exchange.sample is not None}

@@ -6,42 +6,27 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from pathlib import Path
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any
 
-from agentrl.config.schema import DataConfig, EndpointConfig, ModelConfig
 from agentrl.core.errors import ChatTemplateError, ConfigError, EnvResultError
 from agentrl.core.types import Message, Prompt
 from agentrl.env.results import RawText
-from agentrl.env.tools.calls import ToolCall, split_tool_calls
+from agentrl.env.tools.calls import ParsedText, ToolCall, call_of, parse_tool_calls
 from agentrl.env.tools.environment import describe_tools, with_system
 from agentrl.rollout import forms
-from agentrl.rollout.endpoint.answers import has_own_form
+from agentrl.rollout.endpoint.answers import JSON_PARSER, AnswerParser, JsonAnswerParser
 from agentrl.rollout.forms import PROBE, QUESTION, SYSTEM, Messages, call_id, probe_call
-from agentrl.rollout.template import ChatTemplate
+from agentrl.rollout.template import OPENING, ChatTemplate
 from agentrl.rollout.text_codec import TextCodec, shared_length
 
 _ANSWER = "\ue0000\ue001"  # stands for what was sampled last: the text of an answer, or an argument of its last call
 _CALL_FORM = re.compile(r'<tool_call>\s*\{|\{\s*"tool":|\{\s*"name":(?!\s*")')  # JSON in tags, or bare; schemas have "name" and a text
 
+FAITHFUL = "as they are behind no call"
+"""Name of the form in which texts are written behind an answer, if the template takes them."""
 SHORT = 1000
 """Characters up to which an environment's answer is looked up among earlier ones."""
-
-
-class CodecSettings(Protocol):
-    """Sections of a command that say how chats are rendered."""
-
-    @property
-    def model(self) -> ModelConfig:
-        """The template."""
-
-    @property
-    def data(self) -> DataConfig:
-        """The system prompt."""
-
-    @property
-    def endpoint(self) -> EndpointConfig:
-        """The form of tool calls."""
 
 
 class ChatCodec(TextCodec):
@@ -54,7 +39,8 @@ class ChatCodec(TextCodec):
     mark before the template is rendered, and the marks are tokenised apart. All other text is tokenised with the template
     around it, as everywhere else.
 
-    With `template_tools` the template's own description of tools is used, whatever form of calls it asks for.
+    With `template_tools` the template's own description of tools is used, whatever form of calls it asks for. `use_parser` gives the
+    codec what reads those calls, which is JSON without it.
 
     A tokenizer without a template joins the contents of the messages by line breaks.
 
@@ -74,10 +60,11 @@ class ChatCodec(TextCodec):
         super().__init__(tokenizer)
         self._system_prompt, self._template_tools = system_prompt, template_tools
         self.template = template or ChatTemplate(tokenizer)
+        self.parser: AnswerParser = JsonAnswerParser()
+        self.tool_parser = JSON_PARSER  # name of the parser of tool calls
         self._questions = lru_cache(maxsize=256)(lambda text: tuple(self.encode_chat([Message(role="user", content=text)])))
-        self._answers = lru_cache(maxsize=1024)(
-            lambda role, text, last_id, system: tuple(self._encode_next([Message(role=role, content=text)], last_id, _system_of(system)))
-        )
+        self._answers = lru_cache(maxsize=1024)(lambda role, text, last_id, system: tuple(self._encode_text(role, text, last_id, system)))
+        self._opening = lru_cache(maxsize=64)(self._find_opening)
         self._head = lru_cache(maxsize=64)(lambda system: [self.protect(message, [""]) for message in (*_system_of(system), QUESTION)])
         self._bodies = lru_cache(maxsize=256)(self._body)
         self.forms: dict[tuple[str, ...], str] = {}  # the form in which messages of these roles were written, by what was tried
@@ -108,16 +95,26 @@ class ChatCodec(TextCodec):
         """The form in which the template takes messages."""
         return self._dialect
 
-    @cached_property
+    @property
     def describes_tools(self) -> bool:
-        """True if the template describes tools and asks for calls in a form that `parse_tool_calls` accepts."""
+        """True if the template describes tools and asks for calls in a form that the parser accepts."""
+        return bool(self.tool_description) and (self._template_tools or self._asks_for_json)
+
+    def use_parser(self, parser: AnswerParser, name: str, *, template_tools: bool = False) -> None:
+        """Read answers with this parser; with `template_tools` it reads the calls that the template asks for."""
+        self.parser, self.tool_parser = parser, name
+        self._template_tools |= template_tools
+
+    @cached_property
+    def tool_description(self) -> str:
+        """The template's description of a made-up tool; "" if it describes none."""
         parameters = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
         probe = {"type": "function", "function": {"name": PROBE, "description": "Probe.", "parameters": parameters}}
         try:
             rendered = self._render([QUESTION], [probe]) if self.template.exists else ""
         except EnvResultError:
-            return False
-        return PROBE in rendered and (self._template_tools or self._reads_calls(rendered))
+            return ""
+        return rendered if PROBE in rendered else ""
 
     def encode_next(self, messages: Sequence[Message], last_id: int, history: Sequence[Message] = ()) -> list[int]:
         """Token ids to append after a sampled turn: the end of that turn, the messages, the head of the next turn.
@@ -143,9 +140,10 @@ class ChatCodec(TextCodec):
         """Text of an answer that makes tool calls, as the template writes it; "" if it does not write them."""
         answer = Message(role="assistant", content="", tool_calls=[dict(call) for call in calls])
         try:
-            before, whole = self._render([QUESTION]), self._render([QUESTION, answer], opens_turn=False)
+            opened, whole = self._render([QUESTION]), self._render([QUESTION, answer], opens_turn=False)
         except EnvResultError:
             return ""
+        before = opened if whole.startswith(opened) else OPENING.sub("", opened)  # earlier turns may have no thinking
         written = whole.removeprefix(before)
         ends = [place for end in self._ends if (place := written.rfind(end)) > 0]
         written = written[: min(ends, default=None)] if ends else written.partition("\n" if not self._ends else self._ends[0])[0]
@@ -213,15 +211,18 @@ class ChatCodec(TextCodec):
             return ""
         return rest if found else ""
 
-    def _reads_calls(self, description: str) -> bool:
-        """Return True if calls that the template writes, or else those it asks for, are understood."""
+    @cached_property
+    def _asks_for_json(self) -> bool:
+        """True if calls that the template writes, or else those it asks for, are JSON."""
         if not self._dialect.writes_calls:
-            return _CALL_FORM.search(description) is not None
-        return split_tool_calls(self.call_text([probe_call(PROBE, 1)]))[1] == [ToolCall(PROBE, {"number": 1})]
+            return _CALL_FORM.search(self.tool_description) is not None
+        return parse_tool_calls(self.call_text([probe_call(PROBE, 1)])) == [ToolCall(PROBE, {"number": 1})]
 
     @cached_property
     def _names_calls(self) -> bool:
         """True if what the template writes behind a result, or whether it does, depends on the call."""
+        if not self._dialect.writes_calls:
+            return False
         result = Message(role="tool", content=PROBE, tool_call_id=call_id(0))
         seen = set()
         for calls in ([], [probe_call("one")], [probe_call("two")]):
@@ -230,6 +231,27 @@ class ChatCodec(TextCodec):
             except EnvResultError:
                 seen.add("")
         return len(seen) > 1
+
+    def _encode_text(self, role: str, text: str, last_id: int, system: str) -> list[int]:
+        """As `_encode_next` for one text: the first of its ways, of which all but the text is kept; the others if that loses the text."""
+        table = [""]
+        marked = self.protect(text, table)
+        before, normal = self._opening(role, system)
+        new = self._dialect.finished([Message(role=normal, content=marked)])
+        try:
+            rendered = self.template.render([*before, *new], add_generation_prompt=True)
+        except ChatTemplateError:
+            rendered = ""
+        _, found, rest = rendered.rpartition(_ANSWER)
+        if not found or marked.strip() not in rest:
+            return self._encode_next([Message(role=role, content=text)], last_id, _system_of(system))
+        self.forms["assistant", normal] = FAITHFUL
+        return self._behind(self.encode_marked(rest, table), last_id)
+
+    def _find_opening(self, role: str, system: str) -> tuple[list[dict[str, Any]], str]:
+        """The chat before a text of this role, as it is rendered, and the role that the text gets."""
+        (message,) = self._dialect.normal([Message(role=role, content="")])
+        return self._dialect.finished([*self._head(system), _called_by([])]), message["role"]
 
     def _encode_next(self, messages: Messages, last_id: int, history: Messages) -> list[int]:
         calls = self._calls(messages, history)
@@ -253,8 +275,8 @@ class ChatCodec(TextCodec):
 
     def _behind(self, ids: list[int], last_id: int) -> list[int]:
         """Tokens behind a turn without those that the turn itself ended with."""
-        closings = max(1, len(self._closings))
-        for place in [index for index, token in enumerate(ids) if token in self._control_ids][:closings]:
+        places = (place for place, token in enumerate(ids) if token in self._control_ids)
+        for place in islice(places, max(1, len(self._closings))):
             if ids[place] in (last_id, self._closes.get(last_id)):
                 return ids[place + 1 :]
         return ids
@@ -291,7 +313,7 @@ class ChatCodec(TextCodec):
             return [dict(call) for call in known]
         names = [result.get("name", "") for result in results]
         if not all(names) and history and isinstance(text := history[-1]["content"], str):
-            written = [call.name for call in split_tool_calls(text)[1] if isinstance(call, ToolCall)]
+            written = [call.name for call in parse_tool_calls(text) if isinstance(call, ToolCall)]
             names = [name or own for name, own in zip(names, [*written, *[""] * len(names)], strict=False)]
         ids = [result.get("tool_call_id") or call_id(place) for place, result in enumerate(results)]
         return [{**probe_call(name or PROBE), "id": own} for name, own in zip(names, ids, strict=True)]
@@ -327,6 +349,13 @@ class ChatCodec(TextCodec):
         """Text of a sampled turn without its end token."""
         ended = len(ids) > 0 and int(ids[-1]) in self.end_token_ids
         return self.decode(ids[:-1] if ended else ids)
+
+    def decode_answer(self, ids: Sequence[int], tools: Sequence[Any]) -> str:
+        """Text of a sampled turn as user code reads it; its calls of the tools are found if the model has a form of its own for them."""
+        text = self.decode_action(ids)
+        if not tools or not self._template_tools:
+            return text
+        return ParsedText(text, [call_of(name, arguments) for name, arguments in self.parser.parse(text, tools).calls])
 
     def _render(self, chat: Messages, tools: Sequence[Any] = (), *, opens_turn: bool = True) -> str:
         return self.template.render(self._dialect.finished(chat), tools, add_generation_prompt=opens_turn)
@@ -367,31 +396,6 @@ def _tools_of(messages: Sequence[Message]) -> list[Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise EnvResultError(f"the tools in the messages are not a list of JSON schemas: {error}") from error
     return tools
-
-
-def make_codec(tokenizer: Any, settings: CodecSettings, end_token_ids: Sequence[int] = ()) -> ChatCodec:
-    """Return the codec of a command's settings; `end_token_ids` are those that the model's configuration names."""
-    codec = ChatCodec(
-        tokenizer,
-        system_prompt=settings.data.system_prompt,
-        end_token_ids=end_token_ids,
-        template_tools=has_own_form(settings.endpoint),
-        template=ChatTemplate(tokenizer, settings.model),
-    )
-    _check_vocabulary(codec, Path(settings.model.model) / "config.json")
-    return codec
-
-
-def _check_vocabulary(codec: ChatCodec, config: Path) -> None:
-    """Make sure that a model, if it is a directory here, has the tokens that a chat is made of."""
-    if not config.is_file():
-        return
-    shape = json.loads(config.read_text(encoding="utf-8"))
-    size = shape.get("vocab_size") or (shape.get("text_config") or {}).get("vocab_size")
-    highest = max([*codec.encode_question("?"), *codec.turn_end_ids])
-    if isinstance(size, int) and highest >= size:
-        problem = f"vocab_size = {size:,} in config.json, and a chat has the token {highest:,} of its tokenizer"
-        raise ConfigError("--model", str(config.parent), problem, "Give the model its own tokenizer, or resize its embeddings.")
 
 
 def encode_prompt(codec: ChatCodec, prompt: Prompt, *, apply_chat_template: bool) -> list[int]:

@@ -42,6 +42,11 @@ class Conversation:
         return self._context.turns
 
     @property
+    def tools(self) -> list[Any]:
+        """Schemas of the tools that the agent was offered."""
+        return [tool for message in self.messages or () for tool in message.get("tools") or ()]
+
+    @property
     def room(self) -> int:
         """Tokens that may still be sampled."""
         return 0 if self._overflows else self.recorder.limit - len(self._context.tokens) - len(self.prompt)

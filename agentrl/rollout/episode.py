@@ -97,7 +97,7 @@ class Episode:
         conversation = self._agents[self.agent]
         return make_step_state(
             observation_text=conversation.text + (self._codec.decode(conversation.prompt) if turn is None else turn.prompt_text),
-            action_text="" if turn is None else self._codec.decode_action(turn.token_ids.tolist()),
+            action_text="" if turn is None else self._codec.decode_answer(turn.token_ids.tolist(), conversation.tools),
             sampling_params=make_sampling_params(conversation.sampling),
             task=self._task,
             agent=self.agent,

@@ -34,6 +34,7 @@ class RecordedPolicy(Policy):
         self._group_request, self._index = group_request, index
         self._recorder, self._codec, self._settings = recorder, recorder.codec, recorder.settings
         self._kept: list[tuple[Completion, Sample]] = []  # in order of completion
+        self._tools: list[Any] = []
 
     @property
     def tokenizer(self) -> Any:
@@ -72,7 +73,7 @@ class RecordedPolicy(Policy):
             token_ids=tuple(generation.token_ids.tolist()),
             logprobs=tuple(generation.logprobs.tolist()),
             versions=tuple(generation.versions.tolist()),
-            text=self._codec.decode_action(generation.token_ids.tolist()),
+            text=self._codec.decode_answer(generation.token_ids.tolist(), self._tools),
             finish_reason=str(generation.finish_reason),
         )
         return completion, sample
@@ -93,7 +94,9 @@ class RecordedPolicy(Policy):
         return self._codec.encode_text(text)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """As `Policy.encode_prompt`."""
+        """As `Policy.encode_prompt`; the tools of the latest prompt that has some are those that answers call."""
+        if not isinstance(prompt, str):
+            self._tools = [tool for message in prompt for tool in message.get("tools") or ()] or self._tools
         return encode_prompt(self._codec, prompt, apply_chat_template=self._settings.data.apply_chat_template)
 
     def encode_next(self, messages: Prompt, after: Completion) -> list[int]:

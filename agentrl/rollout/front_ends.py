@@ -64,6 +64,7 @@ class FrontEnds:
         self._changed = asyncio.Event()
         self._replacing: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._tool_parser = ""
 
     async def start(self) -> None:
         """Start every worker; the first that asks for the engine starts it."""
@@ -105,7 +106,8 @@ class FrontEnds:
     async def stats(self) -> EngineStats:
         """Counters of the engine; every worker is asked too, so that one that hangs or is gone is noticed."""
         stats, _ = await asyncio.gather(self._engine.stats(), asyncio.gather(*map(self._note_sums, self._places)))
-        return replace(stats, sums=combined([_added(place.past, place.sums) for place in self._places]))
+        sums = combined([_added(place.past, place.sums) for place in self._places])
+        return replace(stats, sums=sums, tool_parser=self._tool_parser)
 
     async def close(self) -> None:
         """Close the workers, then the engine; safe to call twice."""
@@ -127,8 +129,9 @@ class FrontEnds:
         worker = place.worker
         try:
             if worker is not None:
-                sums = (await worker.stats()).sums
-                place.sums = sums if place.worker is worker else place.sums
+                stats = await worker.stats()
+                place.sums = stats.sums if place.worker is worker else place.sums
+                self._tool_parser = stats.tool_parser
         except RolloutWorkerDeadError as error:
             await self._lose(place, worker, str(error))
 

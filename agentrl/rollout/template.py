@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ SWITCHES: Mapping[str, Mapping[str, bool]] = {
     "keep": {"preserve_thinking": True, "keep_past_thinking": True, "clear_thinking": False, "truncate_history_thinking": False},
 }
 """Variables by which templates turn thinking on and off, and keep that of earlier turns."""
+OPENING = re.compile(r"<([\w:|]*think[\w:|]*)>\s*\Z")
+"""A block of thinking that a prompt opens for the model."""
 REMEDY = "Give another template with --chat-template FILE"
 
 

@@ -26,9 +26,10 @@ from agentrl.core.summaries import GroupSummary, summarize
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, GroupRequest, Status
 from agentrl.env.isolation.pool import open_sessions
-from agentrl.env.load import AgentKind, AgentSpec
-from agentrl.rollout.chat import ChatCodec, make_codec
-from agentrl.rollout.endpoint.answers import AnswerParser
+from agentrl.env.load import AgentSpec
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.codecs import make_codec
+from agentrl.rollout.endpoint.answers import JSON_PARSER
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.group import Member, Trajectories, make_member, run_group
@@ -164,10 +165,10 @@ class EpisodeWorker:
         engine: Engine,
         agent: AgentSpec,
         settings: EpisodeSettings,
-        make_parser: Callable[[EndpointConfig, Any], AnswerParser] | None = None,
+        fit_parser: Callable[[ChatCodec, EndpointConfig], str] | None = None,  # gives the codec a parser of answers other than JSON
         scorers: Mapping[str, Scorer] | None = None,  # reward models by name, which the caller closes
     ) -> None:
-        self._make_parser = make_parser
+        self._fit_parser = fit_parser
         self._engine, self._agent, self._settings = engine, agent, settings
         self._straggler_policy = settings.straggler_policy  # read once: the estimator may be of a user's file
         self._codec: ChatCodec | None = None
@@ -190,8 +191,8 @@ class EpisodeWorker:
         await self._engine.start()
         tokenizer = load_tokenizer(self._settings.model.model, trust_remote_code=self._settings.model.trust_remote_code)
         self._codec = make_codec(tokenizer, self._settings, self._engine.end_token_ids)
-        if self._make_parser is not None and self._agent.kind is AgentKind.BLACK_BOX:
-            self._server.parser = await asyncio.to_thread(self._make_parser, self._settings.endpoint, tokenizer)
+        if self._fit_parser is not None:
+            await asyncio.to_thread(self._fit_parser, self._codec, self._settings.endpoint)
         if self._learned is not None:
             await self._learned.start()
         collect_rarely()
@@ -235,7 +236,8 @@ class EpisodeWorker:
 
     async def stats(self) -> EngineStats:
         """As `Engine.stats`."""
-        return replace(self._engine.stats(), sums=self._throttle.sums)
+        own = "" if self._codec is None or self._codec.tool_parser == JSON_PARSER else self._codec.tool_parser
+        return replace(self._engine.stats(), sums=self._throttle.sums, tool_parser=own)
 
     async def close(self) -> None:
         """Cancel episodes, close environments and the engine; safe to call twice."""

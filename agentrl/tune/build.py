@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import ALL_LINEAR
+from agentrl.config.model_shape import trained_positions
 from agentrl.core.errors import ConfigError
 from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.merge import LABELS, TASKS
@@ -23,6 +24,7 @@ from agentrl.tune.prepare import model_path
 from agentrl.tune.rules import micro_batch, num_ranks
 from agentrl.tune.settings import ProcessMethodConfig, TuneConfig
 from agentrl.tune.trainer import Collator, MethodTrainer
+from agentrl.weights.rope import fix_rope
 
 
 def arguments(config: TuneConfig, run_dir: Path, steps: int, *, evaluate_first: bool) -> dict[str, Any]:
@@ -142,6 +144,7 @@ def _trained_model(method: Method, config: TuneConfig, pad_token_id: int) -> Any
         model.generation_config.pad_token_id = pad_token_id
     if isinstance(config.method, ProcessMethodConfig):
         model.config.step_separator = config.method.step_separator
+    _fix_rope(model, config)
     if method.without_dropout:
         disable_dropout(model)
     if not config.lora.lora_rank:
@@ -164,11 +167,19 @@ def _frozen_model(config: TuneConfig, args: TrainingArguments) -> Any:
     dtype = torch.bfloat16 if args.bf16 and config.optim.zero_stage else torch.float32  # as DeepSpeed has the trained model
     trusted = config.model.trust_remote_code
     model = AutoModelForCausalLM.from_pretrained(name or model_path(config), dtype=dtype, trust_remote_code=trusted)
+    _fix_rope(model, config)
     if config.optim.zero_stage < 3:
         return model.to(args.device).requires_grad_(False).eval()
     from agentrl.learner.engine import partition_frozen
 
     return partition_frozen(model, LearnerConfig(zero_stage=3), args.device, bf16=args.bf16)
+
+
+def _fix_rope(model: Any, config: TuneConfig) -> None:
+    """Give a model the rotary positions that engines give it: those of its training, unless rows may be longer."""
+    own = trained_positions(model.config)
+    if own:  # other models have the same positions in rows of any length
+        fix_rope(model, max(own, config.data.max_length), "--max-length")
 
 
 def adapter(method: Method, config: TuneConfig) -> Any:

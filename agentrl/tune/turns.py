@@ -17,10 +17,9 @@ from agentrl.core.errors import ChatTemplateError
 from agentrl.core.types import Message
 from agentrl.env.tools.environment import describe_tools, with_system
 from agentrl.rollout.forms import PROBE, QUESTION, Dialect, call_id, find_dialect, lost, probe_call, reasoning_of, with_calls_as_text
-from agentrl.rollout.template import REMEDY, SWITCHES, ChatTemplate, variables_of
+from agentrl.rollout.template import OPENING, REMEDY, SWITCHES, ChatTemplate, variables_of
 from agentrl.rollout.text_codec import TextCodec, shared_length
 
-_OPENING = re.compile(r"<([\w:|]*think[\w:|]*)>\s*\Z")  # a block of thinking that a prompt opens
 _BLOCK = re.compile(r"\s*<think>(.*?)</think>(.*)\Z", re.DOTALL)  # thinking that stands in the content
 _TOOL = {"type": "function", "function": {"name": PROBE, "description": "Any.", "parameters": {"type": "object", "properties": {}}}}
 
@@ -147,7 +146,7 @@ class TurnRenderer:
         """Return the prompt, and what follows it when the answer is given."""
         if whole.startswith(prompt):
             return prompt, whole[len(prompt) :]
-        opening = _OPENING.search(prompt)
+        opening = OPENING.search(prompt)
         head = prompt[: opening.start()] if opening else prompt
         if opening is None or not whole.startswith(head) or self._thinking not in ("on", "off"):
             place = shared_length(prompt, whole)
@@ -204,7 +203,7 @@ def _template(codec: TextCodec, settings: ModelConfig) -> ChatTemplate:
     plain = ChatTemplate(codec.tokenizer, replace(settings, thinking="auto"))
     if plain.exists and settings.thinking in ("on", "off") and not SWITCHES[settings.thinking].keys() & variables_of(plain.source):
         opened = plain.render([dict(QUESTION)], add_generation_prompt=True)
-        if _OPENING.search(opened):
+        if OPENING.search(opened):
             return plain
     return ChatTemplate(codec.tokenizer, settings)
 

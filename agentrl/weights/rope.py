@@ -15,8 +15,13 @@ from agentrl.config.model_shape import changes_with_length
 from agentrl.core.errors import ConfigError
 
 
-def fix_rope(model: nn.Module, context: int) -> None:
+def fix_rope(model: nn.Module, context: int, flag: str = "--max-model-len") -> None:
     """Give each module of rotary positions the frequencies for texts of up to `context` tokens; 0 stands for those of its training.
+
+    Args:
+        model: The model, whose frequencies are changed.
+        context: Longest text of a run.
+        flag: Setting that says so, for errors.
 
     Raises:
         ConfigError: If the frequencies of a module go on to depend on the length, or engines would have others.
@@ -29,19 +34,19 @@ def fix_rope(model: nn.Module, context: int) -> None:
             else [None] * changes_with_length(kinds)
         )
         for layer in layers:
-            _fix(module, layer, context)
+            _fix(module, layer, context, flag)
         if layers:
-            _check(module, layers, context)
+            _check(module, layers, context, flag)
 
 
 @torch.no_grad()
-def _fix(module: Any, layer: str | None, context: int) -> None:
+def _fix(module: Any, layer: str | None, context: int, flag: str) -> None:
     """Run the module once as if for the longest text, and leave it with what it chose."""
     kind = module.rope_type if layer is None else module.rope_type[layer]
     own = int(module.config.max_position_embeddings)
     if kind != "longrope" and context > own:
         why = f"the dynamic RoPE of this model changes with the length of a text beyond {own} tokens"
-        raise ConfigError("--max-model-len", context, why, f"Use at most {own}.")
+        raise ConfigError(flag, context, why, f"Use at most {own}.")
     _run(module, layer, [max(context, 1) - 1])
     if layer is None:
         module.rope_type = "default"
@@ -50,12 +55,12 @@ def _fix(module: Any, layer: str | None, context: int) -> None:
 
 
 @torch.no_grad()
-def _check(module: Any, layers: list[str | None], context: int) -> None:
+def _check(module: Any, layers: list[str | None], context: int, flag: str) -> None:
     for layer in layers:
         alone, beside = (_run(module, layer, [0, 1, 2, last]) for last in (3, max(context, 4) - 1))
         if any(not torch.equal(a[:, :3], b[:, :3]) for a, b in zip(alone, beside, strict=True)):
             why = f"frequencies of {type(module).__name__} depend on the longest text of a call"
-            raise ConfigError("--max-model-len", context, why, "Use no more than the model was trained with before it was extended.")
+            raise ConfigError(flag, context, why, "Use no more than the model was trained with before it was extended.")
 
 
 def _run(module: Any, layer: str | None, positions: list[int]) -> tuple[Tensor, ...]:

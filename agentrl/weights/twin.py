@@ -43,10 +43,13 @@ def model_class(config: Any, *, name: str = "") -> Any:
     return found
 
 
-def twin_config(config: Any) -> Any:
-    """Return the configuration of the twin of a model with the configuration `config`, which is that of a text model."""
+def twin_config(config: Any, *, head: int = 0) -> Any:
+    """Return the configuration of the twin of a model with the configuration `config`, which is that of a text model.
+
+    With `head` its heads have this size.
+    """
     real = {name: value for name, value in config.to_dict().items() if is_kept(name)}
-    sizes = Sizes(real, config.attribute_map)
+    sizes = Sizes(real, config.attribute_map, head)
     layers = {sizes.own(name): value for name, value in layer_fields(real, sizes.layers).items()}
     fields = {name: shrunk(name, value) for name, value in real.items()} | layers | _special_tokens(real)
     fields |= sizes.heads() | Sizes(fields, config.attribute_map).inner() | sizes.state_space()

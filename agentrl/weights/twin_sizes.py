@@ -10,6 +10,8 @@ WINDOW, THRESHOLD = 31, 32
 """Tokens of a window of attention, and of a chunk; positions at which a rotary embedding or a scale changes;
 rows lie on both sides of them."""
 
+VLLM_HEAD = 32
+"""Size of a head where vLLM is tried too, whose kernels for a CPU take none that is smaller."""
 LATENT = "qk_rope_head_dim"
 """Field of models whose keys and values come from a latent vector: the part of a head that is rotated."""
 INNER = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "intermediate_size_mlp", "n_inner", "ffn_size")
@@ -104,7 +106,7 @@ def shrunk(name: str, value: Any) -> Any:
 class Sizes:
     """Numbers of heads and widths of a twin, from those of the model."""
 
-    def __init__(self, text: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    def __init__(self, text: Mapping[str, Any], names: Mapping[str, str], head: int = 0) -> None:
         self._text, self._names = text, names
         heads, kv = self._get("num_attention_heads"), self._get("num_key_value_heads")
         self.layers = self._get("num_hidden_layers") or 2
@@ -114,7 +116,7 @@ class Sizes:
         self.kv = 1 if single else 2 if ratio > 1 else 4
         self.heads_number = 4 if single else self.kv * min(ratio, 8)
         apart = bool(size and heads and size * heads != hidden) or LATENT in text
-        self.head = HEAD if apart or self.heads_number <= 4 else HEAD // 2
+        self.head = head or (HEAD if apart or self.heads_number <= 4 else HEAD // 2)
         self.rotated = ROTARY_HEAD if LATENT in text else self.head
         self.width = WIDTH if apart else self.heads_number * self.head
 

@@ -133,7 +133,7 @@ async def play(family: str, deeds: list[str], seed: int) -> None:
     written = json.loads(
         encode({"episode_id": "e", **log.record([exchange.end() for exchange in session.exchanges], recorder.contexts, limits)})
     )
-    assert await replay_requests(written, codec=codec, settings=SETTINGS, parser=parser) is None
+    assert await replay_requests(written, codec=codec, settings=SETTINGS) is None
 
 
 def check(recorder: Recorder, samples: dict[str, tuple[GenerationRequest, list[int]]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -39,6 +39,22 @@ class BadCall:
 Parsed: TypeAlias = ToolCall | BadCall
 
 
+class ParsedText(str):
+    """Text of a turn whose calls were found by a parser of the model's own form; a changed copy is ordinary text, without them."""
+
+    calls: tuple[Parsed, ...]
+
+    def __new__(cls, text: str, calls: Iterable[Parsed]) -> ParsedText:
+        """Make a text that has these calls."""
+        made = super().__new__(cls, text)
+        made.calls = tuple(calls)
+        return made
+
+    def __getnewargs__(self) -> tuple[str, tuple[Parsed, ...]]:  # type: ignore[override]
+        """Return the arguments that a copy is made with in another process."""
+        return str(self), self.calls
+
+
 def parse_tool_calls(text: str) -> list[Parsed]:
     r"""Return the tool calls in a turn, in order; none for a plain answer. Never raises.
 
@@ -46,19 +62,24 @@ def parse_tool_calls(text: str) -> list[Parsed]:
     text; text after the JSON is ignored. An object is ``{"tool": ..., "args": ...}`` or
     ``{"name": ..., "arguments": ...}`` (``parameters`` in Llama's), with an object, a list, or a JSON string
     as arguments. Text up to ``</think>`` is ignored. In a turn that is written in channels (gpt-oss), the messages to tools
-    are the calls.
+    are the calls. The text of a model that writes calls in a form of its own carries them: `ParsedText`.
 
     Args:
         text: Text of the turn, without its end token.
     """
-    return split_tool_calls(text)[1]
+    return list(text.calls) if isinstance(text, ParsedText) else split_tool_calls(text)[1]
+
+
+def call_of(name: str, arguments: str) -> Parsed:
+    """Return a call with the JSON text of its arguments; "" for none."""
+    return _call({"name": name, "arguments": arguments or "{}"})
 
 
 def split_tool_calls(text: str) -> tuple[str, list[Parsed]]:
     """Return the text before the first tool call, after ``</think>``, and the calls as `parse_tool_calls` does."""
     channels = split_channels(text)
     if channels is not None and channels.calls:
-        return channels.text, [_call({"name": name, "arguments": arguments or "{}"}) for name, arguments in channels.calls]
+        return channels.text, [call_of(name, arguments) for name, arguments in channels.calls]
     text = text.rpartition("</think>")[2] if channels is None else channels.text
     before, found, _ = text.partition("<tool_call>")
     if found:

@@ -13,14 +13,14 @@ from agentrl.env.tools.calls import BadCall, ToolCall, split_tool_calls
 from agentrl.env.tools.channels import split_channels
 from agentrl.rollout.endpoint.neutral import Json
 
-JSON_PARSER = "json"
-"""Name of the parser that needs no vLLM."""
+AUTO_PARSER, JSON_PARSER = "auto", "json"
+"""Names of the parser that reads what the chat template writes, and of the one that needs no vLLM."""
 THINK, THOUGHT = "<think>", "</think>"
 
 
-def has_own_form(config: EndpointConfig) -> bool:
-    """Return True if the model writes tool calls in a form of its own, which its chat template then asks for."""
-    return config.tool_parser != JSON_PARSER
+def names_own_form(config: EndpointConfig) -> bool:
+    """Return True if the user names the form in which the model writes tool calls, which its chat template then asks for."""
+    return config.tool_parser not in (AUTO_PARSER, JSON_PARSER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,7 @@ class JsonAnswerParser:
 
     def parse(self, sampled: str, tools: Sequence[Json], *, reasons: bool = True) -> Parts:
         """As `AnswerParser.parse`; a text with a malformed call is text as a whole."""
-        reasoning, found, text = sampled.rpartition(THOUGHT) if reasons else ("", "", sampled)
-        reasoning = reasoning.strip().removeprefix(THINK).strip() if found else ""
-        text = text.lstrip("\n") if found else text
+        reasoning, text = split_thought(sampled) if reasons else ("", sampled)
         channels = split_channels(sampled) if reasons else None
         if channels is not None:
             reasoning, text = channels.reasoning, channels.text
@@ -69,6 +67,12 @@ class JsonAnswerParser:
     def structure(self, schema: Json | None, tools: Sequence[Json]) -> Structure | None:
         """As `AnswerParser.structure`, with calls in tags."""
         return one_of(schema, [_call_format(tool["function"]) for tool in tools])
+
+
+def split_thought(sampled: str) -> tuple[str, str]:
+    """Return the reasoning up to ``</think>``, "" if there is none, and the text behind it."""
+    reasoning, found, text = sampled.rpartition(THOUGHT)
+    return (reasoning.strip().removeprefix(THINK).strip(), text.lstrip("\n")) if found else ("", sampled)
 
 
 def one_of(schema: Json | None, calls: Sequence[Json]) -> Structure:

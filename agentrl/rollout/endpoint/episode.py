@@ -46,7 +46,7 @@ class BlackBoxEpisode(ProgramEpisode):
         self._log = RequestLog() if settings.endpoint.record_requests and index < group_request.record else None
         self.requests: Mapping[str, Any] | None = None  # log of the requests once the episode is over, if it is to be recorded
         limit = settings.endpoint.max_requests
-        self.session = EndpointSession(self._recorder, parser=self._server.parser, max_requests=limit, log=self._log)
+        self.session = EndpointSession(self._recorder, parser=codec.parser, max_requests=limit, log=self._log)
 
     async def _play(self) -> Status:
         llm = await self._server.open(self.session)

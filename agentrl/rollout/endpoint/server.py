@@ -11,7 +11,6 @@ from typing import Any
 from agentrl.core.serving import ApiError, ClientLeftError, LoopbackServer, Receive, Scope, Send, json_object, read_body, send_json
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.rollout.endpoint import chat_completions, messages, responses
-from agentrl.rollout.endpoint.answers import AnswerParser, JsonAnswerParser
 from agentrl.rollout.endpoint.neutral import event
 from agentrl.rollout.endpoint.session import EndpointSession, Exchange
 
@@ -43,8 +42,7 @@ class EndpointServer:
     Episodes share nothing but the event loop.
     """
 
-    def __init__(self, *, port: int = 0, parser: AnswerParser | None = None) -> None:
-        self.parser: AnswerParser = parser or JsonAnswerParser()  # of the model's answers
+    def __init__(self, *, port: int = 0) -> None:
         self._sessions: dict[str, tuple[str, EndpointSession]] = {}  # by number of the episode: secret and session
         self._ended: dict[str, str] = {}  # secrets of episodes that are over, the oldest first
         self._number = 0

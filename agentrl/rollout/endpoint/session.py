@@ -262,7 +262,8 @@ class EndpointSession:
             raise _cannot(request, f"there is no tool {wanted.tool!r}" if wanted.tool else "there are no tools")
         structure = self._parser.structure(wanted.schema, tools)
         if structure is None:
-            raise _cannot(request, "the form in which this model calls tools (--tool-parser) is not known as a grammar")
+            problem = f"the form in which this model calls tools is not known as a grammar (--tool-parser {self._codec.tool_parser})"
+            raise _cannot(request, f"{problem}; --tool-parser json is")
         return structure
 
     def _sampling(self, request: ChatRequest) -> Sampling:

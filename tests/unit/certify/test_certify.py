@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from agentrl.certify import run
+from agentrl.assets import tiny_model_path
+from agentrl.certify import engines, run
 from agentrl.certify.before import KNOWN
 from agentrl.certify.compare import compare_adapter
 from agentrl.certify.configs import read_config
@@ -149,10 +151,24 @@ def test_nan_is_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_vllm_samples_what_the_model_computes() -> None:
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["bundled", "llama", "qwen3", "gemma2", "gpt_oss"])
+def test_vllm_samples_what_the_model_computes(kind: str) -> None:
     pytest.importorskip("vllm")
-    certificate = certify("qwen3", CONFIG_MAPPING["qwen3"](), vllm=True)
-    assert verdicts(certificate)["vllm"] is EXACT
+    config = read_config(tiny_model_path()) if kind == "bundled" else CONFIG_MAPPING[kind]()
+    found = {comparison.name: comparison for comparison in certify(kind, config, vllm=True).comparisons}
+    assert found["vllm"].verdict is EXACT, found["vllm"].reason
+
+
+def test_an_engine_that_takes_too_long_is_named_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: Any) -> Any:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(engines, "_sample", never)
+    monkeypatch.setitem(engines.DEADLINE_S, "transformers", 0.1)
+    batch: Any = None
+    found = engines.compare_engine("twin", batch, None)
+    assert (found.verdict, found.reason) == (Verdict.UNTRIED, "it gave no answer within 0.1 s")
 
 
 def test_layers_that_the_model_never_calls_have_no_adapter(tmp_path: Path) -> None:

@@ -27,15 +27,17 @@ def rows(name: str) -> dict[str, Comparison]:
 
 def test_the_bundled_template_is_proven_and_what_it_does_not_write_is_named() -> None:
     found = {row.name: row for row in compare_template(str(tiny_model_path()), ModelConfig())}
-    assert list(found) == ["turn ends", *DIALOGUES]
+    assert list(found) == ["turn ends", *DIALOGUES, "tool calls"]
     assert found["turn ends"].reason == "proven: <|end|>"
     calls = {"call and result", "two results out of order"}
-    assert {name for name, row in found.items() if row.verdict is Verdict.UNTRIED} == calls
+    assert {name for name, row in found.items() if row.verdict is Verdict.UNTRIED} == {*calls, "tool calls"}
+    assert found["tool calls"].reason == "the template describes no tools; the system message asks for JSON"
     assert all("calls as text" in found[name].reason for name in calls)
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
-def test_no_template_of_trl_and_vllm_is_rendered_with_other_tokens(name: str) -> None:
+def test_no_template_of_trl_and_vllm_is_rendered_with_other_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.engine.parsers.find_spec", lambda package: None)
     found = compare_renderings(family(name), ModelConfig())
     assert not [row for row in found if row.verdict is Verdict.WRONG]
     assert all(row.reason for row in found if row.verdict is Verdict.UNTRIED)
@@ -43,6 +45,20 @@ def test_no_template_of_trl_and_vllm_is_rendered_with_other_tokens(name: str) ->
 
 def test_qwen_3_writes_everything_itself() -> None:
     assert {row.verdict for row in rows("qwen3").values()} == {Verdict.EXACT}
+    assert rows("qwen3")["tool calls"].reason == "read by the parser json"
+
+
+@pytest.mark.slow
+def test_calls_in_a_form_of_their_own_are_read_by_a_parser_of_vllm() -> None:
+    row = rows("glm4moe")["tool calls"]
+    assert (row.verdict, row.reason) == (Verdict.EXACT, "read by the parser glm45")
+
+
+def test_calls_that_nothing_here_reads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.engine.parsers.find_spec", lambda package: None)
+    row = rows("glm4moe")["tool calls"]
+    assert row.verdict is Verdict.UNTRIED
+    assert "vLLM, which has parsers of other forms, is not installed; the system message asks for JSON" in row.reason
 
 
 def test_a_codec_that_loses_a_token_is_found_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

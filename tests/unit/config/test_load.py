@@ -131,6 +131,20 @@ def test_json_round_trip() -> None:
     assert from_mapping(TrainConfig, json.loads(to_json(config))) == config
 
 
+def test_a_run_that_was_saved_with_a_parser_of_tool_calls_keeps_it(tmp_path: Path) -> None:
+    saved = json.loads(to_json(load_config([*AGENT, "--tool-parser", "json"])))
+    assert saved["endpoint"]["tool_parser"] == "json"
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert load_config(["--config", str(tmp_path / "config.json")]).endpoint.tool_parser == "json"
+    assert load_config(AGENT).endpoint.tool_parser == "auto"
+
+
+def test_a_parser_of_vllm_by_name_needs_its_engine() -> None:
+    assert "--tool-parser = 'hermes': needs vLLM" in str(refuse("--engine", "transformers", "--tool-parser", "hermes"))
+    for name in ("auto", "json"):
+        assert load_config([*AGENT, "--engine", "transformers", "--tool-parser", name]).endpoint.tool_parser == name
+
+
 def test_config_error_pickles() -> None:
     error = ConfigError("--x", 1, "is bad", "Do y.")
     again = pickle.loads(pickle.dumps(error))

@@ -26,7 +26,6 @@ from agentrl.env.load import load_agent
 from agentrl.inspect.requests import replay_requests
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint import graph, session
-from agentrl.rollout.endpoint.answers import JsonAnswerParser
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.worker import EpisodeWorker
 from agentrl.track.jsonl import encode
@@ -81,7 +80,7 @@ async def recorded(run: Any, *texts: str, **changes: Any) -> Log:
 
 
 async def again(log: Log, codec: ChatCodec = CODEC) -> Difference | None:
-    return await replay_requests(log, codec=codec, settings=SETTINGS, parser=JsonAnswerParser())
+    return await replay_requests(log, codec=codec, settings=SETTINGS)
 
 
 def delays(*slow: str) -> Callable[[Any], float]:

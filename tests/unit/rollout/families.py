@@ -19,7 +19,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "description
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add numbers.", "parameters": SCHEMA}}]
 _CONTROL = re.compile(
     r"<\|[\w:/ ]+\|>|<\uff5c[^\uff5c\s]+\uff5c>|<(?:start|end)_of_turn>|\[/?[A-Z_]+\]|</?s>|<end_of_utterance>"
-    r"|<\|?/?(?:turn|tool_call|tool_response|channel)\|?>"
+    r"|<\|?/?(?:turn|tool_call|tool_response|channel)\|?>|<\|\"\|>"
 )
 
 
@@ -102,6 +102,15 @@ NO_RESULTS += ("template_deepseek_vl2",)
 """Templates that leave out or refuse results of tools, which become messages of the user."""
 TOOLS_TOLD = ("gptoss", "llama3_1", "llama3_2", "qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl", "template_minicpmv45")
 """Templates that describe tools in a form of call that needs no parser; for others the system message does."""
+PARSERS = {
+    **dict.fromkeys(("diffusion_gemma", "gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5"), "gemma4"),
+    "glm4moe": "glm45",
+    **dict.fromkeys(("lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl", "lfm2_v2"), "lfm2"),
+    "muse_glimmer": "muse_glimmer",
+    **dict.fromkeys(("nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"), "qwen3_coder"),
+    **dict.fromkeys(("qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8"), "qwen3_coder"),
+}
+"""Parsers of vLLM that read the calls which templates with a form of their own write."""
 NO_LATER_SYSTEM = (
     "cohere",
     "gemma",
@@ -146,15 +155,16 @@ def form_of(name: str, dialogue: str, *, appended: bool = False) -> str:
 def table() -> str:
     """The families with the forms that they get, as a table in Markdown."""
     lines = [
-        "| template | tools described | calls | several calls | results | system message | later system message |",
-        "|---|" + "---|" * 6,
+        "| template | tools described | parser of calls | calls | several calls | results | system message | later system message |",
+        "|---|" + "---|" * 7,
     ]
     for name in SOURCES:
         if name in REFUSED:
-            lines.append(f"| `{name}` | refused: it writes no text | | | | | |")
+            lines.append(f"| `{name}` | refused: it writes no text | | | | | | |")
             continue
         cells = [
-            "yes" if name in TOOLS_TOLD else "system message",
+            "yes" if name in TOOLS_TOLD or name in PARSERS else "system message",
+            f"`{PARSERS.get(name, 'json')}`",
             "as text" if name in NO_CALLS else "text apart" if name in TEXT_APART else "yes",
             "as text" if name in NO_CALLS else "one in a message" if name in ONE_CALL else "yes",
             "the user's" if name in NO_RESULTS else "yes",

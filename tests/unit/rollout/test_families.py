@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from agentrl import ModelEndpoint, Task
+from agentrl import ModelEndpoint, Policy, ResetResult, StepResult, Task
+from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
+from agentrl.env.tools.environment import with_tools
 from agentrl.rollout.chat import ChatCodec
+from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.endpoint.support import caller, play
 from tests.unit.rollout.families import DIALOGUES, REFUSED, SOURCES, TOOLS, codec_of, family, form_of, own_renderings
+from tests.unit.rollout.scenes import PATIENT, Scene, env_class
+from tests.unit.rollout.test_execution import executor
 
+LONG = changed(PATIENT, max_episode_tokens=8000)
 USABLE = [name for name in SOURCES if name not in REFUSED]
 
 
@@ -110,6 +116,26 @@ def _as_sent(message: dict[str, Any]) -> dict[str, Any]:
         called = [{**call["function"], "arguments": json.dumps(call["function"]["arguments"])} for call in sent["tool_calls"]]
         sent["tool_calls"] = [{**call, "function": function} for call, function in zip(sent["tool_calls"], called, strict=True)]
     return sent
+
+
+@pytest.mark.parametrize("name", USABLE)
+@pytest.mark.anyio
+async def test_environments_and_executors_give_the_model_the_same_prompts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = codec_of(name)
+    monkeypatch.setattr("tests.unit.rollout.scenes.CODEC", codec)
+    expected = {dialogue: whole(codec, dialogue)[0] for dialogue in DIALOGUES}
+    chats: dict[str, Any] = {**DIALOGUES, "tool description": with_tools(DIALOGUES["tool description"], TOOLS)}
+
+    async def encode_all(task: Task, llm: Policy) -> float:
+        found = {dialogue: llm.decode(llm.encode_prompt(messages)) for dialogue, messages in chats.items()}
+        await llm.generate(llm.encode("?"))
+        return float(found == expected)
+
+    assert (await Scene(executor(encode_all), settings=LONG).play()).reward == 1.0
+    for dialogue, messages in chats.items():
+        env = env_class(lambda state: StepResult(1.0, terminated=True), reset=lambda self, state, chat=messages: ResetResult(chat))
+        trajectory = await Scene(env, ScriptedEngine(max_model_len=8192), LONG).play()
+        assert [turn.prompt_text for turn in trajectory.turns] == [expected[dialogue]], trajectory.error
 
 
 @pytest.mark.parametrize("name", REFUSED)

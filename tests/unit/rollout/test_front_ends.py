@@ -51,7 +51,7 @@ class Worker:
     async def stats(self) -> EngineStats:
         if self.error is not None:
             raise self.error
-        return EngineStats(tokens=-1, sums=self.sums)
+        return EngineStats(tokens=-1, sums=self.sums, tool_parser="own")
 
     async def close(self) -> None:
         self.closed = True
@@ -132,6 +132,7 @@ async def test_weights_and_counters_are_the_engines() -> None:
     workers[0].sums = LoadSums(seconds=10.0, kv_usage=5.0, waiting=20.0, episodes=80.0)
     workers[1].sums = LoadSums(seconds=10.0, kv_usage=5.0, waiting=20.0, episodes=40.0)
     stats = await shared.stats()
+    assert stats.tool_parser == "own"
     assert (process.updates, stats.tokens) == ([5], 7)
     assert stats.sums == LoadSums(seconds=10.0, kv_usage=5.0, waiting=20.0, episodes=120.0)
 

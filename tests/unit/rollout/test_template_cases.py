@@ -15,7 +15,8 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.env.tools.calls import ToolCall, parse_tool_calls
 from agentrl.env.tools.channels import Channels, split_channels
-from agentrl.rollout.chat import ChatCodec, make_codec
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.codecs import make_codec
 from agentrl.rollout.endpoint.answers import JsonAnswerParser
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.template import ChatTemplate

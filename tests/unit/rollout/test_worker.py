@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from agentrl import Task
-from agentrl.config.schema import DataConfig, RolloutConfig, RunConfig, SamplingConfig, TrainConfig
+from agentrl.config.schema import DataConfig, EndpointConfig, RolloutConfig, RunConfig, SamplingConfig, TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, EngineError, WeightSyncError
 from agentrl.core.protocols import RolloutWorker, WeightUpdate
 from agentrl.core.types import EvalSampling, GroupRequest, Status
 from agentrl.env.load import load_agent
 from agentrl.flow.ledger import failure_reason
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.endpoint.answers import JsonAnswerParser
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
 from agentrl.rollout.tasks import check_prompts, context_length
 from agentrl.rollout.worker import EpisodeWorker
@@ -188,6 +190,24 @@ async def test_weights_and_counters_are_passed_on(tmp_path: Path, model: str) ->
     with pytest.raises(WeightSyncError):
         await worker.load_weights(WeightUpdate(version=2, transport="shm"))
     await worker.close()
+
+
+async def test_the_parser_of_the_models_own_calls_is_fitted_at_the_start_and_told(tmp_path: Path, model: str) -> None:
+    fitted = list[str]()
+
+    def fit(codec: ChatCodec, config: EndpointConfig) -> str:
+        codec.use_parser(JsonAnswerParser(), "own", template_tools=True)
+        fitted.append(config.tool_parser)
+        return ""
+
+    plain = worker_of(tmp_path, model, ScriptedEngine())
+    own = EpisodeWorker(ScriptedEngine(), load_agent(str(tmp_path / "env.py")), changed(SETTINGS, model=model), fit)
+    for worker, name in ((plain, ""), (own, "own")):
+        assert (await worker.stats()).tool_parser == ""
+        await worker.start()
+        assert (await worker.stats()).tool_parser == name
+        await worker.close()
+    assert fitted == ["auto"]
 
 
 def test_settings_come_from_the_configuration_and_survive_pickling() -> None:

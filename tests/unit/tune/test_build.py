@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.core.errors import ConfigError
 from agentrl.tune import TuneResult, build, tune
@@ -18,6 +19,7 @@ from agentrl.tune.methods import LOWER_IS_BETTER, METHODS
 from agentrl.tune.prepare import num_steps
 from agentrl.tune.run import in_directory, preview
 from agentrl.tune.summary import TuneSummary, data_text
+from tests.unit.learner.test_families import SHAPE, write
 
 DATA = Path(__file__).parents[3] / "examples" / "tune"
 PAIRS = str(DATA / "pairs.jsonl")
@@ -76,6 +78,7 @@ class Loaded(torch.nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name, self.weight = name, torch.nn.Parameter(torch.zeros(1))
+        self.config: dict[str, Any] = {}
 
 
 def test_the_frozen_model_is_the_teacher_the_reference_or_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +100,35 @@ def test_a_model_to_compare_answers_with_has_no_dropout_and_its_padding() -> Non
     assert not any(module.training for module in found.train().modules() if isinstance(module, torch.nn.Dropout))
     assert {parameter.dtype for parameter in found.parameters()} == {torch.float32}
     assert found.num_labels == 2
+
+
+@pytest.mark.parametrize("command", ["sft", "dpo"])
+def test_rotary_positions_do_not_depend_on_the_rows_beside(command: str, tmp_path: Path) -> None:
+    data = {"sft": DATA / "chats.jsonl", "dpo": PAIRS}[command]
+    path = write(tmp_path / "model", "Phi-3 LongRoPE")  # the frequencies change beyond 24 tokens
+    args: Any = type("Arguments", (), {"bf16": False, "device": "cpu"})
+    found = []
+    for length in (24, 64):
+        settings = config(command, str(data), model=path, max_length=length)
+        models = [build._trained_model(METHODS[command], settings, 0)]
+        models += [build._frozen_model(settings, args)] if command == "dpo" else []
+        for model in models:
+            alone, beside = torch.arange(5, 13)[None], torch.arange(5, 45)[None]
+            padded = torch.cat([torch.nn.functional.pad(alone, (0, 32)), beside])
+            mask = (torch.arange(40)[None] < torch.tensor([[8], [40]])).long()
+            with torch.no_grad():
+                one, other = model.eval()(alone).logits[0], model(padded, attention_mask=mask).logits[0, :8]
+            assert torch.allclose(one, other, atol=1e-5)
+        found.append(one)
+    assert not torch.allclose(*found, atol=1e-5)
+
+
+def test_rows_beyond_positions_that_would_change_with_their_length_are_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    LlamaForCausalLM(LlamaConfig(**SHAPE | {"rope_parameters": rope})).save_pretrained(tmp_path)
+    settings = config("sft", str(DATA / "chats.jsonl"), model=str(tmp_path), max_length=257)
+    with pytest.raises(ConfigError, match=r"--max-length = 257.*dynamic RoPE .* beyond 256 tokens\. Use at most 256"):
+        build._trained_model(METHODS["sft"], settings, 0)
 
 
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +13,9 @@ from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.encode import IGNORED, Encoder, Row
 from agentrl.tune.forms import Chat, Labelled, Pair, dialogue
 from agentrl.tune.settings import DpoConfig, KtoConfig, SftConfig, SftDataConfig, SftMethodConfig
-from tests.unit.rollout.families import TOOLS, call, family, said
+from tests.unit.rollout.families import REFUSED, SOURCES, TOOLS, call, family, said
 
-spec = find_spec("trl")
-FOLDER = Path(next(iter(spec.submodule_search_locations or ()))) / "chat_templates" if spec is not None else Path()
-NAMES = sorted(file.stem for file in FOLDER.glob("*.jinja") if not file.stem.endswith("_training"))
+NAMES = sorted(name for name in SOURCES if name not in REFUSED)
 THOUGHT = {"reasoning_content": "REASON", "reasoning": "REASON", "thinking": "REASON"}
 USER = said("user", "What is one plus two?")
 CALLS = [call("add", 17)]
@@ -311,6 +307,37 @@ def test_a_row_in_the_form_of_openai_is_the_templates_rendering():
         '<think>\nLook.\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 17}}\n</tool_call><|im_end|>',
         "<think>\n\n</think>\n\nIt is 17.<|im_end|>",
     ]
+
+
+def test_a_row_in_the_form_of_sharegpt_is_the_templates_rendering():
+    call_text = '<tool_call>\n{"name": "add", "arguments": {"a": 17}}\n</tool_call>'
+    values = [("system", "Be brief."), ("human", "What is 17?"), ("gpt", f"<think>\nLook.\n</think>\n\n{call_text}")]
+    values += [("tool", "17"), ("gpt", "<think>\nIt is that.\n</think>\n\nIt is 17.")]
+    codec, sft = encoder("qwen3")
+    row = {"tools": TOOLS, "conversations": [{"from": name, "value": value} for name, value in values]}
+    (encoded,) = sft.encode(dialogue(row, SftDataConfig()))
+    roles = {"human": "user", "gpt": "assistant"}
+    chat = [said(roles.get(name, name), value) for name, value in values]
+    assert codec.decode(encoded["input_ids"]) == family("qwen3").apply_chat_template(chat, tools=TOOLS, tokenize=False).removesuffix("\n")
+    assert segments(codec, [encoded]) == [f"{values[2][1]}<|im_end|>", f"{values[4][1]}<|im_end|>"]
+
+
+def test_a_row_of_a_prompt_and_a_completion_with_a_call_is_the_templates_rendering():
+    asked = {"role": "user", "content": "What is 17?"}
+    answer = said("assistant", "Let me look.", reasoning_content="Look.", tool_calls=[call("add", 17)])
+    codec, sft = encoder("qwen3")
+    (row,) = sft.encode(dialogue({"tools": TOOLS, "prompt": [asked], "completion": [answer]}, SftDataConfig()))
+    whole = family("qwen3").apply_chat_template([asked, answer], tools=TOOLS, tokenize=False)
+    assert codec.decode(row["input_ids"]) == whole.removesuffix("\n")
+    (trained,) = segments(codec, [row])
+    assert trained.startswith("<think>\nLook.\n</think>\n\nLet me look.\n<tool_call>")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_template_that_writes_no_text_is_refused(name: str):
+    _, sft = encoder(name)
+    with pytest.raises(DataError, match=r"line 3: .*leaves out the text of a user's message.*--chat-template FILE"):
+        sft.encode([Chat((USER, ANSWERS["text"]), source="a.jsonl", where="line 3")])
 
 
 def test_control_tokens_in_messages_stay_text():
