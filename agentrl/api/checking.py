@@ -16,6 +16,7 @@ from typing import Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.check.findings import CheckConfig, CheckOptions, CheckSettings, Finding, Report, Rule, Severity, by_severity
+from agentrl.check.report import policy_rows, summary_text
 from agentrl.check.supervise import GIVEN, check, command
 from agentrl.check.tokenizer import FileTokenizer
 from agentrl.config.algorithm import has_ratios
@@ -27,6 +28,7 @@ from agentrl.core.types import Task
 from agentrl.env.given import PREFIX
 from agentrl.env.load import load_agent
 from agentrl.rollout.tasks import context_length
+from agentrl.track.html import escaped, table
 
 BEGIN_ANYWAY = "--no-check-env begins the run all the same."
 REHEARSAL_S = 30.0
@@ -97,6 +99,17 @@ class CheckResult:
         """Return the environment, and its errors and warnings."""
         listed = "".join(f"\n  {finding}" for finding in (*self.errors, *self.warnings))
         return f"<CheckResult {self.report.env.get('name', '')}: {len(self.errors)} errors, {len(self.warnings)} warnings>{listed}"
+
+    def _repr_html_(self) -> str:
+        """Return what was found, and the rewards by policy, for notebooks."""
+        title = f"<b>Check of {escaped(self.report.env.get('name', ''))}</b>: {summary_text(self.report)}"
+        headings = ("finding", "of the environment", "remedy")
+        found = [
+            (f"{item.rule.severity} {item.rule.id}", f"{item.finding.where}: {item.finding.seen}", item.rule.remedy)
+            for item in self.findings
+        ]
+        parts = [table(headings, found)] if found else []
+        return f"<div>{title}{''.join(parts)}{table(*policy_rows(self.report))}</div>"
 
     def _of(self, severity: Severity) -> list[CheckFinding]:
         return [finding for finding in self.findings if finding.rule.severity is severity]

@@ -21,7 +21,8 @@ from agentrl.core.callbacks import METHODS, Callback, Event, MetricsRow, RunBegi
 from agentrl.core.errors import CallbackError, StorageError
 from agentrl.core.recording import RecordBudget
 from agentrl.track.callbacks import CallbackLike, UserCallbacks
-from agentrl.track.display import Display, make_display
+from agentrl.track.console import make_display, open_console
+from agentrl.track.display import Display
 from agentrl.track.sinks import open_sinks
 from agentrl.track.summary import SummaryBuilder, print_summary, write_summary
 
@@ -317,7 +318,7 @@ def open_tracker(
     Raises:
         ConfigError: If a service is asked for whose package is not installed.
     """
-    console = console or Console()
+    console = console or open_console()
     run_dir.mkdir(parents=True, exist_ok=True)
     records = config.record_budget()
     sinks = open_sinks(run_dir, config.track, config.record.record, records)

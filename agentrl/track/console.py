@@ -1,0 +1,33 @@
+"""The console of a command, and the display that suits it: a terminal, a pipe, or an output of a notebook cell."""
+
+from __future__ import annotations
+
+import os
+
+from rich.console import Console
+
+from agentrl.track.display import Display, Form, LineDisplay, LiveDisplay
+from agentrl.track.notebook import CellOutput, NotebookDisplay, text_console
+
+
+def open_console() -> Console:
+    """Return the console of a command: standard output, or where a notebook cell called it one output of the cell."""
+    console = Console()
+    return text_console(CellOutput()) if console.is_jupyter else console
+
+
+def make_display(num_steps: int, *, title: str, console: Console | None = None, form: Form | None = None) -> Display:
+    """Make the display: drawn in place in a terminal and in a notebook; plain lines in a pipe, with ``TERM=dumb`` or with ``NO_COLOR``.
+
+    Args:
+        num_steps: Steps of the run.
+        title: First line.
+        console: Where to show it.
+        form: Metrics to show.
+    """
+    console = console or open_console()
+    if isinstance(console.file, CellOutput):
+        return NotebookDisplay(num_steps, title=title, output=console.file, form=form)
+    if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR"):
+        return LiveDisplay(num_steps, title=title, console=console, form=form)
+    return LineDisplay(num_steps, title=title, stream=console.file, form=form)
