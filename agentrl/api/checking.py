@@ -24,6 +24,7 @@ from agentrl.config.model_shape import CPU_CONTEXT
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, sections_of
 from agentrl.core.errors import AgentRLError, ConfigError
+from agentrl.core.process import refuse_import
 from agentrl.core.types import Task
 from agentrl.env.given import PREFIX
 from agentrl.env.load import load_agent
@@ -119,8 +120,9 @@ def run_check(config: CheckConfig) -> CheckResult:
     """Check an environment in a process of its own.
 
     Raises:
-        ConfigError: If the request itself is wrong, or the environment cannot be sent to the process.
+        ConfigError: If the request itself is wrong, the environment cannot be sent to the process, or this is an import of the script.
     """
+    refuse_import()
     settings = CheckSettings(**{name: getattr(config, name) for name in sections_of(CheckConfig)})
     return CheckResult(_in_process(_with_model(settings)))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 
 from rich.console import Console
 
@@ -13,7 +15,12 @@ from agentrl.track.notebook import CellOutput, NotebookDisplay, text_console
 def open_console() -> Console:
     """Return the console of a command: standard output, or where a notebook cell called it one output of the cell."""
     console = Console()
-    return text_console(CellOutput()) if console.is_jupyter else console
+    if not console.is_jupyter:
+        return console
+    # Libraries that miss ipywidgets for progress bars of their own, which a run does not show, would say so below ours.
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
+    return text_console(CellOutput())
 
 
 def make_display(num_steps: int, *, title: str, console: Console | None = None, form: Form | None = None) -> Display:
