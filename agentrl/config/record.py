@@ -41,12 +41,11 @@ class RecordConfig:
     """Records of a training run, and its model."""
 
     record: Annotated[RunRecord, ResumeMayChange] = "budget"
-    """Trajectories written to ``trajectories.jsonl``: none, one per group (``sample``), every one of as many groups as ``--record-mib``
-    allows and one of each other (``budget``), or every one. Of each task of an evaluation, all or, except with ``all``, one go to
-    ``eval_trajectories.jsonl``."""
+    """Trajectories written to ``trajectories.jsonl``: ``none``; ``sample``, one per group; ``budget``, every one as far as ``--record-mib``
+    allows, else one per group; or ``all``. In evaluations, ``budget`` records one of each task, to ``eval_trajectories.jsonl``."""
     record_mib: Annotated[Positive, ResumeMayChange] = 256.0
-    """With ``--record budget``: MiB that the records of a run are to take. Each step has an equal share, and what the steps before it left.
-    One episode of each group is recorded also where that takes more."""
+    """With ``--record budget``: MiB of ``trajectories.jsonl`` and ``requests.jsonl`` together. Each step has an equal share, and what the steps
+    before it left; one episode of each group is recorded even where the share is used up."""
     annotate: Annotated[bool, ResumeMayChange] = True
     """Write what the learner knows of every token of the recorded trajectories to ``annotations.jsonl``: log-probability, ratio, advantage,
     entropy, share of the loss, and whether and why it was masked. See ``docs/viewer.md``."""

@@ -52,12 +52,8 @@ def test_a_run_before_its_first_step_shows_its_status(tmp_path: Path) -> None:
 
 
 def outcomes(reward: float) -> list[TaskOutcome]:
-    return [
-        TaskOutcome(
-            task_id=f"{number}", kind=f"{HOSTILE}{number % 2}", episodes=(EpisodeOutcome(reward=reward, score=reward, tokens=3, turns=1),)
-        )
-        for number in range(4)
-    ]
+    episode = EpisodeOutcome(reward=reward, score=reward, tokens=3, turns=1, truncated=False)
+    return [TaskOutcome(task_id=f"{number}", kind=f"{HOSTILE}{number % 2}", episodes=(episode,)) for number in range(4)]
 
 
 @pytest.mark.parametrize("compared", [False, True])
@@ -75,12 +71,8 @@ def test_an_evaluation_shows_its_figures_with_intervals(tmp_path: Path, compared
 def test_a_check_shows_its_findings_and_rewards() -> None:
     report = Report(env={"name": HOSTILE})
     report.add("reward-constant", HOSTILE, "0 in each of 680 episodes")
-    report.policies.append(
-        {
-            **{"policy": "label", "episodes": 8, "failed": 0, "finished": 8, "turns": 1.0},
-            **{"reward": 0.0, "reward_min": 0.0, "reward_max": 0.0, "score": 0.0},
-        }
-    )
+    earned = dict.fromkeys(("reward", "reward_min", "reward_max", "score"), 0.0)
+    report.policies.append({"policy": "label", "episodes": 8, "failed": 0, "finished": 8, "turns": 1.0, **earned})
     html = CheckResult(report)._repr_html_()
     assert "script" not in Elements(html).names
     assert "1 warning" in html
