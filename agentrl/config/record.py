@@ -44,8 +44,8 @@ class RecordConfig:
     """Trajectories written to ``trajectories.jsonl``: ``none``; ``sample``, one per group; ``budget``, every one as far as ``--record-mib``
     allows, else one per group; or ``all``. In evaluations, ``budget`` records one of each task, to ``eval_trajectories.jsonl``."""
     record_mib: Annotated[Positive, ResumeMayChange] = 256.0
-    """With ``--record budget``: MiB of ``trajectories.jsonl`` and ``requests.jsonl`` together. Each step has an equal share, and what the steps
-    before it left; one episode of each group is recorded even where the share is used up."""
+    """With ``--record budget``: MiB of ``trajectories.jsonl`` and ``requests.jsonl`` together. Each step has an equal share, and what the
+    steps before it left; one episode of each group is recorded even where the share is used up."""
     annotate: Annotated[bool, ResumeMayChange] = True
     """Write what the learner knows of every token of the recorded trajectories to ``annotations.jsonl``: log-probability, ratio, advantage,
     entropy, share of the loss, and whether and why it was masked. See ``docs/viewer.md``."""

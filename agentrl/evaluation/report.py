@@ -116,7 +116,7 @@ Rows: TypeAlias = tuple[tuple[str, ...], list[tuple[str, ...]]]
 def assessment_rows(assessment: Assessment) -> Rows:
     """Return the table of one model: a row per figure, over all tasks and for each kind."""
     found = _rows(assessment.overall, assessment.by_kind, assessment.by_agent)
-    rows = [(name, number(estimate.value), _interval(estimate), str(estimate.tasks)) for name, estimate in found]
+    rows: list[tuple[str, ...]] = [(name, number(each.value), _interval(each), str(each.tasks)) for name, each in found]
     return ("", "mean", "95% interval", "tasks"), rows
 
 

@@ -28,9 +28,10 @@ class Handle(Protocol):
 
 
 def _shown(data: Mapping[str, str]) -> Handle:
-    from IPython.display import display
+    from IPython import display
 
-    handle: Handle = display(data, raw=True, display_id=True)
+    untyped: Any = display
+    handle: Handle = untyped.display(data, raw=True, display_id=True)
     return handle
 
 
