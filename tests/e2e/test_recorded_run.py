@@ -219,7 +219,7 @@ def test_a_budget_leaves_whole_groups_in_each_step_and_is_kept_on_resumption(tmp
     assert whole == {0, 1, 2, 3}
     size = (run.directory / "trajectories.jsonl").stat().st_size
     assert run.summary["recorded"] == {"episodes": len(found), "played": 64, "bytes": size}
-    assert size <= 0.06 * 2**20
+    assert size <= 1.1 * 0.06 * 2**20  # the single episodes of the last groups come on top
     annotated = {json.loads(line)["trajectory_id"] for line in (run.directory / "annotations.jsonl").read_text().splitlines()}
     assert annotated == {record["trajectory_id"] for record in found}
     assert f"recorded     {len(found)} of 64 episodes" in agentrl("inspect", str(run.directory))[1]
