@@ -27,6 +27,7 @@ from agentrl.core.files import complete_file
 from agentrl.core.paths import shown_path
 from agentrl.core.process import handling_signals, refuse_import
 from agentrl.core.types import derive_seed
+from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode
 from agentrl.track.text import number
 
@@ -90,7 +91,7 @@ def iterate(config: IterateConfig, console: Console | None = None) -> Iterated:
     check_phases(config)
     default = default_directory(f"iterate-{_name(config)}")
     with held_directory(config.iterate.run_dir) if config.iterate.run_dir else held_new_directory(default) as path:
-        return _all_rounds(config, path, console or Console())
+        return _all_rounds(config, path, console or open_console())
 
 
 def _all_rounds(config: IterateConfig, path: Path, console: Console) -> Iterated:
