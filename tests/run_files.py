@@ -16,6 +16,7 @@ from agentrl.config.record import RecordConfig
 from agentrl.config.schema import RunConfig, TrainConfig, TrainingConfig
 from agentrl.core.annotations import FIGURES, Annotation
 from agentrl.core.callbacks import GroupJudged, MetricsRow, RunBegin, StepEnd
+from agentrl.core.recording import RecordBudget
 from agentrl.core.summaries import summarize
 from agentrl.core.types import FinishReason, Group, GroupRequest, Span, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.rollout.records import group_records
@@ -28,7 +29,9 @@ WORDS = ("one ", "two ", "three ", "plus ", "minus ", "times ", "is ", "so ")
 class MadeRun:
     """A run of which groups and steps can be written one after another."""
 
-    def __init__(self, folder: Path, *, num_steps: int = 10, indexed: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, num_steps: int = 10, indexed: bool = True, seed: int = 0, budget: RecordBudget | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         config = TrainConfig(
             run=RunConfig(agent="envs/calculator.py"), training=TrainingConfig(num_steps=num_steps), record=RecordConfig(record="all")
@@ -41,7 +44,7 @@ class MadeRun:
             "metrics": JsonlMetrics(folder / "metrics.jsonl"),
             "groups": GroupRecorder(folder / "groups.jsonl", self._clock),
             "steps": StepRecorder(folder / "steps.jsonl", self._clock),
-            "trajectories": TrajectoryRecorder(folder / "trajectories.jsonl", clock=self._clock),
+            "trajectories": TrajectoryRecorder(folder / "trajectories.jsonl", budget=budget, clock=self._clock),
         }
         self._recorders["launch"].on_run_begin(RunBegin(config={}, run_dir=folder, resumed=False, step=0))
         self._indexed = indexed

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.exit_codes import INTERRUPTED
+from agentrl.core.process import refuse_import
 from agentrl.flow.state import StopRequest
 
 T = TypeVar("T")
@@ -41,10 +42,11 @@ class Background(Generic[T]):
         stop_timeout_s: Seconds from the request for an early end to the cancellation.
 
     Raises:
-        ConfigError: If other work goes on in this process; engines and learners are one of each.
+        ConfigError: If other work goes on in this process, engines and learners being one of each, or this is an import of the script.
     """
 
     def __init__(self, work: Callable[[StopRequest], Coroutine[Any, Any, T]], stop_timeout_s: float = 0.0) -> None:
+        refuse_import()
         if not _one_at_a_time.acquire(blocking=False):
             remedy = "Wait until it has ended, or start this one in a process of its own."
             raise ConfigError("agentrl", "busy", "a training or an evaluation goes on in this process already", remedy)

@@ -16,6 +16,7 @@ from typing import Any
 
 from agentrl.assets import tiny_model_path
 from agentrl.check.findings import CheckConfig, CheckOptions, CheckSettings, Finding, Report, Rule, Severity, by_severity
+from agentrl.check.report import policy_rows, summary_text
 from agentrl.check.supervise import GIVEN, check, command
 from agentrl.check.tokenizer import FileTokenizer
 from agentrl.config.algorithm import has_ratios
@@ -23,10 +24,12 @@ from agentrl.config.model_shape import CPU_CONTEXT
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed, sections_of
 from agentrl.core.errors import AgentRLError, ConfigError
+from agentrl.core.process import refuse_import
 from agentrl.core.types import Task
 from agentrl.env.given import PREFIX
 from agentrl.env.load import load_agent
 from agentrl.rollout.tasks import context_length
+from agentrl.track.html import escaped, table
 
 BEGIN_ANYWAY = "--no-check-env begins the run all the same."
 REHEARSAL_S = 30.0
@@ -98,6 +101,17 @@ class CheckResult:
         listed = "".join(f"\n  {finding}" for finding in (*self.errors, *self.warnings))
         return f"<CheckResult {self.report.env.get('name', '')}: {len(self.errors)} errors, {len(self.warnings)} warnings>{listed}"
 
+    def _repr_html_(self) -> str:
+        """Return what was found, and the rewards by policy, for notebooks."""
+        title = f"<b>Check of {escaped(self.report.env.get('name', ''))}</b>: {summary_text(self.report)}"
+        headings = ("finding", "of the environment", "remedy")
+        found = [
+            (f"{item.rule.severity} {item.rule.id}", f"{item.finding.where}: {item.finding.seen}", item.rule.remedy)
+            for item in self.findings
+        ]
+        parts = [table(headings, found)] if found else []
+        return f"<div>{title}{''.join(parts)}{table(*policy_rows(self.report))}</div>"
+
     def _of(self, severity: Severity) -> list[CheckFinding]:
         return [finding for finding in self.findings if finding.rule.severity is severity]
 
@@ -106,8 +120,9 @@ def run_check(config: CheckConfig) -> CheckResult:
     """Check an environment in a process of its own.
 
     Raises:
-        ConfigError: If the request itself is wrong, or the environment cannot be sent to the process.
+        ConfigError: If the request itself is wrong, the environment cannot be sent to the process, or this is an import of the script.
     """
+    refuse_import()
     settings = CheckSettings(**{name: getattr(config, name) for name in sections_of(CheckConfig)})
     return CheckResult(_in_process(_with_model(settings)))
 

@@ -33,10 +33,19 @@ from agentrl.env.tasks import own_tasks
 from agentrl.evaluation.assessment import Assessment, Comparison, TaskOutcome, assess, compare
 from agentrl.evaluation.evaluations import check_failures, eval_settings, outcome_of
 from agentrl.evaluation.evaluations import evaluate as play_tasks
-from agentrl.evaluation.report import EvalProgress, estimate_text, print_assessment, print_comparison
+from agentrl.evaluation.report import (
+    EvalProgress,
+    assessment_rows,
+    comparison_rows,
+    estimate_text,
+    print_assessment,
+    print_comparison,
+)
 from agentrl.inspect.directory import TRAJECTORIES
 from agentrl.rollout.settings import temperature_of
 from agentrl.rollout.tasks import check_model, eval_tasks, open_tasks
+from agentrl.track.console import open_console
+from agentrl.track.html import escaped, table
 from agentrl.track.jsonl import encode
 from agentrl.track.sinks import TrajectoryRecorder
 from agentrl.track.text import counted
@@ -86,6 +95,16 @@ class Evaluation:
         """Number of tasks that are in no figure because all of their episodes failed, for each model."""
         return [len(part.assessment.failed_tasks) for part in (self.model, self.baseline) if part is not None]
 
+    def _repr_html_(self) -> str:
+        """Return the figures with their intervals, and a link to the viewer, for notebooks."""
+        from agentrl.api.viewing import viewer_link
+
+        title = f"<b>Evaluation of {escaped(model_name(self.model.model))}</b> on {counted(self.num_tasks, 'task')}"
+        against = f", against {escaped(model_name(self.baseline.model))}" if self.baseline is not None else ""
+        figures = assessment_rows(self.assessment) if self.comparison is None else comparison_rows(self.comparison)
+        partial = "<div>It was interrupted; the tasks that take long are missing.</div>" if self.partial else ""
+        return f"<div>{title}{against}{table(*figures)}{partial}{viewer_link(self.path)}</div>"
+
     def __repr__(self) -> str:
         """Return the directory of the evaluation and its figures."""
         figures = ", ".join(f"{name} {estimate_text(estimate)}" for name, estimate in self.assessment.overall.items())
@@ -105,7 +124,7 @@ async def measure(config: EvaluateConfig, console: Console | None = None) -> Eva
     with results_directory(config, "eval") as path:
         (path / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")  # for inspect and replay
         keep_environment(config.run.agent, path)
-        return await _Measurement(config, tasks, path, console or Console()).run()
+        return await _Measurement(config, tasks, path, console or open_console()).run()
 
 
 @dataclass(slots=True)

@@ -25,8 +25,9 @@ from agentrl.core.errors import AgentRLError, ConfigError
 from agentrl.core.exit_codes import INCOMPLETE, INTERRUPTED
 from agentrl.core.files import complete_file
 from agentrl.core.paths import shown_path
-from agentrl.core.process import handling_signals
+from agentrl.core.process import handling_signals, refuse_import
 from agentrl.core.types import derive_seed
+from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode
 from agentrl.track.text import number
 
@@ -86,10 +87,11 @@ def iterate(config: IterateConfig, console: Console | None = None) -> Iterated:
         PhaseError: If a phase failed.
         KeyboardInterrupt: If a signal ended a phase.
     """
+    refuse_import()
     check_phases(config)
     default = default_directory(f"iterate-{_name(config)}")
     with held_directory(config.iterate.run_dir) if config.iterate.run_dir else held_new_directory(default) as path:
-        return _all_rounds(config, path, console or Console())
+        return _all_rounds(config, path, console or open_console())
 
 
 def _all_rounds(config: IterateConfig, path: Path, console: Console) -> Iterated:

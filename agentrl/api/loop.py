@@ -9,6 +9,7 @@ import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import nan
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -60,10 +61,12 @@ class Engines:
     """All engines of a run, with the episodes that run beside them."""
 
     def __init__(self, pool: RolloutPool, settings: TrainConfig) -> None:
+        from agentrl.config.record import num_recorded
         from agentrl.flow.settings import flow_settings, group_filter
 
         flow = flow_settings(settings)
-        self._pool, self._ids, self._ticket = pool, itertools.count(), flow.group_requests()
+        record = num_recorded(settings.record.record, settings.sampling.n_samples_per_prompt)
+        self._pool, self._ids, self._ticket = pool, itertools.count(), partial(flow.group_requests(), record=record)
         self._keep, self._min_members = group_filter(settings), flow.min_members
         self.version = 0
 

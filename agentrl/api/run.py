@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.core.errors import ConfigError
 from agentrl.inspect.directory import TRAJECTORIES, Record, RunDirectory
+from agentrl.track.html import curve, escaped, table
+from agentrl.track.summary import summary_rows
 from agentrl.track.text import counted
 
 if TYPE_CHECKING:
@@ -76,6 +78,17 @@ class Run:
         if not (self.path / TRAJECTORIES).is_file() and self._directory.config().record.record != "none":
             return iter(())  # it is before its first group
         return (record for records in self._directory.episodes(episode) for record in records)
+
+    def _repr_html_(self) -> str:
+        """Return the reward by step, the summary, and a link to the viewer, for notebooks."""
+        from agentrl.api.viewing import viewer_link
+
+        rewards = [float(row["reward/mean"]) for row in self._directory.steps()]
+        summary = self._directory.summed_up()
+        rows = summary_rows({**summary, "paths": {}}, rewards=(), agent="") if summary else [("status", self.status)]
+        title = f"<b>Run {escaped(self.path.name)}</b>"
+        figures = table((), [row for row in rows if row[0] != "saved"])
+        return f"<div>{title}{curve(rewards, name='reward')}{figures}{viewer_link(self.path)}</div>"
 
     def __repr__(self) -> str:
         """Return the directory, the progress and the reward of the run."""

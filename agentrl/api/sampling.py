@@ -33,6 +33,7 @@ from agentrl.evaluation.evaluations import evaluate as play_tasks
 from agentrl.evaluation.report import EvalProgress
 from agentrl.evaluation.samples import Journal, Row, Selection, check_tasks, select, task_entry
 from agentrl.rollout.tasks import check_model, open_tasks
+from agentrl.track.console import open_console
 from agentrl.track.jsonl import encode
 from agentrl.track.text import counted, number
 
@@ -79,7 +80,7 @@ async def sample(config: SampleConfig, console: Console | None = None) -> Sample
     check_model(config)
     agent = load_environment(config)
     tasks = sampled_tasks(config, agent)
-    console = console or Console()
+    console = console or open_console()
     with results_directory(config, "sample") as path:
         _open_directory(path, config)
         keep_environment(config.run.agent, path)

@@ -282,6 +282,7 @@ async def _train(
             checkpoints=checkpoints,
             stop=stop,
             report=report,
+            records=tracker.records,
         )
         if config.record.save_model and not result.stopped:
             tracker.on_stage("saving the model")

@@ -48,14 +48,23 @@ def _table(*columns: str) -> Table:
 
 
 def _policies(report: Report) -> Table:
-    table = _table("policy", "episodes", "failed", "ended", "turns", "reward", "lowest", "highest", "score")
+    headings, rows = policy_rows(report)
+    table = _table(*headings)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def policy_rows(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the table of rewards by policy: its headings and its rows."""
+    rows: list[tuple[str, ...]] = []
     for row in report.policies:
         counts = str(row["episodes"]), str(row["failed"]), str(row["finished"]), f"{row['turns']:.1f}"
         agents = row.get("agents", {})
-        table.add_row(row["policy"], *counts, *([] if agents else _earned(row)))
-        for agent, earned in agents.items():  # a sum over agents would hide who won
-            table.add_row(f"  {agent}", "", "", "", "", *_earned(earned))
-    return table
+        rows.append((row["policy"], *counts, *([] if agents else _earned(row))))
+        # A sum over agents would hide who won.
+        rows += [(f"  {agent}", "", "", "", "", *_earned(earned)) for agent, earned in agents.items()]
+    return ("policy", "episodes", "failed", "ended", "turns", "reward", "lowest", "highest", "score"), rows
 
 
 def _earned(numbers: Mapping[str, float]) -> list[str]:
@@ -102,13 +111,21 @@ def _finding(finding: Finding, fix_hints: bool, width: int) -> Text:
     return head
 
 
-def _summary(report: Report) -> Text:
-    counts = {severity: sum(finding.rule.severity is severity for finding in report.findings) for severity in Severity}
+def _counts(report: Report) -> dict[Severity, int]:
+    return {severity: sum(finding.rule.severity is severity for finding in report.findings) for severity in Severity}
+
+
+def summary_text(report: Report) -> str:
+    """Return the numbers of errors, warnings and notes in words, and whether everything was checked."""
+    counts = _counts(report)
     words = ", ".join(counted(count, severity) for severity, count in counts.items())
     if not report.num_episodes and not counts[Severity.ERROR]:
         words = f"no episode was played{''.join(f', {counted(count, severity)}' for severity, count in counts.items() if count)}"
-    if report.out_of_time:
-        words = f"incomplete, --budget-s was over: {words}"
+    return f"incomplete, --budget-s was over: {words}" if report.out_of_time else words
+
+
+def _summary(report: Report) -> Text:
+    counts, words = _counts(report), summary_text(report)
     style = next((COLOURS[severity] for severity in (Severity.ERROR, Severity.WARNING) if counts[severity]), "bold green")
     style = COLOURS[Severity.WARNING] if style == "bold green" and (report.out_of_time or not report.num_episodes) else style
     return Text.assemble((words, style), f" in {report.seconds:.1f} s")

@@ -94,7 +94,7 @@ def _one_episode(run: RunDirectory, args: InspectArgs, screen: Screen) -> None:
     name = args.episode
     records = next(run.episodes(name), None) or [*run.chosen({"name": name})][:1]
     if not records:
-        remedy = f"`agentrl inspect {run.path}` lists them; a run with --record sample records one episode of each group."
+        remedy = f"`agentrl inspect {run.path}` lists them; --record all records every one."
         raise ConfigError("EPISODE", name, "is not among the recorded episodes", remedy)
     show_episode(screen, records, _pieces(run), logprobs=args.logprobs)
 

@@ -81,7 +81,7 @@ def _named(run: RunDirectory, names: Sequence[str]) -> list[Records]:
     for name in names:
         episodes = list(run.episodes(name))
         if not episodes:
-            remedy = f"`agentrl inspect {run.path}` lists them; a run with --record sample records one episode of each group."
+            remedy = f"`agentrl inspect {run.path}` lists them; --record all records every one."
             raise ConfigError("EPISODE", name, "is not among the recorded episodes", remedy)
         found += episodes
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,9 @@ class MeasuringCommand(Command[Any]):
     def begin(self, saved: Mapping[str, Any], path: Path | None) -> Any:
         """Return the settings of a run or a file that bear on episodes; what concerns the course of a training is left out."""
         run_dir = path.parent if path is not None and path.name == "config.json" else None
-        known = settings_of(self.settings)
-        config = super().begin({name: value for name, value in saved.items() if run_dir is None or name in known}, path)
+        known, own = settings_of(self.settings), {item.name for item in fields(MeasureConfig)}  # of which each evaluation begins afresh
+        taken = {name: value for name, value in saved.items() if name not in own and (run_dir is None or name in known)}
+        config = super().begin(taken, path)
         config = replace(config, run=RunConfig(agent=config.run.agent, seed=config.run.seed, ray_address=config.run.ray_address))
         config = replace(changed(config, remote_rm_url=""), source=SourceConfig())  # by now that is the agent
         if self.settings is EvaluateConfig:

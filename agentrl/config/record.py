@@ -8,11 +8,16 @@ from typing import Annotated, Literal
 from agentrl.core.settings import Alias, Positive, ResumeMayChange, UserFile
 
 Record = Literal["none", "sample", "all"]
+RunRecord = Literal["none", "sample", "budget", "all"]
+
+MIB = 2**20
+RECORD_BYTES, TOKEN_BYTES = 2000, 25
+"""Size that the record of an episode is taken to have before one was written: of its frame, and of each token that it may sample."""
 
 
-def num_recorded(record: Record, episodes: int) -> int:
-    """Return how many of a group's `episodes` are recorded."""
-    return {"none": 0, "sample": 1, "all": episodes}[record]
+def num_recorded(record: RunRecord, episodes: int) -> int:
+    """Return how many of a group's `episodes` are recorded in any case."""
+    return {"none": 0, "sample": 1, "budget": 1, "all": episodes}[record]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +38,12 @@ class TrackConfig:
 class RecordConfig:
     """Records of a training run, and its model."""
 
-    record: Annotated[Record, ResumeMayChange] = "sample"
-    """Trajectories written to ``trajectories.jsonl``: none, one per group, or every one; as many of each task of an evaluation go to
-    ``eval_trajectories.jsonl``."""
+    record: Annotated[RunRecord, ResumeMayChange] = "budget"
+    """Trajectories written to ``trajectories.jsonl``: ``none``; ``sample``, one per group; ``budget``, every one as far as ``--record-mib``
+    allows, else one per group; or ``all``. In evaluations, ``budget`` records one of each task, to ``eval_trajectories.jsonl``."""
+    record_mib: Annotated[Positive, ResumeMayChange] = 256.0
+    """With ``--record budget``: MiB of ``trajectories.jsonl`` and ``requests.jsonl`` together. Each step has an equal share, and what the
+    steps before it left; one episode of each group is recorded even where the share is used up."""
     annotate: Annotated[bool, ResumeMayChange] = True
     """Write what the learner knows of every token of the recorded trajectories to ``annotations.jsonl``: log-probability, ratio, advantage,
     entropy, share of the loss, and whether and why it was masked. See ``docs/viewer.md``."""

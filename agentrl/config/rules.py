@@ -17,6 +17,7 @@ from agentrl.config.learner_rules import check_learner, check_lora
 from agentrl.config.lora import holds_adapter
 from agentrl.config.places import with_absolute_paths
 from agentrl.config.plugins import resolve_plugins
+from agentrl.config.record import RecordConfig
 from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
@@ -260,7 +261,14 @@ def _ranges_are_ordered(config: TrainConfig) -> None:
 def _requests_have_episodes(config: TrainConfig) -> None:
     if config.endpoint.record_requests and config.record.record == "none":
         problem = "has no effect with --record none, because no episode is recorded"
-        raise ConfigError("--record-requests", "on", problem, "Give --record sample or all, or leave it out.")
+        raise ConfigError("--record-requests", "on", problem, "Give another --record, or leave it out.")
+
+
+def _budget_is_used(config: TrainConfig) -> None:
+    record, usual = config.record, RecordConfig().record_mib
+    if record.record != "budget" and record.record_mib != usual:
+        problem = f"has no effect with --record {record.record}"
+        raise ConfigError("--record-mib", record.record_mib, problem, f"Give --record budget, or leave it at {usual:g}.")
 
 
 def _model_can_be_uploaded(config: TrainConfig) -> None:
@@ -289,6 +297,7 @@ RULES: tuple[Callable[[TrainConfig], None], ...] = (
     check_lora,
     check_learner,
     _requests_have_episodes,
+    _budget_is_used,
     _model_can_be_uploaded,
     *EVAL_RULES,
     _copies_have_checkpoints,

@@ -23,11 +23,12 @@ from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.config.flow import FlowConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
-from agentrl.config.record import RecordConfig, TrackConfig
+from agentrl.config.record import MIB, RECORD_BYTES, TOKEN_BYTES, RecordConfig, TrackConfig, num_recorded
 from agentrl.config.reward import PenaltyConfig, RewardConfig
 from agentrl.config.sections import sections_of, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import restorable
+from agentrl.core.recording import RecordBudget
 from agentrl.core.settings import (
     Alias,
     Count,
@@ -308,6 +309,17 @@ class TrainConfig(PlaySettings):
     eval: EvalConfig = field(default_factory=EvalConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+
+    def record_budget(self) -> RecordBudget:
+        """Return the account of a run's records, of which there are none yet."""
+        record, samples = self.record.record, self.sampling.n_samples_per_prompt
+        return RecordBudget(
+            samples=samples,
+            least=num_recorded(record, samples),
+            budget_bytes=self.record.record_mib * MIB if record == "budget" else 0.0,
+            num_steps=self.training.num_steps,
+            episode_bytes=RECORD_BYTES + TOKEN_BYTES * self.rollout.max_new_tokens,
+        )
 
     def mismatch_limit(self, device: Literal["cpu", "cuda"]) -> float | None:
         """Return the limit of ``--max-mismatch`` on this kind of device; `None` if nothing is judged, as with truncated sampling."""

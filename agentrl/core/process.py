@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import linecache
+import multiprocessing
 import os
 import secrets
 import signal
@@ -14,9 +15,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from multiprocessing import spawn
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, cast
+
+from agentrl.core.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -104,6 +108,36 @@ def free_port(host: str) -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def refuse_import() -> None:
+    """Refuse to begin where a process that a script started imports the script, because this would start the next such process.
+
+    Raises:
+        ConfigError: With the remedy, where a script calls agentrl outside of ``if __name__ == "__main__":``.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself finds it out
+        problem = "was called while a process that this script started imports the script"
+        remedy = 'Put the calls of agentrl below `if __name__ == "__main__":`; classes and functions stay above it.'
+        raise ConfigError("agentrl", Path(sys.argv[0]).name, problem, remedy)
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Processes that multiprocessing spawns within the block, from any thread, do not import the program's file again.
+
+    A script whose calls are not below ``if __name__ == "__main__":`` would otherwise make them once more in each of these processes.
+    """
+    prepare = spawn.get_preparation_data
+
+    def prepared(name: str) -> dict[str, Any]:
+        return {key: value for key, value in prepare(name).items() if not key.startswith("init_main")}
+
+    spawn.get_preparation_data = prepared
+    try:
+        yield
+    finally:
+        spawn.get_preparation_data = prepare
 
 
 _SET_DEATH_SIGNAL = 1

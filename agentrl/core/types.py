@@ -255,6 +255,7 @@ class Group:
     task: Task
     trajectories: tuple[Trajectory, ...]
     greedy: tuple[Trajectory, ...] = ()  # of an episode beside the members, sampled greedily: a baseline for them, and never trained
+    record: int = 0  # episodes that are recorded, the first ones
 
     @property
     def trainable(self) -> tuple[Trajectory, ...]:
@@ -262,7 +263,7 @@ class Group:
         return tuple(t for t in self.trajectories if t.trainable)
 
     def first_episodes(self, count: int) -> tuple[Trajectory, ...]:
-        """The trajectories of the first `count` episodes, which are those that are recorded."""
+        """The trajectories of the first `count` episodes; those that are recorded are the first ones."""
         wanted = list(dict.fromkeys(t.episode_id for t in self.trajectories))[:count]
         return tuple(t for t in self.trajectories if t.episode_id in wanted)
 

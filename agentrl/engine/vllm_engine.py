@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.core.errors import EngineDeadError, EngineError, StructureError, TransferAbandonedError
+from agentrl.core.process import without_main
 from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory, WeightUpdate
 from agentrl.core.types import ExpertArray, FinishReason, Generation, experts_of, floats, ints
 from agentrl.engine.adapters import Adapters, LoadedAdapter
@@ -105,7 +106,8 @@ class VllmEngine(FencedEngine):
         with without_gc():
             from agentrl.engine import launch
         self._make_params = launch.sampling_params
-        self._llm = launch.build(self._settings)  # not returned: something in vLLM's start keeps the caller's future alive
+        with without_main():
+            self._llm = launch.build(self._settings)  # not returned: something in vLLM's start keeps the caller's future alive
 
     async def _sample(self, request: GenerationRequest) -> Generation:
         with self._vllm_errors(request), self._adapters.latest() as adapter:

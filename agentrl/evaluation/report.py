@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -109,22 +109,43 @@ class EvalProgress:
             self._bar = None
 
 
+Rows: TypeAlias = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""Headings of a table, and its rows."""
+
+
+def assessment_rows(assessment: Assessment) -> Rows:
+    """Return the table of one model: a row per figure, over all tasks and for each kind."""
+    found = _rows(assessment.overall, assessment.by_kind, assessment.by_agent)
+    rows: list[tuple[str, ...]] = [(name, number(each.value), _interval(each), str(each.tasks)) for name, each in found]
+    return ("", "mean", "95% interval", "tasks"), rows
+
+
+def comparison_rows(comparison: Comparison) -> Rows:
+    """Return the table of two models: a row per figure, with the difference and how many tasks went better or worse."""
+    rows: list[tuple[str, ...]] = []
+    for name, difference in _rows(comparison.overall, comparison.by_kind, comparison.by_agent):
+        gain, means = difference.difference, (number(difference.model), number(difference.baseline))
+        rows.append((name, *means, f"{gain.value:+.3f}", _interval(gain, sign="+"), percent(difference.better), percent(difference.worse)))
+    return ("", "model", "baseline", "difference", "95% interval", "tasks better", "worse"), rows
+
+
 def print_assessment(console: Console, assessment: Assessment) -> None:
-    """One model: a row per figure, over all tasks and for each kind."""
-    table = _table("", "mean", "95% interval", "tasks")
-    for name, estimate in _rows(assessment.overall, assessment.by_kind, assessment.by_agent):
-        table.add_row(name, number(estimate.value), _interval(estimate), str(estimate.tasks))
+    """Print the table of one model."""
+    headings, rows = assessment_rows(assessment)
+    table = _table(*headings)
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
     console.print(Text(_episodes_text(assessment)), soft_wrap=not console.is_terminal)
 
 
 def print_comparison(console: Console, comparison: Comparison, model: Assessment, baseline: Assessment) -> None:
-    """Two models: a row per figure, with the difference and how many tasks went better or worse."""
-    table = _table("", "model", "baseline", "difference", "95% interval", "tasks better", "worse")
-    for name, difference in _rows(comparison.overall, comparison.by_kind, comparison.by_agent):
-        gain, means = difference.difference, (number(difference.model), number(difference.baseline))
-        cells = (name, *means, f"{gain.value:+.3f}", _interval(gain, sign="+"), percent(difference.better), percent(difference.worse))
-        table.add_row(*cells, style="bold" if difference.clear else "")
+    """Print the table of two models, with clear differences in bold."""
+    headings, rows = comparison_rows(comparison)
+    table = _table(*headings)
+    differences = _rows(comparison.overall, comparison.by_kind, comparison.by_agent)
+    for row, (_, difference) in zip(rows, differences, strict=True):
+        table.add_row(*row, style="bold" if difference.clear else "")
     console.print(table)
     for name, assessment in (("model", model), ("baseline", baseline)):
         console.print(Text(f"{name:<10}{_episodes_text(assessment)}"), soft_wrap=not console.is_terminal)

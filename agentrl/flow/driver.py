@@ -13,6 +13,7 @@ import anyio
 from agentrl.algo.filters import GroupFilter, keep_all
 from agentrl.core.errors import LedgerError, NothingToTrainError, TooManyFailuresError
 from agentrl.core.protocols import Learner
+from agentrl.core.recording import RecordBudget
 from agentrl.core.types import Task
 from agentrl.flow.checkpoint import Progress
 from agentrl.flow.ledger import LedgerCounts
@@ -52,6 +53,7 @@ async def train(
     checkpoints: Checkpoints | None = None,  # where to save
     stop: StopRequest | None = None,  # asks for an early end, which is saved; see `agentrl.flow.state`
     report: StallReport | None = None,  # writes down what every process does when nothing progresses
+    records: RecordBudget | None = None,  # decides how many episodes of each group are recorded
 ) -> RunResult:
     """Train until the steps are done or the tasks run out.
 
@@ -79,6 +81,7 @@ async def train(
         progress=progress or Progress(),
         repeat=repeat,
         checkpoints=checkpoints,
+        records=records,
     )
     with closing(run):
         await first_error(_run_loops(run, stop or StopRequest(), report))

@@ -47,7 +47,8 @@ async def admit(run: RunState, spawn: Spawn) -> None:
             break
         run.ledger.submit(group_id)
         run.queue.admit(group_id)
-        spawn(group_request(group_id=group_id, task=task, version=run.live_version, reward_scales=run.reward_scales))
+        record = run.records.promise(group_id, run.live_version + run.settings.max_staleness + 1)
+        spawn(group_request(group_id=group_id, task=task, version=run.live_version, record=record, reward_scales=run.reward_scales))
         run.board.waiting("admit", "a free slot")
         # `acquire` does not yield while slots are free, so with thousands of them the other loops would stand still.
         if group_id % TOGETHER == 0:

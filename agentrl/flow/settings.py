@@ -9,7 +9,6 @@ from functools import partial
 from agentrl.algo.estimators import estimator_facts, find_estimator
 from agentrl.algo.filters import GroupFilter, dynamic_filter, filter_truncated, find_filter, keep_all
 from agentrl.config.algorithm import AlgoConfig, options_of
-from agentrl.config.record import num_recorded
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import sections_of
 from agentrl.core.types import GroupRequest
@@ -53,18 +52,13 @@ class FlowSettings(TrainConfig):
         """Groups over which ``--min-pass-rate`` is judged, all of which must have been seen."""
         return max(512, 16 * self.flow.groups_per_step)
 
-    @property
-    def num_recorded(self) -> int:
-        """Members per group to render as JSON records."""
-        return num_recorded(self.record.record, self.sampling.n_samples_per_prompt)
-
     def group_requests(self) -> Callable[..., GroupRequest]:
-        """Return a maker of tickets for training groups, which is told what differs: `group_id`, `task`, `version`, `reward_scales`.
+        """Return a maker of tickets for training groups, told what differs: `group_id`, `task`, `version`, `record`, `reward_scales`.
 
         The facts of the estimator, which may be of a user's file, are read here, once.
         """
         samples = self.sampling.n_samples_per_prompt
-        return partial(GroupRequest, n_samples_per_prompt=samples, record=self.num_recorded, greedy=self.greedy_baseline)
+        return partial(GroupRequest, n_samples_per_prompt=samples, greedy=self.greedy_baseline)
 
 
 def flow_settings(config: TrainConfig) -> FlowSettings:

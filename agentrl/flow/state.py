@@ -13,6 +13,7 @@ import anyio
 from agentrl.algo.filters import GroupFilter
 from agentrl.core.callbacks import Event
 from agentrl.core.protocols import Learner
+from agentrl.core.recording import RecordBudget
 from agentrl.core.scoring import ScoreMoments
 from agentrl.core.types import GroupRequest, Task
 from agentrl.flow.checkpoint import Progress
@@ -85,8 +86,10 @@ class RunState:
         progress: Progress,
         repeat: Sequence[tuple[int, Task]] = (),
         checkpoints: Checkpoints | None = None,
+        records: RecordBudget | None = None,
     ) -> None:
         self.settings, self.pool, self.learner, self.checkpoints = settings, pool, learner, checkpoints
+        self.records = records or settings.record_budget()  # of which the observer says how they are used
         self.admissions = Admissions(tasks, progress, repeat)
         self.first_step = progress.step
         self.keep, self.observer, self.after_step, self.clock = keep, observer, tuple(after_step), clock

@@ -137,7 +137,7 @@ class RunDirectory:
 
     def _check_recorded(self) -> None:
         if not (self.path / TRAJECTORIES).is_file():
-            remedy = "Train with --record all to record every episode, or --record sample for one of each group."
+            remedy = "Train without --record none; --record all records every episode, --record sample one of each group."
             raise ConfigError("RUN", str(self.path), f"has no {TRAJECTORIES}", remedy)
 
     def unreadable_records(self) -> list[str]:

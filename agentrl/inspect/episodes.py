@@ -161,6 +161,7 @@ class EpisodeTable:
     chosen: int  # met the filter; `rows` are the first of these
     statuses: Mapping[str, int]  # of all, the most frequent first
     rows: list[Row]
+    account: tuple[int, int] = (0, 0)  # episodes of the training that are recorded and that were played, if that is known
 
 
 def make_table(run: RunDirectory, chosen: Mapping[str, Any], *, group: str = "", sort: str = "time", limit: int = 20) -> EpisodeTable:
@@ -189,6 +190,7 @@ def make_table(run: RunDirectory, chosen: Mapping[str, Any], *, group: str = "",
         chosen=store.one(f"SELECT count(*) {rows}", values),
         statuses=statuses,
         rows=[Row(*row) for row in store.query(sql, (*values, limit or -1))],
+        account=(0, 0) if group else store.complete(("groups",)).account(),
     )
 
 
@@ -212,7 +214,7 @@ def show_run(run: RunDirectory, screen: Screen) -> None:
     metrics, summary = run.steps(), run.summed_up()
     if summary:
         rows = summary_rows({**summary, "paths": {}}, rewards=[row["reward/mean"] for row in metrics], agent=agent, unicode=screen.unicode)
-        print_rows(screen, (row for row in rows if row[0] != "saved"))
+        print_rows(screen, (row for row in rows if row[0] not in ("saved", "recorded")))  # the table of episodes says what is recorded
     else:
         screen.line((f"no step: {METRICS} is missing or empty", "yellow"))
     dropped = {name.partition("/")[2]: value for name, value in (metrics[-1] if metrics else {}).items() if name.startswith("dropped/")}
@@ -228,7 +230,9 @@ def show_table(screen: Screen, table: EpisodeTable, *, group: str = "", sort: st
         screen.line(("no episodes are recorded" + (f" of group {group}" if group else ""), "yellow"))
         return
     counts = ", ".join(f"{count} {status}" for status, count in table.statuses.items())
-    screen.labelled("recorded", f"{counted(table.seen, 'episode')}: {counts}")
+    recorded, played = table.account
+    episodes = f"{recorded} of {counted(played, 'episode')}" if played else counted(table.seen, "episode")
+    screen.labelled("recorded", f"{episodes}: {counts}")
     if not table.rows:
         screen.line(("none of them is chosen", "yellow"))
         return

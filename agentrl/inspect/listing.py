@@ -138,6 +138,7 @@ def run_answer(run: RunReader, name: str) -> dict[str, Any]:
         "steps": run.metrics.rows,
         "episodes": store.one("SELECT count(*) FROM episodes"),
         "recorded": run.setting("record"),
+        "account": dict(zip(("episodes", "played"), store.account(), strict=True)),
         "annotations": store.one("SELECT count(DISTINCT trajectory) FROM annotations"),
         "eval_steps": [line.get("step") for line in run.evaluations],
         "agents": [row[0] for row in store.query("SELECT DISTINCT agent FROM episodes WHERE agent != '' ORDER BY 1")],

@@ -19,10 +19,10 @@ from typing import Any
 
 from agentrl.core.annotations import FILE as ANNOTATIONS
 from agentrl.inspect.tail import Line, Tail, read_line
-from agentrl.track.index import COLUMNS, index_values, parsed, read_index
-from agentrl.track.sinks import EVAL_TRAJECTORIES
+from agentrl.track.index import COLUMNS, TRAINING, index_values, parsed, read_index
+from agentrl.track.sinks import EVAL_TRAJECTORIES, GROUPS
 
-TRAJECTORIES, GROUPS, STEPS = "trajectories.jsonl", "groups.jsonl", "steps.jsonl"
+TRAJECTORIES, STEPS = "trajectories.jsonl", "steps.jsonl"
 REQUESTS, LOGS = "requests.jsonl", "requests"
 RECORDS = ("episodes", "evaluated")
 FILES = ("steps", "groups", "annotations", *reversed(RECORDS))
@@ -37,7 +37,7 @@ CREATE TABLE episodes (id INTEGER PRIMARY KEY, {_EPISODES});
 CREATE INDEX episodes_episode ON episodes (episode);
 CREATE INDEX episodes_group ON episodes ("group");
 CREATE TABLE groups (id INTEGER PRIMARY KEY, start, bytes, "group", attempt, task TEXT, verdict TEXT, version,
-  ended_s, seconds, members, failures, mean, passed);
+  ended_s, seconds, members, failures, mean, passed, episodes);
 CREATE INDEX groups_group ON groups ("group");
 CREATE INDEX groups_ended ON groups (ended_s);
 CREATE INDEX groups_task ON groups (task);
@@ -135,6 +135,11 @@ class Store:
         tail = self._tails["episodes"]
         return {"done": tail.done, "bytes": tail.read, "of": tail.size}
 
+    def account(self) -> tuple[int, int]:
+        """Return how many episodes of the training are recorded, and how many were played."""
+        recorded = self.one("SELECT count(DISTINCT episode) FROM episodes WHERE source = ?", (TRAINING,))
+        return recorded, self.one("SELECT coalesce(sum(episodes), 0) FROM groups")
+
     def query(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that an SQL query finds."""
         with self.lock:
@@ -180,7 +185,7 @@ class Store:
         return (
             *(start, len(line), row.get("group_id"), row.get("attempt", 0), row.get("task_id"), row.get("verdict")),
             *(row.get("version"), row.get("ended_s"), row.get("group_s"), members, members - len(rewards)),
-            *(_mean(rewards), _mean([score >= self._pass_score - 1e-9 for score in scores])),
+            *(_mean(rewards), _mean([score >= self._pass_score - 1e-9 for score in scores]), len(set(row.get("episodes", ())))),
         )
 
     def _take_steps(self, lines: Iterable[Line]) -> None:

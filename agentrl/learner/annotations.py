@@ -28,9 +28,9 @@ FIRST = 2
 """The first of these are those of the first pass, the others those of the last."""
 
 
-def recorded_trajectories(groups: Sequence[Group], count: int) -> frozenset[str]:
-    """Return the names of the trajectories of as many of each group's first episodes as are recorded."""
-    return frozenset(t.trajectory_id for group in groups for t in group.first_episodes(count))
+def recorded_trajectories(groups: Sequence[Group]) -> frozenset[str]:
+    """Return the names of the trajectories that are recorded."""
+    return frozenset(t.trajectory_id for group in groups for t in group.first_episodes(group.record))
 
 
 class Annotator:

@@ -10,7 +10,6 @@ from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.engine import WeightsConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
-from agentrl.config.record import num_recorded
 from agentrl.config.schema import TrainConfig
 from agentrl.core.annotations import FILE
 
@@ -45,7 +44,6 @@ class LearnerSettings:
     trust_remote_code: bool = False  # allow the model's own Python code to run
     device: Literal["cpu", "cuda"] = "cpu"  # kind of device to train on
     annotations: Path | None = None  # file that gets the figures of the tokens of recorded episodes
-    num_recorded: int = 0  # episodes of each group that are recorded
     max_mismatch: float | None = None  # mean difference between engine and learner that ends a run, nats
     engine: str = ""  # the engine and its data type, for messages
     audit_every: int = 0  # steps between two audits; 0: none
@@ -76,7 +74,6 @@ def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cu
         trust_remote_code=config.model.trust_remote_code,
         device=device,
         annotations=_annotations(config),
-        num_recorded=num_recorded(config.record.record, config.sampling.n_samples_per_prompt),
         max_mismatch=config.mismatch_limit(device),
         engine=_engine(config, device),
         audit_every=config.training.audit_every,

@@ -59,7 +59,7 @@ class LearnerState:
         trained = [engine.module for engine in self._trained]
         with step_dropout(trained, self.settings.seed, step):
             coefficients = (self.kl.coefficient, self.entropy.in_force)
-            recorded = recorded_trajectories(groups, self.settings.num_recorded if self.settings.annotations else 0)
+            recorded = recorded_trajectories(groups) if self.settings.annotations else frozenset()
             taken = TrainingStep(batch, step, self.models, self.algorithm, self.settings, self.ranks, *coefficients, recorded)
             metrics = taken.run().result()
         self.alarm.judge(step, metrics, int(taken.same_version.sum()))

@@ -65,6 +65,7 @@ async def run_group(
         task=group_request.task,
         trajectories=tuple(itertools.chain(*played)),
         greedy=tuple(itertools.chain(*greedy)),
+        record=group_request.record,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -350,12 +349,3 @@ EPISODES = Form(curve="reward/mean", parts=step_parts, rows=metric_rows)
 
 def _unicode(console: Console) -> bool:
     return console.encoding.lower().startswith("utf")
-
-
-def make_display(num_steps: int, *, title: str, console: Console | None = None, form: Form | None = None) -> Display:
-    """Make the display: live in a terminal; plain lines in a pipe, with ``TERM=dumb`` or with ``NO_COLOR``; `form` says what it shows."""
-    console = console or Console()
-    if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR"):
-        return LiveDisplay(num_steps, title=title, console=console, form=form)
-    width = console.width if console.is_terminal else None
-    return LineDisplay(num_steps, title=title, stream=console.file, form=form, width=width)

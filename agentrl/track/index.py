@@ -7,6 +7,7 @@ that finds none, or one that is behind, reads the records themselves from there 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -113,6 +114,12 @@ def read_index(records: Path) -> Iterator[list[Any]]:
                 return
             end = values[0] + values[1] + 1
             yield values
+
+
+def num_episodes(records: Path) -> int:
+    """Return how many episodes the index of a file of records lists; those of an episode's agents follow each other."""
+    place = COLUMNS.index("episode")
+    return sum(1 for _ in itertools.groupby(values[place] for values in read_index(records)))
 
 
 def write_index(records: Path, lines: Iterator[list[Any]]) -> None:

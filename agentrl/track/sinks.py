@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.record import Record, TrackConfig
-from agentrl.core.callbacks import Callback, GroupJudged, MetricsRow, RunEnd
+from agentrl.config.record import RunRecord, TrackConfig
+from agentrl.core.callbacks import Callback, GroupJudged, MetricsRow, RunEnd, StepEnd
+from agentrl.core.recording import RecordBudget
 from agentrl.core.summaries import GroupSummary
 from agentrl.track.card import ModelCard
-from agentrl.track.index import IndexWriter
+from agentrl.track.index import IndexWriter, num_episodes, parsed
 from agentrl.track.jsonl import PROMISED, JsonLines, encode
 from agentrl.track.own_sinks import OwnSink, load_sinks
 from agentrl.track.recorders import GroupRecorder, LaunchRecorder, StepRecorder
 from agentrl.track.services import ExperimentTracker, TensorBoard
 
 MAX_LINE_BYTES = 1_000_000
+GROUPS = "groups.jsonl"
 EVAL_TRAJECTORIES = "eval_trajectories.jsonl"
 """The recorded episodes of a training run's evaluations; apart from those that are trained, so that nobody trains on them by mistake."""
 
@@ -40,32 +42,55 @@ class JsonlMetrics(Callback):
 class TrajectoryRecorder(Callback):
     """Appends the records that come with finished groups, and their lines in the index; texts and lists of too long a record are shortened.
 
-    Logs of requests, where there are any, go whole into the file `requests`, which is made with the first.
+    Logs of requests, where there are any, go whole into the file `requests`, which is made with the first. What is written is told to
+    `budget`, which begins with what the files hold already.
     """
 
     def __init__(
-        self, path: Path, *, requests: Path | None = None, max_line_bytes: int = MAX_LINE_BYTES, clock: Callable[[], float] = time.time
+        self,
+        path: Path,
+        *,
+        requests: Path | None = None,
+        budget: RecordBudget | None = None,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._index, self._lines = IndexWriter(path), JsonLines(path)
         self._max, self._clock = max_line_bytes, clock
-        self._requests_path = requests
+        self._requests_path, self._budget = requests, budget
         self._requests: JsonLines | None = None
+        if budget is not None:
+            sizes = [file.stat().st_size for file in (path, requests) if file is not None and file.exists()]
+            budget.restore(episodes=num_episodes(path), played=num_played(path.with_name(GROUPS)), size=sum(sizes))
 
     def on_group_judged(self, event: GroupJudged) -> None:
         """Write every record of the group."""
-        self.write(event.summary)
+        size, summary = self.write(event.summary), event.summary
+        if self._budget is not None:
+            recorded = {record.get("episode_id") for record in summary.records}
+            self._budget.settle(event.group_id, episodes=len(recorded), played=len(summary.episodes), size=size)
 
-    def write(self, summary: GroupSummary) -> None:
-        """Write every record of one group, with the time at which the group ended and how long it took."""
+    def on_step_end(self, event: StepEnd) -> None:
+        """Expect no records of the groups that were given up."""
+        if self._budget is not None:
+            self._budget.forget(event.oversampled)
+
+    def write(self, summary: GroupSummary) -> int:
+        """Write every record of one group, with the time at which the group ended and how long it took, and return the bytes."""
         when = {"ended_s": round(self._clock(), 4), "group_s": round(summary.seconds, 4)}
+        size = 0
         for record in summary.records:
             line = encode_capped({**record, **when}, self._max)
             self._lines.write(line)
             self._index.add({**record, **when}, len(line))
+            size += len(line) + 1
         if summary.requests and self._requests_path is not None:
             self._requests = self._requests or JsonLines(self._requests_path)
             for log in summary.requests:
-                self._requests.write(encode(log))
+                line = encode(log)
+                self._requests.write(line)
+                size += len(line) + 1
+        return size
 
     def on_run_end(self, event: RunEnd) -> None:
         """Close the file."""
@@ -77,6 +102,15 @@ class TrajectoryRecorder(Callback):
         self._index.close()
         if self._requests is not None:
             self._requests.close()
+
+
+def num_played(groups: Path) -> int:
+    """Return how many episodes the lines of ``groups.jsonl`` tell of, in all attempts; 0 without the file."""
+    if not groups.exists():
+        return 0
+    with groups.open("rb") as lines:
+        rows = (row for line in lines if (row := parsed(line)) is not None)
+        return sum(len(set(row["episodes"])) for row in rows)
 
 
 def encode_capped(record: Mapping[str, Any], max_bytes: int) -> str:
@@ -118,14 +152,14 @@ def open_metric_sinks(run_dir: Path, track: TrackConfig, promised: Iterable[str]
     return [JsonlMetrics(run_dir / "metrics.jsonl", promised), *sinks, *own]
 
 
-def open_sinks(run_dir: Path, track: TrackConfig, record: Record) -> list[Callback]:
-    """Open all sinks of a run of reinforcement learning.
+def open_sinks(run_dir: Path, track: TrackConfig, record: RunRecord, budget: RecordBudget | None = None) -> list[Callback]:
+    """Open all sinks of a run of reinforcement learning; `budget` is told what is recorded.
 
     Raises:
         ConfigError: If the package of a service is not installed, or a sink of the user cannot be used; then no file is made.
     """
     metrics, *others = open_metric_sinks(run_dir, track)
     if record != "none":
-        others.append(TrajectoryRecorder(run_dir / "trajectories.jsonl", requests=run_dir / "requests.jsonl"))
-    groups, steps = GroupRecorder(run_dir / "groups.jsonl"), StepRecorder(run_dir / "steps.jsonl")
+        others.append(TrajectoryRecorder(run_dir / "trajectories.jsonl", requests=run_dir / "requests.jsonl", budget=budget))
+    groups, steps = GroupRecorder(run_dir / GROUPS), StepRecorder(run_dir / "steps.jsonl")
     return [LaunchRecorder(run_dir / "launches.jsonl"), ModelCard(run_dir / "model"), metrics, groups, steps, *others]

@@ -203,6 +203,7 @@ def summary_rows(summary: Mapping[str, Any], *, rewards: Sequence[float], agent:
             rows += [("score", f"{number(score['first'])} to {number(score['last'])}")]
         rows += evaluation_rows("evaluation", summary["eval"], ("reward", "score", "pass@1"))
         rows += _metric_rows(summary)
+    rows += recorded_rows(summary.get("recorded"))
     for warning in summary.get("warnings", ()):
         rows += [("warning", f"{warning['text']}."), ("", warning["remedy"])]
     for name, took in summary.get("callbacks", {}).items():
@@ -220,6 +221,13 @@ def evaluation_rows(label: str, evaluated: Mapping[str, Any] | None, names: Iter
     metrics = [f"{name} {number(first[name])} to {number(last[name])}" for name in names if name in first and name in last]
     text = f"{', '.join(metrics) or 'nothing measured'}; steps {first['step']} to {last['step']}"
     return [(label, text + (f"; best {number(best['value'])} after step {best['step']}" if best else ""))]
+
+
+def recorded_rows(recorded: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Return how many of the played episodes are recorded; no row where none was played or asked for."""
+    if not recorded or not recorded["episodes"]:
+        return []
+    return [("recorded", f"{recorded['episodes']} of {counted(recorded['played'], 'episode')}, {recorded['bytes'] / 2**20:.1f} MiB")]
 
 
 def _trend_text(reward: Mapping[str, float], steps: int) -> str:

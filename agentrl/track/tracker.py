@@ -19,8 +19,10 @@ from agentrl.config.mapping import to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.callbacks import METHODS, Callback, Event, MetricsRow, RunBegin, RunEnd, StepEnd
 from agentrl.core.errors import CallbackError, StorageError
+from agentrl.core.recording import RecordBudget
 from agentrl.track.callbacks import CallbackLike, UserCallbacks
-from agentrl.track.display import Display, make_display
+from agentrl.track.console import make_display, open_console
+from agentrl.track.display import Display
 from agentrl.track.sinks import open_sinks
 from agentrl.track.summary import SummaryBuilder, print_summary, write_summary
 
@@ -191,9 +193,10 @@ class RunTracker:
         console: Console,
         users: UserCallbacks | None = None,
         diagnosis: Diagnosis | None = None,
+        records: RecordBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run_dir, self._display, self._console = run_dir, display, console
+        self._run_dir, self._display, self._console, self.records = run_dir, display, console, records
         self._summary, self._users = SummaryBuilder(), users or UserCallbacks()
         self._diagnosis = diagnosis or Diagnosis(compares_groups=False, max_new_tokens=0, max_turns=0)
         self._builtin: tuple[Callback, ...] = (*sinks, self._summary, display, self._diagnosis)
@@ -254,6 +257,7 @@ class RunTracker:
         """
         wall_s = self._clock() - self._started_s
         summary = self._summary.build(run_dir=self._run_dir, wall_s=wall_s, ledger=ledger, status=status, stop_reason=stop_reason)
+        summary["recorded"] = self.records.to_json() if self.records is not None else None
         summary["callbacks"] = self._users.times()
         summary["warnings"] = [asdict(warning) for warning in self._diagnosis.warnings]
         problems: list[StorageError | CallbackError] = []
@@ -314,10 +318,11 @@ def open_tracker(
     Raises:
         ConfigError: If a service is asked for whose package is not installed.
     """
-    console = console or Console()
+    console = console or open_console()
     run_dir.mkdir(parents=True, exist_ok=True)
-    sinks = open_sinks(run_dir, config.track, config.record.record)
+    records = config.record_budget()
+    sinks = open_sinks(run_dir, config.track, config.record.record, records)
     display = make_display(config.training.num_steps, title=title, console=console)
     users = UserCallbacks(callbacks, timeout_s=config.record.callback_timeout_s, ask_stop=ask_stop)
     diagnosis = diagnosis_of(config, lambda warning: display.warn(f"{warning.text}. {warning.remedy}"))
-    return RunTracker(run_dir, sinks=sinks, display=display, console=console, users=users, diagnosis=diagnosis)
+    return RunTracker(run_dir, sinks=sinks, display=display, console=console, users=users, diagnosis=diagnosis, records=records)

@@ -11,7 +11,9 @@ from typing import Any
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.files import check_directory, complete_file
 from agentrl.core.paths import shown_path
+from agentrl.track.html import curve, escaped, table
 from agentrl.track.jsonl import encode, read_lines
+from agentrl.track.text import counted
 from agentrl.tune.launch import is_first
 from agentrl.tune.load import AUTO, check_unchanged, to_json
 from agentrl.tune.methods import Method
@@ -61,6 +63,15 @@ class TuneResult:
     steps: int
     metrics: Mapping[str, float]
     summary: Mapping[str, Any]
+
+    def _repr_html_(self) -> str:
+        """Return the loss by step, the last metrics, and the command that opens the viewer, for notebooks."""
+        rows = read_lines(self.run_dir / "metrics.jsonl") if (self.run_dir / "metrics.jsonl").exists() else []
+        losses = [float(row["loss"]) for row in rows if row.get("loss") is not None]
+        title = f"<b>Run {escaped(self.run_dir.name)}</b>: {escaped(self.status)}, {counted(self.steps, 'step')}"
+        figures = table((), [(name, f"{value:.4g}") for name, value in self.metrics.items() if isinstance(value, int | float)])
+        command = f"<code>agentrl view {escaped(shown_path(self.run_dir))}</code> shows it in the browser."
+        return f"<div>{title}{curve(losses, name='loss')}{figures}<div>{command}</div></div>"
 
     @classmethod
     def read(cls, run_dir: Path) -> TuneResult:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.core.directories import held_directory, held_new_directory
 from agentrl.core.errors import ClusterError, ConfigError
 from agentrl.core.paths import absolute_path
+from agentrl.core.process import refuse_import
 from agentrl.tune import launch
 from agentrl.tune.data import read_examples
 from agentrl.tune.directory import TuneResult, open_directory
@@ -54,6 +55,7 @@ def run(method: Method, config: TuneConfig, stop: Stop | None = None) -> TuneRes
         ConfigError: If a row or a model is wrong.
         AgentRLError: If the run failed.
     """
+    refuse_import()
     launch.follow_launcher()
     with in_directory(method, config) as placed:
         return _run(method, placed, stop)

@@ -17,7 +17,7 @@ from agentrl.config.lora import holds_adapter
 from agentrl.core.callbacks import Callback, RunBegin, RunEnd
 from agentrl.core.files import remove_directory
 from agentrl.core.paths import shown_path
-from agentrl.track.display import make_display
+from agentrl.track.console import make_display, open_console
 from agentrl.track.sinks import open_metric_sinks
 from agentrl.track.summary import write_summary
 from agentrl.tune.build import arguments, build_trainer, record_ends
@@ -47,7 +47,7 @@ def train(
     _quiet()
     sizes = [len(part) for part in prepared.parts]
     steps = num_steps(config, sizes)
-    console = Console()
+    console = open_console()
     summary, sinks, display = TuneSummary(method), list[Callback](), None
     for row in directory.rows:
         summary.add(row)

@@ -36,7 +36,7 @@ GROUPS, MEMBERS, TURNS, TOKENS, PROMPT = 8, 8, 2, 64, 48
 SECONDS = 30.0
 
 
-def some_groups(seed: int) -> tuple[Group, ...]:
+def some_groups(seed: int, record: int) -> tuple[Group, ...]:
     """64 episodes of 128 sampled tokens."""
     rng = np.random.default_rng(seed)
 
@@ -56,7 +56,7 @@ def some_groups(seed: int) -> tuple[Group, ...]:
         return Trajectory(trajectory_id=name, episode_id=name, group_id=group, turns=turns, status=Status.FINISHED, reward=reward)
 
     return tuple(
-        Group(group_id=group, task=Task("x"), trajectories=tuple(trajectory(group, member) for member in range(MEMBERS)))
+        Group(group_id=group, task=Task("x"), trajectories=tuple(trajectory(group, member) for member in range(MEMBERS)), record=record)
         for group in range(GROUPS)
     )
 
@@ -64,12 +64,12 @@ def some_groups(seed: int) -> tuple[Group, ...]:
 def annotation_cost(steps: int, recorded: int, folder: Path) -> tuple[float, float]:
     """Share of a step's CPU time that annotations add, by pairs of steps and by the phase's own clock."""
     settings = make_settings(str(tiny_model_path()), learner={"micro_batch_tokens": 4096})
-    off, on = settings, replace(settings, annotations=folder / "annotations.jsonl", num_recorded=recorded)
+    off, on = settings, replace(settings, annotations=folder / "annotations.jsonl")
     learner = LearnerRank(settings, CollectingSender())
     learner.start(0, 1, 0)
     ratios, phases = [], []
     for step in range(steps):
-        groups, seconds = some_groups(step), {}
+        groups, seconds = some_groups(step, recorded), {}
         for kind in (off, on) if step % 2 else (on, off):
             learner._started.settings = kind
             begin, wall = time.process_time(), time.perf_counter()

@@ -38,7 +38,7 @@ def groups_of(step: int) -> tuple[Group, ...]:
 
     made = make_groups(5, 3, seed=step, version=step)
     changed = [tuple(replace(t, turns=tuple(map(turn, t.turns))) for t in group.trajectories) for group in made]
-    return tuple(replace(group, trajectories=trajectories) for group, trajectories in zip(made, changed, strict=True))
+    return tuple(replace(group, trajectories=trajectories, record=RECORDED) for group, trajectories in zip(made, changed, strict=True))
 
 
 def train(model: str, out: Path, ports: list[int], *, rank: int = 0, world_size: int = 1) -> None:
@@ -48,7 +48,7 @@ def train(model: str, out: Path, ports: list[int], *, rank: int = 0, world_size:
     for (name, changes), port in zip(RUNS.items(), ports, strict=True):
         alone = {**changes, "learner": {key: value for key, value in changes["learner"].items() if key != "sequence_parallel"}}
         made = make_settings(model, **(changes if world_size > 1 else alone))
-        settings = replace(made, annotations=out / f"{name}.jsonl", num_recorded=RECORDED)
+        settings = replace(made, annotations=out / f"{name}.jsonl")
         learner = LearnerRank(settings, CollectingSender())
         learner.start(rank, world_size, port)
         for step in range(STEPS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -91,16 +92,89 @@ def test_an_interrupt_saves_and_the_run_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, ENVIRONMENT[name])
     notebook = nbformat.read(ROOT / "examples" / "quickstart.ipynb", as_version=4)
+    begin_s = time.monotonic()
     NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    shown = "".join(str(output) for cell in notebook.cells for output in cell.get("outputs", ()))
-    assert "finished   " in shown
-    assert "95% interval" in shown
-    (run,) = tmp_path.glob("runs/Parity-*")
+    assert time.monotonic() - begin_s < 180
+    (run,), (evaluation,) = tmp_path.glob("runs/Parity-*"), tmp_path.glob("runs/eval-Parity-*")
+    measured = json.loads((evaluation / "eval.json").read_text())
+    assert measured["tasks"] == 25
+    assert measured["comparison"]["overall"]["reward"]["difference"]["low"] > 0
     assert "class Parity" in (run / "environment.py").read_text()
+    outputs = {cell.source: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
+    for begin in ("run = agentrl.train(", "evaluation = agentrl.evaluate("):  # one output each, drawn in place
+        (progress,) = next(shown for source, shown in outputs.items() if source.startswith(begin))
+        assert progress.output_type == "display_data"
+        assert {"text/html", "text/plain"} == set(progress.data)
+    (trained,) = next(shown for source, shown in outputs.items() if source.startswith("run = "))
+    assert "<svg" in trained.data["text/html"]
+    assert "finished     30 steps" in trained.data["text/plain"]
+    (shown,) = outputs["run"]
+    assert "<svg" in shown.data["text/html"]
+    assert re.search(r'<a href="http://127.0.0.1:\d+/[^"]+" target="_blank">Open in the viewer</a>', shown.data["text/html"])
+    assert "<table>" in outputs["report = agentrl.check(Parity, budget_s=30)\nreport"][0].data["text/html"]
+    printed, compared = outputs[next(source for source in outputs if source.startswith("difference = "))]
+    assert "95% interval +0." in printed.text
+    assert "95% interval" in compared.data["text/html"]
+    assert sum(len(shown) for shown in outputs.values()) == 9, outputs
+
+
+MAIN_GUARD = """
+import multiprocessing
+import agentrl
+
+{environment}
+
+if multiprocessing.current_process().name == "MainProcess":
+    process = multiprocessing.get_context("spawn").Process(target=print)
+    process.start()
+    process.join()
+    print("ended with", process.exitcode)
+else:
+    {call}
+"""
+
+
+@pytest.mark.parametrize(
+    "call", ["agentrl.train(Echo)", "agentrl.evaluate(Echo)", "agentrl.check(Echo)", "agentrl.iterate('dpo', 'env.py')"]
+)
+def test_a_script_that_is_imported_by_its_own_process_is_told_the_remedy(tmp_path: Path, call: str) -> None:
+    environment = "class Echo(agentrl.AgentInstance):\n    def step(self, state):\n        return agentrl.StepResult(0.0)"
+    script = tmp_path / "script.py"
+    script.write_text(MAIN_GUARD.format(environment=environment, call=call))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=ENVIRONMENT, text=True, capture_output=True, check=True, timeout=100)
+    assert done.stdout == "ended with 1\n"
+    assert "script.py" in done.stderr
+    assert 'Put the calls of agentrl below `if __name__ == "__main__":`' in done.stderr
+
+
+UNGUARDED = """
+import agentrl
+from {module} import SMALL, Echo as Given
+
+class Echo(Given):
+    pass
+
+run = agentrl.train(Echo, runtime={runtime!r}, run_dir="run", **SMALL, **{more})
+print("played as", __name__, len(list(run.episodes())))
+print("done")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("runtime", "more"), [("local", {}), ("local", {"tensor_parallel_size": 2}), ("ray", {})])
+def test_a_script_without_a_main_guard_trains(tmp_path: Path, runtime: str, more: dict[str, object]) -> None:
+    """The workers of a tensor-parallel engine are spawned by multiprocessing."""
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED.format(module="tests.e2e.api_script", runtime=runtime, more=more))
+    process = subprocess.Popen(
+        [sys.executable, script], cwd=tmp_path, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert "played as __main__ 8" in succeeded(process, 280)
 
 
 @pytest.mark.timeout(200)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,42 @@ def test_an_export_is_loaded_by_datasets(
     assert "exists already" in shown
 
 
+def test_a_budget_leaves_whole_groups_in_each_step_and_is_kept_on_resumption(tmp_path: Path, agentrl: Command) -> None:
+    words = (
+        "--runtime",
+        "local",
+        "--groups-per-step",
+        "4",
+        "--n-samples-per-prompt",
+        "4",
+        "--max-new-tokens",
+        "16",
+        "--record-mib",
+        "0.045",
+    )
+    more = ("--no-tensorboard", "--no-save-model", "--seed", "7", "--save-every", "1")
+    run = succeeded(train(tmp_path / "run", *words, *more, "--num-steps", "3", agent="envs/calculator.py"))
+    done = subprocess.run(
+        command("train", "--resume", str(run.directory), "--num-steps", "4", "--record-mib", "0.06"),
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = records(run)
+    sizes = Counter(record["group_id"] for record in found)
+    whole = {record["version"] for record in found if sizes[record["group_id"]] == 4}
+    assert set(sizes.values()) == {1, 4}
+    assert len(sizes) == 16
+    assert whole == {0, 1, 2, 3}
+    size = (run.directory / "trajectories.jsonl").stat().st_size
+    assert run.summary["recorded"] == {"episodes": len(found), "played": 64, "bytes": size}
+    assert size <= 1.1 * 0.06 * 2**20  # the single episodes of the last groups come on top
+    annotated = {json.loads(line)["trajectory_id"] for line in (run.directory / "annotations.jsonl").read_text().splitlines()}
+    assert annotated == {record["trajectory_id"] for record in found}
+    assert f"recorded     {len(found)} of 64 episodes" in agentrl("inspect", str(run.directory))[1]
+
+
 def test_a_killed_run_is_shown_as_far_as_it_went(recorded: Run, agentrl: Command, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(recorded.directory, run, ignore=shutil.ignore_patterns("model", "summary.json"))
@@ -198,7 +235,7 @@ def test_a_killed_run_is_shown_as_far_as_it_went(recorded: Run, agentrl: Command
     code, shown = agentrl("inspect", str(run))
     assert code == 0
     assert "unfinished   1 step in" in shown
-    assert "10 episodes" in shown
+    assert "10 of 48 episodes" in shown
     assert "not readable" not in shown
     code, shown = agentrl("replay", str(run), "--all")
     assert code == 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from agentrl.config.mapping import from_mapping, to_json
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.plugins import copy_plugins
+from agentrl.core.recording import RecordBudget
 from agentrl.flow.checkpoint import Progress, latest_checkpoint
 from agentrl.flow.saving import Checkpoints
 from agentrl.flow.uploads import send_copy
+from tests.run_files import MadeRun
 from tests.unit.flow.fakes import ScriptedLearner
 
 pytestmark = pytest.mark.anyio
@@ -121,6 +124,27 @@ def test_records_after_the_checkpoint_are_taken_back(tmp_path: Path) -> None:
     assert [json.loads(line)["group_id"] for line in trajectories.read_text().splitlines()] == [0, 1, 2, 4]
     assert (tmp_path / "requests.jsonl").read_bytes() == trajectories.read_bytes()
     assert [json.loads(line)["version"] for line in evaluated.read_text().splitlines()] == [0, 1, 2]  # whatever their groups are
+
+
+def test_the_account_of_records_is_that_of_the_groups_that_stay(tmp_path: Path) -> None:
+    def write(groups: Iterable[int], begin: RecordBudget) -> RecordBudget:
+        made = MadeRun(tmp_path / "run", budget=begin)
+        for made.groups in groups:
+            made.group(1 + made.groups // 4, members=1 + made.groups % 3, turns=1 + made.groups % 2)
+        return begin
+
+    def budget() -> RecordBudget:
+        return RecordBudget(samples=3, least=1, budget_bytes=1e6)
+
+    killed = write(range(9), budget())
+    (tmp_path / "run" / "trajectories.jsonl").open("ab").write(b'{"group_id": 9, "trajec')
+    rewind_records(tmp_path / "run", Progress(step=1, next_group_id=7, open_groups=((3, 0, 3), (5, 0, 5))))
+    resumed = write((), budget())
+    assert (resumed.episodes, resumed.played) == (9, 9)  # of the groups 0, 1, 2, 4, 6
+    assert resumed.bytes == (tmp_path / "run" / "trajectories.jsonl").stat().st_size
+    whole = write((3, 5, 7, 8), resumed)
+    assert (whole.episodes, whole.played) == (killed.episodes, killed.played)
+    assert whole.bytes == (tmp_path / "run" / "trajectories.jsonl").stat().st_size
 
 
 def test_what_was_measured_before_the_first_step_stays_only_with_a_checkpoint(tmp_path: Path) -> None:

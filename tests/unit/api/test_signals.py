@@ -19,7 +19,7 @@ RUN = """
 import asyncio, sys, time
 from rich.console import Console
 from agentrl.api.background import run_until_signal
-from agentrl.track.display import make_display
+from agentrl.track.console import make_display
 
 async def deaf():
     while True:

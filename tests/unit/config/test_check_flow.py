@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agentrl.config.algorithm import AlgoConfig
+from agentrl.config.commands import load_eval
 from agentrl.config.flow import FlowConfig
+from agentrl.config.mapping import to_json
 from agentrl.config.record import RecordConfig
 from agentrl.config.rules import check
 from agentrl.config.schema import EndpointConfig, RolloutConfig, RunConfig, SamplingConfig, TrainConfig
@@ -25,6 +29,20 @@ def test_requests_are_recorded_with_their_episodes_only() -> None:
     check(TrainConfig(run=RUN, endpoint=endpoint))
     with pytest.raises(ConfigError, match="--record none"):
         check(TrainConfig(record=RecordConfig(record="none"), run=RUN, endpoint=endpoint))
+
+
+def test_a_budget_of_records_needs_records_within_a_budget() -> None:
+    check(TrainConfig(record=RecordConfig(record_mib=8.0), run=RUN))
+    with pytest.raises(ConfigError, match=r"--record-mib = 8.0: has no effect with --record all. Give --record budget, or leave it"):
+        check(TrainConfig(record=RecordConfig(record="all", record_mib=8.0), run=RUN))
+
+
+def test_an_evaluation_of_a_run_has_records_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(to_json(TrainConfig(record=RecordConfig(record="budget"), run=RUN)))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert load_eval(["--run", str(tmp_path)]).measure.record == "all"
+    assert load_eval(["--run", str(tmp_path), "--record", "sample"]).measure.record == "sample"
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_settings_follow_the_configuration() -> None:
     config = TrainConfig(flow=FlowConfig(asynchronous=True, max_attempts=3), record=RecordConfig(record="all"))
     built = flow_settings(config)
     assert (built.max_staleness, built.num_slots, built.min_members) == (1, 2 * config.flow.groups_per_step, 2)
-    assert (built.flow.max_attempts, built.num_recorded) == (3, config.sampling.n_samples_per_prompt)
+    assert (built.flow.max_attempts, built.record_budget().promise(0, 1)) == (3, config.sampling.n_samples_per_prompt)
     oversampled = flow_settings(TrainConfig(flow=FlowConfig(oversample=0.3, max_staleness=2, min_pass_rate=0.2)))  # of 16 groups
     assert (oversampled.oversampled_groups, oversampled.groups_removed_per_step, oversampled.num_slots) == (5, 21, 63)
     assert flow_settings(TrainConfig(algo=AlgoConfig(advantage_estimator="reinforce"))).min_members == 1

@@ -342,6 +342,7 @@ def test_a_run_is_running_killed_or_finished(tmp_path):
 def test_the_overview_and_the_version_for_polling(run):
     answer = run_answer(run, "small")
     assert (answer["episodes"], answer["annotations"], answer["steps"], answer["tasks"], answer["recorded"]) == (36, 16, 3, 5, "all")
+    assert answer["account"] == {"episodes": 36, "played": 36}
     assert "run.agent" in answer["changed"]
     assert "track.tensorboard" not in answer["changed"]
     assert changes_answer(run)["version"] == changes_answer(run)["version"]

@@ -24,14 +24,20 @@ from tests.learner_support import CollectingSender, largest_difference, make_gro
 EVERY = 100
 
 
+def recorded(groups: tuple[Group, ...], record: int) -> tuple[Group, ...]:
+    """The groups, of which so many episodes are recorded."""
+    return tuple(replace(group, record=record) for group in groups)
+
+
 def run(
-    model: str, path: Path | None, groups: tuple[Group, ...] | None = None, *, recorded: int = EVERY, steps: int = 1, **changes: Any
+    model: str, path: Path | None, groups: tuple[Group, ...] | None = None, *, record: int = EVERY, steps: int = 1, **changes: Any
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]], dict[str, Annotation]]:
     """Weights and metrics of some steps, and the annotations of the last one by trajectory."""
-    settings = replace(make_settings(model, **changes), annotations=path, num_recorded=recorded)
+    settings = replace(make_settings(model, **changes), annotations=path)
     learner = LearnerRank(settings, CollectingSender())
     learner.start(0, 1, 0)
-    metrics = [learner.train(step, *(groups or make_groups(seed=step, version=step))).metrics for step in range(steps)]
+    played = [recorded(groups or make_groups(seed=step, version=step), record) for step in range(steps)]
+    metrics = [learner.train(step, *groups).metrics for step, groups in enumerate(played)]
     weights = {name: tensor.detach().clone() for name, tensor in learner._started.named_weights()}
     learner.close()
     return weights, metrics, annotations(path, steps) if path is not None else {}
@@ -97,9 +103,9 @@ def test_figures_are_those_of_a_plain_model_and_of_the_formulas(tiny_model: str,
 
 
 def test_only_the_recorded_episodes_of_each_group_are_written(tiny_model: str, tmp_path: Path) -> None:
-    _, _, found = run(tiny_model, tmp_path / "a.jsonl", make_groups(4, 3), recorded=1)
+    _, _, found = run(tiny_model, tmp_path / "a.jsonl", make_groups(4, 3), record=1)
     assert sorted(found) == ["0-0", "1-0", "2-0", "3-0"]
-    assert recorded_trajectories(make_groups(1, 3), 2) == {"0-0", "0-1"}
+    assert recorded_trajectories(recorded(make_groups(1, 3), 2)) == {"0-0", "0-1"}
 
 
 def shifted(groups: tuple[Group, ...], by: float) -> tuple[Group, ...]:
@@ -180,7 +186,7 @@ class TwoRanks:
 def test_the_first_rank_writes_what_each_rank_trained(tmp_path: Path) -> None:
     groups = make_groups(2, 2)
     batch = collate(groups)
-    names, places = recorded_trajectories(groups, EVERY), torch.arange(batch.num_actions)
+    names, places = recorded_trajectories(recorded(groups, EVERY)), torch.arange(batch.num_actions)
     shared: list[torch.Tensor] = []
     written = {}
     for rank in (1, 0):
@@ -224,8 +230,8 @@ def test_the_flag_and_the_records_decide(tmp_path: Path) -> None:
     config = TrainConfig(run=RunConfig(agent="a.py"), training=TrainingConfig(run_dir=tmp_path))
     places = {
         (record, annotate): settings_from(replace(config, record=RecordConfig(record=record, annotate=annotate)), model="m", device="cpu")
-        for record in ("none", "sample", "all")
+        for record in ("none", "sample", "budget", "all")
         for annotate in (True, False)
     }
-    written = {key: settings.num_recorded for key, settings in places.items() if settings.annotations == tmp_path / "annotations.jsonl"}
-    assert written == {("sample", True): 1, ("all", True): config.sampling.n_samples_per_prompt}
+    written = {key for key, settings in places.items() if settings.annotations == tmp_path / "annotations.jsonl"}
+    assert written == {("sample", True), ("budget", True), ("all", True)}

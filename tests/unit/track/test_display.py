@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from agentrl.core.types import Status
-from agentrl.track.display import LineDisplay, LiveDisplay, RunView, make_display
+from agentrl.track.console import make_display
+from agentrl.track.display import LineDisplay, LiveDisplay, RunView
 from tests.unit.track.events import judged, row
 
 
@@ -189,7 +190,7 @@ def _parts(console: Console, display: LiveDisplay) -> list[str]:
 def test_the_cursor_comes_back_when_the_run_dies(tmp_path):
     """In a real pseudo-terminal: hidden while live, shown again although nobody called `close`."""
     code = (
-        "from agentrl.track.display import make_display\n"
+        "from agentrl.track.console import make_display\n"
         "display = make_display(5, title='t')\n"
         "display.on_stage('loading')\n"
         "raise RuntimeError('engine died')\n"
@@ -202,7 +203,7 @@ def test_the_cursor_comes_back_when_the_run_dies(tmp_path):
 
 @pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}])
 def test_a_terminal_that_cannot_or_should_not_redraw_gets_lines(variables):
-    code = "from agentrl.track.display import make_display\nd = make_display(5, title='title')\nd.on_stage('loading')\nd.close()\n"
+    code = "from agentrl.track.console import make_display\nd = make_display(5, title='title')\nd.on_stage('loading')\nd.close()\n"
     output = run_in_terminal(code, **variables)
     assert output.splitlines() == ["title", "[  0.0 s] loading"]
 

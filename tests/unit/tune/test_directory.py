@@ -81,6 +81,15 @@ def test_the_result_of_a_run_is_read_from_its_directory(tmp_path: Path):
     assert (result.status, result.steps, result.metrics, result.model) == ("finished", 2, {"step": 2, "loss": 0.1}, tmp_path / "model")
 
 
+def test_a_notebook_shows_the_losses_of_a_result(tmp_path: Path):
+    (tmp_path / "summary.json").write_text('{"status": "finished", "steps": 3}')
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "loss": {1 / step}}}\n' for step in (1, 2, 3)))
+    html = TuneResult.read(tmp_path)._repr_html_()
+    assert "loss, 0.333 to 1.000, steps 1 to 3" in html
+    assert "<polyline" in html
+    assert "agentrl view" in html
+
+
 def test_a_resumed_run_is_held_where_it_is_found(tmp_path: Path):
     given = load_given(DPO, {"data": "examples/tune/pairs.jsonl", "run_dir": tmp_path / "new"})
     with in_directory(DPO, replace(given, run=replace(given.run, resume=str(tmp_path / "old")))) as placed:

@@ -33,7 +33,7 @@ export function EpisodesView({ run, info, query }) {
   const { data, error } = useData(question(runPath(run, "episodes"), { ...asked, offset: offset || "", limit: LIMIT, sort: sort === "-time" ? "" : sort }), run);
   useRowKeys("tr[data-episode]");
   if (info.has && !info.has.trajectories) {
-    return html`<${Empty}>This run recorded no episode. Train with <code>--record all</code> to record every one, or with <code>--record sample</code> for one of each group.<//>`;
+    return html`<${Empty}>This run recorded no episode. Train without <code>--record none</code>; <code>--record all</code> records every one, <code>--record sample</code> one of each group.<//>`;
   }
   if (error && !data) return html`<${Filters} query=${query} info=${info} /><${Empty}>${error}<//>`;
   return html`<h1>Recorded episodes <span class="dim">${data ? (data.chosen === data.of ? plural(data.of, "episode") : `${data.chosen} of ${data.of}`) : ""}</span></h1>

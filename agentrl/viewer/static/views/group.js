@@ -65,7 +65,7 @@ export function GroupView({ run, name, query }) {
     <div class="tools"><label>colour by <select aria-label="colour by" value=${colour} onChange=${(event) => setQuery({ colour: event.target.value === "none" ? "" : event.target.value })}><option value="none">nothing</option>
       ${coloursOf(like).map((one) => html`<option key=${one} value=${one}>${one === "mask" ? "mask" : FIGURES[one].text}</option>`)}</select></label>
       <label><input type="checkbox" checked=${whole} onChange=${(event) => setQuery({ whole: event.target.checked ? "1" : "" })} /> whole episodes</label>
-      <span class="dim" id="difference">${first ? `The members differ from turn ${first.turn + 1}, token ${first.token + 1} on; what is common is pale.` : recorded.length > 1 ? "The recorded members do not differ." : "Only one member is recorded: train with --record all to compare them."}</span>
+      <span class="dim" id="difference">${first ? `The members differ from turn ${first.turn + 1}, token ${first.token + 1} on; what is common is pale.` : recorded.length > 1 ? "The recorded members do not differ." : "Only one member is recorded: a larger --record-mib, or --record all, records more groups whole."}</span>
       <${TokenLegend} episode=${like} name=${colour} /></div>
     <div class="members">${data.members.map((member) => html`<${Member} key=${member.trajectory} run=${run} member=${member} difference=${first} paint=${paint} whole=${whole} />`)}</div>`;
 }
