@@ -46,6 +46,10 @@ class Context:
         self.masked = reason
         self.turns = [replace(turn, masked=reason) for turn in self.turns]
 
+    def note(self, index: int, **texts: str) -> None:
+        """Add texts for people to a turn."""
+        self.turns[index] = replace(self.turns[index], **texts)
+
     def append(self, turn: Turn, budget: int) -> None:
         """Add a turn that goes on with this context."""
         self.turns.append(turn)

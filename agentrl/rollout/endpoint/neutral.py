@@ -48,11 +48,15 @@ class ChatRequest:
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None  # number of candidates; 0 for all
+    template_variables: Json | None = None  # variables of the chat template, beside those of the run
     stop: tuple[str, ...] = ()
     stream: bool = False
     model: str = ""
     previous: str = ""  # id of the answer that the messages follow, if the endpoint is to keep the conversation
     inherits: bool = False  # tools and the text before all messages are those of the previous answer's request, if none are given
+    ignored: tuple[str, ...] = ()  # names of fields that the endpoint does not know, and that change nothing
+    images_omitted: int = 0  # images that the model does not see
     options: Json = field(default_factory=dict)  # what only the dialect needs, to render the answer
 
 

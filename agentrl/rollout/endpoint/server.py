@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.core.serving import ApiError, ClientLeftError, LoopbackServer, Receive, Scope, Send, json_object, read_body, send_json
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.rollout.endpoint import chat_completions, messages, responses
 from agentrl.rollout.endpoint.answers import AnswerParser, JsonAnswerParser
-from agentrl.rollout.endpoint.neutral import event
+from agentrl.rollout.endpoint.fields import OMITTED
+from agentrl.rollout.endpoint.neutral import ChatRequest, event
 from agentrl.rollout.endpoint.session import EndpointSession, Exchange
+
+_log = logging.getLogger(__name__)
 
 MAX_BODY = 32 * 2**20
 """Size of a request's body at most, bytes."""
@@ -21,6 +26,8 @@ PING_S = 10.0
 """Seconds without an answer after which a stream begins with comments, so that clients do not give up."""
 KEPT_KEYS = 4096
 """Keys of episodes that are over and get 410; older ones get 401."""
+MAX_NOTICES = 50
+"""Different warnings that a server gives at most."""
 
 DIALECTS: dict[str, Any] = {"/chat/completions": chat_completions, "/responses": responses, "/messages": messages}
 """Modules by the end of the path; any prefix may stand before it."""
@@ -47,7 +54,7 @@ class EndpointServer:
         self.parser: AnswerParser = parser or JsonAnswerParser()  # of the model's answers
         self._sessions: dict[str, tuple[str, EndpointSession]] = {}  # by number of the episode: secret and session
         self._ended: dict[str, str] = {}  # secrets of episodes that are over, the oldest first
-        self._number = 0
+        self._number, self._notices = 0, _Notices()
         self._server = LoopbackServer(self, port=port, name="endpoint")
 
     async def open(self, session: EndpointSession) -> ModelEndpoint:
@@ -81,7 +88,7 @@ class EndpointServer:
         session: EndpointSession | None = None
         try:
             session, branch = self._authorize(headers)
-            await self._route(_Request(scope, receive, send, dialect, session, branch), path)
+            await self._route(_Request(scope, receive, send, dialect, session, branch, self._notices), path)
         except ClientLeftError:
             return
         except ApiError as problem:
@@ -119,12 +126,33 @@ class EndpointServer:
         return session, headers.get(b"x-agentrl-branch", branch.encode()).decode("latin-1")
 
 
+class _Notices:
+    """Warnings about what requests ask in vain, each given once."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+
+    def add(self, request: ChatRequest) -> None:
+        """Warn of what is new in a request."""
+        for name in request.ignored:
+            self._warn(f"field {name}", f"requests of the agent have the field {name}, which the endpoint does not know and ignores")
+        if request.images_omitted:
+            self._warn("images", f"requests of the agent have images; the model reads {OMITTED!r} in their place")
+
+    def _warn(self, subject: str, text: str) -> None:
+        if subject not in self._given and len(self._given) < MAX_NOTICES:
+            self._given.add(subject)
+            _log.warning("%s", text)
+
+
 class _Request:
     """One request for an answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, dialect: Any, session: EndpointSession, branch: str) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, dialect: Any, session: EndpointSession, branch: str, notices: _Notices
+    ) -> None:
         self.scope, self.send, self._receive = scope, send, receive
-        self._dialect, self._session, self._branch = dialect, session, branch
+        self._dialect, self._session, self._branch, self._notices = dialect, session, branch, notices
 
     async def count(self) -> None:
         """Answer with the tokens of the prompt."""
@@ -134,11 +162,14 @@ class _Request:
     async def answer(self) -> None:
         """Read the body, and send the answer or what its parse raises."""
         self._session.check_open()
-        body = await read_body(self._receive, MAX_BODY)
-        digest = hashlib.blake2b(self.scope["path"].encode() + b"\0" + body, digest_size=16).digest()
-        exchange = self._session.repeated(digest, self._retry())
+        body, headers = await read_body(self._receive, MAX_BODY), _headers(self.scope)
+        digest = hashlib.blake2b(f"{self.scope['path']}\0{self._branch}\0".encode() + body, digest_size=16).digest()
+        key = headers.get(b"idempotency-key", b"").decode("latin-1")
+        exchange = self._session.repeated(digest, _retry(headers), key)
         if exchange is None:
-            exchange = self._session.begin(digest, self._dialect.parse(json_object(body)), self._branch)
+            asked = self._dialect.parse(json_object(body))
+            self._notices.add(asked)
+            exchange = self._session.begin(digest, asked, self._branch, key)
         exchange.clients += 1
         gone = asyncio.create_task(self._disconnect())
         try:
@@ -197,9 +228,11 @@ class _Request:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    def _retry(self) -> int | None:
-        count = _headers(self.scope).get(b"x-stainless-retry-count", b"").decode("latin-1")
-        return int(count) if count.isdecimal() else None
+
+def _retry(headers: Mapping[bytes, bytes]) -> int | None:
+    """Number of earlier tries, if the client marks it."""
+    count = headers.get(b"x-stainless-retry-count", b"").decode("latin-1")
+    return int(count) if count.isdecimal() else None
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:
