@@ -54,7 +54,7 @@ async def serve(config: ServeConfig, say: Say) -> None:
         EngineError: If the engine does not start.
     """
     check_model(config)
-    port, loads_model = config.serve.port, config.engine.engine != NO_ENGINE
+    port, loads_model = config.endpoint.endpoint_port, config.engine.engine != NO_ENGINE
     endpoint = replace(config.endpoint, max_requests=NO_LIMIT)
     settings = replace(episode_settings(config, model_path(config)), endpoint=endpoint)
     tokenizer = load_tokenizer(settings.model.model, trust_remote_code=config.model.trust_remote_code)
@@ -67,11 +67,12 @@ async def serve(config: ServeConfig, say: Say) -> None:
         await engine.start()
         codec = make_codec(tokenizer, settings, engine.end_token_ids)
         session = _session(engine, codec, settings, parser, say)
-        server = EndpointServer(port=port)
+        server = EndpointServer(endpoint, is_exact=True, parser=parser)
         try:
             llm = await server.open(session)
         except OSError as error:
-            raise ConfigError("--port", port, f"cannot be used: {error.strerror}", "Choose another, or 0 for a free one.") from error
+            place, remedy = f"{endpoint.endpoint_host}:{port}", "Choose another port, or 0 for a free one, and an address of this machine."
+            raise ConfigError("--port", port, f"cannot be used: {error.strerror or error} ({place})", remedy) from error
         say(f"serving {name} at {llm.root} key {llm.api_key}", is_result=True)
         try:
             await asyncio.Event().wait()

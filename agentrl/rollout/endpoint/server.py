@@ -10,7 +10,19 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.core.serving import ApiError, ClientLeftError, LoopbackServer, Receive, Scope, Send, json_object, read_body, send_json
+from agentrl.config.schema import EndpointConfig
+from agentrl.core.serving import (
+    Address,
+    ApiError,
+    ClientLeftError,
+    LoopbackServer,
+    Receive,
+    Scope,
+    Send,
+    json_object,
+    read_body,
+    send_json,
+)
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.rollout.endpoint import chat_completions, messages, responses
 from agentrl.rollout.endpoint.answers import AnswerParser, JsonAnswerParser
@@ -26,6 +38,8 @@ PING_S = 10.0
 """Seconds without an answer after which a stream begins with comments, so that clients do not give up."""
 KEPT_KEYS = 4096
 """Keys of episodes that are over and get 410; older ones get 401."""
+WORKERS, MAX_PORT = 256, 65_535
+"""Ports behind the one that is set among which the rollout workers of a machine find theirs, and the last port that there is."""
 MAX_NOTICES = 50
 """Different warnings that a server gives at most."""
 
@@ -45,17 +59,17 @@ CARD = {
 
 
 class EndpointServer:
-    """Serves the episodes of one rollout worker on loopback, on a port of its own, from the first episode on.
+    """Serves the episodes of one rollout worker on a port of its own, from the first episode on.
 
-    Episodes share nothing but the event loop.
+    Episodes share nothing but the event loop. A port that is set is the only one if it `is_exact`; else those behind it are tried too.
     """
 
-    def __init__(self, *, port: int = 0, parser: AnswerParser | None = None) -> None:
+    def __init__(self, endpoint: EndpointConfig | None = None, *, is_exact: bool = False, parser: AnswerParser | None = None) -> None:
         self.parser: AnswerParser = parser or JsonAnswerParser()  # of the model's answers
         self._sessions: dict[str, tuple[str, EndpointSession]] = {}  # by number of the episode: secret and session
         self._ended: dict[str, str] = {}  # secrets of episodes that are over, the oldest first
         self._number, self._notices = 0, _Notices()
-        self._server = LoopbackServer(self, port=port, name="endpoint")
+        self._server = LoopbackServer(self, name="endpoint", address=_address(endpoint or EndpointConfig(), is_exact=is_exact))
 
     async def open(self, session: EndpointSession) -> ModelEndpoint:
         """Admit the requests of an episode until `end`; returns its address."""
@@ -102,7 +116,8 @@ class EndpointServer:
             await send_json(request.send, 200, None)
         elif method == "GET" and (path.endswith("/models") or "/models/" in path):
             ids = {"has_more": False, "first_id": CARD["id"], "last_id": CARD["id"]}
-            await send_json(request.send, 200, {"object": "list", "data": [CARD], **ids} if path.endswith("/models") else CARD)
+            card = {**CARD, "max_model_len": request.session.max_model_len}
+            await send_json(request.send, 200, {"object": "list", "data": [card], **ids} if path.endswith("/models") else card)
         elif method == "POST" and path.endswith(COUNT):
             await request.count()
         elif method == "POST" and any(path.endswith(end) for end in DIALECTS):
@@ -124,6 +139,17 @@ class EndpointServer:
         if session is None:
             raise ApiError(410, "the episode of this key is over", code="episode_over")
         return session, headers.get(b"x-agentrl-branch", branch.encode()).decode("latin-1")
+
+
+def _address(endpoint: EndpointConfig, *, is_exact: bool) -> Address:
+    port = endpoint.endpoint_port
+    return Address(
+        host=endpoint.endpoint_host,
+        ports=range(port, min(port + (1 if is_exact else WORKERS), MAX_PORT + 1)) if port else (0,),
+        url=endpoint.endpoint_url,
+        certificate=endpoint.endpoint_certificate,
+        certificate_key=endpoint.endpoint_certificate_key,
+    )
 
 
 class _Notices:
@@ -152,30 +178,30 @@ class _Request:
         self, scope: Scope, receive: Receive, send: Send, dialect: Any, session: EndpointSession, branch: str, notices: _Notices
     ) -> None:
         self.scope, self.send, self._receive = scope, send, receive
-        self._dialect, self._session, self._branch, self._notices = dialect, session, branch, notices
+        self._dialect, self.session, self._branch, self._notices = dialect, session, branch, notices
 
     async def count(self) -> None:
         """Answer with the tokens of the prompt."""
-        tokens = self._session.count(messages.parse_prompt(json_object(await read_body(self._receive, MAX_BODY))))
+        tokens = self.session.count(messages.parse_prompt(json_object(await read_body(self._receive, MAX_BODY))))
         await send_json(self.send, 200, {"input_tokens": tokens})
 
     async def answer(self) -> None:
         """Read the body, and send the answer or what its parse raises."""
-        self._session.check_open()
+        self.session.check_open()
         body, headers = await read_body(self._receive, MAX_BODY), _headers(self.scope)
         digest = hashlib.blake2b(f"{self.scope['path']}\0{self._branch}\0".encode() + body, digest_size=16).digest()
         key = headers.get(b"idempotency-key", b"").decode("latin-1")
-        exchange = self._session.repeated(digest, _retry(headers), key)
+        exchange = self.session.repeated(digest, _retry(headers), key)
         if exchange is None:
             asked = self._dialect.parse(json_object(body))
             self._notices.add(asked)
-            exchange = self._session.begin(digest, asked, self._branch, key)
+            exchange = self.session.begin(digest, asked, self._branch, key)
         exchange.clients += 1
         gone = asyncio.create_task(self._disconnect())
         try:
             await self._deliver(exchange, gone)
         finally:
-            self._session.leave(exchange)
+            self.session.leave(exchange)
             gone.cancel()
 
     async def _deliver(self, exchange: Exchange, gone: asyncio.Task[None]) -> None:
@@ -186,13 +212,13 @@ class _Request:
         else:
             problem = task.exception()
         if begun and isinstance(problem, ApiError):
-            self._session.refused(problem)
+            self.session.refused(problem)
             await self._send_text(event(self._dialect.stream_error(problem)), more=False)
             return
         if problem is not None:
             raise problem
         answer = task.result()
-        self._session.deliver(exchange)
+        self.session.deliver(exchange)
         if not request.stream:
             await send_json(self.send, 200, self._dialect.render(answer, request))
             return
@@ -218,7 +244,7 @@ class _Request:
         return begun
 
     async def _begin_stream(self) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _send_text(self, text: str, *, more: bool = True) -> None:

@@ -89,6 +89,11 @@ class EndpointSession:
         return next(iter(self._failures.values()), None)
 
     @property
+    def max_model_len(self) -> int:
+        """Tokens that a conversation may have."""
+        return self._recorder.limit
+
+    @property
     def limit_reached(self) -> bool:
         """True if a request was refused because there had been too many."""
         return self.counts["over the limit"] > 0

@@ -44,7 +44,7 @@ class Screen:
 @asynccontextmanager
 async def served(screen: Screen, port: int = 0, config: ServeConfig | None = None) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of a server that is cancelled at the end."""
-    task = asyncio.create_task(serve(changed(config or ServeConfig(), port=port, engine="none"), screen))
+    task = asyncio.create_task(serve(changed(config or ServeConfig(), endpoint_port=port, engine="none"), screen))
     ready = asyncio.create_task(screen.ready.wait())
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
     ready.cancel()
