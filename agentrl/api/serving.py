@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import build_engine, model_path, worker_environment
 from agentrl.config.evaluate import NO_ENGINE, ServeConfig
-from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.serving import ApiError
 from agentrl.core.tokenizers import load_tokenizer
@@ -54,7 +53,7 @@ async def serve(config: ServeConfig, say: Say) -> None:
         EngineError: If the engine does not start.
     """
     check_model(config)
-    port, loads_model = config.endpoint.endpoint_port, config.engine.engine != NO_ENGINE
+    loads_model = config.engine.engine != NO_ENGINE
     endpoint = replace(config.endpoint, max_requests=NO_LIMIT)
     settings = replace(episode_settings(config, model_path(config)), endpoint=endpoint)
     tokenizer = load_tokenizer(settings.model.model, trust_remote_code=config.model.trust_remote_code)
@@ -67,12 +66,8 @@ async def serve(config: ServeConfig, say: Say) -> None:
         await engine.start()
         codec = make_codec(tokenizer, settings, engine.end_token_ids)
         session = _session(engine, codec, settings, parser, say)
-        server = EndpointServer(endpoint, is_exact=True, parser=parser)
-        try:
-            llm = await server.open(session)
-        except OSError as error:
-            place, remedy = f"{endpoint.endpoint_host}:{port}", "Choose another port, or 0 for a free one, and an address of this machine."
-            raise ConfigError("--port", port, f"cannot be used: {error.strerror or error} ({place})", remedy) from error
+        server = EndpointServer(endpoint, is_exact=True)
+        llm = await server.open(session)
         say(f"serving {name} at {llm.root} key {llm.api_key}", is_result=True)
         try:
             await asyncio.Event().wait()

@@ -35,12 +35,9 @@ def _url_is_an_address(config: PlaySettings) -> None:
 
 
 def _certificate_is_there(config: PlaySettings) -> None:
-    certificate, key = config.endpoint.endpoint_certificate, config.endpoint.endpoint_certificate_key
-    if key and not certificate:
-        raise ConfigError("--endpoint-certificate-key", key, "has no certificate", "Give --endpoint-certificate FILE.")
-    for flag, file in (("--endpoint-certificate", certificate), ("--endpoint-certificate-key", key)):
-        if file and not Path(file).is_file():
-            raise ConfigError(flag, file, "no such file", "Give a file in the PEM format.")
+    file = config.endpoint.endpoint_certificate
+    if file and not Path(file).is_file():
+        raise ConfigError("--endpoint-certificate", file, "no such file", "Give a file with a certificate and its private key (PEM).")
 
 
 ENDPOINT_RULES: tuple[Callable[[PlaySettings], None], ...] = (_host_can_be_bound, _url_is_an_address, _certificate_is_there)

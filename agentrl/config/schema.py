@@ -269,9 +269,7 @@ class EndpointConfig:
     endpoint_url: Annotated[str, ResumeMayChange] = ""
     """Address that agents are given; ``{host}`` and ``{port}`` stand for those of the rollout worker. Empty: ``http://{host}:{port}``."""
     endpoint_certificate: Annotated[str, ResumeMayChange] = ""
-    """File with a certificate (PEM); the endpoint then speaks HTTPS."""
-    endpoint_certificate_key: Annotated[str, ResumeMayChange] = ""
-    """File with the key of the certificate (PEM). Empty: it is in the file of the certificate."""
+    """File with a certificate and its private key (PEM); the endpoint then speaks HTTPS."""
 
 
 @dataclass(frozen=True, kw_only=True)

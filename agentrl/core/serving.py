@@ -25,6 +25,8 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 EVERYWHERE = "0.0.0.0"
 BODY_TIMEOUT_S = 60.0
 """Seconds in which a body must have arrived."""
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
 IDLE_S = 30.0
 """Seconds without a byte after which a connection whose request is not complete is closed, and one whose peer is gone counts as closed."""
 
@@ -108,15 +110,13 @@ class Address:
         host: Address or name; ``0.0.0.0`` is every address of this machine.
         ports: Ports to try, in order; 0 is a free one.
         url: Address that others are told, with the fields ``{host}`` and ``{port}``; empty: that of the server itself.
-        certificate: File with a certificate, with which the server speaks HTTPS; empty: it speaks HTTP.
-        certificate_key: File with the key of the certificate; empty: it is in the same file.
+        certificate: File with a certificate and its private key, with which the server speaks HTTPS; empty: it speaks HTTP.
     """
 
     host: str = LOOPBACK
     ports: Sequence[int] = (0,)
     url: str = ""
     certificate: str = ""
-    certificate_key: str = ""
 
     def told(self, port: int) -> str:
         """Return the address that others are told."""
@@ -124,13 +124,14 @@ class Address:
         return url.format(host=own_address() if self.host == EVERYWHERE else self.host, port=port).rstrip("/")
 
     def listen(self) -> socket.socket:
-        """Return a socket that is bound to the first port that is free; `OSError` if none is."""
+        """Return a socket that listens at the first port that is free; `OSError` if none is."""
         for place, port in enumerate(self.ports):
             # asyncio switches Nagle's algorithm off, which delays each answer by 40 ms, only where the protocol is named.
             listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((self.host, port))
+                listener.listen(BACKLOG)  # until then another process may bind the same port
             except OSError as error:
                 listener.close()
                 if error.errno != errno.EADDRINUSE or place + 1 == len(self.ports):
@@ -147,7 +148,7 @@ def _notice_lost_peers(listener: socket.socket) -> None:
     options = {"TCP_KEEPIDLE": IDLE_S / 2, "TCP_KEEPINTVL": IDLE_S / 6, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 1000 * IDLE_S}
     for name, value in options.items():
         if (option := getattr(socket, name, None)) is not None:  # systems differ in those that they have
-            listener.setsockopt(socket.IPPROTO_TCP, option, int(value))
+            listener.setsockopt(socket.IPPROTO_TCP, option, max(1, int(value)))
 
 
 class LoopbackServer:
@@ -192,9 +193,8 @@ class LoopbackServer:
             "server_header": False,
             "http": _impatient_protocol(),
             "ssl_certfile": self._address.certificate or None,
-            "ssl_keyfile": self._address.certificate_key or None,
         }
-        config = uvicorn.Config(self._app, timeout_keep_alive=75, timeout_graceful_shutdown=1, backlog=2048, **options)
+        config = uvicorn.Config(self._app, timeout_keep_alive=75, timeout_graceful_shutdown=1, backlog=BACKLOG, **options)
 
         started = asyncio.Event()
 

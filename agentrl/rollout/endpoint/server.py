@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.config.schema import EndpointConfig
+from agentrl.core.errors import ConfigError
 from agentrl.core.serving import (
     Address,
     ApiError,
@@ -69,11 +70,21 @@ class EndpointServer:
         self._sessions: dict[str, tuple[str, EndpointSession]] = {}  # by number of the episode: secret and session
         self._ended: dict[str, str] = {}  # secrets of episodes that are over, the oldest first
         self._number, self._notices = 0, _Notices()
-        self._server = LoopbackServer(self, name="endpoint", address=_address(endpoint or EndpointConfig(), is_exact=is_exact))
+        self._endpoint = endpoint or EndpointConfig()
+        self._server = LoopbackServer(self, name="endpoint", address=_address(self._endpoint, is_exact=is_exact))
 
     async def open(self, session: EndpointSession) -> ModelEndpoint:
-        """Admit the requests of an episode until `end`; returns its address."""
-        root = await self._server.start()
+        """Admit the requests of an episode until `end`; returns its address.
+
+        Raises:
+            ConfigError: If nothing can listen at the address that is set.
+        """
+        try:
+            root = await self._server.start()
+        except OSError as error:
+            problem = f"cannot be used at {self._endpoint.endpoint_host}: {error.strerror or error}"
+            remedy = "Choose another port, or 0 for a free one, and with --endpoint-host an address of this machine."
+            raise ConfigError("--endpoint-port", self._endpoint.endpoint_port, problem, remedy) from error
         self._number += 1
         number, secret = str(self._number), secrets.token_urlsafe(24)
         self._sessions[number] = secret, session
@@ -148,7 +159,6 @@ def _address(endpoint: EndpointConfig, *, is_exact: bool) -> Address:
         ports=range(port, min(port + (1 if is_exact else WORKERS), MAX_PORT + 1)) if port else (0,),
         url=endpoint.endpoint_url,
         certificate=endpoint.endpoint_certificate,
-        certificate_key=endpoint.endpoint_certificate_key,
     )
 
 
