@@ -100,7 +100,7 @@ class ChatCodec(TextCodec):
         if tools and not self.describes_tools:
             chat, tools = forms.calls_as_text(with_system(chat, describe_tools(tools))), []
         rendered, table = self._written(chat, tools)
-        return [*([] if self.template.exists else self.beginning), *self.encode_marked(rendered, table)]
+        return [*([] if self.template.exists else self.beginning), *self.encode_marked(rendered, table, keeps=True)]
 
     def encode_question(self, text: str) -> list[int]:
         """Token ids of a chat of one user's message; the latest are kept, because all members of a group are asked the same."""
@@ -116,13 +116,15 @@ class ChatCodec(TextCodec):
         return self if self.template.with_variables(variables) is self.template else self._variants(json.dumps(variables, sort_keys=True))
 
     def _variant(self, variables: str) -> ChatCodec:
-        return ChatCodec(
+        made = ChatCodec(
             self._tokenizer,
             system_prompt=self._system_prompt,
             end_token_ids=self._given_ends,
             template_tools=self._template_tools,
             template=self.template.with_variables(json.loads(variables)),
         )
+        made.lane = self.lane
+        return made
 
     @property
     def dialect(self) -> forms.Dialect:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import ConfigError, EnvResultError
@@ -13,6 +15,7 @@ from agentrl.core.types import Message
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.neutral import Answer, ChatRequest, EchoedMessage, Json, parsed_arguments
 from agentrl.rollout.forms import with_calls_as_text
+from agentrl.rollout.lane import SHORT
 from agentrl.rollout.recorder import Context, Recorder, Sample
 
 Key: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
@@ -21,6 +24,8 @@ Key: TypeAlias = tuple[str, str, str, tuple[tuple[str, str], ...]]
 SYSTEM = ("system", "developer")
 SHOWN = 4000
 """Characters of what a client sent back that are kept for people."""
+STRIDE = 500
+"""Messages that are looked up at a time, within a few milliseconds."""
 CONSTRAINED = "constrained"
 """Reason for which answers that the request held to a form are recorded and not trained, and for which they open a branch."""
 
@@ -131,35 +136,52 @@ class MessageGraph:
         self._latest_tools: tuple[Sequence[Json], str] = ((), "")
         self.histories: list[History] = []  # one per context
 
-    def place(self, request: ChatRequest) -> Placed:
-        """Find a request's place, and make its prompt; `ApiError` if the model's chat template refuses the messages."""
-        tools, codec = self._tools_key(request.tools), self.codec_of(request)
-        path = self._path(request.messages, self._roots.setdefault(tools, Place()))
+    async def place(self, request: ChatRequest) -> Placed:
+        """Find a request's place, and make its prompt; `ApiError` if the model's chat template refuses the messages.
+
+        Waits for the lane of the codec, on which long texts are rendered and made tokens.
+        """
+        tools, codec, lane = await self.tools_key(request.tools), self._codec, self._codec.lane
+        if request.template_variables:
+            codec = await lane.run(partial(self._variant, request.template_variables), SHORT + 1)
+        path = await self._path(request.messages, self._roots.setdefault(tools, Place()))
         keys = [place.key for place in path.places]
-        reason = self._reason(keys, tools, path.follows)
-        follows = path.follows
-        tail = None if follows is None else self._tail(codec, path, follows, request.tools)
-        if follows is not None and tail is None:
-            follows, reason = None, "template"
-        if follows is None:
-            prompt_ids = self._whole(codec, _with_tools(path.sent, request.tools))
+        reason, follows, tail = self._reason(keys, tools, path.follows), path.follows, None
+        if follows is not None:
+            tail = await lane.run(partial(self._tail, codec, path, follows, request.tools), _length(keys[path.number :]))
+        if follows is None or tail is None:
+            reason, follows = "template" if follows is not None else reason, None
+            whole = partial(self._whole, codec, _with_tools(path.sent, request.tools))
+            prompt_ids = await lane.run(whole, _length(keys) + len(tools))
         else:
-            prompt_ids = follows.context.tokens[: follows.length] + (tail or [])
+            prompt_ids = follows.context.tokens[: follows.length] + tail
         messages = [place.message or message for place, message in zip(path.places, path.sent, strict=True)]
         place = path.places[-1]
         return Placed(place=place, tools=tools, keys=keys, messages=messages, prompt_ids=prompt_ids, follows=follows, reason=reason)
 
-    def codec_of(self, request: ChatRequest) -> ChatCodec:
-        """The codec with the variables of the chat template that a request wants; `ApiError` if it cannot have them."""
+    async def tools_key(self, tools: Sequence[Json]) -> str:
+        """The tools as one text, which is the same for the same tools."""
+        latest, key = self._latest_tools
+        if tools != latest:
+            key = await self._codec.lane.run(partial(json.dumps, tools, sort_keys=True), SHORT + 1) if tools else ""
+            self._latest_tools = (tools, key)
+        return key
+
+    def _variant(self, variables: Json) -> ChatCodec:
         try:
-            return self._codec.with_variables(request.template_variables) if request.template_variables else self._codec
+            return self._codec.with_variables(variables)
         except (EnvResultError, ConfigError) as error:
             raise ApiError(400, f"chat_template_kwargs: {error}", "chat_template_kwargs", "invalid_value") from error
 
-    def _path(self, messages: Sequence[EchoedMessage], place: Place) -> _Path:
-        """Find the places of messages from a root on; results of tools are put in the order of their calls."""
+    async def _path(self, messages: Sequence[EchoedMessage], place: Place) -> _Path:
+        """Find the places of messages from a root on; results of tools are put in the order of their calls.
+
+        Lets others go on after every `STRIDE` messages.
+        """
         path = _Path(places=[], sent=list(messages))
         for index, message in enumerate(path.sent):
+            if index % STRIDE == STRIDE - 1:
+                await asyncio.sleep(0)
             parent, key, order = place, message_key(message), _ids(message)
             answer = place.echoed(message, key) if message["role"] == "assistant" else None
             if answer is None:
@@ -205,13 +227,6 @@ class MessageGraph:
             next(history for history in self.histories if history.context is going_on).keys = keys
         return context
 
-    def _tools_key(self, tools: Sequence[Json]) -> str:
-        latest, key = self._latest_tools
-        if tools != latest:
-            key = json.dumps(tools, sort_keys=True) if tools else ""
-            self._latest_tools = (tools, key)
-        return key
-
     def _tail(self, codec: ChatCodec, path: _Path, follows: Sampled, tools: Sequence[Json]) -> list[int] | None:
         """Tokens after a sampled answer up to the next, or `None` if the template cannot append the messages behind it."""
         earlier = [*path.sent[: path.number - 1], follows.answer.message()]
@@ -252,6 +267,11 @@ def message_key(message: Message) -> Key:
     calls = tuple((call["function"]["name"], _canonical(call["function"]["arguments"])) for call in message.get("tool_calls") or ())
     role = message["role"]
     return role, message.get("name", "") if role == "user" else "", message["content"].strip(), calls
+
+
+def _length(keys: Sequence[Key]) -> int:
+    """Characters of messages."""
+    return sum(len(key[2]) + sum(len(arguments) for _, arguments in key[3]) for key in keys)
 
 
 def _with_tools(messages: Sequence[Message], tools: Sequence[Json]) -> Sequence[Message]:

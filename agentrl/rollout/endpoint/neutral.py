@@ -114,6 +114,21 @@ def parsed_arguments(arguments: Any) -> Any:
     return value if isinstance(value, dict) else arguments
 
 
+def texts_of(messages: Sequence[EchoedMessage]) -> Iterator[str]:
+    """Every text of messages, those in the arguments of calls included; however deep they are."""
+    for message in messages:
+        yield message["content"]
+        left: list[Any] = [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
+        while left:
+            value = left.pop()
+            if isinstance(value, str):
+                yield value
+            elif isinstance(value, Mapping):
+                left += [*value, *value.values()]
+            elif isinstance(value, list):
+                left += value
+
+
 def pieces(whole_text: str) -> Iterator[str]:
     """A text in pieces of at most `PIECE` characters, as a stream sends it."""
     return (whole_text[start : start + PIECE] for start in range(0, len(whole_text), PIECE))

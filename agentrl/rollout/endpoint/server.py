@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -20,29 +21,23 @@ from agentrl.core.serving import (
     Receive,
     Scope,
     Send,
-    json_object,
-    read_body,
     send_json,
 )
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.rollout.endpoint import chat_completions, messages, responses
 from agentrl.rollout.endpoint.answers import AnswerParser, JsonAnswerParser
-from agentrl.rollout.endpoint.fields import OMITTED
-from agentrl.rollout.endpoint.neutral import ChatRequest, event
+from agentrl.rollout.endpoint.desk import Desk
+from agentrl.rollout.endpoint.neutral import event
 from agentrl.rollout.endpoint.session import EndpointSession, Exchange
 
 _log = logging.getLogger(__name__)
 
-MAX_BODY = 32 * 2**20
-"""Size of a request's body at most, bytes."""
 PING_S = 10.0
 """Seconds without an answer after which a stream begins with comments, so that clients do not give up."""
 KEPT_KEYS = 4096
 """Keys of episodes that are over and get 410; older ones get 401."""
 WORKERS, MAX_PORT = 256, 65_535
 """Ports behind the one that is set among which the rollout workers of a machine find theirs, and the last port that there is."""
-MAX_NOTICES = 50
-"""Different warnings that a server gives at most."""
 
 DIALECTS: dict[str, Any] = {"/chat/completions": chat_completions, "/responses": responses, "/messages": messages}
 """Modules by the end of the path; any prefix may stand before it."""
@@ -69,7 +64,7 @@ class EndpointServer:
         self.parser: AnswerParser = parser or JsonAnswerParser()  # of the model's answers
         self._sessions: dict[str, tuple[str, EndpointSession]] = {}  # by number of the episode: secret and session
         self._ended: dict[str, str] = {}  # secrets of episodes that are over, the oldest first
-        self._number, self._notices = 0, _Notices()
+        self._number, self._desk = 0, Desk()
         self._endpoint = endpoint or EndpointConfig()
         self._server = LoopbackServer(self, name="endpoint", address=_address(self._endpoint, is_exact=is_exact))
 
@@ -113,13 +108,18 @@ class EndpointServer:
         session: EndpointSession | None = None
         try:
             session, branch = self._authorize(headers)
-            await self._route(_Request(scope, receive, send, dialect, session, branch, self._notices), path)
+            await self._route(_Request(scope, receive, send, dialect, session, branch, self._desk), path)
         except ClientLeftError:
             return
         except ApiError as problem:
             if session is not None:
                 session.refused(problem)
             await send_json(send, problem.status, dialect.error(problem))
+        except Exception as error:  # a fault of the endpoint must reach one client only, in a form that it understands
+            _log.exception("a request could not be answered")
+            fault = ApiError(500, f"the endpoint failed: {type(error).__name__}: {error}", code="internal_error")
+            with contextlib.suppress(RuntimeError):  # the answer has begun
+                await send_json(send, fault.status, dialect.error(fault))
 
     async def _route(self, request: _Request, path: str) -> None:
         method = request.scope["method"]
@@ -162,50 +162,31 @@ def _address(endpoint: EndpointConfig, *, is_exact: bool) -> Address:
     )
 
 
-class _Notices:
-    """Warnings about what requests ask in vain, each given once."""
-
-    def __init__(self) -> None:
-        self._given: set[str] = set()
-
-    def add(self, request: ChatRequest) -> None:
-        """Warn of what is new in a request."""
-        for name in request.ignored:
-            self._warn(f"field {name}", f"requests of the agent have the field {name}, which the endpoint does not know and ignores")
-        if request.images_omitted:
-            self._warn("images", f"requests of the agent have images; the model reads {OMITTED!r} in their place")
-
-    def _warn(self, subject: str, text: str) -> None:
-        if subject not in self._given and len(self._given) < MAX_NOTICES:
-            self._given.add(subject)
-            _log.warning("%s", text)
-
-
 class _Request:
     """One request for an answer."""
 
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, dialect: Any, session: EndpointSession, branch: str, notices: _Notices
-    ) -> None:
-        self.scope, self.send, self._receive = scope, send, receive
-        self._dialect, self.session, self._branch, self._notices = dialect, session, branch, notices
+    def __init__(self, scope: Scope, receive: Receive, send: Send, dialect: Any, session: EndpointSession, branch: str, desk: Desk) -> None:
+        self.scope, self.send, self._receive, self._headers = scope, send, receive, _headers(scope)
+        self._dialect, self.session, self._branch, self._desk = dialect, session, branch, desk
 
     async def count(self) -> None:
         """Answer with the tokens of the prompt."""
-        tokens = self.session.count(messages.parse_prompt(json_object(await read_body(self._receive, MAX_BODY))))
+        async with self._desk.body(self._headers, self._receive) as body:
+            asked = await self._desk.parsed(messages.parse_prompt, body)
+        tokens = await self.session.count(asked)
         await send_json(self.send, 200, {"input_tokens": tokens})
 
     async def answer(self) -> None:
         """Read the body, and send the answer or what its parse raises."""
         self.session.check_open()
-        body, headers = await read_body(self._receive, MAX_BODY), _headers(self.scope)
-        digest = hashlib.blake2b(f"{self.scope['path']}\0{self._branch}\0".encode() + body, digest_size=16).digest()
-        key = headers.get(b"idempotency-key", b"").decode("latin-1")
-        exchange = self.session.repeated(digest, _retry(headers), key)
+        key = self._headers.get(b"idempotency-key", b"").decode("latin-1")
+        async with self._desk.body(self._headers, self._receive) as body:
+            digest = hashlib.blake2b(body, digest_size=16, key=hashlib.sha256(f"{self.scope['path']}\0{self._branch}".encode()).digest())
+            exchange = self.session.repeated(digest.digest(), _retry(self._headers), key)
+            asked = None if exchange is not None else await self._desk.parsed(self._dialect.parse, body)
         if exchange is None:
-            asked = self._dialect.parse(json_object(body))
-            self._notices.add(asked)
-            exchange = self.session.begin(digest, asked, self._branch, key)
+            self._desk.warn(asked)
+            exchange = self.session.begin(digest.digest(), asked, self._branch, key)
         exchange.clients += 1
         gone = asyncio.create_task(self._disconnect())
         try:

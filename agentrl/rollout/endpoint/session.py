@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from agentrl.core.errors import ContextLengthError, EngineError, EnvResultError, StructureError
@@ -15,7 +17,7 @@ from agentrl.core.serving import ApiError
 from agentrl.core.types import FinishReason, Sampling
 from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.graph import MessageGraph
-from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage
+from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, texts_of
 from agentrl.rollout.endpoint.request_log import RequestLog
 from agentrl.rollout.recorder import Context, Recorder, Sample
 
@@ -23,6 +25,8 @@ ABANDONED, UNDELIVERED, NOT_SELECTED = "abandoned", "undelivered", "not selected
 """Reasons for which sampled tokens are recorded and not trained."""
 LINGER_S = 1.0
 """Seconds for which the engine goes on with a request whose client has left, so that a retry may join it."""
+DENSE = 8
+"""Characters per token of a context above which a request is counted before it is rendered; texts have fewer."""
 ABORT_S = 5.0
 """Seconds that an engine has to return what it sampled of requests that are dropped at the end of an episode."""
 
@@ -128,12 +132,13 @@ class EndpointSession:
         self._same.setdefault(digest, []).append(exchange)
         return exchange
 
-    def count(self, request: ChatRequest) -> int:
+    async def count(self, request: ChatRequest) -> int:
         """Tokens of the prompt of a request; nothing is sampled."""
         self.check_open()
-        request = self._complete(request)
-        self._check_size(request)
-        return len(self.graph.place(request).prompt_ids)
+        with _reading():
+            request = self._complete(request)
+            await self._check_size(request)
+            return len((await self.graph.place(request)).prompt_ids)
 
     def deliver(self, exchange: Exchange) -> None:
         """Say that a client gets an answer; what is only needed to render it again is forgotten."""
@@ -214,9 +219,10 @@ class EndpointSession:
     async def _answer(self, number: int, digest: bytes, request: ChatRequest) -> Answer:
         if self._log is not None:
             self._log.placed(number)
-        self._check_size(request)
-        structure = self._structure(request)
-        placed = self.graph.place(request)
+        with _reading():
+            await self._check_size(request)
+            structure = self._structure(request)
+            placed = await self.graph.place(request)
         self.exchanges[number].request = replace(request, messages=placed.messages)
         self.exchanges[number].sample = own = self._recorder.reserve()
         try:
@@ -264,9 +270,14 @@ class EndpointSession:
             raise ApiError(404 if code else 400, problem, field, code or "previous_response_not_found")
         return self.exchanges[number]
 
-    def _check_size(self, request: ChatRequest) -> None:
-        """Refuse messages that cannot fit before they are made tokens, which would keep all other episodes waiting."""
-        if (fewest := self._codec.fewest_tokens(request.messages)) > self._recorder.limit:
+    async def _check_size(self, request: ChatRequest) -> None:
+        """Refuse what cannot fit before it is rendered and made tokens, which would take long for nothing."""
+        texts, limit = [*texts_of(request.messages), await self.graph.tools_key(request.tools)], self._recorder.limit
+        characters = sum(map(len, texts))
+        fewest = max(self._codec.fewest_of(characters), len(request.messages))
+        if fewest <= limit and characters > DENSE * limit:
+            fewest = await self._codec.lane.run(partial(self._codec.at_least, texts, limit), characters)
+        if fewest > limit:
             raise self._too_long(fewest)
 
     def _too_long(self, tokens: int) -> ApiError:
@@ -319,6 +330,15 @@ class EndpointSession:
             completion_tokens=len(generation.token_ids),
         )
         return answer, raw
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Refuse what is nested so deeply that it cannot be read to the end."""
+    try:
+        yield
+    except RecursionError as error:
+        raise ApiError(400, "the request has objects within objects, more deeply than can be read", code="invalid_value") from error
 
 
 def _cannot(request: ChatRequest, problem: str) -> ApiError:

@@ -15,7 +15,8 @@ from agentrl import ModelEndpoint, Task
 from agentrl.core.errors import EngineError
 from agentrl.core.types import FinishReason, Status
 from agentrl.learner.batch import merge_turns
-from agentrl.rollout.endpoint.server import MAX_BODY, EndpointServer
+from agentrl.rollout.endpoint.desk import MAX_BODY
+from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.endpoint.session import LINGER_S
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.endpoint.support import Stage, agent, caller, play_one, says, user
