@@ -21,6 +21,7 @@ from agentrl.rollout.chat import ChatCodec, make_codec
 from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.endpoint.session import EndpointSession
+from agentrl.rollout.lane import Turns
 from agentrl.rollout.observers import SamplerEngine, written_turn
 from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
@@ -65,8 +66,8 @@ async def serve(config: ServeConfig, say: Say) -> None:
     try:
         await engine.start()
         codec = make_codec(tokenizer, settings, engine.end_token_ids)
-        session = _session(engine, codec, settings, parser, say)
         server = EndpointServer(endpoint, is_exact=True)
+        session = _session(engine, codec, settings, parser, server.turns, say)
         llm = await server.open(session)
         say(f"serving {name} at {llm.root} key {llm.api_key}", is_result=True)
         try:
@@ -100,12 +101,12 @@ class _ServedSession(EndpointSession):
         self.say(f"refused with {problem.status}: {problem.message}")
 
 
-def _session(engine: Engine, codec: ChatCodec, settings: EpisodeSettings, parser: AnswerParser, say: Say) -> EndpointSession:
+def _session(engine: Engine, codec: ChatCodec, settings: EpisodeSettings, parser: AnswerParser, turns: Turns, say: Say) -> EndpointSession:
     def seed_of(number: int) -> int:
         return derive_seed(settings.run.seed, "serve", number)
 
     recorder = Recorder("serve", engine=engine, codec=codec, settings=settings, seed_of=seed_of)
-    session = _ServedSession(recorder, parser=parser, max_requests=settings.endpoint.max_requests)
+    session = _ServedSession(recorder, parser=parser, max_requests=settings.endpoint.max_requests, turns=turns)
     session.say = say
     return session
 

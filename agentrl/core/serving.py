@@ -56,14 +56,14 @@ class ClientLeftError(ConnectionError):
     """The client closed the connection before it had the answer."""
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """Return the body of a request.
+async def read_body(receive: Receive, limit: int) -> bytes | bytearray:
+    """Return the body of a request; it grows as it arrives, so that no large one is copied at its end.
 
     Raises:
         ApiError: If it is larger than `limit` bytes, or does not arrive in time.
         ClientLeftError: If the client leaves before its end.
     """
-    parts, size = [], 0
+    body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             while True:
@@ -71,21 +71,20 @@ async def read_body(receive: Receive, limit: int) -> bytes:
                     message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientLeftError
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > limit:
+                body += message.get("body", b"")
+                if len(body) > limit:
                     raise ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large")
                 if not message.get("more_body"):
-                    return b"".join(parts)
+                    return body
     except TimeoutError:
         problem = f"the body did not arrive within {BODY_TIMEOUT_S:g} s, or nothing of it for {IDLE_S:g} s"
         raise ApiError(408, problem, code="request_timeout") from None
 
 
-def json_object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes | bytearray) -> dict[str, Any]:
     """Return the JSON object that a body is, or raise `ApiError`."""
     try:
-        value = json.loads(body)
+        value = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):

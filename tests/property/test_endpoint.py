@@ -1,7 +1,8 @@
 """Random agents on the endpoint: every sampled token is trained exactly once, or recorded with the reason why not; all requests replay.
 
-A made-up agent rewrites the calls that it sends back, edits, drops and reorders messages, compacts, calls tools side by side, forks, repeats
-requests and changes its system prompt. The reference knows nothing of the graph: it takes each request that reached the engine with the tokens sampled for it.
+A made-up agent rewrites the calls that it sends back, edits, drops and reorders messages, compacts, calls tools side by side, forks,
+repeats requests and changes its system prompt. The reference knows nothing of the graph: it takes each request that reached the engine
+with the tokens sampled for it.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class BlackBoxEpisode(ProgramEpisode):
         self._helpers: Mapping[Context, str] = {}  # contexts of helpers, known at the end
         self.requests: Mapping[str, Any] | None = None  # log of the requests once the episode is over, if it is to be recorded
         limit = settings.endpoint.max_requests
-        self.session = EndpointSession(self._recorder, parser=self._server.parser, max_requests=limit, log=self._log)
+        parser, turns = self._server.parser, self._server.turns
+        self.session = EndpointSession(self._recorder, parser=parser, max_requests=limit, log=self._log, turns=turns)
 
     async def _play(self) -> Status:
         llm = await self._server.open(self.session)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
 import logging
 import secrets
@@ -29,6 +28,7 @@ from agentrl.rollout.endpoint.answers import AnswerParser, JsonAnswerParser
 from agentrl.rollout.endpoint.desk import Desk
 from agentrl.rollout.endpoint.neutral import event
 from agentrl.rollout.endpoint.session import EndpointSession, Exchange
+from agentrl.rollout.lane import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,8 @@ class EndpointServer:
         self.parser: AnswerParser = parser or JsonAnswerParser()  # of the model's answers
         self._sessions: dict[str, tuple[str, EndpointSession]] = {}  # by number of the episode: secret and session
         self._ended: dict[str, str] = {}  # secrets of episodes that are over, the oldest first
-        self._number, self._desk = 0, Desk()
+        self.turns = Turns()
+        self._number, self._desk = 0, Desk(self.turns)
         self._endpoint = endpoint or EndpointConfig()
         self._server = LoopbackServer(self, name="endpoint", address=_address(self._endpoint, is_exact=is_exact))
 
@@ -181,12 +182,12 @@ class _Request:
         self.session.check_open()
         key = self._headers.get(b"idempotency-key", b"").decode("latin-1")
         async with self._desk.body(self._headers, self._receive) as body:
-            digest = hashlib.blake2b(body, digest_size=16, key=hashlib.sha256(f"{self.scope['path']}\0{self._branch}".encode()).digest())
-            exchange = self.session.repeated(digest.digest(), _retry(self._headers), key)
+            digest = await self._desk.digest(body, self.scope["path"], self._branch)
+            exchange = self.session.repeated(digest, _retry(self._headers), key)
             asked = None if exchange is not None else await self._desk.parsed(self._dialect.parse, body)
         if exchange is None:
             self._desk.warn(asked)
-            exchange = self.session.begin(digest.digest(), asked, self._branch, key)
+            exchange = self.session.begin(digest, asked, self._branch, key)
         exchange.clients += 1
         gone = asyncio.create_task(self._disconnect())
         try:

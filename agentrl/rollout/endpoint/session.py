@@ -19,6 +19,7 @@ from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.graph import MessageGraph
 from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, texts_of
 from agentrl.rollout.endpoint.request_log import RequestLog
+from agentrl.rollout.lane import Turns
 from agentrl.rollout.recorder import Context, Recorder, Sample
 
 ABANDONED, UNDELIVERED, NOT_SELECTED = "abandoned", "undelivered", "not selected"
@@ -74,7 +75,9 @@ class EndpointSession:
     A `log` keeps the requests and what was sampled for them.
     """
 
-    def __init__(self, recorder: Recorder, *, parser: AnswerParser, max_requests: int, log: RequestLog | None = None) -> None:
+    def __init__(
+        self, recorder: Recorder, *, parser: AnswerParser, max_requests: int, log: RequestLog | None = None, turns: Turns | None = None
+    ) -> None:
         self._recorder, self._name, self._codec, self._settings = recorder, recorder.name, recorder.codec, recorder.settings
         self._parser, self._max_requests, self._log = parser, max_requests, log
         self._same: dict[bytes, list[Exchange]] = {}  # requests by what they ask
@@ -84,6 +87,7 @@ class EndpointSession:
         self.counts: Counter[str] = Counter()  # requests, retries, refused, abandoned
         self.last_refusal: ApiError | None = None
         self._aborts: set[asyncio.Task[None]] = set()
+        self._turns = turns or Turns()
         self.is_over = False
         self.linger_s = LINGER_S
 
@@ -217,6 +221,7 @@ class EndpointSession:
         abort.add_done_callback(self._aborts.discard)
 
     async def _answer(self, number: int, digest: bytes, request: ChatRequest) -> Answer:
+        await self._turns.take()
         if self._log is not None:
             self._log.placed(number)
         with _reading():
@@ -234,6 +239,7 @@ class EndpointSession:
         except EngineError as error:
             self._failures[digest] = error
             raise ApiError(500, f"the engine failed: {error}", code="engine_error") from error
+        await self._turns.take()
         if self._log is not None:
             self._log.sampled(number, sample)
         if sample.generation.finish_reason is FinishReason.ABORTED:
