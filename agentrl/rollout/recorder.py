@@ -46,9 +46,10 @@ class Context:
         self.masked = reason
         self.turns = [replace(turn, masked=reason) for turn in self.turns]
 
-    def note(self, index: int, **texts: str) -> None:
+    def note(self, index: int, *, helper: str = "", rewritten: str = "") -> None:
         """Add texts for people to a turn."""
-        self.turns[index] = replace(self.turns[index], **texts)
+        turn = self.turns[index]
+        self.turns[index] = replace(turn, helper=helper or turn.helper, rewritten=rewritten or turn.rewritten)
 
     def append(self, turn: Turn, budget: int) -> None:
         """Add a turn that goes on with this context."""

@@ -184,10 +184,10 @@ class _Request:
         async with self._desk.body(self._headers, self._receive) as body:
             digest = await self._desk.digest(body, self.scope["path"], self._branch)
             exchange = self.session.repeated(digest, _retry(self._headers), key)
-            asked = None if exchange is not None else await self._desk.parsed(self._dialect.parse, body)
-        if exchange is None:
-            self._desk.warn(asked)
-            exchange = self.session.begin(digest, asked, self._branch, key)
+            if exchange is None:
+                asked = await self._desk.parsed(self._dialect.parse, body)
+                self._desk.warn(asked)
+                exchange = self.session.begin(digest, asked, self._branch, key)
         exchange.clients += 1
         gone = asyncio.create_task(self._disconnect())
         try:

@@ -8,12 +8,15 @@ import time
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.lane import SHORT, Lane, Turns
+from agentrl.rollout.text_codec import TextCodec
 from tests.benchmarks import endpoint_load
 from tests.unit.rollout.endpoint.support import ADD, CODEC, caller, play_one, user
-from tests.unit.rollout.families import SOURCES, codec_of
+from tests.unit.rollout.families import REFUSED, SOURCES, codec_of
 from tests.unit.rollout.templates import FAMILIES, tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -23,14 +26,8 @@ SLACK_S = 0.25
 
 @pytest.mark.timeout(120)
 def test_no_load_stalls_the_loop() -> None:
-    names = [
-        "small requests, 64 at once",
-        "100 MB bodies",
-        "31 MB of blanks",
-        "20 tools nested 900 deep",
-        "2 MB of text",
-        "torn connections",
-    ]
+    names = ["small requests, 64 at once", "100 MB bodies", "31 MB of blanks", "20 tools nested 900 deep", "2 MB of text"]
+    names.append("torn connections")
     loads = {name: (min(count, 2) or 0, make, 1) for name, (count, make, times) in endpoint_load.LOADS.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint_load, "LOADS", loads)
@@ -44,7 +41,7 @@ TEXT = "one two,  three\n\n" * 200
 LONG_TOOLS = [{**ADD, "function": {**ADD["function"], "name": f"add_{number}"}} for number in range(20)]
 
 
-@pytest.mark.parametrize("name", [*sorted(FAMILIES), *sorted(SOURCES)])
+@pytest.mark.parametrize("name", [*sorted(FAMILIES), *sorted(SOURCES.keys() - {*REFUSED})])
 def test_a_prompt_has_the_same_tokens_with_the_turns_that_were_kept(name: str) -> None:
     codec = ChatCodec(tokenizer(name)) if name in FAMILIES else codec_of(name)
     chat: list[Any] = [{"role": "user", "content": TEXT}, {"role": "assistant", "content": f" {TEXT}"}, {"role": "user", "content": "one"}]
@@ -52,6 +49,19 @@ def test_a_prompt_has_the_same_tokens_with_the_turns_that_were_kept(name: str) -
     whole = codec.encode_text(rendered)
     assert codec.encode_marked(rendered, [""]) == codec.encode_marked(rendered, [""], keeps=True) == whole
     assert codec.encode_marked(rendered, [""], keeps=True) == whole
+
+
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize("prefix", ["always", "first", "never"])
+def test_tokenizers_that_mark_the_beginning_of_words_are_cut_only_where_it_changes_nothing(prefix: str, strips: bool) -> None:
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prefix)
+    special = [AddedToken(name, special=True, lstrip=strips, rstrip=strips) for name in ("<unk>", "<|im_start|>", "<|im_end|>")]
+    backend.train_from_iterator([TEXT, "user assistant <|>"], trainers.BpeTrainer(vocab_size=120, special_tokens=special))
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+    codec = TextCodec(made)
+    text = "".join(f"<|im_start|>{role}\n {TEXT} <|im_end|>\n" for role in ("user", "assistant", "user"))
+    assert codec.encode_marked(text, [""], keeps=True) == codec.encode_marked(text, [""]) == codec.encode_text(text)
 
 
 def test_the_system_prompt_with_its_tools_is_made_tokens_once() -> None:
