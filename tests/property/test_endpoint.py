@@ -189,7 +189,7 @@ def test_every_sampled_token_is_trained_once_or_masked_with_a_reason(family: str
 
 @pytest.mark.parametrize("family", sorted(CODECS))
 def test_an_agent_that_only_goes_on_has_one_branch(family: str) -> None:
-    for seed in range(2):
+    for seed in range(4):
         asyncio.run(_one_branch(family, seed))
 
 
@@ -200,7 +200,7 @@ async def _one_branch(family: str, seed: int) -> None:
     group_request = GroupRequest(group_id=0, task=TASK, n_samples_per_prompt=1, version=0)
     recorder = Recorder("e", engine=engine, codec=codec, settings=SETTINGS, seed_of=turn_seed(group_request, 0, 0))
     session = EndpointSession(recorder, parser=JsonAnswerParser(), max_requests=1000)
-    agent = Agent(session, random.Random(3))
+    agent = Agent(session, random.Random(seed))
     agent.rng.random = lambda: 0.0
     for _ in range(12):
         await agent.act("go on")
