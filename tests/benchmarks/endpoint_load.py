@@ -190,7 +190,7 @@ async def _run(names: list[str], connections: int, told: Callable[[str], object]
             return 1.0
 
     codec = ChatCodec(load_tokenizer(str(tiny_model_path())))
-    engine = ScriptedEngine(answer=lambda request: [*range(20, 40), 1], max_model_len=32_768, delay=lambda request: 0.02)
+    engine = ScriptedEngine(answer=lambda request: [*range(20, 40), 1], max_model_len=200_000, delay=lambda request: 0.02)
     await engine.start()
     group_request = GroupRequest(group_id=0, task=Task("?", id="t"), n_samples_per_prompt=1, version=0)
     session = BlackBoxSession(Loaded, __file__, SETTINGS.env)
