@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from agentrl.api.training import uninterrupted
 from agentrl.cluster.build import build_engine, model_path, worker_environment
 from agentrl.config.evaluate import NO_ENGINE, ServeConfig
-from agentrl.core.errors import ConfigError
 from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.serving import ApiError
 from agentrl.core.tokenizers import load_tokenizer
@@ -23,6 +22,7 @@ from agentrl.rollout.codecs import make_codec
 from agentrl.rollout.endpoint.answers import JSON_PARSER
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.endpoint.session import EndpointSession
+from agentrl.rollout.lane import Turns
 from agentrl.rollout.observers import SamplerEngine, written_turn
 from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.settings import EpisodeSettings, episode_settings
@@ -55,7 +55,7 @@ async def serve(config: ServeConfig, say: Say) -> None:
         EngineError: If the engine does not start.
     """
     check_model(config)
-    port, loads_model = config.serve.port, config.engine.engine != NO_ENGINE
+    loads_model = config.engine.engine != NO_ENGINE
     endpoint = replace(config.endpoint, max_requests=NO_LIMIT)
     settings = replace(episode_settings(config, model_path(config)), endpoint=endpoint)
     tokenizer = load_tokenizer(settings.model.model, trust_remote_code=config.model.trust_remote_code)
@@ -68,12 +68,9 @@ async def serve(config: ServeConfig, say: Say) -> None:
         await engine.start()
         codec = make_codec(tokenizer, settings, engine.end_token_ids)
         await asyncio.to_thread(fit_parser, codec, endpoint, parser)
-        session = _session(engine, codec, settings, say)
-        server = EndpointServer(port=port)
-        try:
-            llm = await server.open(session)
-        except OSError as error:
-            raise ConfigError("--port", port, f"cannot be used: {error.strerror}", "Choose another, or 0 for a free one.") from error
+        server = EndpointServer(endpoint, is_exact=True)
+        session = _session(engine, codec, settings, server.turns, say)
+        llm = await server.open(session)
         if codec.tool_parser != JSON_PARSER:
             say(f"tool calls are read by {codec.tool_parser}")
         say(f"serving {name} at {llm.root} key {llm.api_key}", is_result=True)
@@ -108,12 +105,12 @@ class _ServedSession(EndpointSession):
         self.say(f"refused with {problem.status}: {problem.message}")
 
 
-def _session(engine: Engine, codec: ChatCodec, settings: EpisodeSettings, say: Say) -> EndpointSession:
+def _session(engine: Engine, codec: ChatCodec, settings: EpisodeSettings, turns: Turns, say: Say) -> EndpointSession:
     def seed_of(number: int) -> int:
         return derive_seed(settings.run.seed, "serve", number)
 
     recorder = Recorder("serve", engine=engine, codec=codec, settings=settings, seed_of=seed_of)
-    session = _ServedSession(recorder, parser=codec.parser, max_requests=settings.endpoint.max_requests)
+    session = _ServedSession(recorder, parser=codec.parser, max_requests=settings.endpoint.max_requests, turns=turns)
     session.say = say
     return session
 

@@ -141,7 +141,7 @@ async def check_black_box(context: Context) -> None:
     tools = TextPolicy(TOOLS, lambda given: label_text(given.task.label))
     policies = [tools, *standard_policies(cast("Any", context.cls), context.tasks)]
     played: list[PlayedAgent] = []
-    server = EndpointServer()
+    server = EndpointServer(context.settings.endpoint)
     tasks = enumerate(spread(context.tasks, context.settings.check.episodes))
     try:
         for (index, task), policy in itertools.product(tasks, policies):

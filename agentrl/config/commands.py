@@ -184,7 +184,7 @@ SERVE = ServeCommand(
     ServeConfig,
     "Offer a model over HTTP as black-box agents meet it in training; nothing is trained. With --engine none every answer is one fixed "
     "text, which tries a connection within seconds. Ctrl-C ends it.",
-    main=("model", "port", "engine", "seed", "tool_parser", "reasoning_parser", "temperature", "max_new_tokens", "max_model_len"),
+    main=("model", "endpoint_port", "engine", "seed", "tool_parser", "reasoning_parser", "temperature", "max_new_tokens", "max_model_len"),
     words=(Word(setting="model", label="MODEL", doc="The model, the same as --model MODEL; tiny is the bundled one."),),
 )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from agentrl.config.record import Record
 from agentrl.config.schema import EvalConfig, PlaySettings, SamplingConfig
-from agentrl.core.settings import Count, CountOrZero, NonNegative, Port, ResumeMayChange
+from agentrl.core.settings import Count, CountOrZero, NonNegative, ResumeMayChange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,16 +100,7 @@ NO_ENGINE = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """The address of the endpoint."""
-
-    port: Port = 0
-    """Port on 127.0.0.1. 0: a free one."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServeConfig(PlaySettings):
     """Sections of ``agentrl serve``; with ``--engine none`` every answer is one fixed text, which tries a connection within seconds."""
 
-    serve: ServeOptions = field(default_factory=ServeOptions)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

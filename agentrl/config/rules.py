@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from agentrl.config.algorithm_rules import ALGORITHM_RULES
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
+from agentrl.config.endpoint_rules import ENDPOINT_RULES
 from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.learner_rules import check_learner, check_lora
@@ -286,6 +287,7 @@ PLAY_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     *ENGINE_RULES,
     _a_group_may_begin,
     *ISOLATION_RULES,
+    *ENDPOINT_RULES,
 )
 
 RULES: tuple[Callable[[TrainConfig], None], ...] = (

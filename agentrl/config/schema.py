@@ -28,6 +28,7 @@ from agentrl.config.reward import PenaltyConfig, RewardConfig
 from agentrl.config.sections import sections_of, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import restorable
+from agentrl.core.process import LOOPBACK
 from agentrl.core.recording import RecordBudget
 from agentrl.core.settings import (
     Alias,
@@ -35,6 +36,7 @@ from agentrl.core.settings import (
     CountOrZero,
     Fraction,
     NonNegative,
+    Port,
     Positive,
     ResumeMayChange,
     Share,
@@ -251,7 +253,8 @@ class EndpointConfig:
     max_requests: Count = 1000
     """Requests of one episode that are answered; later ones are refused, and the episode is truncated."""
     train_branches: str = "all"
-    """Branches of an episode that are trained: ``all``, ``final`` (that of the last answer which can be trained), or names with commas."""
+    """Branches of an episode that are trained: ``all``, ``agent`` (all but those of helpers, such as titles and summaries), ``final``
+    (that of the last answer which can be trained), or names with commas."""
     forced_forms: Literal["hold", "free"] = "hold"
     """Answers whose form a request forces (a JSON schema, a tool call): ``hold`` them to it, untrained; or leave them ``free``, trained."""
     tool_parser: str = "auto"
@@ -262,6 +265,14 @@ class EndpointConfig:
     """Parser of reasoning: the name of one of vLLM's. Empty: reasoning is what stands before ``</think>``."""
     record_requests: Annotated[bool, ResumeMayChange] = False
     """Write the requests of the episodes that ``--record`` records to ``requests.jsonl``; ``agentrl replay`` drives them again."""
+    endpoint_host: Annotated[str, ResumeMayChange] = LOOPBACK
+    """Address at which the endpoint listens; ``0.0.0.0`` lets agents in containers and on other machines reach it."""
+    endpoint_port: Annotated[Port, ResumeMayChange, Alias("--port", command="serve")] = 0
+    """Port of the endpoint; 0: a free one. Rollout workers of one machine take this port and those behind it."""
+    endpoint_url: Annotated[str, ResumeMayChange] = ""
+    """Address that agents are given; ``{host}`` and ``{port}`` stand for those of the rollout worker. Empty: ``http://{host}:{port}``."""
+    endpoint_certificate: Annotated[str, ResumeMayChange] = ""
+    """File with a certificate and its private key (PEM); the endpoint then speaks HTTPS."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,16 @@ LOOPBACK = "127.0.0.1"
 """Address of this machine at which no other machine reaches it."""
 
 
+def own_address() -> str:
+    """Return the address of this machine in its network, at which others reach it; that of loopback if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address for documentation: the system chooses a route, and nothing is sent
+        except OSError:
+            return LOOPBACK
+        return str(probe.getsockname()[0])
+
+
 def cuda_device_count() -> int:
     """Return the number of NVIDIA devices this process may use, from the driver's own listing, so that nothing heavy is imported."""
     present = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))

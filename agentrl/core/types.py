@@ -179,6 +179,8 @@ class Turn:
     info: Mapping[str, float] = field(default_factory=dict)  # numbers the environment logged for this step
     masked: str = ""  # why its branch is recorded and not trained; "" if it is trained
     branch_reason: str = ""  # why it begins a branch beside those before, derived, for people; "" if it begins none
+    helper: str = ""  # why the branch that it begins is a helper's and not an agent's, derived, for people; "" if it is an agent's
+    rewritten: str = ""  # what its client sent back in its place, derived, for people; "" if nothing was changed
     # [P + T, layers, top_k] experts of the token before the prompt and of all but the last of its own, one less where there is
     # none before; `None` if they are not known
     experts: ExpertArray | None = None

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 from agentrl.core.errors import EnvLoadError
+from agentrl.core.process import LOOPBACK
 from agentrl.core.types import Task
 from agentrl.env.agent import StepResult
 from agentrl.env.boundary import EnvLimits
@@ -22,7 +24,7 @@ class ModelEndpoint:
     """Address of the model for one episode: OpenAI's Chat Completions and Responses, and Anthropic's Messages.
 
     Attributes:
-        root: Address of the server, ``http://127.0.0.1:PORT``.
+        root: Address of the server: ``http://127.0.0.1:PORT``, or as ``--endpoint-host`` and ``--endpoint-url`` say.
         api_key: Key of this episode; after the episode it is refused.
         model: Name of the model; the endpoint takes any other name too.
     """
@@ -62,8 +64,8 @@ class ModelEndpoint:
             "ANTHROPIC_API_KEY": self.api_key,
             "ANTHROPIC_BASE_URL": self.anthropic_base_url,
             "ANTHROPIC_MODEL": self.model,
-            "NO_PROXY": "127.0.0.1,localhost",
-            "no_proxy": "127.0.0.1,localhost",
+            "NO_PROXY": f"{LOOPBACK},localhost",
+            "no_proxy": f"{LOOPBACK},localhost",
         }
 
     def openai(self, *, sync: bool = False, **options: Any) -> Any:
@@ -121,7 +123,7 @@ class BlackBoxAgent:
 def _client(package: Any, name: str, sync: bool, options: Mapping[str, Any], **address: str) -> Any:
     """A client of an SDK; on loopback it needs neither a proxy nor certificates, whose loading takes 80 ms per client."""
     prefix = "" if sync else "Async"
-    if "http_client" not in options:
+    if "http_client" not in options and urlsplit(address["base_url"]).hostname == LOOPBACK:
         options = {**options, "http_client": getattr(package, f"Default{prefix}HttpxClient")(verify=False, trust_env=False)}
     return getattr(package, prefix + name)(**address, **options)
 

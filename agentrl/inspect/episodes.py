@@ -67,7 +67,8 @@ def _branch_rows(branches: Sequence[tuple[str, str, list[Record]]]) -> list[tupl
         if name := _branch_note(place, branches):
             untrained = f", not trained: {turns[0]['masked']}" if turns[0].get("masked") else ""
             opened = f" opened because of {reason!r}" if reason else ""
-            rows.append((name, f"{f'{agent}  ' if agent else ''}{counted(len(turns), 'turn')}{opened}{untrained}"))
+            helper = f", a helper's: {turns[0]['helper']}" if turns[0].get("helper") else ""
+            rows.append((name, f"{f'{agent}  ' if agent else ''}{counted(len(turns), 'turn')}{opened}{helper}{untrained}"))
     return rows
 
 
@@ -108,6 +109,8 @@ def show_turn(screen: Screen, title: str, turn: Record, pieces: Pieces | None, *
         screen.line(*((piece, _style(value)) for piece, value in zip(spelled, values, strict=True)), indent=2)
     else:
         screen.line(turn["text"], indent=2)
+    if turn.get("rewritten"):
+        screen.line(("rewritten by the client ", "cyan"), str(turn["rewritten"]), indent=4)
     info = "".join(f"  {name} {_number(value)}" for name, value in turn.get("info", {}).items())
     screen.line(("reward ", "cyan"), f"{_number(turn['reward'])}{info}", indent=4)
     show_logprobs(screen, values, spelled or [str(token) for token in turn["token_ids"]], every=logprobs)

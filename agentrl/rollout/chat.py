@@ -27,6 +27,8 @@ FAITHFUL = "as they are behind no call"
 """Name of the form in which texts are written behind an answer, if the template takes them."""
 SHORT = 1000
 """Characters up to which an environment's answer is looked up among earlier ones."""
+VARIANTS = 8
+"""Codecs with other variables of the template that are kept."""
 
 
 class ChatCodec(TextCodec):
@@ -58,7 +60,7 @@ class ChatCodec(TextCodec):
         template: ChatTemplate | None = None,
     ) -> None:
         super().__init__(tokenizer)
-        self._system_prompt, self._template_tools = system_prompt, template_tools
+        self._system_prompt, self._template_tools, self._given_ends = system_prompt, template_tools, end_token_ids
         self.template = template or ChatTemplate(tokenizer)
         self.parser: AnswerParser = JsonAnswerParser()
         self.tool_parser = JSON_PARSER  # name of the parser of tool calls
@@ -67,6 +69,7 @@ class ChatCodec(TextCodec):
         self._opening = lru_cache(maxsize=64)(self._find_opening)
         self._head = lru_cache(maxsize=64)(lambda system: [self.protect(message, [""]) for message in (*_system_of(system), QUESTION)])
         self._bodies = lru_cache(maxsize=256)(self._body)
+        self._variants = lru_cache(maxsize=VARIANTS)(self._variant)
         self.forms: dict[tuple[str, ...], str] = {}  # the form in which messages of these roles were written, by what was tried
         self._prove(end_token_ids)
 
@@ -77,18 +80,39 @@ class ChatCodec(TextCodec):
             EnvResultError: If the template refuses the messages or leaves a part of them out in every form, or their tools are no JSON
                 schemas.
         """
-        tools = _tools_of(messages)
+        tools = forms.tools_of(messages)
         chat = self._dialect.normal(messages)
         if self._system_prompt and chat[0]["role"] != "system":
             chat.insert(0, Message(role="system", content=self._system_prompt))
         if tools and not self.describes_tools:
             chat, tools = forms.calls_as_text(with_system(chat, describe_tools(tools))), []
         rendered, table = self._written(chat, tools)
-        return [*([] if self.template.exists else self.beginning), *self.encode_marked(rendered, table)]
+        return [*([] if self.template.exists else self.beginning), *self.encode_marked(rendered, table, keeps=True)]
 
     def encode_question(self, text: str) -> list[int]:
         """Token ids of a chat of one user's message; the latest are kept, because all members of a group are asked the same."""
         return list(self._questions(text))
+
+    def with_variables(self, variables: Mapping[str, Any]) -> ChatCodec:
+        """Return the codec whose template has these variables beside the run's, or this one if they change nothing.
+
+        Raises:
+            ChatTemplateError: If one of them is not the caller's to give.
+            ConfigError: If the template cannot render a dialogue with them.
+        """
+        return self if self.template.with_variables(variables) is self.template else self._variants(json.dumps(variables, sort_keys=True))
+
+    def _variant(self, variables: str) -> ChatCodec:
+        made = ChatCodec(
+            self._tokenizer,
+            system_prompt=self._system_prompt,
+            end_token_ids=self._given_ends,
+            template_tools=self._template_tools,
+            template=self.template.with_variables(json.loads(variables)),
+        )
+        made.lane = self.lane
+        made.use_parser(self.parser, self.tool_parser)
+        return made
 
     @property
     def dialect(self) -> forms.Dialect:
@@ -387,15 +411,6 @@ def _appended(calls: Sequence[dict[str, Any]], messages: Messages) -> Iterator[t
         for name, own in ways if not roles or changed != messages else ():
             yield f"{change} behind {name}", own, changed
     yield "all but the assistant's as the user's", [], forms.joined(forms.calls_as_text(messages), ("tool", *SYSTEM))
-
-
-def _tools_of(messages: Sequence[Message]) -> list[Any]:
-    try:
-        tools = [tool for message in messages for tool in message.get("tools") or ()]
-        json.dumps(tools)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise EnvResultError(f"the tools in the messages are not a list of JSON schemas: {error}") from error
-    return tools
 
 
 def encode_prompt(codec: ChatCodec, prompt: Prompt, *, apply_chat_template: bool) -> list[int]:

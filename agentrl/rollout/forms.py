@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 from typing import Any, TypeAlias
 
-from agentrl.core.errors import ChatTemplateError
+from agentrl.core.errors import ChatTemplateError, EnvResultError
 from agentrl.core.types import Message
 from agentrl.rollout.template import ChatTemplate, plain_text
 
@@ -255,6 +255,16 @@ def joined(messages: Messages, roles: Sequence[str]) -> list[Message]:
         else:
             joined.append(message if role == message["role"] else Message(role=role, content=message["content"]))
     return joined
+
+
+def tools_of(messages: Messages) -> list[Any]:
+    """Return the tools that messages have; `EnvResultError` if they are not in JSON's own types."""
+    try:
+        tools = [tool for message in messages for tool in message.get("tools") or ()]
+        json.dumps(tools)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EnvResultError(f"the tools in the messages are not a list of JSON schemas: {error}") from error
+    return tools
 
 
 def is_text(content: Any) -> bool:

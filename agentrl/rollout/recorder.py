@@ -46,6 +46,11 @@ class Context:
         self.masked = reason
         self.turns = [replace(turn, masked=reason) for turn in self.turns]
 
+    def note(self, index: int, *, helper: str = "", rewritten: str = "") -> None:
+        """Add texts for people to a turn."""
+        turn = self.turns[index]
+        self.turns[index] = replace(turn, helper=helper or turn.helper, rewritten=rewritten or turn.rewritten)
+
     def append(self, turn: Turn, budget: int) -> None:
         """Add a turn that goes on with this context."""
         self.turns.append(turn)

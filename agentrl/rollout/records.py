@@ -126,6 +126,8 @@ def recorded_turn(turn: Mapping[str, Any], number: int = 0) -> Turn:
         info=turn["info"],
         masked=str(turn.get("masked", "")),
         branch_reason=str(turn.get("branch_reason", "")),
+        helper=str(turn.get("helper", "")),
+        rewritten=str(turn.get("rewritten", "")),
     )
 
 
@@ -192,7 +194,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "info": dict(turn.info),
         **({"reward_parts": dict(turn.reward_parts)} if turn.reward_parts else {}),
         **({"masked": turn.masked} if turn.masked else {}),
-        **({"branch_reason": turn.branch_reason} if turn.branch_reason else {}),
+        **{name: text for name in ("branch_reason", "helper", "rewritten") if (text := getattr(turn, name))},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import threading
@@ -34,6 +35,8 @@ SWITCHES: Mapping[str, Mapping[str, bool]] = {
 """Variables by which templates turn thinking on and off, and keep that of earlier turns."""
 OPENING = re.compile(r"<([\w:|]*think[\w:|]*)>\s*\Z")
 """A block of thinking that a prompt opens for the model."""
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"})
+"""Variables that the renderer itself gives to a template."""
 REMEDY = "Give another template with --chat-template FILE"
 
 
@@ -88,6 +91,23 @@ class ChatTemplate:
     def exists(self) -> bool:
         """True if there is a template; without one contents are joined by line breaks."""
         return self._own_code or bool(self._compiled)
+
+    def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
+        """Return the same template with further variables, or itself if it reads none of them or has them already.
+
+        Raises:
+            ChatTemplateError: If one of them is not the caller's to give.
+        """
+        fixed = RESERVED | set(getattr(self._tokenizer, "special_tokens_map", None) or ())
+        if strange := sorted(fixed & variables.keys()):
+            raise ChatTemplateError(f"{strange[0]} is no variable that may be given to {self.name}")
+        names = variables if self._own_code else variables.keys() & (variables_of(self.source) if self.source else set())
+        changes = {name: variables[name] for name in names if name not in self.options or self.options[name] != variables[name]}
+        if not changes:
+            return self
+        changed = copy.copy(self)
+        changed.options, changed._variables = {**self.options, **changes}, {**self._variables, **changes}
+        return changed
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, **options: Any) -> str:
         """Text of a chat as the template writes it.
@@ -150,6 +170,7 @@ def plain_text(content: Any) -> str:
     return "" if content is None else str(content)
 
 
+@lru_cache(maxsize=64)
 def variables_of(source: str) -> frozenset[str]:
     """Return the names that a template reads and does not set."""
     return frozenset(find_undeclared_variables(_ENVIRONMENT.parse(source)))

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
 from agentrl.core.types import Prompt
+from agentrl.rollout.lane import Lane
 
+LONG = 1000
+"""Characters from which a text is encoded without holding up other threads, and from which a turn of a chat is worth keeping."""
+HEADS = 32
+"""Long turns whose tokens are kept."""
+PIECE = 16_384
+"""Characters of the pieces in which a text is counted that may be far too long."""
 _MARK = re.compile("\ue000(\\d+)\ue001")
 
 
@@ -27,6 +34,8 @@ class TextCodec:
         self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(self.control_tokens))
         self._control = re.compile("|".join(map(re.escape, [*self.control_tokens, "\ue000", "\ue001"])))
         self._plain = lru_cache(maxsize=256)(lambda text: tuple(self._ids(_clean(text), split_special_tokens=True)))
+        self._heads = lru_cache(maxsize=HEADS)(lambda text: tuple(self._ids(text)))
+        self.lane = Lane()
 
     @property
     def tokenizer(self) -> Any:
@@ -52,7 +61,24 @@ class TextCodec:
     def fewest_tokens(self, prompt: Prompt) -> int:
         """A lower bound on the tokens of text or messages, found without encoding them, which takes long for a megabyte."""
         texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
-        return sum(len(text) for text in texts if isinstance(text, str)) // self._longest_token
+        return self.fewest_of(sum(len(text) for text in texts if isinstance(text, str)))
+
+    def fewest_of(self, characters: int) -> int:
+        """A lower bound on the tokens of a text with that many characters."""
+        return characters // self._longest_token
+
+    def at_least(self, texts: Iterable[str], limit: int) -> int:
+        """Return a number of tokens that texts have at least; it counts no further than it takes to pass the limit.
+
+        Pieces are counted one by one. Where they meet, a token may be cut in two, for which a tenth is taken off.
+        """
+        count = 0
+        for text in texts:
+            for start in range(0, len(text), PIECE):
+                count += len(self._ids(_clean(text[start : start + PIECE])))
+                if 0.9 * count > limit:
+                    return int(0.9 * count)
+        return int(0.9 * count)
 
     @cached_property
     def beginning(self) -> list[int]:
@@ -82,19 +108,43 @@ class TextCodec:
     def _controls(self, text: str) -> list[int]:
         return [token for token in self._ids(text) if token in self._control_ids]
 
-    def encode_marked(self, rendered: str, table: Sequence[str]) -> list[int]:
-        """Token ids of a text with marks, each of which is encoded apart, as plain text."""
+    def encode_marked(self, rendered: str, table: Sequence[str], *, keeps: bool = False) -> list[int]:
+        """Token ids of a text with marks, each of which is encoded apart, as plain text.
+
+        With `keeps` those of its long turns are kept, for the next text that has the same system message and tools.
+        """
         ids: list[int] = []
         for index, part in enumerate(_MARK.split(rendered)):
             if index % 2:
                 ids += self._ids(table[int(part)], split_special_tokens=True)
+            elif len(part) > LONG and keeps and self._splits_at_control:
+                for segment in self._segments(part):
+                    ids += self._heads(segment) if len(segment) > LONG else self._ids(segment)
             elif part:
                 ids += self._ids(part)
         return ids
 
+    def _segments(self, text: str) -> Iterator[str]:
+        """A text in pieces that begin with a control token, as far as they are long; short ones stay together."""
+        begin = 0
+        for found in self._control.finditer(text):
+            if found.start() - begin > LONG:
+                yield text[begin : found.start()]
+                begin = found.start()
+        yield text[begin:]
+
+    @cached_property
+    def _splits_at_control(self) -> bool:
+        """True if a text that is cut before a control token has the tokens of its pieces, as tokenizers have that strip nothing there."""
+        pieces = [f"{control}{text}" for control in self.control_tokens for text in ("user\n one  ", " two\n", "three", "\n\n")]
+        return self._ids("".join(pieces)) == [token for piece in pieces for token in self._ids(piece)]
+
     def _ids(self, text: str, **options: bool) -> list[int]:
         if self._backend is not None and not options:
-            self._backend.encode_special_tokens = False  # as transformers sets it in each of its calls
+            if self._backend.encode_special_tokens:  # as transformers sets it in each of its calls
+                self._backend.encode_special_tokens = False
+            if len(text) > LONG:  # a batch lets other threads go on meanwhile
+                return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
             return list(self._backend.encode(text, add_special_tokens=False).ids)
         return list(self._tokenizer(text, add_special_tokens=False, verbose=False, **options).input_ids)
 

@@ -174,7 +174,7 @@ class EpisodeWorker:
         self._codec: ChatCodec | None = None
         self._learned = LearnedRewards(settings, scorers, agent.spec) if scorers else None
         self._sessions = open_sessions(agent, settings.env)
-        self._server = EndpointServer()  # starts with the first episode that needs it
+        self._server = EndpointServer(settings.endpoint)  # starts with the first episode that needs it
         self._live: set[asyncio.Task[Trajectories]] = set()
         self._closed = False
         self._throttle = Throttle(settings.max_concurrent, settings.start_concurrent, engine.stats)

@@ -100,7 +100,7 @@ class _Keeper:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
-    async def _forward(self, path: str, content: bytes) -> tuple[int, bytes]:
+    async def _forward(self, path: str, content: bytes | bytearray) -> tuple[int, bytes]:
         try:
             body = json.loads(content)
             metadata = dict(body["metadata"])

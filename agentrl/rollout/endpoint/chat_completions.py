@@ -19,12 +19,8 @@ IGNORED = (
     *("reasoning_effort", "verbosity"),
 )
 OFF: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -39,7 +35,7 @@ STREAM_END = "data: [DONE]\n\n"
 def parse(body: Json) -> ChatRequest:
     """Return the request of a body; `ApiError` names the field that cannot be taken."""
     fields = Fields(body)
-    fields.check((*READ, *IGNORED), OFF)
+    ignored = fields.check((*READ, *IGNORED), OFF)
     choice, form = body.get("tool_choice"), body.get("response_format")
     function = choice.get("function") if isinstance(choice, Mapping) else None
     named = function.get("name") if isinstance(function, Mapping) else None
@@ -53,6 +49,8 @@ def parse(body: Json) -> ChatRequest:
         constraint=constraint_of(choice, "tool_choice", named, form, "response_format"),
         one_call=body.get("parallel_tool_calls") is False,
         stop=fields.strings("stop"),
+        ignored=ignored,
+        images_omitted=len(fields.images),
         options={"include_usage": bool(fields.inner("stream_options").get("include_usage"))},
     )
 

@@ -13,6 +13,7 @@ from agentrl.core.types import GroupRequest, Status, Trajectory
 from agentrl.env.black_box import BlackBoxSession
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.graph import CONSTRAINED
+from agentrl.rollout.endpoint.helpers import helpers
 from agentrl.rollout.endpoint.request_log import RequestLog
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.endpoint.session import NOT_SELECTED, EndpointSession, rewards_by_answer
@@ -42,11 +43,12 @@ class BlackBoxEpisode(ProgramEpisode):
     ) -> None:
         super().__init__(group_request, index, engine=engine, codec=codec, settings=settings, tools=env.take_spans)
         self._env = env
-        self._server, self._own_server = server or EndpointServer(), server is None
+        self._server, self._own_server = server or EndpointServer(settings.endpoint), server is None
         self._log = RequestLog() if settings.endpoint.record_requests and index < group_request.record else None
+        self._helpers: Mapping[Context, str] = {}  # contexts of helpers, known at the end
         self.requests: Mapping[str, Any] | None = None  # log of the requests once the episode is over, if it is to be recorded
         limit = settings.endpoint.max_requests
-        self.session = EndpointSession(self._recorder, parser=codec.parser, max_requests=limit, log=self._log)
+        self.session = EndpointSession(self._recorder, parser=codec.parser, max_requests=limit, log=self._log, turns=self._server.turns)
 
     async def _play(self) -> Status:
         llm = await self._server.open(self.session)
@@ -87,6 +89,9 @@ class BlackBoxEpisode(ProgramEpisode):
             ends = [exchange.end() for exchange in self.session.exchanges]
             log = self._log.record(ends, self._recorder.contexts, EngineLimits.of(self._recorder.engine))
             self.requests = {"episode_id": self._id, "group_id": self._group_request.group_id, **log}
+        self._helpers = helpers(self.session.exchanges)
+        for context, why in self._helpers.items():
+            context.note(0, helper=why)
         if status.trainable:
             try:
                 return self._branches(status, timings)
@@ -134,9 +139,12 @@ class BlackBoxEpisode(ProgramEpisode):
         answered = [exchange.place[0] for exchange in self.session.exchanges if exchange.place is not None]
         final = next((context for context in reversed(answered) if not context.masked), None)
         for context in self._recorder.contexts:
-            chosen = context is final if wanted == "final" else self._owner(context) in wanted.split(",")
+            if wanted == "agent":
+                chosen = context not in self._helpers
+            else:
+                chosen = context is final if wanted == "final" else self._owner(context) in wanted.split(",")
             if not chosen and not context.masked:
                 context.mask(NOT_SELECTED)
 
     def _metrics(self) -> Mapping[str, float]:
-        return self.session.metrics()
+        return {**self.session.metrics(), "endpoint/helpers": float(len(self._helpers))}

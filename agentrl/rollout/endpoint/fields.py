@@ -4,11 +4,46 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.core.serving import ApiError
 from agentrl.rollout.endpoint.neutral import Constraint, Json
+
+COMMON = ("top_k", "chat_template_kwargs", "enable_thinking")
+"""Fields that every dialect reads, whether its service knows them or not."""
+OFF: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "stop_token_ids": ([],),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "logits_processors": ([],),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "chat_template": (),
+    "documents": ([],),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "truncate_prompt_tokens": (),
+}
+"""Fields of some service that would change the tokens, with the values that do not; every dialect refuses them alike."""
+IMAGES = ("image_url", "input_image", "image")
+"""Types of parts that are images, in one dialect or another."""
+OMITTED = "[image omitted]"
+"""Text that a model reads in place of an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +52,7 @@ class Fields:
 
     value: Json
     where: str = ""
+    images: list[str] = field(default_factory=list)  # places of the images that were left out, of the whole request
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a field as it is."""
@@ -26,14 +62,22 @@ class Fields:
         """Return the error for a field, with its value."""
         return _refused(self.get(name), self._place(name), problem, code)
 
-    def check(self, known: Sequence[str], off: Mapping[str, tuple[Any, ...]]) -> None:
-        """Refuse fields that nobody reads, and fields that cannot be honoured, unless their value is one that `off` calls harmless."""
+    def check(self, known: Sequence[str], off: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
+        """Refuse fields that would change the tokens, unless their value is one that `OFF` or `off` calls harmless.
+
+        Returns:
+            Names of the fields that nobody reads, which change nothing.
+        """
+        ignored = []
         for name, value in self.value.items():
-            if value is not None and name not in known and name not in off:
-                raise self.refused(name, "this endpoint does not support the field", "unknown_parameter")
-        for name, harmless in off.items():
-            if self.get(name) is not None and self.get(name) not in harmless:
+            harmless = off.get(name, OFF.get(name))
+            if value is None or name in known or name in COMMON:
+                continue
+            if harmless is None:
+                ignored.append(name)
+            elif value not in harmless:
                 raise self.refused(name, "cannot be honoured, because the tokens would not be samples of the policy alone; leave it out")
+        return tuple(ignored)
 
     def common(self, *limits: str) -> dict[str, Any]:
         """The arguments of a `ChatRequest` that every dialect has under the same name; `limits` name the fields of the limit of tokens."""
@@ -41,6 +85,8 @@ class Fields:
             "max_tokens": next(filter(None, [self.whole(name) for name in limits]), None),
             "temperature": self.real("temperature"),
             "top_p": self.real("top_p"),
+            "top_k": self._top_k(),
+            "template_variables": self._template_variables(),
             "stream": bool(self.get("stream")),
             "model": self.text("model", ""),
         }
@@ -50,7 +96,7 @@ class Fields:
         value = self.get(name) or {}
         if not isinstance(value, Mapping):
             raise self.refused(name, "must be an object", "invalid_type")
-        return Fields(value, self._place(name))
+        return Fields(value, self._place(name), self.images)
 
     def items(self, name: str, *, optional: bool = False) -> list[Fields]:
         """The objects of a list, which may be empty or missing if it is `optional`."""
@@ -61,7 +107,7 @@ class Fields:
         for item, place in zip(value, places, strict=True):
             if not isinstance(item, Mapping):
                 raise _refused(item, place, "must be an object", "invalid_type")
-        return list(map(Fields, value, places))
+        return [Fields(item, place, self.images) for item, place in zip(value, places, strict=True)]
 
     def one_of(self, name: str, values: Sequence[str | None], problem: str) -> str:
         """A field with one of a few values, refused with the problem if it has another."""
@@ -110,11 +156,36 @@ class Fields:
             raise self.refused(name, "must be a string or a list of strings, none of them empty", "invalid_type")
         return tuple(items)
 
+    def is_image(self) -> bool:
+        """Return True for a part that is an image, which is noted as left out."""
+        if self.get("type") not in IMAGES:
+            return False
+        self.images.append(self.where)
+        return True
+
+    def _top_k(self) -> int | None:
+        """Number of candidates; 0, for which some services write -1, switches the limit off."""
+        value = self.get("top_k")
+        if value in (0, -1) and not isinstance(value, bool):
+            return 0
+        return self.whole("top_k")
+
+    def _template_variables(self) -> Json | None:
+        """Variables for the chat template; the one that clients also give by itself is one of them."""
+        variables = dict(self.inner("chat_template_kwargs").value)
+        if (thinking := self.get("enable_thinking")) is not None:
+            if not isinstance(thinking, bool):
+                raise self.refused("enable_thinking", "must be true or false", "invalid_type")
+            variables.setdefault("enable_thinking", thinking)
+        return variables or None
+
     def _place(self, name: str) -> str:
         return f"{self.where}.{name}" if self.where else name
 
     def _part(self, name: str, index: int, part: Any, kinds: Sequence[str]) -> str:
-        fields = Fields(part if isinstance(part, Mapping) else {}, f"{self._place(name)}[{index}]")
+        fields = Fields(part if isinstance(part, Mapping) else {}, f"{self._place(name)}[{index}]", self.images)
+        if fields.is_image():
+            return OMITTED
         if fields.get("type") not in kinds or not isinstance(fields.get("text"), str):
             raise fields.refused("type", f"only parts of the types {', '.join(kinds)} are taken")
         return fields.text("text")

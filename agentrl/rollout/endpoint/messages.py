@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.core.serving import ApiError
-from agentrl.rollout.endpoint.fields import Fields, constraint_of, described
+from agentrl.rollout.endpoint.fields import OMITTED, Fields, constraint_of, described
 from agentrl.rollout.endpoint.neutral import (
     Answer,
     ChatRequest,
@@ -25,7 +25,7 @@ READ = (
     *("messages", "model", "system", "tools", "tool_choice", "stream", "max_tokens", "temperature", "top_p", "stop_sequences"),
     *("thread", "output_config", "context_management"),
 )
-IGNORED = ("metadata", "service_tier", "thinking", "cache_control", "top_k", "inference_geo", "speed", "diagnostics", "betas")
+IGNORED = ("metadata", "service_tier", "thinking", "cache_control", "inference_geo", "speed", "diagnostics", "betas")
 OFF: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],), "fallbacks": ([],), "compaction": (), "output_format": ()}
 STREAM_END = ""
 
@@ -43,7 +43,7 @@ def parse(body: Json) -> ChatRequest:
 def parse_prompt(body: Json) -> ChatRequest:
     """The same for a request that only counts tokens."""
     fields = Fields(body)
-    fields.check((*READ, *IGNORED), OFF)
+    ignored = fields.check((*READ, *IGNORED), OFF)
     for edit in fields.inner("context_management").items("edits", optional=True):
         if not str(edit.get("type")).startswith("clear_thinking"):  # thinking is put back as it was sampled
             raise edit.refused("type", "the endpoint does not edit the context; leave it out")
@@ -62,6 +62,8 @@ def parse_prompt(body: Json) -> ChatRequest:
         stop=fields.strings("stop_sequences"),
         previous=fields.inner("thread").text("previous_message_id") if follows else "",
         inherits=True,
+        ignored=ignored,
+        images_omitted=len(fields.images),
     )
 
 
@@ -108,17 +110,20 @@ def _user(blocks: list[Fields], role: str) -> list[EchoedMessage]:
     """Results of tools are messages of their own; the texts between them are one message."""
     messages: list[EchoedMessage] = []
     for block in blocks:
-        kind = block.one_of("type", ("text", "tool_result"), "only text and tool_result are taken")
-        if kind == "tool_result":
+        is_image = block.is_image()
+        if not is_image and block.one_of("type", ("text", "tool_result"), "only text, image and tool_result are taken") == "tool_result":
             messages.append(EchoedMessage(role="tool", content=block.text_of("content"), tool_call_id=block.text("tool_use_id")))
-        elif messages and messages[-1]["role"] == role:
-            messages[-1]["content"] += f"\n{block.text('text')}"
+            continue
+        text = OMITTED if is_image else block.text("text")
+        if messages and messages[-1]["role"] == role:
+            messages[-1]["content"] += f"\n{text}"
         else:
-            messages.append(EchoedMessage(role=role, content=block.text("text")))
+            messages.append(EchoedMessage(role=role, content=text))
     return messages or [EchoedMessage(role=role, content="")]
 
 
 def _assistant(blocks: list[Fields]) -> EchoedMessage:
+    own = ""
     parts: dict[str, list[Any]] = {"text": [], "tool_use": [], "thinking": [], "redacted_thinking": []}
     for block in blocks:
         kind = block.one_of("type", tuple(parts), "only text, tool_use and thinking are taken")
@@ -128,7 +133,10 @@ def _assistant(blocks: list[Fields]) -> EchoedMessage:
             parts[kind].append(tool_call(str(block.get("id", "")), block.text("name"), block.get("input") or {}))
         else:
             parts[kind].append(str(block.get("thinking", "")))
+            own = str(block.get("signature") or own)
     message = EchoedMessage(role="assistant", content="\n".join(parts["text"]))
+    if own:
+        message["id"] = own
     if parts["tool_use"]:
         message["tool_calls"] = parts["tool_use"]
     if parts["thinking"]:

@@ -48,11 +48,15 @@ class ChatRequest:
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None  # number of candidates; 0 for all
+    template_variables: Json | None = None  # variables of the chat template, beside those of the run
     stop: tuple[str, ...] = ()
     stream: bool = False
     model: str = ""
     previous: str = ""  # id of the answer that the messages follow, if the endpoint is to keep the conversation
     inherits: bool = False  # tools and the text before all messages are those of the previous answer's request, if none are given
+    ignored: tuple[str, ...] = ()  # names of fields that the endpoint does not know, and that change nothing
+    images_omitted: int = 0  # images that the model does not see
     options: Json = field(default_factory=dict)  # what only the dialect needs, to render the answer
 
 
@@ -108,6 +112,21 @@ def parsed_arguments(arguments: Any) -> Any:
     except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
+
+
+def texts_of(messages: Sequence[EchoedMessage]) -> Iterator[str]:
+    """Every text of messages, those in the arguments of calls included; however deep they are."""
+    for message in messages:
+        yield message["content"]
+        left: list[Any] = [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
+        while left:
+            value = left.pop()
+            if isinstance(value, str):
+                yield value
+            elif isinstance(value, Mapping):
+                left += [*value, *value.values()]
+            elif isinstance(value, list):
+                left += value
 
 
 def pieces(whole_text: str) -> Iterator[str]:

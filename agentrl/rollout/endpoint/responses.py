@@ -43,7 +43,7 @@ error = chat_completions.error
 def parse(body: Json) -> ChatRequest:
     """Return the request of a body; `ApiError` names the field that cannot be taken."""
     fields = Fields(body)
-    fields.check((*READ, *IGNORED), OFF)
+    ignored = fields.check((*READ, *IGNORED), OFF)
     choice, form = body.get("tool_choice"), fields.inner("text").get("format")
     named = choice.get("name", "") if isinstance(choice, Mapping) and choice.get("type") in ("function", "custom") else None
     kinds: dict[str, tuple[str, str, str]] = {}
@@ -56,6 +56,8 @@ def parse(body: Json) -> ChatRequest:
         constraint=constraint_of(choice, "tool_choice", named, form, "text.format"),
         one_call=body.get("parallel_tool_calls") is False,
         previous=fields.text("previous_response_id") if body.get("previous_response_id") else "",
+        ignored=ignored,
+        images_omitted=len(fields.images),
         options={"body": {name: value for name, value in body.items() if name != "input"}, "kinds": kinds},
     )
 

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import contextlib
 import hmac
+import logging
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
-from agentrl.core.serving import ApiError, ClientLeftError, LoopbackServer, Receive, Scope, Send, json_object, read_body, send_json
+from agentrl.config.schema import EndpointConfig
+from agentrl.core.errors import ConfigError
+from agentrl.core.serving import (
+    Address,
+    ApiError,
+    ClientLeftError,
+    LoopbackServer,
+    Receive,
+    Scope,
+    Send,
+    send_json,
+)
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.rollout.endpoint import chat_completions, messages, responses
+from agentrl.rollout.endpoint.desk import Desk
 from agentrl.rollout.endpoint.neutral import event
 from agentrl.rollout.endpoint.session import EndpointSession, Exchange
+from agentrl.rollout.lane import Turns
 
-MAX_BODY = 32 * 2**20
-"""Size of a request's body at most, bytes."""
+_log = logging.getLogger(__name__)
+
 PING_S = 10.0
 """Seconds without an answer after which a stream begins with comments, so that clients do not give up."""
 KEPT_KEYS = 4096
 """Keys of episodes that are over and get 410; older ones get 401."""
+WORKERS, MAX_PORT = 256, 65_535
+"""Ports behind the one that is set among which the rollout workers of a machine find theirs, and the last port that there is."""
 
 DIALECTS: dict[str, Any] = {"/chat/completions": chat_completions, "/responses": responses, "/messages": messages}
 """Modules by the end of the path; any prefix may stand before it."""
@@ -37,20 +54,31 @@ CARD = {
 
 
 class EndpointServer:
-    """Serves the episodes of one rollout worker on loopback, on a port of its own, from the first episode on.
+    """Serves the episodes of one rollout worker on a port of its own, from the first episode on.
 
-    Episodes share nothing but the event loop.
+    Episodes share nothing but the event loop. A port that is set is the only one if it `is_exact`; else those behind it are tried too.
     """
 
-    def __init__(self, *, port: int = 0) -> None:
+    def __init__(self, endpoint: EndpointConfig | None = None, *, is_exact: bool = False) -> None:
         self._sessions: dict[str, tuple[str, EndpointSession]] = {}  # by number of the episode: secret and session
         self._ended: dict[str, str] = {}  # secrets of episodes that are over, the oldest first
-        self._number = 0
-        self._server = LoopbackServer(self, port=port, name="endpoint")
+        self.turns = Turns()
+        self._number, self._desk = 0, Desk(self.turns)
+        self._endpoint = endpoint or EndpointConfig()
+        self._server = LoopbackServer(self, name="endpoint", address=_address(self._endpoint, is_exact=is_exact))
 
     async def open(self, session: EndpointSession) -> ModelEndpoint:
-        """Admit the requests of an episode until `end`; returns its address."""
-        root = await self._server.start()
+        """Admit the requests of an episode until `end`; returns its address.
+
+        Raises:
+            ConfigError: If nothing can listen at the address that is set.
+        """
+        try:
+            root = await self._server.start()
+        except OSError as error:
+            problem = f"cannot be used at {self._endpoint.endpoint_host}: {error.strerror or error}"
+            remedy = "Choose another port, or 0 for a free one, and with --endpoint-host an address of this machine."
+            raise ConfigError("--endpoint-port", self._endpoint.endpoint_port, problem, remedy) from error
         self._number += 1
         number, secret = str(self._number), secrets.token_urlsafe(24)
         self._sessions[number] = secret, session
@@ -79,13 +107,18 @@ class EndpointServer:
         session: EndpointSession | None = None
         try:
             session, branch = self._authorize(headers)
-            await self._route(_Request(scope, receive, send, dialect, session, branch), path)
+            await self._route(_Request(scope, receive, send, dialect, session, branch, self._desk), path)
         except ClientLeftError:
             return
         except ApiError as problem:
             if session is not None:
                 session.refused(problem)
             await send_json(send, problem.status, dialect.error(problem))
+        except Exception as error:  # a fault of the endpoint must reach one client only, in a form that it understands
+            _log.exception("a request could not be answered")
+            fault = ApiError(500, f"the endpoint failed: {type(error).__name__}: {error}", code="internal_error")
+            with contextlib.suppress(RuntimeError):  # the answer has begun
+                await send_json(send, fault.status, dialect.error(fault))
 
     async def _route(self, request: _Request, path: str) -> None:
         method = request.scope["method"]
@@ -93,7 +126,8 @@ class EndpointServer:
             await send_json(request.send, 200, None)
         elif method == "GET" and (path.endswith("/models") or "/models/" in path):
             ids = {"has_more": False, "first_id": CARD["id"], "last_id": CARD["id"]}
-            await send_json(request.send, 200, {"object": "list", "data": [CARD], **ids} if path.endswith("/models") else CARD)
+            card = {**CARD, "max_model_len": request.session.max_model_len}
+            await send_json(request.send, 200, {"object": "list", "data": [card], **ids} if path.endswith("/models") else card)
         elif method == "POST" and path.endswith(COUNT):
             await request.count()
         elif method == "POST" and any(path.endswith(end) for end in DIALECTS):
@@ -117,32 +151,47 @@ class EndpointServer:
         return session, headers.get(b"x-agentrl-branch", branch.encode()).decode("latin-1")
 
 
+def _address(endpoint: EndpointConfig, *, is_exact: bool) -> Address:
+    port = endpoint.endpoint_port
+    return Address(
+        host=endpoint.endpoint_host,
+        ports=range(port, min(port + (1 if is_exact else WORKERS), MAX_PORT + 1)) if port else (0,),
+        url=endpoint.endpoint_url,
+        certificate=endpoint.endpoint_certificate,
+    )
+
+
 class _Request:
     """One request for an answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, dialect: Any, session: EndpointSession, branch: str) -> None:
-        self.scope, self.send, self._receive = scope, send, receive
-        self._dialect, self._session, self._branch = dialect, session, branch
+    def __init__(self, scope: Scope, receive: Receive, send: Send, dialect: Any, session: EndpointSession, branch: str, desk: Desk) -> None:
+        self.scope, self.send, self._receive, self._headers = scope, send, receive, _headers(scope)
+        self._dialect, self.session, self._branch, self._desk = dialect, session, branch, desk
 
     async def count(self) -> None:
         """Answer with the tokens of the prompt."""
-        tokens = self._session.count(messages.parse_prompt(json_object(await read_body(self._receive, MAX_BODY))))
+        async with self._desk.body(self._headers, self._receive) as body:
+            asked = await self._desk.parsed(messages.parse_prompt, body)
+        tokens = await self.session.count(asked)
         await send_json(self.send, 200, {"input_tokens": tokens})
 
     async def answer(self) -> None:
         """Read the body, and send the answer or what its parse raises."""
-        self._session.check_open()
-        body = await read_body(self._receive, MAX_BODY)
-        digest = hashlib.blake2b(self.scope["path"].encode() + b"\0" + body, digest_size=16).digest()
-        exchange = self._session.repeated(digest, self._retry())
-        if exchange is None:
-            exchange = self._session.begin(digest, self._dialect.parse(json_object(body)), self._branch)
+        self.session.check_open()
+        key = self._headers.get(b"idempotency-key", b"").decode("latin-1")
+        async with self._desk.body(self._headers, self._receive) as body:
+            digest = await self._desk.digest(body, self.scope["path"], self._branch)
+            exchange = self.session.repeated(digest, _retry(self._headers), key)
+            if exchange is None:
+                asked = await self._desk.parsed(self._dialect.parse, body)
+                self._desk.warn(asked)
+                exchange = self.session.begin(digest, asked, self._branch, key)
         exchange.clients += 1
         gone = asyncio.create_task(self._disconnect())
         try:
             await self._deliver(exchange, gone)
         finally:
-            self._session.leave(exchange)
+            self.session.leave(exchange)
             gone.cancel()
 
     async def _deliver(self, exchange: Exchange, gone: asyncio.Task[None]) -> None:
@@ -153,13 +202,13 @@ class _Request:
         else:
             problem = task.exception()
         if begun and isinstance(problem, ApiError):
-            self._session.refused(problem)
+            self.session.refused(problem)
             await self._send_text(event(self._dialect.stream_error(problem)), more=False)
             return
         if problem is not None:
             raise problem
         answer = task.result()
-        self._session.deliver(exchange)
+        self.session.deliver(exchange)
         if not request.stream:
             await send_json(self.send, 200, self._dialect.render(answer, request))
             return
@@ -185,7 +234,7 @@ class _Request:
         return begun
 
     async def _begin_stream(self) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _send_text(self, text: str, *, more: bool = True) -> None:
@@ -195,9 +244,11 @@ class _Request:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    def _retry(self) -> int | None:
-        count = _headers(self.scope).get(b"x-stainless-retry-count", b"").decode("latin-1")
-        return int(count) if count.isdecimal() else None
+
+def _retry(headers: Mapping[bytes, bytes]) -> int | None:
+    """Number of earlier tries, if the client marks it."""
+    count = headers.get(b"x-stainless-retry-count", b"").decode("latin-1")
+    return int(count) if count.isdecimal() else None
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

@@ -5,22 +5,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from agentrl.core.errors import ContextLengthError, EngineError, StructureError
+from agentrl.core.errors import ContextLengthError, EngineError, EnvResultError, StructureError
 from agentrl.core.protocols import Structure
 from agentrl.core.serving import ApiError
 from agentrl.core.types import FinishReason, Sampling
 from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.graph import MessageGraph
-from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage
+from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, texts_of
 from agentrl.rollout.endpoint.request_log import RequestLog
+from agentrl.rollout.lane import Turns
 from agentrl.rollout.recorder import Context, Recorder, Sample
 
 ABANDONED, UNDELIVERED, NOT_SELECTED = "abandoned", "undelivered", "not selected"
 """Reasons for which sampled tokens are recorded and not trained."""
+LINGER_S = 1.0
+"""Seconds for which the engine goes on with a request whose client has left, so that a retry may join it."""
+DENSE = 8
+"""Characters per token of a context above which a request is counted before it is rendered; texts have fewer."""
 ABORT_S = 5.0
 """Seconds that an engine has to return what it sampled of requests that are dropped at the end of an episode."""
 
@@ -29,11 +36,13 @@ ABORT_S = 5.0
 class Exchange:
     """One request for an answer, of one client or of several that sent the same."""
 
-    digest: bytes  # of path and body
+    digest: bytes  # of path, branch and body
     request: ChatRequest
     branch: str  # name of the part of the agent that asked
     task: asyncio.Task[Answer]
+    key: str = ""  # idempotency key of the request; "" without one
     clients: int = 0  # that wait for the answer
+    dropped: bool = False  # no client waits, and none may join any more
     sample: int | None = None  # number of its request to the engine, once there is one
     delivered: bool = False  # a client got the beginning of the answer at least
     place: tuple[Context, int] | None = None  # context of the answer, and its number among the turns there; `None` if it is not trained
@@ -62,20 +71,25 @@ class EndpointSession:
     """Requests of one episode; `end` refuses those that come later.
 
     Each request is a task of its own: it consumes the request, produces a recorded answer, waits for the engine, and is unblocked by it or
-    cancelled when the last client that waits for it has left. A `log` keeps the requests and what was sampled for them.
+    cancelled when the last client that waits for it has left, and none has joined within `linger_s` seconds.
+    A `log` keeps the requests and what was sampled for them.
     """
 
-    def __init__(self, recorder: Recorder, *, parser: AnswerParser, max_requests: int, log: RequestLog | None = None) -> None:
+    def __init__(
+        self, recorder: Recorder, *, parser: AnswerParser, max_requests: int, log: RequestLog | None = None, turns: Turns | None = None
+    ) -> None:
         self._recorder, self._name, self._codec, self._settings = recorder, recorder.name, recorder.codec, recorder.settings
         self._parser, self._max_requests, self._log = parser, max_requests, log
-        self._latest: dict[bytes, Exchange] = {}
+        self._same: dict[bytes, list[Exchange]] = {}  # requests by what they ask
         self._failures: dict[bytes, EngineError] = {}
         self.graph = MessageGraph(recorder)
         self.exchanges: list[Exchange] = []
         self.counts: Counter[str] = Counter()  # requests, retries, refused, abandoned
         self.last_refusal: ApiError | None = None
         self._aborts: set[asyncio.Task[None]] = set()
+        self._turns = turns or Turns()
         self.is_over = False
+        self.linger_s = LINGER_S
 
     @property
     def failure(self) -> EngineError | None:
@@ -83,25 +97,31 @@ class EndpointSession:
         return next(iter(self._failures.values()), None)
 
     @property
+    def max_model_len(self) -> int:
+        """Tokens that a conversation may have."""
+        return self._recorder.limit
+
+    @property
     def limit_reached(self) -> bool:
         """True if a request was refused because there had been too many."""
         return self.counts["over the limit"] > 0
 
-    def repeated(self, digest: bytes, retry: int | None) -> Exchange | None:
+    def repeated(self, digest: bytes, retry: int | None, key: str = "") -> Exchange | None:
         """The earlier request that this one repeats, or `None` if it is to be answered anew.
 
-        A request joins the same one in flight, unless its client says that it sends it for the first time (`retry` is 0); it gets an
-        answer again of which nothing was delivered; everything else is a new sample.
+        A request joins the same one in flight if both have one idempotency key (`key`), or if the connection of that one is closed; it gets
+        an answer again that nobody got behind a closed connection; everything else is a new sample. Requests of branches with a name, and
+        those whose client says that it sends them for the first time (`retry` is 0), join none in flight.
         """
-        earlier = self._latest.get(digest)
-        same = earlier if earlier is not None and _repeatable(earlier, retry) else None
+        same = next((earlier for earlier in self._same.get(digest, ()) if _repeatable(earlier, retry, key)), None)
         self.counts["requests"] += 1
         self.counts["retries"] += same is not None or bool(retry)
         return same
 
-    def begin(self, digest: bytes, request: ChatRequest, branch: str) -> Exchange:
+    def begin(self, digest: bytes, request: ChatRequest, branch: str, key: str = "") -> Exchange:
         """Answer a request; `ApiError` if the episode is over or there were too many requests."""
         self.check_open()
+        self.counts.update(ignored_fields=len(request.ignored), images_omitted=request.images_omitted)
         asked, request = request, self._complete(request)
         if len(self.exchanges) >= self._max_requests:
             self.counts["over the limit"] += 1
@@ -109,19 +129,20 @@ class EndpointSession:
             raise ApiError(403, problem, code="request_limit_reached")
         task = asyncio.create_task(self._answer(len(self.exchanges), digest, request), name=f"request {self._name}")
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # read, even when nobody waits
-        exchange = Exchange(digest, request, branch, task)
+        exchange = Exchange(digest, request, branch, task, key)
         self.exchanges.append(exchange)
         if self._log is not None:
             self._log.came(asked, branch)
-        self._latest[digest] = exchange
+        self._same.setdefault(digest, []).append(exchange)
         return exchange
 
-    def count(self, request: ChatRequest) -> int:
+    async def count(self, request: ChatRequest) -> int:
         """Tokens of the prompt of a request; nothing is sampled."""
         self.check_open()
-        request = self._complete(request)
-        self._check_size(request)
-        return len(self.graph.place(request).prompt_ids)
+        with _reading():
+            request = self._complete(request)
+            await self._check_size(request)
+            return len((await self.graph.place(request)).prompt_ids)
 
     def deliver(self, exchange: Exchange) -> None:
         """Say that a client gets an answer; what is only needed to render it again is forgotten."""
@@ -134,10 +155,14 @@ class EndpointSession:
             raise ApiError(410, "the episode of this key is over, so nothing is sampled for it any more", code="episode_over")
 
     def leave(self, exchange: Exchange) -> None:
-        """A client no longer waits for the answer; without any client the request is dropped from the engine."""
+        """A client no longer waits for the answer; without any client the request is soon dropped from the engine."""
         exchange.clients -= 1
-        if not exchange.clients and not exchange.task.done():
-            self._abandon(exchange)
+        if exchange.clients or exchange.task.done():
+            return
+        if self.linger_s and not exchange.branch:
+            asyncio.get_running_loop().call_later(self.linger_s, self._drop, exchange)
+        else:
+            self._drop(exchange)
 
     def refused(self, problem: ApiError) -> None:
         """Count a request that was not answered."""
@@ -148,9 +173,8 @@ class EndpointSession:
         """Refuse later requests, and drop those under way."""
         self.is_over = True
         for exchange in self.exchanges:
-            if not exchange.task.done() and exchange.clients:
-                exchange.clients = 0
-                self._abandon(exchange)
+            exchange.clients = 0
+            self._drop(exchange)
         running = {exchange.task for exchange in self.exchanges if not exchange.task.done()}
         if running:
             _, late = await asyncio.wait(running, timeout=ABORT_S)
@@ -176,12 +200,18 @@ class EndpointSession:
             "endpoint/retries": float(self.counts["retries"]),
             "endpoint/refused": float(self.counts["refused"]),
             "endpoint/abandoned": float(self.counts["abandoned"]),
+            "endpoint/ignored_fields": float(self.counts["ignored_fields"]),
+            "endpoint/images_omitted": float(self.counts["images_omitted"]),
+            "endpoint/rewritten_by_client": float(sum(bool(turn.rewritten) for turn in self._recorder.turns)),
             **({"endpoint/delivered": sum(exchange.delivered for exchange in answered) / len(answered)} if answered else {}),
             **{f"endpoint/branches/{reason.replace(' ', '_')}": float(count) for reason, count in reasons.items()},
         }
 
-    def _abandon(self, exchange: Exchange) -> None:
-        """Drop a request that nobody waits for; what was sampled of it is recorded."""
+    def _drop(self, exchange: Exchange) -> None:
+        """Drop a request if nobody waits for it; what was sampled of it is recorded."""
+        if exchange.clients or exchange.dropped or exchange.task.done():
+            return
+        exchange.dropped = True
         self.counts["abandoned"] += 1
         if exchange.sample is None:
             exchange.task.cancel()
@@ -191,11 +221,13 @@ class EndpointSession:
         abort.add_done_callback(self._aborts.discard)
 
     async def _answer(self, number: int, digest: bytes, request: ChatRequest) -> Answer:
+        await self._turns.take()
         if self._log is not None:
             self._log.placed(number)
-        self._check_size(request)
-        structure = self._structure(request)
-        placed = self.graph.place(request)
+        with _reading():
+            await self._check_size(request)
+            structure = self._structure(request)
+            placed = await self.graph.place(request)
         self.exchanges[number].request = replace(request, messages=placed.messages)
         self.exchanges[number].sample = own = self._recorder.reserve()
         try:
@@ -207,6 +239,7 @@ class EndpointSession:
         except EngineError as error:
             self._failures[digest] = error
             raise ApiError(500, f"the engine failed: {error}", code="engine_error") from error
+        await self._turns.take()
         if self._log is not None:
             self._log.sampled(number, sample)
         if sample.generation.finish_reason is FinishReason.ABORTED:
@@ -243,9 +276,14 @@ class EndpointSession:
             raise ApiError(404 if code else 400, problem, field, code or "previous_response_not_found")
         return self.exchanges[number]
 
-    def _check_size(self, request: ChatRequest) -> None:
-        """Refuse messages that cannot fit before they are made tokens, which would keep all other episodes waiting."""
-        if (fewest := self._codec.fewest_tokens(request.messages)) > self._recorder.limit:
+    async def _check_size(self, request: ChatRequest) -> None:
+        """Refuse what cannot fit before it is rendered and made tokens, which would take long for nothing."""
+        texts, limit = [*texts_of(request.messages), await self.graph.tools_key(request.tools)], self._recorder.limit
+        characters = sum(map(len, texts))
+        fewest = max(self._codec.fewest_of(characters), len(request.messages))
+        if fewest <= limit and characters > DENSE * limit:
+            fewest = await self._codec.lane.run(partial(self._codec.at_least, texts, limit), characters)
+        if fewest > limit:
             raise self._too_long(fewest)
 
     def _too_long(self, tokens: int) -> ApiError:
@@ -269,6 +307,11 @@ class EndpointSession:
     def _sampling(self, request: ChatRequest) -> Sampling:
         own = self._settings.sampling
         budget = own.max_tokens if request.max_tokens is None else min(own.max_tokens, request.max_tokens)
+        if request.top_k not in (None, own.top_k):
+            try:
+                own = self._settings.changed_sampling(own, {"top_k": request.top_k}, "the request")
+            except EnvResultError as error:
+                raise ApiError(400, f"top_k = {request.top_k}: cannot be honoured: {error}", "top_k", "unsupported_value") from error
         return replace(own, max_tokens=budget, stop=tuple(dict.fromkeys((*own.stop, *request.stop))))
 
     def _shown(self, number: int, request: ChatRequest, sample: Sample) -> tuple[Answer, str]:
@@ -296,16 +339,26 @@ class EndpointSession:
         return answer, raw
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Refuse what is nested so deeply that it cannot be read to the end."""
+    try:
+        yield
+    except RecursionError as error:
+        raise ApiError(400, "the request has objects within objects, more deeply than can be read", code="invalid_value") from error
+
+
 def _cannot(request: ChatRequest, problem: str) -> ApiError:
     """The error for a form of the answer that cannot be had."""
     field = request.constraint.field if request.constraint is not None else ""
     return ApiError(400, f"{field}: cannot be honoured: {problem}", field, "unsupported_value")
 
 
-def _repeatable(earlier: Exchange, retry: int | None) -> bool:
+def _repeatable(earlier: Exchange, retry: int | None, key: str) -> bool:
     if not earlier.task.done():
-        return retry != 0 and earlier.clients > 0
-    return earlier.answered and not earlier.delivered
+        is_left = not earlier.clients and not earlier.dropped
+        return retry != 0 and not earlier.branch and (is_left or (key != "" and key == earlier.key))
+    return earlier.answered and not earlier.delivered and not earlier.clients
 
 
 def call_id(answer: int, place: int) -> str:

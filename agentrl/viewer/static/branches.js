@@ -15,6 +15,7 @@ function Item({ branch, branches, chosen, several }) {
   const here = chosen === branch.branch;
   return html`<li><button type="button" class=${here ? "on" : ""} aria-pressed=${here} onClick=${() => setQuery({ branch: here ? "" : branch.branch })}>branch ${branch.branch + 1}</button>
     ${several && branch.agent && html` <span class="tag">${branch.agent}</span>`} <span class="dim">${plural(branch.turns.length, "turn")}${known(branch.from_turn) ? ` after turn ${branch.from_turn + 1}` : ""}${branch.reason ? `, opened because of ${branch.reason}` : ""}</span>
+    ${branch.helper && html` <span class="badge" title="A helper's conversation: --train-branches agent leaves it out.">helper: ${branch.helper}</span>`}
     ${branch.trained ? html` <span class="badge good">trained here${branch.step ? ` in step ${branch.step}` : ""}</span>` : html` <span class="badge warn">not trained${branch.masked ? `: ${branch.masked}` : ""}</span>`}
     ${below.length > 0 && html`<ul class="tree">${below.map((other) => html`<${Item} key=${other.branch} branch=${other} branches=${branches} chosen=${chosen} several=${several} />`)}</ul>`}</li>`;
 }

@@ -95,5 +95,6 @@ export function Turn({ turn, spans, images, paint, form, colour, chosen, find, b
       ${turn.masked && html`<span class="badge warn">not trained: ${turn.masked}</span>`}</header>
     <${Given} turn=${turn} cells=${cells} find=${find} />${images}
     <div class="message"><div class="role">${turn.agent || "model"}${turn.tokens.pieces && turn.tokens.exact === false ? " (the texts of its tokens, each read alone, do not make up its text)" : ""}</div><${Tokens} turn=${turn} paint=${paint} cells=${cells} chosen=${chosen} find=${find} mask=${colour === "mask"} /></div>
+    ${turn.rewritten && html`<details class="rewritten"><summary><span class="badge">rewritten by the client</span> its next request had this in place of the answer; the sampled tokens count</summary><pre>${turn.rewritten}</pre></details>`}
     <${Paid} turn=${turn} spans=${spans} /></section>`;
 }

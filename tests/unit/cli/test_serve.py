@@ -44,7 +44,7 @@ class Screen:
 @asynccontextmanager
 async def served(screen: Screen, port: int = 0, config: ServeConfig | None = None) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of a server that is cancelled at the end."""
-    task = asyncio.create_task(serve(changed(config or ServeConfig(), port=port, engine="none"), screen))
+    task = asyncio.create_task(serve(changed(config or ServeConfig(), endpoint_port=port, engine="none"), screen))
     ready = asyncio.create_task(screen.ready.wait())
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
     ready.cancel()
@@ -126,7 +126,7 @@ async def test_a_taken_port_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--port = {port}: cannot be used"):
+        with pytest.raises(ConfigError, match=f"--endpoint-port = {port}: cannot be used"):
             async with served(Screen(), port):
                 pass
     screen = Screen()
@@ -136,7 +136,7 @@ async def test_a_taken_port_is_named() -> None:
 
 def test_a_wrong_port_and_a_missing_model_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "tiny", "--port", "70000"]) == 2
-    assert "--port = 70000: must be less than or equal to 65535" in capsys.readouterr().err
+    assert "--endpoint-port = 70000: must be less than or equal to 65535" in capsys.readouterr().err
     assert main(["serve", "/no/such/model"]) == 2
     assert "/no/such/model" in capsys.readouterr().err
 

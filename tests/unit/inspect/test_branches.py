@@ -54,3 +54,21 @@ async def test_an_episode_with_one_branch_names_none() -> None:
         return 1.0
 
     assert "branch" not in shown(await record(once, "three")).replace("endpoint/branches", "")
+
+
+async def test_helpers_and_rewritten_answers_are_shown() -> None:
+    async def run(task: Any, llm: Any) -> float:
+        async with llm.openai() as client:
+            tools = [{"type": "function", "function": {"name": "add"}}]
+            await client.chat.completions.create(model="m", messages=[user("Give this a title.")])
+            first = (await client.chat.completions.create(model="m", messages=[user("1+2?")], tools=tools)).choices[0].message.to_dict()
+            first["tool_calls"][0]["function"]["arguments"] = '{"a": 2}'
+            result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "3"}
+            await client.chat.completions.create(model="m", messages=[user("1+2?"), first, result], tools=tools)
+        return 1.0
+
+    found = await record(run, "A sum", '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "three")
+    assert [recorded_turn(turn).helper for turn in found["turns"]] == ["asks for a title or a summary", "", ""]
+    text = shown(found)
+    assert "branch 1  1 turn, a helper's: asks for a title or a summary" in text
+    assert 'rewritten by the client <tool_call>\n{"name": "add", "arguments": {"a": 2}}' in text.replace("\n    ", "\n")

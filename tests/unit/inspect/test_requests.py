@@ -158,7 +158,7 @@ async def test_forced_forms_replay_as_they_were() -> None:
     [
         (graph.MessageGraph, "_tail", lambda *given: None, 1, "branch", "branch 2, turn 1, opened because of 'template'"),
         (graph.MessageGraph, "_reason", lambda *given: "edited", 2, "branch", "branch 2, turn 1, opened because of 'edited'"),
-        (graph, "message_key", lambda message: (message["role"], str(id(message)), "", ()), 1, "branch", ""),
+        (graph.Place, "echoed", lambda *given: None, 1, "branch", ""),
         (session.EndpointSession, "_check_size", lambda *given: 1 / 0, 0, "branch", "no turn"),
     ],
 )

@@ -100,7 +100,7 @@ async def test_streamed_answers_are_recorded_as_plain_ones() -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "critic", "content": "?"}]}, "messages[0].role"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
             "messages[0].content[0].type",
         ),
         ({"max_tokens": 0}, "max_tokens"),

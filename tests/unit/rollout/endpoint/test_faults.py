@@ -15,7 +15,9 @@ from agentrl import ModelEndpoint, Task
 from agentrl.core.errors import EngineError
 from agentrl.core.types import FinishReason, Status
 from agentrl.learner.batch import merge_turns
-from agentrl.rollout.endpoint.server import MAX_BODY, EndpointServer
+from agentrl.rollout.endpoint.desk import MAX_BODY
+from agentrl.rollout.endpoint.server import EndpointServer
+from agentrl.rollout.endpoint.session import LINGER_S
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.endpoint.support import Stage, agent, caller, play_one, says, user
 
@@ -28,11 +30,12 @@ async def ask(client: Any, text: str = "one") -> str:
     return str((await client.chat.completions.create(model="m", messages=[user(text)])).choices[0].message.content)
 
 
-@pytest.mark.row(22, "the same request twice at once, unmarked, and again after its answer")
-async def test_the_same_request_in_flight_is_joined() -> None:
+@pytest.mark.row(22, "the same request twice at once with one idempotency key, and again after its answer")
+async def test_requests_with_one_idempotency_key_are_joined() -> None:
     async def run(task: Task, llm: ModelEndpoint) -> float:
         async with caller(llm) as client:
-            both = await asyncio.gather(*(client.post("chat/completions", json=BODY) for _ in range(2)))
+            key = {"idempotency-key": "k1"}
+            both = await asyncio.gather(*(client.post("chat/completions", json=BODY, headers=key) for _ in range(2)))
             assert both[0].json() == both[1].json()
             assert (await client.post("chat/completions", json=BODY)).json()["id"] != both[0].json()["id"]
         return 1.0
@@ -41,6 +44,34 @@ async def test_the_same_request_in_flight_is_joined() -> None:
     assert (trajectory.error, len(stage.engine.requests), len(merge_turns(trajectory))) == (None, 2, 2)
     assert (trajectory.metrics["endpoint/requests"], trajectory.metrics["endpoint/retries"]) == (3, 1)
     assert trajectory.metrics["endpoint/branches/sampled_again"] == 1
+
+
+@pytest.mark.row(22, "the same request three times at once from a client that marks nothing, of a branch with a name: {name}")
+@pytest.mark.parametrize("name", ["", "voter"])
+async def test_votes_of_clients_that_mark_nothing_are_samples_of_their_own(name: str) -> None:
+    async def run(task: Task, llm: ModelEndpoint) -> float:
+        async with caller(llm.branch(name) if name else llm) as client:
+            headers = {"idempotency-key": "k1"} if name else {}
+            answers = await asyncio.gather(*(client.post("chat/completions", json=BODY, headers=headers) for _ in range(3)))
+        return float(len({answer.json()["choices"][0]["message"]["content"] for answer in answers}))
+
+    stage, trajectory = await play_one(run, "three", "four", "five", delay=lambda request: 0.2)
+    assert (trajectory.error, trajectory.reward, len(stage.engine.requests), len(merge_turns(trajectory))) == (None, 3.0, 3, 3)
+    assert trajectory.metrics["endpoint/retries"] == 0
+
+
+@pytest.mark.row(22, "a client closes its connection and sends the same again while the engine works on it")
+async def test_a_request_joins_the_same_one_whose_connection_is_closed() -> None:
+    async def run(task: Task, llm: ModelEndpoint) -> float:
+        async with caller(llm) as client:
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post("chat/completions", json=BODY, timeout=0.2)
+            answer = await client.post("chat/completions", json=BODY)
+        return float(answer.json()["choices"][0]["message"]["content"] == "three")
+
+    stage, trajectory = await play_one(run, "three", delay=lambda request: 0.6)
+    assert (trajectory.error, trajectory.reward, len(stage.engine.requests)) == (None, 1.0, 1)
+    assert (trajectory.metrics["endpoint/retries"], trajectory.metrics["endpoint/abandoned"]) == (1, 0)
 
 
 @pytest.mark.row(22, "the same request three times at once, each marked as a first try")
@@ -62,6 +93,7 @@ async def test_what_was_sampled_for_a_client_that_left_is_recorded_and_not_train
         async with caller(llm, timeout=0.4) as client:
             with pytest.raises(httpx.ReadTimeout):
                 await client.post("chat/completions", json={**BODY, "stream": stream})
+        await asyncio.sleep(LINGER_S + 0.2)  # until then a retry would join it
         async with llm.openai() as client:
             assert await ask(client, "two") == "five"
         return 1.0

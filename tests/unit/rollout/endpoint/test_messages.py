@@ -105,7 +105,7 @@ async def test_the_tool_runner_of_the_sdk() -> None:
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format.type"),
         ({"extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}}, "context_management.edits[0].type"),
         ({"messages": [user("?"), {"role": "assistant", "content": "It"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"extra_body": {"best_of": 2}}, "best_of"),
         ({"extra_body": {"output_config": "json"}}, "output_config"),
     ],

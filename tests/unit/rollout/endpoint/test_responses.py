@@ -104,7 +104,7 @@ async def test_namespaces_custom_tools_and_hosted_tools() -> None:
         ({"text": {"format": {"type": "regex"}}}, "text.format.type"),
         ({"background": True}, "background"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, "input[0].content[0].type"),
         ({"extra_body": {"best_of": 2}}, "best_of"),
         ({"extra_body": {"text": "json"}}, "text"),
     ],

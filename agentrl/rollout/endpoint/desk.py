@@ -1,0 +1,100 @@
+"""Bodies of requests on their way in: how many are read at once, how they are parsed, and what is said about them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from hashlib import blake2b
+
+from agentrl.core.serving import ApiError, Receive, json_object, read_body
+from agentrl.rollout.endpoint.fields import OMITTED
+from agentrl.rollout.endpoint.neutral import ChatRequest, Json
+from agentrl.rollout.lane import Lane, Turns
+
+_log = logging.getLogger(__name__)
+
+MAX_BODY = 32 * 2**20
+"""Size of a request's body at most, bytes."""
+LARGE, MAX_LARGE = 256 * 2**10, 8
+"""Bytes from which a body is large, and large bodies that are read and parsed at once; the others wait in their connections."""
+MARKS, MAX_MARKS = (b'"', b"\\", b",", b"[", b"{"), 300_000
+"""Characters that cost time in JSON, and how many of them a body may have: those of several million tokens of text."""
+SLICE = 2**20
+"""Bytes that are looked through at a time."""
+MAX_NOTICES = 50
+"""Different warnings that are given at most."""
+WRONG_TYPES = (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError)
+
+
+class Desk:
+    """Reads and parses bodies: small ones at once, large ones on a thread and a few at a time, so that memory is bounded."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._large, self._lane = asyncio.Semaphore(MAX_LARGE), Lane(short=LARGE)
+        self._told: set[str] = set()
+
+    @asynccontextmanager
+    async def body(self, headers: Mapping[bytes, bytes], receive: Receive) -> AsyncIterator[bytes | bytearray]:
+        """The body of a request; a large one takes one of a few places as long as the context is open.
+
+        Raises:
+            ApiError: If it is too large, which is known before it is read if the client says so, or does not arrive in time.
+            ClientLeftError: If the client leaves before its end.
+        """
+        said = headers.get(b"content-length", b"")
+        size = int(said) if said.isdigit() else None
+        if size is not None and size > MAX_BODY:
+            raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", code="request_too_large")
+        async with AsyncExitStack() as stack:
+            if size is None or size > LARGE:
+                await stack.enter_async_context(self._large)
+            yield await read_body(receive, MAX_BODY)
+
+    async def digest(self, body: bytes | bytearray, *more: str) -> bytes:
+        """Return what tells a body from others, together with some texts."""
+        found = blake2b("\0".join((*more, "")).encode(), digest_size=16)
+        await self._turns.take()
+        await self._lane.run(lambda: found.update(body), len(body))
+        return found.digest()
+
+    async def parsed(self, parse: Callable[[Json], ChatRequest], body: bytes | bytearray) -> ChatRequest:
+        """Return the request that a body is; `ApiError` if it is none."""
+        return await self._lane.run(lambda: _parsed(parse, body), len(body))
+
+    def warn(self, request: ChatRequest) -> None:
+        """Warn of what a request asks in vain, each thing once."""
+        for name in request.ignored:
+            self._warn(f"field {name}", f"requests of the agent have the field {name}, which the endpoint does not know and ignores")
+        if request.images_omitted:
+            self._warn("images", f"requests of the agent have images; the model reads {OMITTED!r} in their place")
+
+    def _warn(self, subject: str, text: str) -> None:
+        if subject not in self._told and len(self._told) < MAX_NOTICES:
+            self._told.add(subject)
+            _log.warning("%s", text)
+
+
+def _parsed(parse: Callable[[Json], ChatRequest], body: bytes | bytearray) -> ChatRequest:
+    if len(body) > LARGE and _marks(body) > MAX_MARKS:
+        problem = f"the body has more than {MAX_MARKS} quotes, escapes, commas and brackets, which no context holds"
+        raise ApiError(413, problem, code="request_too_large")
+    value = json_object(body)
+    try:
+        return parse(value)
+    except WRONG_TYPES as error:  # fields that are read without a look at their type
+        problem = f"the body has a value of a wrong type: {type(error).__name__}: {str(error)[:200]}"
+        raise ApiError(400, problem, code="invalid_type") from error
+
+
+def _marks(body: bytes | bytearray) -> int:
+    """Number of characters that cost time, counted up to a few more than a body may have."""
+    count = 0
+    for start in range(0, len(body), SLICE):
+        part = body[start : start + SLICE]
+        count += sum(map(part.count, MARKS))
+        if count > MAX_MARKS:
+            break
+    return count
