@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from typing import Literal
 
 from agentrl.config.model_shape import read_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.core.process import cuda_device_count
+from agentrl.core.process import cuda_torch, num_gpus
 from agentrl.profile.memory import GIB
 from agentrl.profile.plan import SPARE, Hardware, Plan, Workload, improve, make_plan
 from agentrl.track.tracker import RunWarning
@@ -16,9 +17,9 @@ CERTAIN = 1.15
 """Times the memory of a GPU from which a run is refused; below it the plan may be wrong, and a warning is enough."""
 
 
-def gpu_bytes() -> float:
-    """Return the memory of the smallest GPU of this machine, as ``nvidia-smi`` reports it; 0 if there is none, or it cannot be asked."""
-    if not cuda_device_count():
+def gpu_bytes(device: Literal["auto", "cpu", "cuda"] = "auto") -> float:
+    """Return the memory of the smallest GPU of this machine, as ``nvidia-smi`` reports it; 0 if none is used or can be asked."""
+    if not num_gpus(device):
         return 0.0
     words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
@@ -26,6 +27,15 @@ def gpu_bytes() -> float:
         return min(float(line) for line in answer.split()) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError):
         return 0.0
+
+
+def device_sign(config: TrainConfig) -> RunWarning | None:
+    """Return a warning if PyTorch is built for GPUs and none is seen, which is most often a mistake of a container."""
+    cuda = cuda_torch()
+    if config.run.device != "auto" or config.run.ray_address or not cuda or num_gpus("auto"):
+        return None
+    remedy = "Look at nvidia-smi and, in a container, at its flag for GPUs (docker run --gpus all); --device says what is meant."
+    return RunWarning("device", f"PyTorch is built for CUDA {cuda}, and no GPU is seen: the run computes on the CPU", remedy)
 
 
 def with_shares(config: TrainConfig) -> TrainConfig:

@@ -20,6 +20,8 @@ class ScaleArgs(Arguments):
     """Directory of the run."""
     num_engines: int
     """Engines it is to have."""
+    wait_for_machines: bool = False
+    """Accept more engines than there is room for: they wait up to ten minutes for machines that the cluster starts by itself."""
 
 
 def main(words: list[str]) -> int:
@@ -27,5 +29,5 @@ def main(words: list[str]) -> int:
     args = read(ScaleArgs, "scale", words)
     from agentrl.api.scaling import request_engines
 
-    sys.stdout.write(request_engines(args.run, args.num_engines) + "\n")
+    sys.stdout.write(request_engines(args.run, args.num_engines, grows=args.wait_for_machines) + "\n")
     return 0

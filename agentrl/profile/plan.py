@@ -80,7 +80,7 @@ class Plan:
             yield from self._handing_over()
         elif weights.colocate:
             limit -= self.hardware.gpu_bytes * weights.memory_share(engine, self.hardware.gpu_bytes)
-        if self.learner_bytes > limit:
+        if self.learner_bytes > limit * (1 + 1e-9):  # where both stay, the limit is these bytes, but for the rounding of their share
             yield f"a learner rank needs {self.learner_bytes / GIB:.1f} GiB of the {limit / GIB:.1f} that it may fill"
         if self.engine.cache_tokens < self.episode_tokens:
             yield f"an engine has {max(0.0, self.engine.cache) / GIB:.1f} GiB per GPU left for its KV cache, which holds no whole episode"

@@ -6,6 +6,7 @@ What is done with CUDA has not been run on a GPU.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from agentrl.core.errors import WeightSyncError
 
 LOOK_S = 0.0005
 """Seconds between two looks at whether the other side of a bucket is done."""
@@ -26,7 +29,12 @@ def connect_nccl(store: Any, rank: int, size: int, device: torch.device) -> Nccl
 
     torch.cuda.set_device(device)
     with unpinned_nccl_env():
-        return NcclChannel(PyNcclCommunicator(StatelessProcessGroup(rank, size, store), device=device))
+        group = PyNcclCommunicator(StatelessProcessGroup(rank, size, store), device=device)
+    if group.disabled:  # it would broadcast nothing, without an error, and engines would load what is in memory
+        name = os.environ.get("VLLM_NCCL_SO_PATH") or "libnccl.so.2"
+        remedy = "install nvidia-nccl, name the library by VLLM_NCCL_SO_PATH, or use --weight-transport disk"
+        raise WeightSyncError(f"NCCL cannot be used on {device}: vLLM did not load {name} ({remedy})")
+    return NcclChannel(group)
 
 
 class NcclChannel:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.runs import ENVS, ROOT, SMALL, Run
-from tests.faults.raylets import raylets
+from tests.faults.raylets import Raylets, raylets
 from tests.faults.report import Saw
 from tests.faults.support import ended, killed_at_the_end, lines, until
 
@@ -31,6 +31,10 @@ def started(folder: Path, *words: str, env: dict[str, str]) -> Iterator[subproce
     process = subprocess.Popen(command, cwd=folder, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     with process, killed_at_the_end(process):
         yield process
+
+
+def joining(cluster: Raylets) -> tuple[str, ...]:
+    return ("--device", "cpu", "--ray-address", cluster.address)
 
 
 @pytest.mark.row(29, "--ray-address 127.0.0.1:9, where nobody listens")
@@ -51,7 +55,7 @@ def test_an_address_where_nobody_listens_is_one_error_that_names_the_flag(tmp_pa
 def test_a_cluster_that_refuses_the_token_is_one_error(tmp_path: Path, saw: Saw) -> None:
     with raylets(1, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 64) as cluster:
         begin = time.monotonic()
-        words = ("--agent", str(ENVS / "arithmetic.py"), "--ray-address", cluster.address, "--run-dir", "run")
+        words = ("--agent", str(ENVS / "arithmetic.py"), *joining(cluster), "--run-dir", "run")
         with started(tmp_path, *words, env=LOOPBACK) as process:
             output = ended(process, 60)
         seconds = time.monotonic() - begin
@@ -75,7 +79,10 @@ def test_a_machine_is_lost_and_another_joins(tmp_path: Path, saw: Saw) -> None:
     words = ("--agent", "mine/agent.py", "--policy-loss", "mine/own.py:clipped_loss", "--run-dir", "run", "--async", "--num-steps", "10000")
     sizes = ("--num-engines", "2", "--num-learners", "2", "--max-engine-restarts", "3", *SMALL)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    with raylets(3, 1) as cluster, started(tmp_path, *words, *sizes, "--ray-address", cluster.address, env=LOOPBACK) as process:
+    with (
+        raylets(3, 1) as cluster,
+        started(tmp_path, *words, *sizes, *joining(cluster), env=LOOPBACK) as process,
+    ):
         until(process, lambda: len(lines(metrics)) > 2)
         assert cluster.actors("127.0.0.1") == ["LearnerActor", "LearnerActor", "RolloutActor"]
         assert cluster.actors("127.0.0.2") == ["RolloutActor"]
@@ -109,7 +116,7 @@ def test_a_machine_with_learner_ranks_is_lost_and_the_learner_goes_on_elsewhere(
     metrics = tmp_path / "run" / "metrics.jsonl"
     with (
         raylets(1, 2) as cluster,
-        started(tmp_path, *words, "--num-learners", "2", *SMALL, "--ray-address", cluster.address, env=LOOPBACK) as process,
+        started(tmp_path, *words, "--num-learners", "2", *SMALL, *joining(cluster), env=LOOPBACK) as process,
     ):
         until(process, lambda: bool(list(tmp_path.glob("run/checkpoints/step-*"))))
         assert cluster.actors("127.0.0.2") == ["LearnerActor", "LearnerActor"]
@@ -134,7 +141,7 @@ def test_a_machine_with_learner_ranks_is_lost_for_good(tmp_path: Path, saw: Saw)
     words = ("--agent", str(ENVS / "calculator.py"), "--run-dir", "run", "--num-steps", "10000", "--save-every", "1")
     with (
         raylets(1, 2) as cluster,
-        started(tmp_path, *words, "--num-learners", "2", *SMALL, "--ray-address", cluster.address, env=LOOPBACK) as process,
+        started(tmp_path, *words, "--num-learners", "2", *SMALL, *joining(cluster), env=LOOPBACK) as process,
     ):
         until(process, lambda: bool(list(tmp_path.glob("run/checkpoints/step-*"))))
         begin = time.monotonic()
