@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,60 @@ def test_a_cluster_that_refuses_the_token_is_one_error(tmp_path: Path, saw: Saw)
     assert "Traceback" not in output
     assert seconds < 30
     saw(f"exit code 2 after {seconds:.1f} s")
+
+
+PLACING = """
+import asyncio, sys
+from agentrl.cluster.ray_runtime import RayRuntime
+from agentrl.config.commands import load_config
+
+async def main():
+    config = load_config(["--agent", "module:Name", *sys.argv[1:]])
+    runtime = RayRuntime(config, lambda stage: print("stage:", stage, flush=True))
+    runtime._create_actors = lambda placement, gpus: sys.exit(f"placed on {gpus} GPUs")
+    try:
+        await runtime.start()
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+asyncio.run(main())
+"""
+
+
+def placing(address: str, *flags: str) -> subprocess.Popen[str]:
+    """A run that ends when its actors have places, with the number of its GPUs."""
+    variables, pipe = {**os.environ, **LOOPBACK}, subprocess.PIPE
+    words = [sys.executable, "-c", PLACING, "--ray-address", address, *flags]
+    return subprocess.Popen(words, cwd=ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+@pytest.mark.row(31, "GPU machines of a cluster that join only after the run, too few of them, too narrow ones, and none")
+def test_machines_with_gpus_are_waited_for_and_their_lack_is_named(saw: Saw) -> None:
+    """The GPUs are resources of Ray by name only: what is tried is what a run asks for, and what it says."""
+    none, soon = ("--cluster-timeout-s", "0"), ("--cluster-timeout-s", "60")
+    with raylets(8) as cluster:
+        for flags, problem in (
+            (none, "ConfigError: --device = 'auto': the cluster at .* had no GPU within 10 s. Add --device cpu"),
+            ((*none, "--device", "cpu"), "placed on 0 GPUs"),
+        ):
+            with placing(cluster.address, *flags) as process, killed_at_the_end(process):
+                assert re.search(problem, ended(process, 100))
+        with placing(cluster.address, *soon, "--num-engines", "2") as process, killed_at_the_end(process):
+            assert process.stdout is not None
+            while "waiting for room" not in process.stdout.readline():
+                assert process.poll() is None
+            cluster.add(4, 2)
+            cluster.add(4, 1)
+            assert "placed on 3 GPUs" in ended(process, 100)
+        with placing(cluster.address, *none, "--tensor-parallel-size", "4") as process, killed_at_the_end(process):
+            problem = ended(process, 100)
+    assert (
+        "ClusterError: the cluster has no room within 10 s: one process needs 4 GPUs on one machine, and the largest machine has 2"
+        in problem
+    )
+    saw("waited for, and named with the flag to use")
 
 
 @pytest.mark.faults
