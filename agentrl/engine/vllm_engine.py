@@ -17,6 +17,7 @@ from agentrl.engine.adapters import Adapters, LoadedAdapter
 from agentrl.engine.fenced import FencedEngine, reason_of
 from agentrl.engine.settings import EngineSettings, prepare_environment, without_gc
 from agentrl.engine.usage import UsageMeter
+from agentrl.weights.digests import DIGESTS, joined
 
 
 class VllmEngine(FencedEngine):
@@ -176,6 +177,9 @@ class VllmEngine(FencedEngine):
         await llm.update_weights(WeightTransferUpdateRequest(self._update_info))
         await self._check_transfer(llm, update, begun=True)
         await llm.finish_weight_update(weight_version=str(update.version))
+        if (wanted := update.payload.get(DIGESTS)) is not None:
+            shapes = {name: shape for name, (_, shape) in wanted["tensors"].items()}
+            self._verify(update, joined(await llm.collective_rpc("weight_digests", args=(shapes, wanted["dtype"]))))
         reported = await llm.get_weight_version()
         if reported != str(update.version):
             raise ValueError(f"the engine reports version {reported!r}")

@@ -14,7 +14,7 @@ from typing import TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from agentrl.core.errors import AgentRLError, ConfigError, EngineDeadError, TransferAbandonedError, WeightSyncError
+from agentrl.core.errors import AgentRLError, ConfigError, EngineDeadError, TransferAbandonedError, WeightsDifferError, WeightSyncError
 from agentrl.core.protocols import EngineStats, GroupRef, Membership, Memory, RolloutWorker, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest
@@ -152,6 +152,8 @@ class RolloutPool:
         wrong = {name: answer for name, answer in answers.items() if answer != update.version}
         if not wrong:
             return
+        if differ := next((answer for answer in wrong.values() if isinstance(answer, WeightsDifferError)), None):
+            raise differ  # the same would happen to any engine in its place
         details = "; ".join(f"{name}: {_answer(answer)}" for name, answer in wrong.items())
         cause = next((answer for answer in wrong.values() if isinstance(answer, BaseException)), None)
         error = WeightSyncError(f"weights of version {update.version} are not live on {len(wrong)} of {len(slots)} workers ({details})")
@@ -340,6 +342,8 @@ class RolloutPool:
                         self._slots[name] = slot
                         self._by_load.add(slot)
                 _log.warning("%s has joined", name)
+            except WeightsDifferError:
+                raise
             except (AgentRLError, TimeoutError) as error:
                 slot = None
                 _log.warning("%s could not join: %s: %s", name, type(error).__name__, error)
@@ -396,6 +400,8 @@ class RolloutPool:
                         await self._bring_up(slot, worker)
                         self._by_load.update(slot)
                 _log.warning("%s works again", slot.name)
+            except WeightsDifferError:
+                raise
             except (AgentRLError, TimeoutError) as error:
                 slot.reason = f"{type(error).__name__}: {error}"
                 _log.warning("%s could not be replaced: %s", slot.name, slot.reason)
