@@ -60,10 +60,7 @@ def worker_digests(model: Any, shapes: Mapping[str, Sequence[int]], dtype: torch
         whole = part.name if part.name in shapes else embedding
         if whole not in shapes or (whole != part.name and not part.name.endswith("lm_head.weight")):
             continue
-        columns = 1
-        for size in shapes[whole][1:]:
-            columns *= size
-        value = digest(part.tensor, dtype, columns=columns, row=part.row, column=part.column)
+        value = digest(part.tensor, dtype, row=part.row, column=part.column)
         found[part.name] = [whole, value - 2**64 if value >= 2**63 else value]
     return found
 

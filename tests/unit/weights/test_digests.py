@@ -46,8 +46,8 @@ def test_digests_of_parts_add_up_and_tell_of_every_place(dtype: torch.dtype, mon
     torch.manual_seed(0)
     whole = torch.randn(12, 10)
     want = digest(whole, dtype)
-    rows = [digest(whole[start : start + 4], dtype, columns=10, row=start) for start in (0, 4, 8)]
-    columns = [digest(whole[:, start : start + 5], dtype, columns=10, column=start) for start in (0, 5)]
+    rows = [digest(whole[start : start + 4], dtype, row=start) for start in (0, 4, 8)]
+    columns = [digest(whole[:, start : start + 5], dtype, column=start) for start in (0, 5)]
     assert sum(rows) % 2**64 == sum(columns) % 2**64 == want
     assert digest(whole.view(12, 5, 2), dtype) == want  # what is behind the first dimension counts as one
     monkeypatch.setattr(digests, "CHUNK", 16)
@@ -180,8 +180,7 @@ def test_workers_of_an_engine_have_parts_and_tensors_that_nobody_has_are_told() 
     wanted = expected(named.items(), "float32")
     whole = named["layer.0.weight"]
     halves = [
-        {"layer.0.weight": ["layer.0.weight", digest(part, torch.float32, columns=12, row=row)]}
-        for row, part in ((0, whole[:6]), (6, whole[6:]))
+        {"layer.0.weight": ["layer.0.weight", digest(part, torch.float32, row=row)]} for row, part in ((0, whole[:6]), (6, whole[6:]))
     ]
     signed = [{name: [of, value - 2**64 if value >= 2**63 else value] for name, (of, value) in half.items()} for half in halves]
     left = check(wanted, joined(signed), engine=ENGINE, version=1)
