@@ -22,6 +22,7 @@ from agentrl.core.types import Sampling
 from agentrl.engine.adapters import SPARE_ADAPTERS, room_for
 from agentrl.engine.inprocess import with_core_stats
 from agentrl.engine.settings import EngineSettings
+from agentrl.engine.vllm_window import check_vllm
 from agentrl.weights.vllm_backend import BACKEND, EXTENSION
 from agentrl.weights.vllm_groups import BACKENDS
 
@@ -33,6 +34,7 @@ _BACKENDS = {"shm": BACKEND, **BACKENDS}
 
 def build(settings: EngineSettings) -> AsyncLLM:
     """Load the model and start the engine: on CUDA in processes of its own, on the CPU on a thread of this process."""
+    check_vllm()
     own = parse_engine_args(settings.engine.engine_args)
     config = AutoConfig.from_pretrained(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
     if settings.device == "cuda":
