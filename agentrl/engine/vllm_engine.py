@@ -18,6 +18,7 @@ from agentrl.engine.fenced import FencedEngine, reason_of
 from agentrl.engine.gate import Gate
 from agentrl.engine.settings import EngineSettings, prepare_environment, without_gc
 from agentrl.engine.usage import UsageMeter
+from agentrl.engine.vllm_window import stamps_tokens
 from agentrl.weights.digests import DIGESTS, joined
 
 
@@ -114,7 +115,7 @@ class VllmEngine(FencedEngine):
     def _load(self) -> None:
         with without_gc():
             from agentrl.engine import launch
-        self._stamps = launch.stamps_tokens()
+        self._stamps = stamps_tokens()
         self._make_params = launch.sampling_params
         self._llm = launch.build(self._settings)  # not returned: something in vLLM's start keeps the caller's future alive
 

@@ -164,9 +164,7 @@ async def test_requests_of_a_vllm_without_stamps_have_one_version_each(
     tmp_path: Path, sender: SharedMemorySender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with vLLM 0.26: the publication waits for the request under way, and the one that comes meanwhile waits for it."""
-    from agentrl.engine import launch
-
-    monkeypatch.setattr(launch, "stamps_tokens", lambda: False)
+    monkeypatch.setattr("agentrl.engine.vllm_engine.stamps_tokens", lambda: False)
     engine = VllmEngine(settings(saved(random_llama(seed=0), tmp_path / "model")))
     await engine.start()
     old, new = random_llama(seed=0), random_llama(seed=1)
