@@ -132,5 +132,5 @@ def _weight(layer: Any) -> Tensor:
         weight: Tensor = layer.weight
         return weight
     inputs, _, dtype = layer_sizes(layer)
-    rows = torch.eye(inputs, dtype=dtype).split(PROBED)
+    rows = torch.split(torch.eye(inputs, dtype=dtype), PROBED)
     return torch.cat([linear(part, layer.weight, None) for part in rows]).T
