@@ -26,7 +26,7 @@ DEMO_AGENT ?= envs/calculator.py
 DEMO_FLAGS ?= --num-steps 60 --learning-rate 3e-4 --max-new-tokens 32
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
-GPU_PYTHON ?= $(PY)
+GPU_PYTHON ?= python3
 STOP_AFTER_S ?= 86400
 
 # One thread per process is faster than many on a small machine, and makes runs repeatable.
@@ -83,7 +83,7 @@ bench: $(STAMP)  ## run the benchmarks and print their figures
 bench-trl: $(STAMP)  ## the same training with agentrl and with TRL, three seeds; about 12 minutes
 	$(PY) -m tests.benchmarks.trl_side_by_side
 
-gpu: $(STAMP)  ## measure the learner on one GPU (at most 8 minutes), or say that there is none; GPU_PYTHON names a Python with torch for CUDA
+gpu:  ## try and measure one GPU (at most 9 minutes), or say that there is none; GPU_PYTHON names a Python with torch for CUDA
 	$(GPU_PYTHON) -m tests.benchmarks.gpu
 
 study: $(STAMP)  ## compare staleness bounds and off-policy corrections; about 30 minutes

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +15,7 @@ from agentrl.core.protocols import WeightUpdate
 from agentrl.weights.channels import SharedBuffers
 from agentrl.weights.cuda import GroupSender
 from agentrl.weights.vllm_groups import GroupInit, GroupMember, GroupUpdate
+from tests.shared_files import FileHandles
 
 
 class SocketChannel:
@@ -71,31 +69,6 @@ def connect_sockets(store: Any, rank: int, size: int, device: torch.device) -> S
     with socket.create_server(("127.0.0.1", 0)) as server:
         group.broadcast_obj(server.getsockname(), src=0)
         return SocketChannel([server.accept()[0] for _ in range(size - 1)], first=True)
-
-
-class FileHandles:
-    """Memory that is shared by the path of a file, as CUDA IPC shares it by a handle."""
-
-    def __init__(self) -> None:
-        self.paths: dict[int, str] = {}
-
-    def allocate(self, size: int, device: torch.device) -> Tensor:
-        descriptor, path = tempfile.mkstemp(prefix="agentrl-test-", dir="/dev/shm")
-        os.ftruncate(descriptor, size)
-        mapped = mmap.mmap(descriptor, size)
-        os.close(descriptor)
-        buffer = torch.frombuffer(mapped, dtype=torch.uint8)
-        self.paths[buffer.data_ptr()] = path
-        return buffer
-
-    def share(self, buffer: Tensor) -> str:
-        return self.paths[buffer.data_ptr()]
-
-    def open(self, handle: str, device: torch.device) -> Tensor:
-        with open(handle, "r+b") as file:
-            mapped = torch.frombuffer(mmap.mmap(file.fileno(), os.path.getsize(handle)), dtype=torch.uint8)
-        os.unlink(handle)  # the memory lives as long as it is mapped
-        return mapped
 
 
 def connect_files(store: Any, rank: int, size: int, device: torch.device) -> SharedBuffers:

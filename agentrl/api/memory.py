@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from typing import Literal
 
 from agentrl.config.model_shape import read_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.core.errors import ConfigError
-from agentrl.core.process import cuda_device_count
+from agentrl.core.process import cuda_torch, num_gpus
 from agentrl.profile.memory import GIB
 from agentrl.profile.plan import SPARE, Hardware, Plan, Workload, improve, make_plan
 from agentrl.track.tracker import RunWarning
@@ -16,9 +17,9 @@ CERTAIN = 1.15
 """Times the memory of a GPU from which a run is refused; below it the plan may be wrong, and a warning is enough."""
 
 
-def gpu_bytes() -> float:
-    """Return the memory of the smallest GPU of this machine, as ``nvidia-smi`` reports it; 0 if there is none, or it cannot be asked."""
-    if not cuda_device_count():
+def gpu_bytes(device: Literal["auto", "cpu", "cuda"] = "auto") -> float:
+    """Return the memory of the smallest GPU of this machine, as ``nvidia-smi`` reports it; 0 if none is used or can be asked."""
+    if not num_gpus(device):
         return 0.0
     words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
@@ -28,13 +29,27 @@ def gpu_bytes() -> float:
         return 0.0
 
 
+def device_sign(config: TrainConfig) -> RunWarning | None:
+    """Return a warning if PyTorch is built for GPUs and none is seen, which is most often a mistake of a container."""
+    cuda = cuda_torch()
+    if config.run.device != "auto" or config.run.ray_address or not cuda or num_gpus("auto"):
+        return None
+    remedy = "Look at nvidia-smi and, in a container, at its flag for GPUs (docker run --gpus all); --device says what is meant."
+    return RunWarning("device", f"PyTorch is built for CUDA {cuda}, and no GPU is seen: the run computes on the CPU", remedy)
+
+
+def anywhere(gpu: float) -> Hardware:
+    """Return as many GPUs of `gpu` bytes as anybody wants: their number is for Ray to judge, which knows the machines of a cluster."""
+    return Hardware(gpus=10**6, gpu_bytes=gpu, gpus_per_node=10**6)
+
+
 def with_shares(config: TrainConfig) -> TrainConfig:
     """Return the settings with the GPU memory that learner ranks keep beside their engines, unless the user or nobody knows it."""
     shape = read_shape(config.model.model) if config.weights.colocate else None
     if shape is None:
         return config
     work = Workload(prompt_tokens=1, answer_tokens=config.rollout.max_new_tokens)
-    return make_plan(config, shape, Hardware(gpus=10**6, gpu_bytes=GIB), work).sized
+    return make_plan(config, shape, anywhere(GIB), work).sized
 
 
 def memory_sign(config: TrainConfig, gpu: float) -> RunWarning | None:
@@ -47,15 +62,20 @@ def memory_sign(config: TrainConfig, gpu: float) -> RunWarning | None:
     if not gpu or shape is None:
         return None
     work = Workload(prompt_tokens=1, answer_tokens=config.rollout.max_new_tokens)
-    # The number of GPUs is for Ray to judge, which knows the machines of a cluster.
-    plan = make_plan(config, shape, Hardware(gpus=10**6, gpu_bytes=gpu), work)
+    plan = make_plan(config, shape, anywhere(gpu), work)
     if not plan.problems:
         return None
     problem, remedy = "; ".join(plan.problems), _remedy(plan, work)
-    if config.training.check_memory and (plan.learner_bytes > CERTAIN * gpu or plan.engine.cache < 0):
+    if config.training.check_memory and (plan.learner_bytes > CERTAIN * gpu or _weights_are_too_large(plan)):
         more = "`agentrl plan` lists the parts; --no-check-memory tries all the same."
         raise ConfigError("--model", config.model.model, problem, f"{remedy} {more}")
     return RunWarning("memory", f"GPU memory is likely to run out: {problem}", remedy)
+
+
+def _weights_are_too_large(plan: Plan) -> bool:
+    """Return True if an engine's weights alone are more than its share of a GPU; what else it needs is partly assumed."""
+    gpu = plan.hardware.gpu_bytes
+    return plan.engine.weights > gpu * plan.sized.weights.memory_share(plan.sized.engine, gpu)
 
 
 def _remedy(plan: Plan, work: Workload) -> str:

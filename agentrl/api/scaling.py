@@ -17,8 +17,8 @@ POLL_S = 0.5
 ANSWER_TIMEOUT_S = 30.0
 
 
-def request_engines(run_dir: Path, number: int, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
-    """Ask the run that writes to `run_dir` for `number` engines; returns what it answers.
+def request_engines(run_dir: Path, number: int, timeout_s: float = ANSWER_TIMEOUT_S, *, grows: bool = False) -> str:
+    """Ask the run that writes to `run_dir` for `number` engines, also beyond the room if its cluster `grows`; returns what it answers.
 
     Raises:
         ConfigError: If no run answers, or the run refuses.
@@ -28,7 +28,7 @@ def request_engines(run_dir: Path, number: int, timeout_s: float = ANSWER_TIMEOU
     if not (run_dir / "config.json").is_file():
         raise ConfigError("RUN", str(run_dir), "is no run directory", "Give the folder that `agentrl train` wrote to.")
     name = uuid.uuid4().hex
-    _write(run_dir / REQUEST, {"id": name, "num_engines": number})
+    _write(run_dir / REQUEST, {"id": name, "num_engines": number, "grows": grows})
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         time.sleep(POLL_S / 5)
@@ -54,7 +54,7 @@ async def answer_requests(run_dir: Path, pool: RolloutPool) -> None:
         (run_dir / REQUEST).unlink(missing_ok=True)
         answer: dict[str, object] = {"id": request.get("id")}
         try:
-            answer["said"] = pool.scale(int(str(request["num_engines"])))
+            answer["said"] = pool.scale(int(str(request["num_engines"])), grows=bool(request.get("grows")))
         except ConfigError as error:
             answer |= {"problem": error.problem, "remedy": error.remedy}
         _write(run_dir / ANSWER, answer)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from agentrl.algo.estimators import estimator_facts
 from agentrl.api.checking import rehearse
 from agentrl.api.hub import check_hub, push_model
-from agentrl.api.memory import gpu_bytes, memory_sign, with_shares
+from agentrl.api.memory import device_sign, gpu_bytes, memory_sign, with_shares
 from agentrl.api.resume import ResumePoint, resume_point, rewind_records
 from agentrl.api.scaling import answer_requests
 from agentrl.api.storage import storage_sign
@@ -126,7 +126,7 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
     tracker = open_tracker(config, run_dir, title=_title(config), callbacks=callbacks, ask_stop=stop.ask)
     runtime = make_runtime(config, tracker.on_stage)
     status, ledger, stop_reason = "failed", None, None
-    proof = asyncio.create_task(refuse_wrong(config, model_path(config), device()))  # a process computes while this one prepares
+    proof = asyncio.create_task(refuse_wrong(config, model_path(config), device(config.run.device)))
     proof.add_done_callback(lambda task: task.cancelled() or task.exception())  # where another error came first, nobody asks for its own
     try:
         keep_environment(config.run.agent, run_dir)
@@ -183,6 +183,7 @@ def preview(config: TrainConfig) -> list[str]:
     count, drawn = tasks.num_tasks, groups * steps
     greedy = ", and a greedy one beside each group" if estimator_facts(config.algo.advantage_estimator).greedy_baseline else ""
     endless = f"tasks without a known end, of which {drawn} are drawn"
+    signs = filter(None, (device_sign(config), memory_sign(with_shares(config), gpu_bytes(config.run.device))))
     problem, sized, warning = missing_labels(config, agent, tasks.first(PROMPTS_CHECKED)), described(config), rate_warning(config)
     return [
         f"not the defaults: {', '.join(others)}",
@@ -192,6 +193,7 @@ def preview(config: TrainConfig) -> list[str]:
         *([f"goes on after step {begin.progress.step}"] if begin.progress.step else []),
         *([sized] if sized else []),
         *(f"warning: {text}. {remedy}" for text, remedy in filter(None, (problem, warning))),
+        *(f"warning: {sign.text}. {sign.remedy}" for sign in signs),
     ]
 
 
@@ -214,8 +216,9 @@ async def _rehearse(config: TrainConfig, agent: AgentSpec, task: Task, tracker: 
 
 async def _start(config: TrainConfig, tasks: Sequence[Task], proof: Awaitable[None], runtime: Runtime, tracker: RunTracker) -> None:
     """Check the memory of GPUs, the room for checkpoints and the prompts, wait for the `proof` of the model, then start processes."""
-    if (sign := memory_sign(config, gpu_bytes())) is not None:
-        tracker.warn(sign)
+    for sign in (device_sign(config), memory_sign(config, gpu_bytes(config.run.device))):
+        if sign is not None:
+            tracker.warn(sign)
     if (full := storage_sign(config, config.training.run_dir or Path())) is not None:
         tracker.warn(full)
     if (warning := rate_warning(config)) is not None:

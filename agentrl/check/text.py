@@ -11,7 +11,7 @@ from agentrl.check.play import CheckedEpisode, plain
 from agentrl.check.policies import PLAIN, label_text
 from agentrl.check.speed import percentile
 from agentrl.core.errors import EnvResultError
-from agentrl.rollout.chat import encode_prompt
+from agentrl.rollout.codecs import encode_prompt
 
 MAX_PROMPTS = 256
 HUGE_SHARE = 0.25

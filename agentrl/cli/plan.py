@@ -27,6 +27,8 @@ class PlanHardware:
     """GPUs in all."""
     gpu_memory: Positive = 80.0
     """Memory of a GPU, GiB."""
+    gpus_per_node: Count = 8
+    """GPUs of one machine, which an engine cannot exceed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ def main(words: list[str]) -> int:
     args = load(PLAN, [*own, *asking])
     config = read_flags(TRAIN, rest)[0]
     shape = find_shape(config.model.model)
-    hardware = Hardware(gpus=args.hardware.gpus, gpu_bytes=args.hardware.gpu_memory * GIB)
+    hardware = Hardware(gpus=args.hardware.gpus, gpu_bytes=args.hardware.gpu_memory * GIB, gpus_per_node=args.hardware.gpus_per_node)
     named = any(word.partition("=")[0].replace("_", "-") in DIVISION for word in rest)
     if not named and (config.engine.num_engines, config.learner.num_learners, config.engine.tensor_parallel_size) == (1, 1, 1):
         config = divide(config, shape, hardware)

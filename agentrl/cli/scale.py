@@ -19,6 +19,8 @@ class ScaleArgs:
     """Directory of the run."""
     num_engines: Count | None = None
     """Engines it is to have. Required."""
+    wait_for_machines: bool = False
+    """Accept more engines than there is room for: they wait up to ten minutes for machines that the cluster starts by itself."""
 
 
 SCALE = command_of("scale", ScaleArgs, word("run", "RUN"))
@@ -31,5 +33,5 @@ def main(words: list[str]) -> int:
         raise ConfigError("--num-engines", None, "is not given", f"Write `agentrl scale {args.run} --num-engines N`.")
     from agentrl.api.scaling import request_engines
 
-    sys.stdout.write(request_engines(args.run, args.num_engines) + "\n")
+    sys.stdout.write(request_engines(args.run, args.num_engines, grows=args.wait_for_machines) + "\n")
     return 0

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.engine import WeightsConfig
@@ -18,7 +18,7 @@ from agentrl.config.reward import ANSWER
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.plugins import is_plugin
-from agentrl.core.process import LOOPBACK, cuda_device_count
+from agentrl.core.process import LOOPBACK, num_gpus
 from agentrl.core.protocols import Engine, RolloutWorker
 from agentrl.core.scoring import Scorer
 from agentrl.engine.own import load_engine_class
@@ -58,9 +58,9 @@ def load_environment(config: PlaySettings) -> AgentSpec:
     return agent
 
 
-def device() -> Device:
-    """Return the kind of device that this process computes on."""
-    return "cuda" if cuda_device_count() else "cpu"
+def device(asked: Literal["auto", "cpu", "cuda"] = "auto") -> Device:
+    """Return the kind of device that this process computes on, with ``--device`` as it was `asked` for."""
+    return "cuda" if num_gpus(asked) else "cpu"
 
 
 def worker_environment(config: PlaySettings, on: Device | None = None) -> dict[str, str]:
@@ -70,13 +70,19 @@ def worker_environment(config: PlaySettings, on: Device | None = None) -> dict[s
     it is not given.
     """
     own = {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
-    on = on or device()
+    on = on or device(config.run.device)
     return {
         **engine_environment(on, weight_transport(config.engine, weights_of(config), on)),
         "DS_ACCELERATOR": on,
         "PYTHONWARNINGS": "ignore",
         **own,
     }
+
+
+def actor_environment(config: PlaySettings, on: Device) -> dict[str, str]:
+    """Return `worker_environment` for actors; with ``--device cpu`` they see no GPU, since libraries look for some by themselves."""
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if config.run.device == "cpu" else {}
+    return {**worker_environment(config, on), **hidden}
 
 
 def weights_of(config: PlaySettings) -> WeightsConfig:
@@ -88,7 +94,12 @@ def engine_settings(config: PlaySettings, index: int, on: Device | None = None) 
     """Return the settings of engine number `index`."""
     model = replace(config.model, model=model_path(config))
     settings = EngineSettings(
-        model=model, engine=config.engine, weights=weights_of(config), device=on or device(), seed=config.run.seed, index=index
+        model=model,
+        engine=config.engine,
+        weights=weights_of(config),
+        device=on or device(config.run.device),
+        seed=config.run.seed,
+        index=index,
     )
     if not isinstance(config, TrainConfig):
         return settings
@@ -127,7 +138,7 @@ def build_scorer(config: PlaySettings, index: int, on: Device | None = None) -> 
         model=reward.reward_model[index],
         policy=model_path(config),
         head=reward.value_head_prefix,
-        device=(on or device()) if reward.reward_model_gpus else "cpu",
+        device=(on or device(config.run.device)) if reward.reward_model_gpus else "cpu",
         dtype=reward.reward_model_dtype,
         batch_size=batch_size,
         max_tokens=reward.reward_model_max_tokens,
@@ -157,7 +168,7 @@ def build_learner_rank(config: TrainConfig, rank: int = 0, on: Device | None = N
     from agentrl.learner.learner import LearnerRank
     from agentrl.learner.settings import settings_from
 
-    on = on or device()
+    on = on or device(config.run.device)
     return LearnerRank(settings_from(config, model=model_path(config), device=on), _sender(config, rank, on, host))
 
 

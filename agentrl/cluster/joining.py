@@ -10,9 +10,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from agentrl.cluster.build import worker_environment
+from agentrl.cluster.build import actor_environment
 from agentrl.config.plugins import user_files
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed
@@ -26,10 +26,13 @@ C = TypeVar("C", bound=PlaySettings)
 FLAG = "--ray-address"
 ANSWER_TIMEOUT_S = 15.0
 """Seconds that a cluster has for its answer; Ray itself would go on asking for minutes."""
+IMPORT_TIMEOUT_S = 180.0
+"""Seconds that importing Ray may take before the cluster is asked: minutes on a cold shared file system."""
 
 _ASK = """
 import sys, ray
 from ray._private import services
+print("imported", flush=True)
 print("asked", address := services.canonicalize_bootstrap_address(sys.argv[1]), flush=True)
 nodes = ray._raylet.GcsClient(address=address).get_all_node_info()
 print("answered", ray.__version__, flush=True)
@@ -58,6 +61,8 @@ async def find_cluster(address: str) -> str:
     said, complaint = b"", b""
     try:
         with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(IMPORT_TIMEOUT_S):
+                await cast("asyncio.StreamReader", process.stdout).readline()
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 said, complaint = await process.communicate()
     finally:
@@ -123,7 +128,7 @@ def traveling_environment(config: PlaySettings, device: Device) -> dict[str, str
         for name, value in os.environ.items()
         if (name.startswith(TRAVELS) or name in PROXIES) and not any(part in name.upper() for part in SECRET)
     }
-    return {**own, **worker_environment(config, device)}
+    return {**own, **actor_environment(config, device)}
 
 
 MAX_FILE = 2**20

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agentrl.config.engine_rules import needed_gpus
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import ConfigError
 
@@ -63,10 +64,10 @@ def plan(config: PlaySettings, *, gpus: int) -> Placement:
     if gpus == 0:
         bundles, per_engine, per_rank = ({"CPU": 1.0},) * (engines + ranks), 0.0, 0.0
     elif shared:
-        _require(config, ranks, gpus)
+        _require(config, gpus)
         bundles, per_engine, per_rank = ({"CPU": 1.0 + parallel, "GPU": float(parallel)},) * engines, 0.0, 1.0
     else:
-        _require(config, engines * parallel + ranks, gpus)
+        _require(config, gpus)
         bundles = ({"CPU": 1.0, "GPU": float(parallel)},) * engines + ({"CPU": 1.0, "GPU": 1.0},) * ranks
         per_engine, per_rank = float(parallel), 1.0
     per_scorer = config.reward.reward_model_gpus if gpus else 0.0
@@ -82,9 +83,8 @@ def plan(config: PlaySettings, *, gpus: int) -> Placement:
     )
 
 
-def _require(config: PlaySettings, needed: float, gpus: int) -> None:
-    judges = num_scorers(config) * config.reward.reward_model_gpus
-    needed += judges
+def _require(config: PlaySettings, gpus: int) -> None:
+    needed, judges = needed_gpus(config), num_scorers(config) * config.reward.reward_model_gpus
     if needed > gpus:
         engines = f"{config.engine.num_engines} engines x {config.engine.gpus_per_engine} GPUs"
         others = f"{num_ranks(config)} learner ranks" + (f" and reward models with {judges:g} GPUs" if judges else "")
@@ -94,3 +94,19 @@ def _require(config: PlaySettings, needed: float, gpus: int) -> None:
             f"{engines} and {others} need {needed:g} GPUs, there are {gpus}",
             "Lower --num-engines, --tensor-parallel-size, --num-learners or --reward-model-gpus, or share GPUs with --colocate.",
         )
+
+
+def shortage(wanted: Sequence[Mapping[str, float]], machines: Sequence[Mapping[str, float]], free: Sequence[Mapping[str, float]]) -> str:
+    """Return why bundles that are `wanted` have no room on machines with these resources, of which so many are `free`, in words."""
+    for name in ("GPU", "CPU"):
+        sizes, rooms, unused = ([each.get(name, 0.0) for each in several] or [0.0] for several in (wanted, machines, free))
+        if max(sizes) > max(rooms):
+            return f"one process needs {max(sizes):g} {name}s on one machine, and the largest machine has {max(rooms):g}"
+        if sum(sizes) > sum(unused):
+            return f"{sum(sizes):g} more {name}s are needed, and of {sum(rooms):g} in the cluster {sum(unused):g} are free"
+    return "what is free has another shape (`ray status` shows it)"
+
+
+def free_places(bundle: Mapping[str, float], machines: Iterable[Mapping[str, float]]) -> int:
+    """Return how many bundles have room on machines of which these resources are free."""
+    return sum(int(min(machine.get(name, 0.0) // size for name, size in bundle.items() if size)) for machine in machines)

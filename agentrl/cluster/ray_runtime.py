@@ -15,16 +15,18 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
+from math import ceil
 from typing import Any
 
-from agentrl.cluster.build import Stage, device, weights_of, worker_environment
+from agentrl.cluster.build import Stage, actor_environment, device, weights_of
 from agentrl.cluster.joining import FLAG, Site, check_paths, find_cluster, pack, traveling_environment
-from agentrl.cluster.placement import Placement, num_ranks, num_scorers, plan
+from agentrl.cluster.placement import Placement, free_places, num_ranks, num_scorers, plan, shortage
 from agentrl.cluster.ray_environment import set_environment
 from agentrl.cluster.reaper import Reaper
+from agentrl.config.engine_rules import needed_gpus
 from agentrl.config.schema import PlaySettings
-from agentrl.core.errors import ClusterError, ConfigError
-from agentrl.core.process import LOOPBACK
+from agentrl.core.errors import AgentRLError, ClusterError, ConfigError
+from agentrl.core.process import LOOPBACK, num_gpus
 from agentrl.core.protocols import Learner, RolloutWorker
 from agentrl.engine.settings import Device, weight_transport
 from agentrl.env.load import load_agent
@@ -37,6 +39,8 @@ def _joined(index: int) -> int:
 
 
 PLACEMENT_TIMEOUT_S = 120.0
+PLACING_S = 10.0
+"""Seconds that Ray has to place actors where there is room."""
 CLOSE_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 25.0  # ray.init takes seconds and cannot be interrupted
 MAX_SCORER_RESTARTS = 3
@@ -49,7 +53,7 @@ class RayRuntime:
     def __init__(self, config: PlaySettings, on_stage: Stage) -> None:
         self._config, self._on_stage = config, on_stage
         self._private = not config.run.ray_address
-        self._device: Device = device()  # of engines and ranks; a joined cluster's own, known once it is joined
+        self._device: Device = device(config.run.device)  # of engines and ranks; a joined cluster's own, known once it is joined
         self._site: Any = None  # what every actor is told of the cluster
         self._folder: str | None = None
         self._owns_connection = False  # a cluster that the user's own code is connected to is not ours to leave
@@ -86,6 +90,7 @@ class RayRuntime:
         return Supervision(
             respawn=self._respawn,
             retire=self._retire,
+            room=self._room,
             find_block=self._find_block,
             max_restarts=engine.max_engine_restarts,
             stuck_s=engine.engine_timeout_s,
@@ -101,8 +106,11 @@ class RayRuntime:
         await asyncio.shield(self._connecting)
         gpus = self._gpus()
         placement = plan(self._config, gpus=gpus)
+        if not self._private:
+            self._on_stage("waiting for room in the cluster")
+        timeout_s = PLACEMENT_TIMEOUT_S if self._private else PLACING_S + self._config.run.cluster_timeout_s
         for bundles in placement.parts():
-            await self._reserve(bundles, [placement.bundles[bundle] for bundle in bundles], PLACEMENT_TIMEOUT_S)
+            await self._reserve(bundles, [placement.bundles[bundle] for bundle in bundles], timeout_s)
         self._create_actors(placement, gpus)
         parts = [*([self._learner] if self._learner else []), *self._workers.values(), *self._scorers.values()]
         if not self._private:
@@ -181,10 +189,11 @@ class RayRuntime:
             ray.init(
                 # Every actor asks for a CPU, and a small machine may have fewer.
                 num_cpus=max(os.cpu_count() or 1, actors),
+                num_gpus=self._gpus(),
                 include_dashboard=False,
                 _node_ip_address=LOOPBACK,
                 _temp_dir=self._folder,
-                runtime_env={"env_vars": worker_environment(self._config)},
+                runtime_env={"env_vars": actor_environment(self._config, self._device)},
                 **common,
             )
         except Exception as error:  # Ray raises a plain Exception after 30 s, which cannot be changed
@@ -194,9 +203,8 @@ class RayRuntime:
             raise ClusterError(f"{problem}; end other programs and try again, or use --runtime local") from error
 
     def _gpus(self) -> int:
-        import ray
-
-        return int(ray.cluster_resources().get("GPU", 0))
+        """Return the GPUs to plan with: those of this machine, or as many as a joined cluster is asked for, since its machines may come."""
+        return num_gpus(self._config.run.device) if self._private else ceil(needed_gpus(self._config)) * (self._config.run.device != "cpu")
 
     async def _reserve(self, bundles: Sequence[int], wanted: Sequence[Mapping[str, float]], timeout_s: float) -> None:
         """Hold the resources of some bundles, on as few machines as possible."""
@@ -208,11 +216,22 @@ class RayRuntime:
             async with asyncio.timeout(timeout_s):
                 await group.ready()
         except TimeoutError:
-            have = {name: count for name, count in ray.cluster_resources().items() if name in ("CPU", "GPU")}
-            raise ClusterError(
-                f"the cluster cannot place {wanted} within {timeout_s:.0f} s; it has {have}. "
-                "Ask for fewer engines or learner ranks, or add nodes."
-            ) from None
+            raise self._no_room(wanted, timeout_s) from None
+
+    def _no_room(self, wanted: Sequence[Mapping[str, float]], timeout_s: float) -> AgentRLError:
+        import ray
+        from ray._private.state import available_resources_per_node
+
+        machines, address = [node["Resources"] for node in ray.nodes() if node["Alive"]], self._config.run.ray_address
+        if address and any("GPU" in bundle for bundle in wanted) and not any(machine.get("GPU") for machine in machines):
+            problem = f"the cluster at {address} had no GPU within {timeout_s:.0f} s"
+            remedy = "Add --device cpu to run on CPUs, or give its machines more time to join with --cluster-timeout-s."
+            return ConfigError("--device", self._config.run.device, problem, remedy)
+        reason = shortage(wanted, machines, list(available_resources_per_node().values()))
+        return ClusterError(
+            f"the cluster has no room within {timeout_s:.0f} s: {reason}. Ask for fewer engines or learner ranks or for narrower ones, or "
+            "add machines; those that are still to join have the time of --cluster-timeout-s."
+        )
 
     def _create_actors(self, placement: Placement, gpus: int) -> None:
         import ray
@@ -304,6 +323,15 @@ class RayRuntime:
             await worker.start()
         replacement: RolloutWorker = worker
         return replacement
+
+    def _room(self) -> int | None:
+        """Return how many more engines have room now; `None` where they ask for nothing."""
+        placement = self._placement
+        if placement is None or (self._private and not placement.gpus_per_engine):
+            return None
+        from ray._private.state import available_resources_per_node
+
+        return free_places(placement.bundles[placement.engine_bundles[0]], available_resources_per_node().values())
 
     async def _retire(self, name: str) -> None:
         """End a worker that left; the resources of one that had joined are given back, those of the first ones stay with the run."""

@@ -120,7 +120,7 @@ class LocalRuntime:
     @property
     def joint(self) -> bool:
         """True on a GPU, unless weights go through files."""
-        return weight_transport(self._config.engine, weights_of(self._config), device()) != "shm"
+        return weight_transport(self._config.engine, weights_of(self._config), device(self._config.run.device)) != "shm"
 
     async def start(self) -> None:
         """Load the learner, then the engine, which joins the learner's process group of one."""

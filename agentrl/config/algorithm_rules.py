@@ -23,7 +23,7 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag as flag_of
 from agentrl.config.sections import refuse_set
 from agentrl.core.errors import ConfigError
-from agentrl.core.process import cuda_device_count
+from agentrl.core.process import num_gpus
 
 
 def _groups_can_be_compared(config: TrainConfig) -> None:
@@ -279,7 +279,7 @@ def _experts_can_be_replayed(config: TrainConfig) -> None:
         raise ConfigError(flag, True, "does not go with --compile-layers", "Leave out one of the two.")
     if not engine.uses_vllm:
         return
-    if not config.run.ray_address and not cuda_device_count():
+    if config.run.device == "cpu" or not (config.run.ray_address or num_gpus(config.run.device)):
         problem = "cannot be had from vLLM on a CPU: it reports experts by a part of its (Model Runner V2) that needs Triton"
         raise ConfigError(flag, True, problem, "Use --engine transformers.")
     if engine.gpus_per_engine > engine.tensor_parallel_size:

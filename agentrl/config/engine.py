@@ -68,6 +68,9 @@ class WeightsConfig:
     """Size of a bucket of weights on their way through NCCL, MiB; the first learner rank and every engine hold two of them."""
     publish_timeout_s: Annotated[Positive, ResumeMayChange] = 300.0
     """Deadline of a publication: an engine that has not taken the weights by then is lost, and the others take them without it."""
+    verify_weights_every: Annotated[CountOrZero, ResumeMayChange] = 100
+    """Steps between two publications after which the weights of every engine are compared with the learner's, tensor by tensor; the first
+    publication of a run and of a new group of engines is among them. A difference ends the run. 0: never."""
     kv_on_publish: Literal["recompute", "keep"] = "recompute"
     """Keys and values of requests under way when new weights arrive. ``recompute``: the new weights process their tokens again.
     ``keep``: they go on at once, on keys and values of older weights; requests that begin later never read those."""

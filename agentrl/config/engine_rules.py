@@ -8,10 +8,10 @@ from agentrl.config.engine_args import check_engine_args
 from agentrl.config.evaluate import NO_ENGINE, ServeConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import PlaySettings, TrainConfig
-from agentrl.config.sections import refuse_set
+from agentrl.config.sections import changed, refuse_set
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, suggest
-from agentrl.core.process import cuda_device_count
+from agentrl.core.process import num_gpus
 
 
 def _local_runtime_is_single(config: PlaySettings) -> None:
@@ -63,8 +63,44 @@ def _engine_args_are_known(config: PlaySettings) -> None:
             raise ConfigError(flag, value, "needs vLLM", "Use --engine vllm (pip install agentrl[vllm], on a CPU agentrl[cpu]).")
 
 
+def _device_is_there(config: PlaySettings) -> None:
+    if config.run.device == "cuda" and not config.run.ray_address and not num_gpus(config.run.device):
+        problem = "neither the driver, nor NVML, nor PyTorch finds a GPU on this machine"
+        raise ConfigError("--device", "cuda", problem, "Leave the flag out to train on the CPU, or join a cluster with --ray-address.")
+
+
+def needed_gpus(config: PlaySettings) -> float:
+    """Return the GPUs that engines, learner ranks and reward models take where there are some."""
+    engines, ranks, reward = config.engine.num_engines * config.engine.gpus_per_engine, 0, config.reward
+    if isinstance(config, TrainConfig):
+        ranks, engines = config.learner.num_learners, 0 if config.weights.colocate else engines
+    return engines + ranks + len(reward.reward_model) * reward.reward_model_workers * reward.reward_model_gpus
+
+
+def share_only_gpu(config: TrainConfig) -> TrainConfig:
+    """Return the settings with ``--colocate`` where an engine and a learner rank have one GPU between them.
+
+    That is on a machine with one GPU, and in one process (``--runtime local``). In an asynchronous run both stay in its memory, as they
+    do with an engine of one's own, which may not know how to sleep.
+    """
+    single = config.engine.num_engines * config.engine.gpus_per_engine == config.learner.num_learners == 1
+    gpus = 0 if config.run.ray_address else num_gpus(config.run.device)
+    if not single or not gpus or config.rollout.rollout_workers_per_engine > 1 or (gpus > 1 and config.run.runtime != "local"):
+        return config
+    resident = config.flow.staleness > 0 or is_plugin(config.engine.engine)
+    return changed(config, colocate=True, **({"sleep_level": 0} if resident else {}))
+
+
+def _gpus_are_enough(config: PlaySettings) -> None:
+    gpus = 0 if config.run.ray_address or config.run.runtime == "local" else num_gpus(config.run.device)
+    if gpus and needed_gpus(config) > gpus:
+        problem = f"engines, learner ranks and reward models need {needed_gpus(config):g} GPUs, and this machine has {gpus}"
+        remedy = "Lower --num-engines, --tensor-parallel-size, --num-learners or --reward-model-gpus, or share GPUs with --colocate."
+        raise ConfigError("--num-engines", config.engine.num_engines, problem, remedy)
+
+
 def _gpu_flags_have_a_gpu(config: PlaySettings) -> None:
-    if config.run.ray_address or cuda_device_count():
+    if config.run.device != "cpu" and (config.run.ray_address or num_gpus(config.run.device)):
         return
     engine, learner = config.engine, config.learner if isinstance(config, TrainConfig) else LearnerConfig()
     for flag, value, wanted in (
@@ -81,7 +117,9 @@ def _gpu_flags_have_a_gpu(config: PlaySettings) -> None:
     ):
         if wanted:
             remedy = "Leave the flag out, or join a cluster with --ray-address."
-            raise ConfigError(flag, value, "needs a GPU, and this machine has none", remedy)
+            cpu = config.run.device == "cpu"
+            problem = "needs a GPU, and --device is cpu" if cpu else "needs a GPU, and this machine has none"
+            raise ConfigError(flag, value, problem, "Leave out one of the two." if cpu else remedy)
 
 
 def _weights_have_a_path(config: TrainConfig) -> None:
@@ -96,7 +134,7 @@ def _weights_have_a_path(config: TrainConfig) -> None:
     if path in ("nccl", "ipc"):
         if not engine.uses_vllm:
             raise ConfigError(flag, path, "needs vLLM", "Use shm or disk, or --engine vllm.")
-        if not joins and not cuda_device_count():
+        if not joins and not num_gpus(config.run.device):
             raise ConfigError(flag, path, "needs GPUs, and this machine has none", "Use shm or disk, or join a cluster with --ray-address.")
         if (path == "ipc") != config.weights.colocate:
             problem = "is for engines that share a GPU with a learner rank" if path == "ipc" else "cannot connect two processes on one GPU"
@@ -130,7 +168,9 @@ ENGINE_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _budgets_fit,
     _engine_is_known,
     _engine_args_are_known,
+    _device_is_there,
     _gpu_flags_have_a_gpu,
+    _gpus_are_enough,
 )
 
 WEIGHTS_RULES: tuple[Callable[[TrainConfig], None], ...] = (_shared_engines_fit, _shared_gpus_are_divided, _weights_have_a_path)

@@ -12,8 +12,26 @@ from typing import Any
 from agentrl.assets import tiny_model_path
 from agentrl.core.errors import ConfigError
 
-EXACT = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral"})
+EXACT = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v3"})
 """Types of models whose parameters are counted exactly; a test compares with transformers. Others are taken for the most similar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Sizes of attention whose keys and values are computed from one narrow vector per token (MLA of DeepSeek-V2 and its kin)."""
+
+    query_rank: int  # width from which queries are computed; 0: from the hidden state
+    kv_rank: int  # width of the vector that is cached
+    rope_dim: int  # part of a head that carries the position, cached once for all heads
+    nope_dim: int  # rest of a head of queries and keys
+    value_dim: int  # width of a head of values
+
+    def parameters(self, hidden: int, heads: int) -> int:
+        """Return the parameters of a layer's attention, its norms of the narrow vectors among them."""
+        head = self.nope_dim + self.rope_dim
+        queries = self.query_rank * (hidden + heads * head + 1) if self.query_rank else hidden * heads * head
+        cached = hidden * (self.kv_rank + self.rope_dim) + self.kv_rank * (1 + heads * (self.nope_dim + self.value_dim))
+        return queries + cached + heads * self.value_dim * hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +53,11 @@ class ModelShape:
     experts_per_token: int = 0
     expert_width: int = 0  # inner width of an expert
     shared_width: int = 0  # inner width of an expert that every token goes through
+    shared_gate: bool = False  # a token weighs that expert by a number of its own
     expert_layers: int = 0  # layers that have experts
     max_positions: int = 0  # context length; 0 if unknown
+    latent: LatentAttention | None = None
+    quantization: str = ""  # method by which the weights of the files are quantised; empty if they are not
 
     @property
     def exact(self) -> bool:
@@ -46,8 +67,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Parameters of the whole model."""
-        experts = self.experts * 3 * self.hidden_size * self.expert_width
-        return self._without_experts + self.expert_layers * experts
+        return self._without_experts + self.expert_layers * self.expert_block
 
     @property
     def active_parameters(self) -> int:
@@ -63,15 +83,31 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Numbers that the KV cache of a layer holds for a token."""
+        """Numbers that attention of a layer computes as keys and values of a token."""
         return 2 * self.kv_heads * self.head_dim
+
+    def cached_width(self, parallel: int) -> float:
+        """Return the numbers that the KV cache of a layer holds for a token on each of `parallel` GPUs.
+
+        Heads are divided, and copied where there are fewer than GPUs; the narrow vector of latent attention is on every GPU.
+        """
+        if self.latent is not None:
+            return float(self.latent.kv_rank + self.latent.rope_dim)
+        return self.kv_width / min(parallel, self.kv_heads)
+
+    @property
+    def expert_block(self) -> int:
+        """Parameters of all experts of a layer."""
+        return self.experts * 3 * self.hidden_size * self.expert_width
 
     @property
     def _without_experts(self) -> int:
         attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        if self.latent is not None:
+            attention = self.latent.parameters(self.hidden_size, self.heads)
         bias = self.head_dim * (self.heads + 2 * self.kv_heads) if self.qkv_bias else 0
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.head_norms else 0)
-        shared = 3 * self.hidden_size * self.shared_width + (self.hidden_size if self.shared_width else 0)
+        shared = 3 * self.hidden_size * self.shared_width + (self.hidden_size if self.shared_gate else 0)
         dense = (self.layers - self.expert_layers) * 3 * self.hidden_size * self.ffn_width
         routed = self.expert_layers * (self.hidden_size * self.experts + shared)
         embeddings = self.embedding * (1 if self.tied else 2)
@@ -168,9 +204,29 @@ def shape_of(config: Any) -> ModelShape:
         experts=experts,
         experts_per_token=int(text.get("num_experts_per_tok") or 0) if experts else 0,
         expert_width=int(text.get("moe_intermediate_size") or text["intermediate_size"]) if experts else 0,
-        shared_width=int(text.get("shared_expert_intermediate_size") or 0) if experts else 0,
+        shared_width=_shared_width(text) if experts else 0,
+        shared_gate=bool(experts and text.get("shared_expert_intermediate_size")),
         expert_layers=_expert_layers(text, layers) if experts else 0,
         max_positions=max_positions(text),
+        latent=_latent(text),
+        quantization=str((outer.get("quantization_config") or text.get("quantization_config") or {}).get("quant_method", "")),
+    )
+
+
+def _shared_width(text: Mapping[str, Any]) -> int:
+    single = int(text.get("shared_expert_intermediate_size") or 0)
+    return single or int(text.get("n_shared_experts") or 0) * int(text.get("moe_intermediate_size") or 0)
+
+
+def _latent(text: Mapping[str, Any]) -> LatentAttention | None:
+    if not text.get("kv_lora_rank"):
+        return None
+    return LatentAttention(
+        query_rank=int(text.get("q_lora_rank") or 0),
+        kv_rank=int(text["kv_lora_rank"]),
+        rope_dim=int(text["qk_rope_head_dim"]),
+        nope_dim=int(text["qk_nope_head_dim"]),
+        value_dim=int(text["v_head_dim"]),
     )
 
 

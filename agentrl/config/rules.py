@@ -12,7 +12,7 @@ from typing import TypeVar
 from agentrl.config.algorithm_rules import ALGORITHM_RULES
 from agentrl.config.data_rules import check_chat_template, check_files, check_probabilities, check_template
 from agentrl.config.endpoint_rules import ENDPOINT_RULES
-from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES
+from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES, share_only_gpu
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.learner_rules import check_learner, check_lora
 from agentrl.config.lora import holds_adapter
@@ -127,7 +127,7 @@ def check(config: TrainConfig) -> TrainConfig:
     Raises:
         ConfigError: For the first rule that does not hold.
     """
-    config = resolve_plugins(_explicit(config))
+    config = share_only_gpu(resolve_plugins(_explicit(config)))
     for rule in RULES:
         rule(config)
     return changed(config, max_staleness=config.flow.staleness, asynchronous=config.flow.staleness > 0)

@@ -56,8 +56,13 @@ class RunConfig:
     runtime: Annotated[Literal["auto", "ray", "local"], ResumeMayChange] = "auto"
     """``ray`` runs engines and learner ranks as Ray actors; ``local`` runs the same classes in this process, for debugging. ``auto``:
     ``ray`` for training, and elsewhere ``local`` for one engine."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], ResumeMayChange] = "auto"
+    """Kind of device that engines and learner compute on. ``auto``: GPUs where there are any; a cluster that is joined (``--ray-address``)
+    must have some."""
     ray_address: Annotated[str, ResumeMayChange] = ""
     """Ray cluster to join (``auto`` or ``host:port``). Empty starts a private cluster on loopback."""
+    cluster_timeout_s: Annotated[NonNegative, ResumeMayChange] = 120.0
+    """Seconds that a cluster which is joined has for its machines to come, until it has the GPUs and CPUs that the run asks for."""
     stall_timeout_s: Annotated[Positive, ResumeMayChange] = 600.0
     """Stop with a diagnosis if no group finishes and no step ends for this many seconds."""
     debug: Annotated[bool, ResumeMayChange] = False

@@ -126,6 +126,10 @@ class WeightSyncError(AgentRLError, RuntimeError):
     """Weights did not reach an engine, or the engine reports another version than was published."""
 
 
+class WeightsDifferError(AgentRLError, ArithmeticError):
+    """An engine's weights after a publication are not the learner's, and no other engine would help; the message names tensors."""
+
+
 class TransferAbandonedError(WeightSyncError):
     """A transfer of weights was given up before its end; the engine waits for another one, and generates nothing until then."""
 

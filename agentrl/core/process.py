@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
+import importlib.util
 import linecache
 import multiprocessing
 import os
+import re
 import secrets
 import signal
 import socket
@@ -18,7 +21,7 @@ from functools import cache
 from multiprocessing import spawn
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from agentrl.core.errors import ConfigError
 
@@ -39,12 +42,62 @@ def own_address() -> str:
 
 
 def cuda_device_count() -> int:
-    """Return the number of NVIDIA devices this process may use, from the driver's own listing, so that nothing heavy is imported."""
-    present = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    """Return the number of NVIDIA devices this process may use, without importing anything heavy.
+
+    The driver lists them under ``/proc``, but not on WSL2 and in gVisor; NVML counts them there, and PyTorch if it is loaded already.
+    """
+    present = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or _nvml_device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return present
-    return min(present, len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")]))
+    if visible is not None:
+        present = min(present, len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")]))
+    torch = sys.modules.get("torch")
+    return present or (int(torch.cuda.device_count()) if torch is not None and hasattr(torch, "cuda") else 0)
+
+
+@cache
+def _nvml_device_count() -> int:
+    """Return the number of devices of this machine as the driver's management library has them; 0 without the library or the driver.
+
+    The library opens no CUDA context, so the process can still be forked.
+    """
+    count = ctypes.c_uint(0)
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2():
+            return 0
+        failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        nvml.nvmlShutdown()
+    except (OSError, AttributeError):
+        return 0
+    return 0 if failed else int(count.value)
+
+
+def num_gpus(device: Literal["auto", "cpu", "cuda"]) -> int:
+    """Return the number of GPUs of this machine for a run with ``--device``: none with ``cpu``.
+
+    With ``cuda`` PyTorch is imported and asked where `cuda_device_count` finds none.
+    """
+    if device == "cpu":
+        return 0
+    count = cuda_device_count()
+    if count or device == "auto":
+        return count
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def cuda_torch() -> str:
+    """Return the version of CUDA that the installed PyTorch is built for, without importing it; empty if it is for CPUs, or missing."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    built = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return built[1] if built else ""
 
 
 @cache
@@ -161,8 +214,6 @@ def end_with_parent(parent: int) -> None:
     """
     if sys.platform != "linux":
         return
-    import ctypes
-
     ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

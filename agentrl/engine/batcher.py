@@ -26,6 +26,7 @@ from agentrl.engine.sequences import Sequence, SlotTable
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.slot_model import SlotModel
 from agentrl.engine.slots import SlotCache, Step, padded
+from agentrl.weights.digests import Found, found_in
 
 FIRST_CAPACITY = 64
 """Tokens of a slot at first; it doubles when a sequence needs more."""
@@ -151,6 +152,10 @@ class Batcher:
             self._table = SlotTable(len(self._table))
         self.version = version
         return version
+
+    def digests(self, dtype: str) -> Found:
+        """Return the digests of the model's weights."""
+        return found_in(self._model.named_parameters(), dtype)
 
     def sleep(self) -> None:
         """Move the weights to CPU memory and drop the cache; sequences under way wait, with what was sampled."""

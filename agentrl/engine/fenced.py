@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,12 +16,16 @@ from agentrl.core.errors import (
     EngineError,
     StructureError,
     TransferAbandonedError,
+    WeightsDifferError,
     WeightSyncError,
 )
 from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, Memory, WeightUpdate
 from agentrl.core.types import Generation
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.usage import UsageMeter
+from agentrl.weights.digests import DIGESTS, Found, check
+
+_log = logging.getLogger(__name__)
 
 
 class FencedEngine(ABC):
@@ -39,6 +44,7 @@ class FencedEngine(ABC):
         self._asleep: set[Memory] = set()
         self._vocabulary = 0
         self._load_now = EngineLoad()
+        self._is_told = False  # of weights that are not compared
 
     @property
     @abstractmethod
@@ -141,6 +147,18 @@ class FencedEngine(ABC):
     def _end_requests(self, reason: str) -> None:
         """End every present request with `EngineDeadError`."""
 
+    def _verify(self, update: WeightUpdate, found: Found) -> None:
+        """Compare the weights with the learner's, and log once how many could not be compared.
+
+        Raises:
+            WeightsDifferError: If some differ.
+        """
+        left = check(update.payload[DIGESTS], found, engine=f"engine {self._settings.index}", version=update.version)
+        if left and not self._is_told:
+            self._is_told = True
+            count = len(update.payload[DIGESTS]["tensors"])
+            _log.warning("%d of %d tensors of the weights are not compared with the learner's, for example %s", len(left), count, left[0])
+
     def _check_alive(self) -> None:
         self._dead = self._dead or self._fault()
         if self._dead or not self._is_started:
@@ -177,7 +195,7 @@ class FencedEngine(ABC):
         except BaseException as error:
             self._dead = self._dead or f"{what}: {reason_of(error)}"
             self._end_requests(self._dead)
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or isinstance(error, WeightsDifferError):
                 raise
             raise kind(f"engine {self._settings.index}: {self._dead}") from error
 

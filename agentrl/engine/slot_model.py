@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +86,11 @@ class SlotModel:
         done = {id(parameters[name].copy_(tensor)) for name, tensor in tensors.items()}  # a tied one has two names
         if missing := [name for name, parameter in parameters.items() if id(parameter) not in done]:
             raise ValueError(f"{path} lacks values for {len(missing)} parameters, for example {min(missing)}")
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters, tied ones under both names."""
+        found: Iterator[tuple[str, Tensor]] = self._model.named_parameters(remove_duplicate=False)
+        return found
 
     def _joined(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a checkpoint under the names of the model, in which the experts of a layer are one tensor."""

@@ -14,6 +14,7 @@ from agentrl.core.types import Generation
 from agentrl.engine.fenced import FencedEngine, reason_of
 from agentrl.engine.settings import EngineSettings, without_gc
 from agentrl.engine.usage import UsageMeter
+from agentrl.weights.digests import DIGESTS
 
 
 class TransformersEngine(FencedEngine):
@@ -92,7 +93,10 @@ class TransformersEngine(FencedEngine):
         if update.transport != "shm":
             raise ValueError(f"the update comes by {update.transport!r} but the engine expects 'shm'")
         batcher, path = self._batcher, update.payload["update"]["path"]
-        return int(await asyncio.wrap_future(batcher.call(lambda: batcher.load(path, update.version))))
+        version = int(await asyncio.wrap_future(batcher.call(lambda: batcher.load(path, update.version))))
+        if (wanted := update.payload.get(DIGESTS)) is not None:
+            self._verify(update, await asyncio.wrap_future(batcher.call(lambda: batcher.digests(wanted["dtype"]))))
+        return version
 
     async def _sleep(self, level: int) -> None:
         await asyncio.wrap_future(self._batcher.call(self._batcher.sleep))

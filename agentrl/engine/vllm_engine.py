@@ -16,8 +16,11 @@ from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory, Weight
 from agentrl.core.types import ExpertArray, FinishReason, Generation, experts_of, floats, ints
 from agentrl.engine.adapters import Adapters, LoadedAdapter
 from agentrl.engine.fenced import FencedEngine, reason_of
+from agentrl.engine.gate import Gate
 from agentrl.engine.settings import EngineSettings, prepare_environment, without_gc
 from agentrl.engine.usage import UsageMeter
+from agentrl.engine.vllm_window import stamps_tokens
+from agentrl.weights.digests import DIGESTS, joined
 
 
 class VllmEngine(FencedEngine):
@@ -31,6 +34,9 @@ class VllmEngine(FencedEngine):
     With ``--kv-on-publish keep`` nothing is forgotten. Each request carries the version at its start as the salt of its prefix hashes,
     so a request that starts after a publication finds no key or value of older weights.
 
+    A vLLM before 0.32 does not say which weights sampled a token. There a publication waits for the requests under way instead, and later
+    ones wait for its end, so that each has one version.
+
     With adapters nothing is paused: a request goes on with the adapter that it began with, and its tokens have that adapter's version.
     """
 
@@ -43,6 +49,8 @@ class VllmEngine(FencedEngine):
         self._version = 0  # of the weights that a request finds when it starts
         self._keep_kv = settings.weights.kv_on_publish == "keep"
         self._adapters = Adapters(settings.adapters)
+        self._stamps = True  # whether vLLM says which weights sampled a token
+        self._gate: Gate | None = None
 
     @property
     def max_model_len(self) -> int:
@@ -69,7 +77,10 @@ class VllmEngine(FencedEngine):
             await asyncio.to_thread(self._load)
             if self._settings.device == "cpu":
                 await self._llm.collective_rpc("make_row_invariant")
-            await self._llm.update_weight_version("0")
+            if self._stamps:
+                await self._llm.update_weight_version("0")
+            elif not self._settings.adapters:
+                self._gate = Gate()
         except Exception as error:
             await self.close()
             raise EngineError(f"vLLM did not start with model {self._settings.model.model!r}: {reason_of(error)}") from error
@@ -105,14 +116,18 @@ class VllmEngine(FencedEngine):
     def _load(self) -> None:
         with without_gc():
             from agentrl.engine import launch
+        self._stamps = stamps_tokens()
         self._make_params = launch.sampling_params
         with without_main():
             self._llm = launch.build(self._settings)  # not returned: something in vLLM's start keeps the caller's future alive
 
     async def _sample(self, request: GenerationRequest) -> Generation:
-        with self._vllm_errors(request), self._adapters.latest() as adapter:
-            output = await self._final_output(request, adapter)
-        return _generation(request.request_id, output, adapter)
+        async with self._gate.request(request.request_id) if self._gate else contextlib.nullcontext():
+            self._check_alive()  # the weights that it waited for may have failed to load
+            version = None if self._stamps else self._version
+            with self._vllm_errors(request), self._adapters.latest() as adapter:
+                output = await self._final_output(request, adapter)
+        return _generation(request.request_id, output, version if adapter is None else adapter.version)
 
     async def _sleep(self, level: int) -> None:
         await self._llm.sleep(level, mode="keep")
@@ -161,13 +176,18 @@ class VllmEngine(FencedEngine):
             raise EngineError(f"request {request.request_id} failed: {reason_of(error)}") from error
 
     async def _load_weights(self, update: WeightUpdate) -> int:
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
-
         llm = self._llm
         if self._settings.adapters and update.transport == "adapter":
             return await self._adapters.load(llm, update)
         if update.transport != self._settings.transport:
             raise ValueError(f"the update comes by {update.transport!r} but the engine expects {self._settings.transport!r}")
+        gate = self._gate.publication(self.abort if self._asleep else None) if self._gate else contextlib.nullcontext()
+        async with gate:
+            return await self._take(llm, update)
+
+    async def _take(self, llm: Any, update: WeightUpdate) -> int:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+
         # AsyncLLM.pause_generation would do the same and then sleep for 20 ms.
         await llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=not self._keep_kv)
         if (meeting := self._meeting(update)) is not None:
@@ -177,8 +197,11 @@ class VllmEngine(FencedEngine):
         self._update_info = dict(update.payload.get("update", self._update_info))  # to a group it is said once
         await llm.update_weights(WeightTransferUpdateRequest(self._update_info))
         await self._check_transfer(llm, update, begun=True)
-        await llm.finish_weight_update(weight_version=str(update.version))
-        reported = await llm.get_weight_version()
+        await llm.finish_weight_update(**({"weight_version": str(update.version)} if self._stamps else {}))
+        if (wanted := update.payload.get(DIGESTS)) is not None:
+            shapes = {name: shape for name, (_, shape) in wanted["tensors"].items()}
+            self._verify(update, joined(await llm.collective_rpc("weight_digests", args=(shapes, wanted["dtype"]))))
+        reported = await llm.get_weight_version() if self._stamps else str(update.version)
         if reported != str(update.version):
             raise ValueError(f"the engine reports version {reported!r}")
         self._version = update.version
@@ -218,16 +241,18 @@ def _end_token_ids(model_config: Any) -> tuple[int, ...]:
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 
 
-def _generation(request_id: str, output: Any, adapter: LoadedAdapter | None) -> Generation:
+def _generation(request_id: str, output: Any, version: int | None) -> Generation:
+    """Return the answer of vLLM in our form; `version` is that of all its tokens, unless vLLM says it of each."""
     completion = output.outputs[0]
     reason = _REASONS.get(completion.finish_reason)
     if reason is None:
         raise EngineError(f"request {request_id} ended with {completion.finish_reason!r}")
     versions = np.zeros(len(completion.token_ids), dtype=np.int32)
-    for span in completion.weight_versions or ():
-        versions[span.start : span.end] = int(span.version)
-    if adapter is not None:  # vLLM counts versions of the model's own weights only
-        versions[:] = adapter.version
+    if version is not None:  # of an adapter too: vLLM counts versions of the model's own weights only
+        versions[:] = version
+    else:
+        for span in completion.weight_versions or ():
+            versions[span.start : span.end] = int(span.version)
     return Generation(
         token_ids=ints(list(completion.token_ids)),
         logprobs=floats(completion.logprobs.logprobs),

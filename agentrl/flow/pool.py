@@ -14,7 +14,7 @@ from typing import TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from agentrl.core.errors import AgentRLError, ConfigError, EngineDeadError, TransferAbandonedError, WeightSyncError
+from agentrl.core.errors import AgentRLError, ConfigError, EngineDeadError, TransferAbandonedError, WeightsDifferError, WeightSyncError
 from agentrl.core.protocols import EngineStats, GroupRef, Membership, Memory, RolloutWorker, WeightUpdate
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import GroupRequest
@@ -152,6 +152,8 @@ class RolloutPool:
         wrong = {name: answer for name, answer in answers.items() if answer != update.version}
         if not wrong:
             return
+        if differ := next((answer for answer in wrong.values() if isinstance(answer, WeightsDifferError)), None):
+            raise differ  # the same would happen to any engine in its place
         details = "; ".join(f"{name}: {_answer(answer)}" for name, answer in wrong.items())
         cause = next((answer for answer in wrong.values() if isinstance(answer, BaseException)), None)
         error = WeightSyncError(f"weights of version {update.version} are not live on {len(wrong)} of {len(slots)} workers ({details})")
@@ -222,13 +224,14 @@ class RolloutPool:
         finally:
             self._supervisor = None
 
-    def scale(self, number: int) -> str:
+    def scale(self, number: int, *, grows: bool = False) -> str:
         """Let workers join, or the latest of them leave, until there are `number`; returns what happens, in words.
 
-        A worker that joins is given groups once it holds the current weights; the groups of one that leaves run again on others.
+        A worker that joins is given groups once it holds the current weights; the groups of one that leaves run again on others. Workers
+        for which there is no room yet wait for it if the cluster `grows` by itself.
 
         Raises:
-            ConfigError: If the workers of this run cannot be replaced, or the run does not generate at the moment.
+            ConfigError: If the workers of this run cannot be replaced, the run does not generate at the moment, or there is no room.
         """
         supervision, supervisor = self._supervision, self._supervisor
         if supervision is None or supervisor is None:
@@ -239,7 +242,12 @@ class RolloutPool:
         if self._published is not None:
             raise ConfigError("--num-engines", number, "each engine shares its GPUs with learner ranks (--colocate)", "Start another run.")
         present = [*(name for name, slot in self._slots.items() if slot.state is not WorkerState.GONE), *self._joining]
-        joining = list(itertools.islice(self._names, max(0, number - len(present))))
+        more = max(0, number - len(present))
+        if more and not grows and (room := supervision.room()) is not None and more > room:
+            problem = f"{len(present)} engines are there, and the cluster has room for {room} more"
+            remedy = f"Give at most {len(present) + room}, add machines, or --wait-for-machines if the cluster starts them by itself."
+            raise ConfigError("--num-engines", number, problem, remedy)
+        joining = list(itertools.islice(self._names, more))
         for name in joining:
             scope = self._joining[name] = anyio.CancelScope()
             supervisor.start_soon(self._join, name, scope, supervision, name=f"join {name}")
@@ -334,6 +342,8 @@ class RolloutPool:
                         self._slots[name] = slot
                         self._by_load.add(slot)
                 _log.warning("%s has joined", name)
+            except WeightsDifferError:
+                raise
             except (AgentRLError, TimeoutError) as error:
                 slot = None
                 _log.warning("%s could not join: %s: %s", name, type(error).__name__, error)
@@ -390,6 +400,8 @@ class RolloutPool:
                         await self._bring_up(slot, worker)
                         self._by_load.update(slot)
                 _log.warning("%s works again", slot.name)
+            except WeightsDifferError:
+                raise
             except (AgentRLError, TimeoutError) as error:
                 slot.reason = f"{type(error).__name__}: {error}"
                 _log.warning("%s could not be replaced: %s", slot.name, slot.reason)

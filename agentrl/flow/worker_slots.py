@@ -27,6 +27,14 @@ FindBlock: TypeAlias = Callable[[str], Awaitable[str]]
 LOAD_TIMEOUT_S = 300.0
 
 
+Room: TypeAlias = Callable[[], int | None]
+"""Returns how many more workers have room now; `None` where nobody knows."""
+
+
+def _unknown_room() -> None:
+    return
+
+
 async def _no_block(name: str) -> str:
     return ""
 
@@ -41,6 +49,7 @@ class Supervision:
 
     respawn: Respawn  # replaces a worker, or starts one more
     retire: Retire = _nothing_to_retire  # ends a worker that leaves
+    room: Room = _unknown_room  # for workers that join
     find_block: FindBlock = _no_block  # asked of a worker that has not answered for `slow_s`
     slow_s: float = 10.0
     max_restarts: int = 3  # replacements of one worker; after them it is given up

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -174,11 +175,26 @@ def _varlen(
         raise ValueError("torch's varlen attention has no soft cap")
     from torch.nn.attention.varlen import varlen_attn
 
-    seen = (-1 if window is None else window - 1, 0)
-    grouped = query.shape[1] != key.shape[1]
-    output: Any = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=seen, enable_gqa=grouped)
-    found: Tensor = output
-    return found
+    return _varlen_on_gpu(varlen_attn, query, key, value, bounds, longest, scale, window)
+
+
+def _varlen_on_gpu(
+    kernel: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float, window: int | None
+) -> Tensor:
+    """Call torch's kernel by the signature that it has: heads are shared by `enable_gqa`, or repeated before torch 2.12, which lacks it."""
+    options: dict[str, Any] = {"scale": scale, "window_size": (-1 if window is None else window - 1, 0)}
+    if query.shape[1] != key.shape[1]:
+        if "enable_gqa" in inspect.signature(kernel).parameters:
+            options["enable_gqa"] = True
+        else:
+            key, value = _repeated(query, key), _repeated(query, value)
+    output: Tensor = kernel(query, key, value, bounds, bounds, longest, longest, **options)
+    return output
+
+
+def _repeated(query: Tensor, part: Tensor) -> Tensor:
+    """Return keys or values with as many heads, their second dimension, as the query has."""
+    return part.repeat_interleave(query.shape[1] // part.shape[1], 1)
 
 
 def _reference(
@@ -215,7 +231,7 @@ def _reference(
 
 
 def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
-    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
+    key, value = _repeated(query, key), _repeated(query, value)
     scores = torch.tanh(query @ key.transpose(-1, -2) * scale / softcap) * softcap
     return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value
 

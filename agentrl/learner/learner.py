@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import CheckpointError, LearnerError
@@ -43,6 +44,7 @@ class LearnerRank:
         self.settings, self._sender = settings, sender
         self._state: LearnerState | None = None
         self._written: list[Path] = []
+        self._verified = -1  # epoch of the membership whose engines were compared last
 
     def start(
         self, rank: int, world_size: int, master_port: int, master_addr: str = LOOPBACK, place: tuple[int, int] | None = None
@@ -91,11 +93,31 @@ class LearnerRank:
         """Publish the current weights as `version`; return how engines get them from this rank, or `None`."""
         state = self._started
         weights = Weights(state.named_weights)
+        digests = self._digests(weights, version, members)
         if state.ranks.first or self._sender.every_rank:
-            return self._sender.send(weights, version, members)
+            update = self._sender.send(weights, version, members)
+            return replace(update, payload={**update.payload, **digests}) if update is not None else None
         for _ in weights:
             pass
         return None
+
+    def _digests(self, weights: Weights, version: int, members: Membership | None) -> dict[str, Any]:
+        """Return what engines compare their weights with after this publication; nothing if they do not, and on other ranks than the first.
+
+        They do in the first publication to any membership, and then every `verify_every` steps.
+        """
+        every, epoch = self.settings.verify_every, members.epoch if members is not None else 0
+        if not every or (epoch == self._verified and version % every):
+            return {}
+        self._sender.abandon("the weights are sent again")  # a transfer goes over the parameters too, on a thread of its own
+        self._verified = epoch
+        if self._started.ranks.first:
+            from agentrl.weights.digests import DIGESTS, expected
+
+            return {DIGESTS: expected(weights, self.settings.engine_dtype)}
+        for _ in weights:
+            pass
+        return {}
 
     def abandon_weights(self, reason: str) -> None:
         """Give up a transfer to engines that is under way, and wait until this rank's part of it has ended."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from agentrl.config.algorithm import AlgoConfig
 from agentrl.config.engine import WeightsConfig
+from agentrl.config.engine_args import parse_engine_args
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.schema import TrainConfig
@@ -47,6 +48,8 @@ class LearnerSettings:
     max_mismatch: float | None = None  # mean difference between engine and learner that ends a run, nats
     engine: str = ""  # the engine and its data type, for messages
     audit_every: int = 0  # steps between two audits; 0: none
+    verify_every: int = 0  # steps between two comparisons of the engines' weights with the learner's; 0: none
+    engine_dtype: str = "float32"  # data type of the engines' weights
 
     def __post_init__(self) -> None:
         """Replace ZeRO-0 by ZeRO-1 in bfloat16: without ZeRO, DeepSpeed sums the gradients of micro-batches in bfloat16."""
@@ -77,7 +80,15 @@ def settings_from(config: TrainConfig, *, model: str, device: Literal["cpu", "cu
         max_mismatch=config.mismatch_limit(device),
         engine=_engine(config, device),
         audit_every=config.training.audit_every,
+        verify_every=_verify_every(config),
+        engine_dtype=config.engine.dtype(device),
     )
+
+
+def _verify_every(config: TrainConfig) -> int:
+    """Return the setting, or 0 where engines do not hold the learner's weights: an adapter beside them, or other numbers for them."""
+    quantised = "quantization" in parse_engine_args(config.engine.engine_args)
+    return 0 if config.weights.publish == "adapter" or quantised else config.weights.verify_weights_every
 
 
 def _engine(config: TrainConfig, device: Literal["cpu", "cuda"]) -> str:

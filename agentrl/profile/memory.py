@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentrl.algo.estimators import estimator_facts
+from agentrl.config.engine_args import parse_engine_args
 from agentrl.config.model_shape import ModelShape, read_shape
 from agentrl.config.schema import TrainConfig
 from agentrl.learner.settings import BUCKET_ELEMENTS, chunk_rows
@@ -21,6 +22,12 @@ LIVE_PARAMETERS = 10**9  # parameters that ZeRO-3 keeps gathered, DeepSpeed's de
 CONTEXT = 1.0 * GIB  # CUDA context and libraries of a process
 ENGINE_EXTRA = 2.5 * GIB  # context, CUDA graphs and activations of an engine, assumed
 BYTES_IN_4_BITS = 0.516  # of a parameter, with a quantised scale for each 64 and a float32 scale for each 256 of those
+QUANTISED: dict[tuple[str, ...], float] = {
+    ("fp8", "int8", "w8a8", "mxfp8"): 1.0,
+    ("awq", "gptq", "bitsandbytes", "mxfp4", "nvfp4", "fp4"): BYTES_IN_4_BITS,
+}
+"""Parts of the names of vLLM's quantisations, and the bytes of a parameter of a linear layer; with others it takes its data type's."""
+
 BATCH_BYTES = 96  # of a sampled token of the step: flat tensors, and float64 copies while advantages are computed
 
 
@@ -173,7 +180,8 @@ def _logits(shape: ModelShape, tokens: int, width: int) -> float:
 def _buffers(shape: ModelShape, config: TrainConfig) -> float:
     stage, width = _stage(config), number_bytes(config)
     reduce = BUCKET_ELEMENTS * width * (2 if stage in (1, 2) else 1 if stage else 0)  # two, so that one is sent while the other fills
-    gathered = min(LIVE_PARAMETERS, shape.parameters) * width if stage == 3 else 0
+    # A block of experts is gathered whole, whichever of them a rank's tokens go to.
+    gathered = max(min(LIVE_PARAMETERS, shape.parameters), shape.expert_block) * width if stage == 3 else 0
     return reduce + gathered
 
 
@@ -184,22 +192,32 @@ def host_bytes(config: TrainConfig, shape: ModelShape) -> float:
     their files to the GPU.
     """
     size, learner, width = shape.parameters, config.learner, number_bytes(config)
+    trained = adapter_parameters(shape, config.lora.lora_rank) or size  # the frozen weights of an adapter's model stay on the GPU
     sharded = learner.num_learners if learner.zero_stage == 3 else 1
-    offloaded = size * 16 / learner.num_learners if learner.optimizer_offload else 0.0
+    offloaded = trained * 16 / learner.num_learners if learner.optimizer_offload else 0.0
     if learner.reference_offload:
         offloaded += size * width / sharded
     if learner.ema_offload:
-        offloaded += size * 4 / sharded
+        offloaded += trained * 4 / sharded
     if config.weights.sleeps:  # state of the learner or weights of the engine, and buffers of both stay
-        offloaded += sum(_states(size, config)) + (size * 2 / config.engine.tensor_parallel_size)
+        offloaded += sum(_states(trained, config)) + size * 2 / config.engine.gpus_per_engine
     return max(size * width if learner.zero_stage == 3 or learner.learner_tensor_parallel > 1 else 0.0, offloaded)
 
 
-def engine_plan(config: TrainConfig, shape: ModelShape, gpu: float, *, kv_width: int = 2) -> EnginePlan:
-    """Return the memory of a GPU of `gpu` bytes that serves an engine in bfloat16; keys and values take `kv_width` bytes a number."""
-    parallel = config.engine.tensor_parallel_size
-    weights = shape.parameters * 2 / parallel
-    cache = gpu * config.weights.memory_share(config.engine, gpu) - weights - ENGINE_EXTRA
-    split = min(parallel, shape.kv_heads)  # heads are copied where there are fewer than GPUs
-    per_token = shape.layers * shape.kv_width * kv_width / split
+def engine_plan(config: TrainConfig, shape: ModelShape, gpu: float) -> EnginePlan:
+    """Return the memory of a GPU of `gpu` bytes that serves an engine; layers are divided over tensor and pipeline parallel workers."""
+    engine, arguments = config.engine, parse_engine_args(config.engine.engine_args)
+    number = 4 if engine.dtype("cuda") == "float32" else 2
+    weights = _served(shape, str(arguments.get("quantization") or shape.quantization), number) / engine.gpus_per_engine
+    cache = gpu * config.weights.memory_share(engine, gpu) - weights - ENGINE_EXTRA
+    cached = 1 if str(arguments.get("kv_cache_dtype", "")).startswith(("fp8", "int8")) else number
+    stages = engine.gpus_per_engine // engine.tensor_parallel_size
+    per_token = shape.layers / stages * shape.cached_width(engine.tensor_parallel_size) * cached
     return EnginePlan(weights=weights, extra=ENGINE_EXTRA, cache=cache, cache_tokens=max(0, int(cache / per_token)))
+
+
+def _served(shape: ModelShape, method: str, number: int) -> float:
+    """Return the bytes of a model in an engine; a quantised one keeps embedding and output layer in numbers of `number` bytes."""
+    whole = shape.embedding * (1 if shape.tied else 2)
+    quantised = next((size for names, size in QUANTISED.items() if any(name in method for name in names)), float(number))
+    return whole * number + (shape.parameters - whole) * quantised

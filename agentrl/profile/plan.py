@@ -13,6 +13,8 @@ from agentrl.profile.memory import CONTEXT, ENGINE_EXTRA, GIB, EnginePlan, engin
 from agentrl.track.text import counted
 
 LEAST_MICRO_BATCH = 4096
+FULL, HANDING_OVER = "a learner rank needs", "the weights of a learner rank and of its engine need"
+"""Beginnings of sentences about what does not fit."""
 SPARE = 0.95
 """Share of a GPU's memory that a plan may fill; the rest is lost between the pieces that an allocator hands out."""
 
@@ -23,6 +25,7 @@ class Hardware:
 
     gpus: int
     gpu_bytes: float
+    gpus_per_node: int = 8  # of one machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +83,13 @@ class Plan:
             yield from self._handing_over()
         elif weights.colocate:
             limit -= self.hardware.gpu_bytes * weights.memory_share(engine, self.hardware.gpu_bytes)
-        if self.learner_bytes > limit:
-            yield f"a learner rank needs {self.learner_bytes / GIB:.1f} GiB of the {limit / GIB:.1f} that it may fill"
+        if self.learner_bytes > limit * (1 + 1e-9):  # where both stay, the limit is these bytes, but for the rounding of their share
+            yield f"{FULL} {self.learner_bytes / GIB:.1f} GiB of the {limit / GIB:.1f} that it may fill"
         if self.engine.cache_tokens < self.episode_tokens:
             yield f"an engine has {max(0.0, self.engine.cache) / GIB:.1f} GiB per GPU left for its KV cache, which holds no whole episode"
+        if engine.gpus_per_engine > self.hardware.gpus_per_node:
+            machine = f"a machine has {self.hardware.gpus_per_node} (--gpus-per-node)"
+            yield f"an engine of {engine.gpus_per_engine} GPUs has to be on one machine, and {machine}"
         if self.gpus > self.hardware.gpus:
             yield f"engines and learner ranks need {self.gpus} GPUs, and there are {self.hardware.gpus}"
 
@@ -93,7 +99,7 @@ class Plan:
         needed = sum(size for name, size in self.parts.items() if name in there) + CONTEXT + self.engine.weights + ENGINE_EXTRA
         limit = SPARE * self.hardware.gpu_bytes
         if needed > limit:
-            yield f"the weights of a learner rank and of its engine need {needed / GIB:.1f} GiB of {limit / GIB:.1f} during a publication"
+            yield f"{HANDING_OVER} {needed / GIB:.1f} GiB of {limit / GIB:.1f} during a publication"
 
 
 def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, work: Workload) -> Plan:
@@ -116,11 +122,13 @@ def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, work: 
 
 def divide(config: TrainConfig, shape: ModelShape, hardware: Hardware) -> TrainConfig:
     """Return the settings with the GPUs divided: half for the learner, the others in engines so wide that a third is left for the cache."""
+    if hardware.gpus == 1 and not config.weights.colocate:  # as a run on one GPU does by itself
+        config = changed(config, colocate=True, sleep_level=0 if config.flow.staleness else config.weights.sleep_level)
     if config.weights.colocate:
         return changed(config, num_engines=hardware.gpus, num_learners=hardware.gpus)
     usable = hardware.gpu_bytes * config.weights.memory_share(config.engine, hardware.gpu_bytes) * 2 / 3
     parallel = 1
-    while shape.parameters * 2 / parallel > usable and 2 * parallel <= max(1, hardware.gpus // 2):
+    while shape.parameters * 2 / parallel > usable and 2 * parallel <= min(max(1, hardware.gpus // 2), hardware.gpus_per_node):
         parallel *= 2
     ranks = max(1, hardware.gpus // 2)
     engines = max(1, (hardware.gpus - ranks) // parallel)
@@ -146,10 +154,18 @@ def improve(plan: Plan, work: Workload) -> tuple[Plan, list[str]]:
 
 
 def _wider_engines(plan: Plan) -> dict[str, object]:
-    engine = plan.config.engine
+    return _doubled(plan) if plan.engine.cache_tokens < plan.episode_tokens else {}
+
+
+def _narrower_shares(plan: Plan) -> dict[str, object]:
+    """Wider engines, of which a GPU that is shared holds less while weights are handed over."""
+    return _doubled(plan) if any(problem.startswith(HANDING_OVER) for problem in plan.problems) else {}
+
+
+def _doubled(plan: Plan) -> dict[str, object]:
     room = plan.hardware.gpus - (0 if plan.config.weights.colocate else plan.config.learner.num_learners)
-    parallel = 2 * engine.tensor_parallel_size
-    if plan.engine.cache_tokens >= plan.episode_tokens or parallel > room:
+    parallel = 2 * plan.config.engine.tensor_parallel_size
+    if parallel > min(room, plan.hardware.gpus_per_node):
         return {}
     return {"tensor_parallel_size": parallel, "num_engines": max(1, room // parallel)}
 
@@ -164,7 +180,7 @@ def _learner_with(name: str, value: object) -> Callable[[Plan], dict[str, object
 
 
 def _learner_is_full(plan: Plan) -> bool:
-    return any("learner rank" in problem for problem in plan.problems)
+    return any(problem.startswith(FULL) for problem in plan.problems)
 
 
 CHANGES: Sequence[Callable[[Plan], dict[str, object]]] = (
@@ -176,6 +192,9 @@ CHANGES: Sequence[Callable[[Plan], dict[str, object]]] = (
     _learner_with("zero_stage", 3),
     _fewer_tokens,
     _fewer_tokens,
+    _narrower_shares,
+    _narrower_shares,
+    _narrower_shares,
     _learner_with("optimizer_offload", True),
 )
 """Changes of the settings of a plan that does not fit, which return no settings where they would not help."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ class EpisodeShape:
 
     reset_s: float  # seconds before the first turn
     turns: tuple[tuple[float, float], ...]  # tokens sampled in each turn, and seconds that the environment takes after it
+    prompt_tokens: float = 0.0  # tokens before the first turn, which the episodes of a group share
 
     @property
     def num_tokens(self) -> int:
@@ -47,7 +49,12 @@ class EngineModel:
         token_s: Seconds of a decoding step that do not depend on how many sequences share it.
         token_s_per_sequence: Seconds that each sequence adds to it.
         max_sequences: Sequences decoded at once; further ones wait.
+        prefill_token_s: Seconds that the engine computes for a token of a prompt, of a sequence that begins again, and of every sequence
+            under way after a publication; nothing is decoded meanwhile.
+        kv_tokens: Tokens that its cache holds. When sequences under way have filled it, the latest one gives its room to the others, waits,
+            and begins again with the tokens it has.
         pause_s: Seconds without decoding for each publication.
+        pause_s_per_engine: Seconds that each engine of the run adds to that, as where weights reach one after the other.
         load_s: Seconds of a publication before that, in which decoding goes on.
         lifetime_s: Seconds until an engine dies; `None`: never.
         restart_s: Seconds until another one is in its place.
@@ -56,6 +63,9 @@ class EngineModel:
     token_s: float
     token_s_per_sequence: float = 0.0
     max_sequences: int = 256
+    prefill_token_s: float = 0.0
+    kv_tokens: float = math.inf
+    pause_s_per_engine: float = 0.0
     pause_s: Draw = lambda rng: 0.0
     load_s: Draw = lambda rng: 0.0
     lifetime_s: Draw | None = None
@@ -69,8 +79,8 @@ class EngineModel:
 class World:
     """State that all engines of a simulated run share; a group asks for the same on any engine and at any time."""
 
-    def __init__(self, draw: DrawGroup, failure_rate: float, seed: int) -> None:
-        self._draw, self._failure_rate, self.seed = draw, failure_rate, seed
+    def __init__(self, draw: DrawGroup, failure_rate: float, seed: int, engines: int = 1) -> None:
+        self._draw, self._failure_rate, self.seed, self.engines = draw, failure_rate, seed, engines
         self.episodes = self.peak_episodes = 0
 
     def group(self, group_request: GroupRequest) -> tuple[Sequence[EpisodeShape], list[bool]]:
@@ -85,31 +95,52 @@ class World:
         self.peak_episodes = max(self.peak_episodes, self.episodes)
 
 
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """A request: waiting, or decoded since `began`."""
+
+    tokens: float  # to sample from the time it begins
+    prompt: float  # tokens to compute when it begins
+    context: float  # tokens that it holds in the cache when it begins
+    answer: Answer
+    wanted: Wanted
+    began: float = 0.0  # decoding steps of the engine by then
+
+
 class Decoder:
-    """Sequences that share decoding steps, exactly, with one timer: the next sequence to end.
+    """Sequences that share decoding steps, exactly, with one timer: the next sequence to end, or the cache being full.
 
     Every running sequence gets one token per step, so that a sequence of k tokens ends k steps after its beginning; steps
-    are counted in fractions.
+    are counted in fractions. Prompts are computed before the next step.
     """
 
     def __init__(self, model: EngineModel) -> None:
         self._model, self._loop = model, asyncio.get_running_loop()
         self._steps, self._at = 0.0, self._loop.time()  # decoding steps done, and when they were counted
-        self._running: list[tuple[float, int, Answer, Wanted]] = []  # by the step at which they end
-        self._waiting: deque[tuple[float, Answer, Wanted]] = deque()
+        self._running: list[tuple[float, int, _Sequence]] = []  # by the step at which they end
+        self._waiting: deque[_Sequence] = deque()
+        self._base = 0.0  # tokens in the cache, but for one of each running sequence in each step
+        self._due_prefill_s = 0.0  # seconds of prompts that are to be computed
         self._timer: asyncio.TimerHandle | None = None
         self._numbers = itertools.count()
         self._paused = False
-        self.busy_s = self.paused_s = self.tokens = 0.0
+        self.busy_s = self.paused_s = self.tokens = self.prefill_s = 0.0
+        self.preempted = 0
 
-    def add(self, tokens: float, answer: Answer, wanted: Wanted) -> None:
-        """Sample so many tokens, then call `answer`, unless nobody wants it any more."""
+    @property
+    def held(self) -> float:
+        """Tokens in the cache."""
+        return self._base + len(self._running) * self._steps
+
+    def add(self, tokens: float, answer: Answer, wanted: Wanted, *, prompt: float = 0.0, context: float = 0.0) -> None:
+        """Sample so many tokens, then call `answer`, unless nobody wants it any more.
+
+        `prompt` are tokens to compute before, `context` those that it then holds in the cache.
+        """
         self.advance()
-        if len(self._running) < self._model.max_sequences:
-            self._begin(tokens, answer, wanted)
-            self._arm()
-        else:
-            self._waiting.append((tokens, answer, wanted))
+        self._waiting.append(_Sequence(tokens, prompt, context, answer, wanted))
+        self._fill()
+        self._arm()
 
     def pause(self, paused: bool) -> None:
         """Stop decoding, or go on."""
@@ -117,21 +148,46 @@ class Decoder:
         self._paused = paused
         self._arm()
 
+    def recompute(self) -> None:
+        """Have the keys and values of all sequences under way computed again, as after a publication."""
+        self.advance()
+        self._due_prefill_s += self.held * self._model.prefill_token_s
+        self._arm()
+
     def forget(self) -> None:
         """Drop the sequences that nobody wants any more."""
         self.advance()
-        self._running = [entry for entry in self._running if entry[3]()]
+        for entry in [entry for entry in self._running if not entry[2].wanted()]:
+            self._running.remove(entry)
+            self._base -= entry[2].context - entry[2].began
         heapq.heapify(self._running)
-        self._waiting = deque(entry for entry in self._waiting if entry[2]())
+        self._waiting = deque(sequence for sequence in self._waiting if sequence.wanted())
         self._fill()
         self._arm()
 
-    def _begin(self, tokens: float, answer: Answer, wanted: Wanted) -> None:
-        heapq.heappush(self._running, (self._steps + tokens, next(self._numbers), answer, wanted))
+    def _begin(self, sequence: _Sequence) -> None:
+        sequence.began = self._steps
+        self._base += sequence.context - sequence.began
+        self._due_prefill_s += sequence.prompt * self._model.prefill_token_s
+        heapq.heappush(self._running, (self._steps + sequence.tokens, next(self._numbers), sequence))
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._model.max_sequences:
-            self._begin(*self._waiting.popleft())
+            if self._running and self.held + self._waiting[0].context >= self._model.kv_tokens:
+                return
+            self._begin(self._waiting.popleft())
+
+    def _preempt(self) -> None:
+        """Put the latest sequence back to wait."""
+        entry = max(self._running, key=lambda entry: entry[1])
+        self._running.remove(entry)
+        heapq.heapify(self._running)
+        sequence = entry[2]
+        self._base -= sequence.context - sequence.began
+        sequence.context += self._steps - sequence.began
+        sequence.tokens, sequence.prompt = max(0.0, entry[0] - self._steps), sequence.context
+        self._waiting.appendleft(sequence)
+        self.preempted += 1
 
     def advance(self) -> None:
         """Bring the counters up to now."""
@@ -140,10 +196,20 @@ class Decoder:
         if self._paused:
             self.paused_s += passed
         elif self._running:
-            steps = passed / self._model.step_s(len(self._running))
-            self._steps += steps
             self.busy_s += passed
+            computed = min(passed, self._due_prefill_s)
+            self._due_prefill_s -= computed
+            self.prefill_s += computed
+            steps = (passed - computed) / self._model.step_s(len(self._running))
+            self._steps += steps
             self.tokens += steps * len(self._running)
+
+    def _steps_left(self) -> float:
+        """Return the decoding steps until a sequence ends or has to give its room away."""
+        left = self._running[0][0] - self._steps
+        if len(self._running) > 1:
+            left = min(left, (self._model.kv_tokens - self.held) / len(self._running))
+        return max(0.0, left)
 
     def _arm(self) -> None:
         if self._paused or not self._running:
@@ -151,7 +217,7 @@ class Decoder:
                 self._timer.cancel()
                 self._timer = None
             return
-        due = self._at + max(0.0, self._running[0][0] - self._steps) * self._model.step_s(len(self._running))
+        due = self._at + self._due_prefill_s + self._steps_left() * self._model.step_s(len(self._running))
         if self._timer is not None:
             if self._timer.when() <= due and not self._timer.cancelled():
                 return  # it comes too early, and is then set again
@@ -162,9 +228,16 @@ class Decoder:
         self._timer = None
         self.advance()
         ended: list[Answer] = []
-        while self._running and self._running[0][0] <= self._steps + 1e-9 * max(1.0, self._steps):
-            ended.append(heapq.heappop(self._running)[2])
-        self._fill()
+        margin = 1e-9 * max(1.0, self._steps)
+        while self._running and self._running[0][0] <= self._steps + margin:
+            sequence = heapq.heappop(self._running)[2]
+            self._base -= sequence.context - sequence.began
+            ended.append(sequence.answer)
+        if not ended:
+            while len(self._running) > 1 and self.held + margin * len(self._running) >= self._model.kv_tokens:
+                self._preempt()
+        else:
+            self._fill()
         self._arm()
         for answer in ended:
             answer()
@@ -210,7 +283,9 @@ class _Episodes:
             self.generate_s[index] += self._loop.time() - asked_s
             self._later(env_s, lambda: self._turn(index, shape, number + 1))
 
-        self._worker.decoder.add(tokens, sampled, self.wanted)
+        held = shape.prompt_tokens + sum(before for before, _ in shape.turns[:number])
+        prompt = shape.prompt_tokens if index == number == 0 else 0.0  # the others find it in the cache
+        self._worker.decoder.add(tokens, sampled, self.wanted, prompt=prompt, context=held)
 
 
 class SimulatedWorker:
@@ -259,8 +334,9 @@ class SimulatedWorker:
         """Take the time of a publication."""
         await asyncio.sleep(self._model.load_s(self._rng))
         self.decoder.pause(True)
-        await asyncio.sleep(self._model.pause_s(self._rng))
+        await asyncio.sleep(self._model.pause_s(self._rng) + self._model.pause_s_per_engine * self._world.engines)
         self.version = update.version
+        self.decoder.recompute()
         self.decoder.pause(False)
         return self.version
 

@@ -184,7 +184,7 @@ def samples(values: Sequence[float]) -> Draw:
     return lambda rng: recorded[int(rng.random() * len(recorded))]
 
 
-def episodes_of(*, tokens: Draw, env_s: Draw = none, reset_s: Draw = none, turns: int = 1) -> DrawGroup:
+def episodes_of(*, tokens: Draw, env_s: Draw = none, reset_s: Draw = none, turns: int = 1, prompt: Draw = none) -> DrawGroup:
     """Groups of episodes that are independent of each other, with a fixed number of turns.
 
     Args:
@@ -192,10 +192,12 @@ def episodes_of(*, tokens: Draw, env_s: Draw = none, reset_s: Draw = none, turns
         env_s: Seconds of the environment after a turn.
         reset_s: Seconds of the environment before the first turn.
         turns: Turns of an episode.
+        prompt: Tokens of the prompt, which the episodes of a group share.
     """
 
     def draw(rng: random.Random, size: int) -> list[EpisodeShape]:
-        return [EpisodeShape(reset_s(rng), tuple((max(1.0, tokens(rng)), env_s(rng)) for _ in range(turns))) for _ in range(size)]
+        shared = prompt(rng)
+        return [EpisodeShape(reset_s(rng), tuple((max(1.0, tokens(rng)), env_s(rng)) for _ in range(turns)), shared) for _ in range(size)]
 
     return draw
 
@@ -288,7 +290,7 @@ def simulate(plan: Plan, *, keep_groups: bool = False) -> Simulated:
     """
     if plan.num_engines < 1:
         raise ConfigError("num_engines", plan.num_engines, "a simulated run needs engines", "Give at least 1.")
-    log, world = _Log(keep_groups), World(plan.episodes, plan.failure_rate, plan.seed)
+    log, world = _Log(keep_groups), World(plan.episodes, plan.failure_rate, plan.seed, plan.num_engines)
     result = run_virtual(lambda: _run(plan, world, log))
     warmup = min(plan.settings.max_staleness + 1, len(log.steps) // 2)
     return Simulated(plan, result, log.steps, log.groups, world.peak_episodes, warmup)

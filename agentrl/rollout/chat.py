@@ -10,8 +10,7 @@ from itertools import islice
 from typing import Any
 
 from agentrl.core.errors import ChatTemplateError, ConfigError, EnvResultError
-from agentrl.core.types import Message, Prompt
-from agentrl.env.results import RawText
+from agentrl.core.types import Message
 from agentrl.env.tools.calls import ParsedText, ToolCall, call_of, parse_tool_calls
 from agentrl.env.tools.environment import describe_tools, with_system
 from agentrl.rollout import forms
@@ -411,12 +410,3 @@ def _appended(calls: Sequence[dict[str, Any]], messages: Messages) -> Iterator[t
         for name, own in ways if not roles or changed != messages else ():
             yield f"{change} behind {name}", own, changed
     yield "all but the assistant's as the user's", [], forms.joined(forms.calls_as_text(messages), ("tool", *SYSTEM))
-
-
-def encode_prompt(codec: ChatCodec, prompt: Prompt, *, apply_chat_template: bool) -> list[int]:
-    """Token ids of messages, of plain text (one user message if `apply_chat_template`), or of `RawText`, which is taken as it is."""
-    if not isinstance(prompt, str):
-        return codec.encode_chat(prompt)
-    if isinstance(prompt, RawText) or not apply_chat_template:
-        return codec.encode_text(prompt)
-    return codec.encode_question(prompt)

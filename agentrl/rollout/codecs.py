@@ -1,4 +1,4 @@
-"""The chat codec of a command's settings."""
+"""The chat codec of a command's settings, and prompts in its tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from agentrl.config.schema import DataConfig, EndpointConfig, ModelConfig
 from agentrl.core.errors import ConfigError
+from agentrl.core.types import Prompt
+from agentrl.env.results import RawText
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import names_own_form
 from agentrl.rollout.template import ChatTemplate
@@ -41,6 +43,15 @@ def make_codec(tokenizer: Any, settings: CodecSettings, end_token_ids: Sequence[
     )
     _check_vocabulary(codec, Path(settings.model.model) / "config.json")
     return codec
+
+
+def encode_prompt(codec: ChatCodec, prompt: Prompt, *, apply_chat_template: bool) -> list[int]:
+    """Token ids of messages, of plain text (one user message if `apply_chat_template`), or of `RawText`, which is taken as it is."""
+    if not isinstance(prompt, str):
+        return codec.encode_chat(prompt)
+    if isinstance(prompt, RawText) or not apply_chat_template:
+        return codec.encode_text(prompt)
+    return codec.encode_question(prompt)
 
 
 def _check_vocabulary(codec: ChatCodec, config: Path) -> None:

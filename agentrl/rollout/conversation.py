@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.core.types import Message, Prompt, Sampling, Turn, as_messages
 from agentrl.env.agent import StepResult
 from agentrl.env.results import RawText
-from agentrl.rollout.chat import encode_prompt
+from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.recorder import Recorder
 
 

@@ -19,7 +19,8 @@ from agentrl.env.agent import StepResult, StepState
 from agentrl.env.boundary import Session, make_sampling_params, make_step_state
 from agentrl.env.multi_agent import MultiAgentSpec
 from agentrl.env.results import NEEDS_ONE, bad_result
-from agentrl.rollout.chat import ChatCodec, encode_prompt
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.conversation import Conversation
 from agentrl.rollout.penalties import penalize
 from agentrl.rollout.recorder import Context, Recorder

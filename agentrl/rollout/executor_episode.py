@@ -17,7 +17,8 @@ from agentrl.env.boundary import EnvSession, Threads, make_sampling_params
 from agentrl.env.executor import Completion, ExecutorSession, Policy, Sampler
 from agentrl.env.multi_agent import multi_agent_spec
 from agentrl.env.results import bad_result, check_sampling
-from agentrl.rollout.chat import ChatCodec, encode_prompt
+from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.episode import Episode, ProgramEpisode
 from agentrl.rollout.observers import ResetEvent, SampleEvent, SamplerEngine, StepEvent, WatchedSession
 from agentrl.rollout.recorder import Recorder, Sample

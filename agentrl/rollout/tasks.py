@@ -20,8 +20,7 @@ from agentrl.env.prompts import PromptFormat, column_paths, read_prompts
 from agentrl.env.rewards.function import judged_by_reward
 from agentrl.env.sampling import Sampling
 from agentrl.env.tasks import PEEK, TaskSource, checked, own_tasks, unique
-from agentrl.rollout.chat import encode_prompt
-from agentrl.rollout.codecs import make_codec
+from agentrl.rollout.codecs import encode_prompt, make_codec
 from agentrl.rollout.settings import EpisodeSettings
 
 

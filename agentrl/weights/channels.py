@@ -6,13 +6,17 @@ What is done with CUDA has not been run on a GPU.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from agentrl.core.errors import WeightSyncError
 
 LOOK_S = 0.0005
 """Seconds between two looks at whether the other side of a bucket is done."""
@@ -22,11 +26,25 @@ def connect_nccl(store: Any, rank: int, size: int, device: torch.device) -> Nccl
     """Join the NCCL group of all members."""
     from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
     from vllm.distributed.utils import StatelessProcessGroup
-    from vllm.utils.nccl import unpinned_nccl_env
 
     torch.cuda.set_device(device)
-    with unpinned_nccl_env():
-        return NcclChannel(PyNcclCommunicator(StatelessProcessGroup(rank, size, store), device=device))
+    with _unpinned():
+        group = PyNcclCommunicator(StatelessProcessGroup(rank, size, store), device=device)
+    if group.disabled:  # it would broadcast nothing, without an error, and engines would load what is in memory
+        name = os.environ.get("VLLM_NCCL_SO_PATH") or "libnccl.so.2"
+        remedy = "install nvidia-nccl, name the library by VLLM_NCCL_SO_PATH, or use --weight-transport disk"
+        raise WeightSyncError(f"NCCL cannot be used on {device}: vLLM did not load {name} ({remedy})")
+    return NcclChannel(group)
+
+
+def _unpinned() -> AbstractContextManager[None]:
+    """Leave out NCCL's variables that vLLM sets for its own groups, where it sets some: since 0.32."""
+    try:
+        from vllm.utils.nccl import unpinned_nccl_env
+    except ImportError:
+        return nullcontext()
+    unpinned: AbstractContextManager[None] = unpinned_nccl_env()
+    return unpinned
 
 
 class NcclChannel:

@@ -23,6 +23,8 @@ from agentrl.core.errors import TransferAbandonedError
 T = TypeVar("T")
 
 POLL_S = 0.05
+POLLS_PER_S = 320
+"""Looks at the store in a second by all members together: its host also trains, and thousands of members would keep it busy."""
 _ARRIVED, _COMPLETE, _ABANDONED = "arrived", "complete", "abandoned"
 
 
@@ -53,10 +55,11 @@ Connect: TypeAlias = Callable[[Any, int, int, torch.device], Channel]
 
 
 class Group:
-    """One member's side of a group."""
+    """One member's side of a group of `size`."""
 
-    def __init__(self, store: Any, channel: Channel) -> None:
+    def __init__(self, store: Any, channel: Channel, size: int = 2) -> None:
         self._store, self.channel = store, channel
+        self._poll_s = poll_s(size)
         self.reason = ""  # why it was given up
 
     @contextlib.contextmanager
@@ -119,7 +122,7 @@ class Group:
 
     def _watch(self, over: threading.Event, timeout_s: float) -> None:
         end_s = time.monotonic() + timeout_s
-        while not over.wait(POLL_S):
+        while not over.wait(self._poll_s):
             reason = _given_up(self._store)
             if not reason and time.monotonic() > end_s:
                 reason = f"it did not end within {timeout_s:g} s"
@@ -149,7 +152,7 @@ def host(
 
     _wait(lambda: store.add(_ARRIVED, 0) >= others, found, timeout_s, f"{others} workers of engines did not arrive")
     store.set(_COMPLETE, "yes")
-    return Group(store, _connected(connect, store, 0, size, device, timeout_s))
+    return Group(store, _connected(connect, store, 0, size, device, timeout_s), size)
 
 
 def join(address: str, port: int, rank: int, size: int, connect: Connect, device: torch.device, timeout_s: float) -> Group:
@@ -165,8 +168,13 @@ def join(address: str, port: int, rank: int, size: int, connect: Connect, device
         store.add(_ARRIVED, 1)
     except Exception as error:
         raise TransferAbandonedError(f"nobody forms a group at {address}:{port}: {error}") from error
-    _wait(lambda: store.check([_COMPLETE]), lambda: _given_up(store), timeout_s, "the group was not complete")
-    return Group(store, _connected(connect, store, rank, size, device, timeout_s))
+    _wait(lambda: store.check([_COMPLETE]), lambda: _given_up(store), timeout_s, "the group was not complete", poll_s(size))
+    return Group(store, _connected(connect, store, rank, size, device, timeout_s), size)
+
+
+def poll_s(size: int) -> float:
+    """Return the seconds between two looks of a member of `size` at the store, so that all of them together look no more often."""
+    return max(POLL_S, size / POLLS_PER_S)
 
 
 def _settings(size: int, timeout_s: float, *, first: bool) -> dict[str, Any]:
@@ -183,7 +191,7 @@ def _given_up(store: Any) -> str:
         return f"the first member of the group is gone: {error}"
 
 
-def _wait(done: Callable[[], bool], given_up: Callable[[], str], timeout_s: float, problem: str) -> None:
+def _wait(done: Callable[[], bool], given_up: Callable[[], str], timeout_s: float, problem: str, every_s: float = POLL_S) -> None:
     end_s = time.monotonic() + timeout_s
     while True:
         if reason := given_up():
@@ -193,7 +201,7 @@ def _wait(done: Callable[[], bool], given_up: Callable[[], str], timeout_s: floa
                 return
         if time.monotonic() > end_s:
             raise TransferAbandonedError(f"{problem} within {timeout_s:g} s")
-        time.sleep(POLL_S)
+        time.sleep(every_s)
 
 
 def _connected(connect: Connect, store: Any, rank: int, size: int, device: torch.device, timeout_s: float) -> Channel:

@@ -21,6 +21,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from agentrl.weights import vllm_groups as vllm_groups  # registers its backends
 from agentrl.weights.rows import RowInvariantLinear, fewest_rows
+from agentrl.weights.vllm_parameters import layer_sizes, worker_digests
 
 RowPlans: TypeAlias = dict[tuple[int, int, torch.dtype], int]
 """(inputs, outputs, data type) of a layer -> fewest rows to compute at once, as in `agentrl.weights.rows`."""
@@ -48,20 +49,12 @@ def make_row_invariant(model: torch.nn.Module, plans: RowPlans) -> None:
         linear = getattr(module, "cpu_linear", None)
         if linear is None or isinstance(linear, RowInvariantLinear):
             continue
-        inputs, outputs, dtype = _shape(module)
+        inputs, outputs, dtype = layer_sizes(module)
         key = (inputs, outputs, dtype)
         if key not in plans:
             plans[key] = fewest_rows(lambda x, run=linear, layer=module: run(x, layer.weight, None), inputs, dtype)  # type: ignore[misc]
         if plans[key] != 1:
             module.cpu_linear = RowInvariantLinear(linear, plans[key])
-
-
-def _shape(module: Any) -> tuple[int, int, torch.dtype]:
-    if isinstance(module, ParallelLMHead):
-        return module.embedding_dim, module.num_embeddings_per_partition, module.weight.dtype
-    inputs = getattr(module, "input_size_per_partition", module.input_size)
-    outputs = getattr(module, "output_size_per_partition", module.output_size)
-    return inputs, outputs, module.params_dtype
 
 
 BACKEND = "agentrl_shm"
@@ -157,6 +150,10 @@ class WorkerExtension:
     def weights_outcome(self) -> str:
         """As `agentrl.weights.vllm_groups.GroupTransfer.outcome`."""
         return str(self.weight_transfer_engine.outcome())
+
+    def weight_digests(self, shapes: dict[str, list[int]], dtype: str) -> dict[str, list[Any]]:
+        """As `agentrl.weights.vllm_parameters.worker_digests`."""
+        return worker_digests(self.weight_transfer_engine.model, shapes, getattr(torch, dtype))
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:

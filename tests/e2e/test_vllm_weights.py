@@ -158,3 +158,23 @@ async def test_an_engine_whose_transfer_is_given_up_takes_the_next_one(tmp_path:
         half.given_up.set()
         learner.close()
         await engine.close()
+
+
+async def test_requests_of_a_vllm_without_stamps_have_one_version_each(
+    tmp_path: Path, sender: SharedMemorySender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with vLLM 0.26: the publication waits for the request under way, and the one that comes meanwhile waits for it."""
+    monkeypatch.setattr("agentrl.engine.vllm_engine.stamps_tokens", lambda: False)
+    engine = VllmEngine(settings(saved(random_llama(seed=0), tmp_path / "model")))
+    await engine.start()
+    old, new = random_llama(seed=0), random_llama(seed=1)
+    running = asyncio.create_task(engine.generate(request(prompt(1, 20), max_tokens=100, seed=0)))
+    await asyncio.sleep(0.05)
+    loading = asyncio.create_task(engine.load_weights(sender.send(new.named_parameters(), 3)))
+    await asyncio.sleep(0)
+    later = asyncio.create_task(engine.generate(request(prompt(1, 20), max_tokens=20, seed=0)))
+    first, version, second = await asyncio.gather(running, loading, later)
+    assert (version, len(first.token_ids), set(first.versions), set(second.versions)) == (3, 100, {0}, {3})
+    np.testing.assert_allclose(first.logprobs, reference(old, prompt(1, 20), first), atol=1e-4)
+    np.testing.assert_allclose(second.logprobs, reference(new, prompt(1, 20), second), atol=1e-4)
+    await engine.close()

@@ -1,7 +1,7 @@
 """Raylets on loopback addresses of this machine, each a node of one Ray cluster: ``python -m tests.faults.raylets CPUS``.
 
-Each line on standard input is a command, ``add CPUS`` or ``kill NUMBER`` (of the nodes beside the head, in the order of their addition);
-each is answered by a line.
+Each line on standard input is a command, ``add CPUS GPUS`` (the GPUs are resources by name only) or ``kill NUMBER`` (of the nodes
+beside the head, in the order of their addition); each is answered by a line.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Raylets:
         self._process, self._folder = process, folder
         self.address = self._answer()
 
-    def add(self, cpus: int) -> None:
-        """Start one more raylet."""
-        self._command(f"add {cpus}")
+    def add(self, cpus: int, gpus: int = 0) -> None:
+        """Start one more raylet, whose GPUs are resources by name only."""
+        self._command(f"add {cpus} {gpus}")
 
     def kill(self, number: int = -1) -> None:
         """Kill one of the raylets that were added, the last by default, and with it its workers."""
@@ -86,19 +86,20 @@ def raylets(*cpus: int, **env: str) -> Iterator[Raylets]:
                 process.wait(60)
 
 
-def main(cpus: str) -> None:
+def main(head_cpus: str) -> None:
     """Serve commands until the end of standard input."""
     from ray.cluster_utils import Cluster
 
     common = {"include_dashboard": False, "object_store_memory": 100 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": int(cpus), "node_ip_address": "127.0.0.1", **common})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": int(head_cpus), "node_ip_address": "127.0.0.1", **common})
     added: list[Any] = []
     sys.stdout.write(f"raylets: {cluster.address}\n")
     sys.stdout.flush()
     for line in sys.stdin:
         command, _, value = line.partition(" ")
         if command == "add":
-            added.append(cluster.add_node(num_cpus=int(value), node_ip_address=f"127.0.0.{2 + len(added)}", **common))
+            cpus, gpus = map(int, value.split())
+            added.append(cluster.add_node(num_cpus=cpus, num_gpus=gpus, node_ip_address=f"127.0.0.{2 + len(added)}", **common))
         else:
             cluster.remove_node(added[int(value)], allow_graceful=False)
         sys.stdout.write("raylets: done\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.runs import ENVS, ROOT, SMALL, Run
-from tests.faults.raylets import raylets
+from tests.faults.raylets import Raylets, raylets
 from tests.faults.report import Saw
 from tests.faults.support import ended, killed_at_the_end, lines, until
 
@@ -31,6 +32,10 @@ def started(folder: Path, *words: str, env: dict[str, str]) -> Iterator[subproce
     process = subprocess.Popen(command, cwd=folder, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     with process, killed_at_the_end(process):
         yield process
+
+
+def joining(cluster: Raylets) -> tuple[str, ...]:
+    return ("--device", "cpu", "--ray-address", cluster.address)
 
 
 @pytest.mark.row(29, "--ray-address 127.0.0.1:9, where nobody listens")
@@ -51,7 +56,7 @@ def test_an_address_where_nobody_listens_is_one_error_that_names_the_flag(tmp_pa
 def test_a_cluster_that_refuses_the_token_is_one_error(tmp_path: Path, saw: Saw) -> None:
     with raylets(1, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 64) as cluster:
         begin = time.monotonic()
-        words = ("--agent", str(ENVS / "arithmetic.py"), "--ray-address", cluster.address, "--run-dir", "run")
+        words = ("--agent", str(ENVS / "arithmetic.py"), *joining(cluster), "--run-dir", "run")
         with started(tmp_path, *words, env=LOOPBACK) as process:
             output = ended(process, 60)
         seconds = time.monotonic() - begin
@@ -61,6 +66,60 @@ def test_a_cluster_that_refuses_the_token_is_one_error(tmp_path: Path, saw: Saw)
     assert "Traceback" not in output
     assert seconds < 30
     saw(f"exit code 2 after {seconds:.1f} s")
+
+
+PLACING = """
+import asyncio, sys
+from agentrl.cluster.ray_runtime import RayRuntime
+from agentrl.config.commands import load_config
+
+async def main():
+    config = load_config(["--agent", "module:Name", *sys.argv[1:]])
+    runtime = RayRuntime(config, lambda stage: print("stage:", stage, flush=True))
+    runtime._create_actors = lambda placement, gpus: sys.exit(f"placed on {gpus} GPUs")
+    try:
+        await runtime.start()
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+asyncio.run(main())
+"""
+
+
+def placing(address: str, *flags: str) -> subprocess.Popen[str]:
+    """A run that ends when its actors have places, with the number of its GPUs."""
+    variables, pipe = {**os.environ, **LOOPBACK}, subprocess.PIPE
+    words = [sys.executable, "-c", PLACING, "--ray-address", address, *flags]
+    return subprocess.Popen(words, cwd=ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+@pytest.mark.row(31, "GPU machines of a cluster that join only after the run, too few of them, too narrow ones, and none")
+def test_machines_with_gpus_are_waited_for_and_their_lack_is_named(saw: Saw) -> None:
+    """The GPUs are resources of Ray by name only: what is tried is what a run asks for, and what it says."""
+    none, soon = ("--cluster-timeout-s", "0"), ("--cluster-timeout-s", "60")
+    with raylets(8) as cluster:
+        for flags, problem in (
+            (none, "ConfigError: --device = 'auto': the cluster at .* had no GPU within 10 s. Add --device cpu"),
+            ((*none, "--device", "cpu"), "placed on 0 GPUs"),
+        ):
+            with placing(cluster.address, *flags) as process, killed_at_the_end(process):
+                assert re.search(problem, ended(process, 100))
+        with placing(cluster.address, *soon, "--num-engines", "2") as process, killed_at_the_end(process):
+            assert process.stdout is not None
+            while "waiting for room" not in process.stdout.readline():
+                assert process.poll() is None
+            cluster.add(4, 2)
+            cluster.add(4, 1)
+            assert "placed on 3 GPUs" in ended(process, 100)
+        with placing(cluster.address, *none, "--tensor-parallel-size", "4") as process, killed_at_the_end(process):
+            problem = ended(process, 100)
+    assert (
+        "ClusterError: the cluster has no room within 10 s: one process needs 4 GPUs on one machine, and the largest machine has 2"
+        in problem
+    )
+    saw("waited for, and named with the flag to use")
 
 
 @pytest.mark.faults
@@ -75,7 +134,10 @@ def test_a_machine_is_lost_and_another_joins(tmp_path: Path, saw: Saw) -> None:
     words = ("--agent", "mine/agent.py", "--policy-loss", "mine/own.py:clipped_loss", "--run-dir", "run", "--async", "--num-steps", "10000")
     sizes = ("--num-engines", "2", "--num-learners", "2", "--max-engine-restarts", "3", *SMALL)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    with raylets(3, 1) as cluster, started(tmp_path, *words, *sizes, "--ray-address", cluster.address, env=LOOPBACK) as process:
+    with (
+        raylets(3, 1) as cluster,
+        started(tmp_path, *words, *sizes, *joining(cluster), env=LOOPBACK) as process,
+    ):
         until(process, lambda: len(lines(metrics)) > 2)
         assert cluster.actors("127.0.0.1") == ["LearnerActor", "LearnerActor", "RolloutActor"]
         assert cluster.actors("127.0.0.2") == ["RolloutActor"]
@@ -109,7 +171,7 @@ def test_a_machine_with_learner_ranks_is_lost_and_the_learner_goes_on_elsewhere(
     metrics = tmp_path / "run" / "metrics.jsonl"
     with (
         raylets(1, 2) as cluster,
-        started(tmp_path, *words, "--num-learners", "2", *SMALL, "--ray-address", cluster.address, env=LOOPBACK) as process,
+        started(tmp_path, *words, "--num-learners", "2", *SMALL, *joining(cluster), env=LOOPBACK) as process,
     ):
         until(process, lambda: bool(list(tmp_path.glob("run/checkpoints/step-*"))))
         assert cluster.actors("127.0.0.2") == ["LearnerActor", "LearnerActor"]
@@ -134,7 +196,7 @@ def test_a_machine_with_learner_ranks_is_lost_for_good(tmp_path: Path, saw: Saw)
     words = ("--agent", str(ENVS / "calculator.py"), "--run-dir", "run", "--num-steps", "10000", "--save-every", "1")
     with (
         raylets(1, 2) as cluster,
-        started(tmp_path, *words, "--num-learners", "2", *SMALL, "--ray-address", cluster.address, env=LOOPBACK) as process,
+        started(tmp_path, *words, "--num-learners", "2", *SMALL, *joining(cluster), env=LOOPBACK) as process,
     ):
         until(process, lambda: bool(list(tmp_path.glob("run/checkpoints/step-*"))))
         begin = time.monotonic()

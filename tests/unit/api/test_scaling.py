@@ -18,7 +18,7 @@ class Pool:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def scale(self, number: int) -> str:
+    def scale(self, number: int, *, grows: bool = False) -> str:
         self.asked.append(number)
         if number > 4:
             raise ConfigError("--num-engines", number, "is too many", "Ask for fewer.")

@@ -21,7 +21,7 @@ CONFIG = TrainConfig(
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "cuda_device_count", lambda: 4)
+    monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 4)
 
 
 def test_without_a_gpu_weights_go_through_shared_memory() -> None:

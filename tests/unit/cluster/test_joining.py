@@ -53,6 +53,13 @@ def test_a_listener_that_is_no_cluster_is_given_up_after_a_deadline(monkeypatch:
     assert time.monotonic() - begin < 10
 
 
+def test_the_clock_of_the_answer_begins_when_ray_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "ANSWER_TIMEOUT_S", 1.0)
+    slow = 'import time; time.sleep(2); print("imported", flush=True); print("asked h:1"); print("answered 2.60")'
+    monkeypatch.setattr(joining, "_ASK", slow)
+    assert asyncio.run(find_cluster("auto")) == "h:1"
+
+
 @pytest.mark.parametrize(
     ("complaint", "said"),
     [

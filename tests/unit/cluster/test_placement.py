@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from agentrl.cluster import ray_actors
-from agentrl.cluster.placement import plan
+from agentrl.cluster.placement import free_places, plan, shortage
 from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import TrainConfig
@@ -87,3 +87,35 @@ def test_an_update_is_stored_once_for_all_engines(monkeypatch: pytest.MonkeyPatc
     first, second = WeightUpdate(version=1, transport="shm"), WeightUpdate(version=2, transport="shm")
     assert [ray_actors.stored(update) for update in (first, first, second, second)] == ["reference 1"] * 2 + ["reference 2"] * 2
     assert stored == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "machines", "free", "said"),
+    [
+        (
+            [{"CPU": 1, "GPU": 16}],
+            [{"CPU": 64, "GPU": 8}] * 4,
+            [{"CPU": 64, "GPU": 8}] * 4,
+            "needs 16 GPUs on one machine, and the largest machine has 8",
+        ),
+        (
+            [{"CPU": 1, "GPU": 8}] * 3,
+            [{"CPU": 64, "GPU": 8}] * 2,
+            [{"CPU": 64, "GPU": 8}] * 2,
+            "24 more GPUs are needed, and of 16 in the cluster 16 are free",
+        ),
+        ([{"CPU": 1}] * 3, [{"CPU": 4}], [{"CPU": 2}], "3 more CPUs are needed, and of 4 in the cluster 2 are free"),
+        ([{"CPU": 1, "GPU": 2}] * 2, [{"CPU": 8, "GPU": 2}] * 4, [{"CPU": 8, "GPU": 1}] * 4, "has another shape"),
+        ([{"CPU": 1}], [], [], "needs 1 CPUs on one machine"),
+    ],
+)
+def test_why_there_is_no_room_is_said_in_words(
+    wanted: list[dict[str, float]], machines: list[dict[str, float]], free: list[dict[str, float]], said: str
+) -> None:
+    assert said in shortage(wanted, machines, free)
+
+
+def test_a_bundle_has_room_where_all_of_it_fits() -> None:
+    free = [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 1.0, "GPU": 8.0}, {"CPU": 16.0}]
+    assert free_places({"CPU": 1.0, "GPU": 2.0}, free) == 3
+    assert free_places({"CPU": 1.0}, free) == 25

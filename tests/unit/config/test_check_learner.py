@@ -70,7 +70,7 @@ def test_settings_for_long_rows_fit_together(flags: list[str], message: str) -> 
     ],
 )
 def test_settings_that_have_nothing_to_act_on_are_refused(flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.config.engine_rules.cuda_device_count", lambda: 8)
+    monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 8)
     with pytest.raises(ConfigError, match=message):
         load_config([*AGENT, *flags])
 
@@ -86,7 +86,7 @@ def test_settings_that_have_nothing_to_act_on_are_refused(flags: list[str], mess
     ],
 )
 def test_weights_take_a_path_that_is_there(flags: list[str], gpus: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.config.engine_rules.cuda_device_count", lambda: gpus)
+    monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: gpus)
     with pytest.raises(ConfigError, match=message):
         load_config([*AGENT, *flags])
 
@@ -104,13 +104,13 @@ def test_weights_take_a_path_that_is_there(flags: list[str], gpus: int, message:
     ],
 )
 def test_shared_gpus_are_divided(flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.config.engine_rules.cuda_device_count", lambda: 8)
+    monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 8)
     with pytest.raises(ConfigError, match=message):
         load_config([*AGENT, "--colocate", "--num-engines", "2", "--num-learners", "2", *flags])
 
 
 def test_shared_gpus_with_wide_engines_or_without_turns_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.config.engine_rules.cuda_device_count", lambda: 8)
+    monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 8)
     wide = load_config([*AGENT, "--colocate", "--num-engines", "2", "--tensor-parallel-size", "2", "--num-learners", "4"])
     assert wide.weights.sleeps
     both = load_config([*AGENT, "--colocate", "--async", "--sleep-level", "0", "--zero-stage", "1"])
@@ -134,7 +134,7 @@ def test_long_rows_over_all_ranks_are_accepted() -> None:
 def test_deepcompile_needs_a_gpu_and_one_whole_model(flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="--deepcompile = True: needs a GPU, and this machine has none"):
         load_config([*AGENT, "--deepcompile"])
-    monkeypatch.setattr("agentrl.config.engine_rules.cuda_device_count", lambda: 1)
+    monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 2)
     assert load_config([*AGENT, "--deepcompile"]).learner.deepcompile
     with pytest.raises(ConfigError, match=f"--deepcompile = True: .*{message}"):
         load_config([*AGENT, "--deepcompile", *flags])
@@ -165,7 +165,7 @@ def test_router_replay_needs_experts_and_an_engine_that_reports_them(experts: li
 
 
 def test_vllm_on_a_gpu_may_report_experts_without_pipelines(experts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.config.algorithm_rules.cuda_device_count", lambda: 2)
+    monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 3)
     assert load_config([*experts, "--engine", "vllm"]).algo.router_replay
     with pytest.raises(ConfigError, match="pipeline parallelism"):
         load_config([*experts, "--engine", "vllm", "--engine-args", "pipeline_parallel_size=2"])

@@ -348,6 +348,24 @@ def test_a_worker_that_cannot_join_is_given_up_and_the_others_go_on(caplog: pyte
     run_virtual(scenario)
 
 
+def test_more_engines_than_there_is_room_for_are_refused_unless_the_cluster_grows() -> None:
+    factory = Factory(start_s=1.0)
+
+    async def scenario() -> None:
+        pool = RolloutPool({"engine-0": Worker()}, Supervision(respawn=factory.respawn, room=lambda: 2))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pool.supervise)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(ConfigError, match=r"1 engines are there, and the cluster has room for 2 more. Give at most 3"):
+                pool.scale(50)
+            assert pool.scale(3) == "engines: 1 to 3; joining: engine-1, engine-2"
+            assert pool.scale(4, grows=True) == "engines: 3 to 4; joining: engine-3"
+            assert pool.scale(1).startswith("engines: 4 to 1")
+            tasks.cancel_scope.cancel()
+
+    run_virtual(scenario)
+
+
 def test_without_supervision_nobody_joins() -> None:
     with pytest.raises(ConfigError, match="cannot join or leave"):
         RolloutPool({"engine-0": Worker()}).scale(2)

@@ -12,7 +12,18 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from agentrl.config.learner import LearnerConfig
 from agentrl.core.errors import ConfigError
-from agentrl.learner.attention import BLOCK, KERNELS, Costs, choose_kernel, expanded, register, separate_rows, shared_prompt_mask
+from agentrl.learner.attention import (
+    BLOCK,
+    KERNELS,
+    Costs,
+    _reference,
+    _varlen_on_gpu,
+    choose_kernel,
+    expanded,
+    register,
+    separate_rows,
+    shared_prompt_mask,
+)
 from agentrl.learner.layout import Layout, MicroBatch, can_pack, can_share, one_row_bundles, share_prompts
 from agentrl.learner.models import PolicyModel, tile_mlps
 from tests.learner_support import gradients, largest_difference, make_groups, make_settings, write_model
@@ -221,3 +232,46 @@ def test_tiles_of_an_mlp_change_no_gradient(tiny_model: str, stage: int) -> None
 def test_a_model_without_an_mlp_to_tile_is_refused() -> None:
     assert tile_mlps(tiny("Llama"))
     assert not tile_mlps(tiny("Phi"))
+
+
+def by_2_11(query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+            return_aux: Any = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1)) -> Tensor:  # fmt: skip
+    """torch 2.11's `varlen_attn` has these parameters, and wants as many heads of keys as of queries."""
+    assert query.shape[1] == key.shape[1] == value.shape[1]
+    return _reference(
+        query, key, value, cu_seq_q, max_q, scale or 1.0, None if window_size[0] < 0 else window_size[0] + 1, None, capped=False
+    )
+
+
+def by_2_12(query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+            return_aux: Any = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
+            seqused_k: Any = None, block_table: Any = None, num_splits: Any = None) -> Tensor:  # fmt: skip
+    """The parameters of torch 2.12 and 2.13."""
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    return _reference(
+        query, key, value, cu_seq_q, max_q, scale or 1.0, None if window_size[0] < 0 else window_size[0] + 1, None, capped=False
+    )
+
+
+@pytest.mark.parametrize("kernel", [by_2_11, by_2_12])
+@pytest.mark.parametrize(("key_heads", "window"), [(1, None), (2, 3), (4, None)])
+def test_the_packed_kernel_is_called_by_the_signature_that_it_has(kernel: Any, key_heads: int, window: int | None) -> None:
+    torch.manual_seed(0)
+    bounds = torch.tensor([0, 5, 9], dtype=torch.int32)
+    parts = [torch.randn(9, heads, 8, requires_grad=True) for heads in (4, key_heads, key_heads)]
+    found, wanted = (
+        _varlen_on_gpu(kernel, *parts, bounds, 5, 0.4, window),
+        _reference(*parts, bounds, 5, 0.4, window, None, capped=False),
+    )
+    torch.testing.assert_close(found, wanted)
+    ours, theirs = (torch.autograd.grad(output.square().sum(), parts) for output in (found, wanted))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_the_installed_kernel_takes_what_it_is_given() -> None:
+    """On the meta device only shapes are computed, by the registered stand-in of the kernel."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key = torch.empty(9, 4, 8, device="meta"), torch.empty(9, 2, 8, device="meta")
+    bounds = torch.empty(3, dtype=torch.int32, device="meta")
+    assert _varlen_on_gpu(varlen_attn, query, key, key, bounds, 5, 0.4, 3).shape == query.shape

@@ -20,6 +20,9 @@ TINY = gpu.Sizes(
     matmul=64,
     adam=1000,
     repeats=1,
+    attention=(2, 12, 4, 2),
+    buckets=(3, 4096),
+    train_steps=1,
 )
 
 
@@ -32,15 +35,19 @@ def test_every_measurement_runs_and_is_a_line_of_the_table() -> None:
     names = [line.name for line in found]
     assert names == [
         "matmul 64, bfloat16",
+        "attention with 4 heads on 2",
+        "attention with 4 heads on 2, window 4",
         "plain loop, transformers with sdpa",
         "plain loop, the same with varlen",
         "learner",
         "learner over the best plain loop",
         "peak memory at 64 tokens",
         "peak memory at 128 tokens",
+        "engine and learner, mean difference",
+        "reward of the calculator",
+        "3 buckets of 4,096 bytes to another process",
         "prompt of 24, 3 answers of 8",
         "prompt of 8, 3 answers of 24",
-        "handle to another process",
         "offloaded Adam, 1e9 parameters",
     ]
     report = gpu.table(found, "a device")

