@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.check.findings import CHECK
-from agentrl.cli import export, get_model, inspect, merge, new, plan, profile, replay, scale, serve_reward_model, view
+from agentrl.cli import doctor, export, get_model, inspect, merge, new, plan, profile, replay, scale, serve_reward_model, view
 from agentrl.config.certify import CERTIFY
 from agentrl.config.commands import EVAL, PLAY, SAMPLE, SERVE, TRAIN
 from agentrl.config.iterate import load_iterate
@@ -32,15 +32,42 @@ PAGES = sorted(
 COMMANDS: dict[str, Command[Any]] = {
     command.name: command
     for command in (
-        *(TRAIN, EVAL, SAMPLE, PLAY, SERVE, CHECK, CERTIFY, export.EXPORT, get_model.GET_MODEL, inspect.INSPECT, merge.MERGE, new.NEW),
-        *(profile.PROFILE, replay.REPLAY, scale.SCALE, serve_reward_model.SERVE_REWARD_MODEL, view.VIEW),
+        *(
+            TRAIN,
+            EVAL,
+            SAMPLE,
+            PLAY,
+            SERVE,
+            CHECK,
+            CERTIFY,
+            doctor.DOCTOR,
+            export.EXPORT,
+            get_model.GET_MODEL,
+            inspect.INSPECT,
+            merge.MERGE,
+        ),
+        *(new.NEW, profile.PROFILE, replay.REPLAY, scale.SCALE, serve_reward_model.SERVE_REWARD_MODEL, view.VIEW),
         *(TuneCommand(method) for method in METHODS.values()),
     )
 }
 """Every command but ``plan`` and ``iterate``, which read the settings of others as well."""
 DRY = {"train", "eval", "sample", "iterate", *METHODS}
 """Commands with ``--dry-run``."""
-OTHER_PROGRAMS = ("make", "python", "pip", "source", "ray", "sbatch", "docker", "tensorboard", "kubectl", "torchrun", "apt-get", "cp")
+OTHER_PROGRAMS = [
+    "make",
+    "python",
+    "pip",
+    "source",
+    "ray",
+    "sbatch",
+    "docker",
+    "tensorboard",
+    "kubectl",
+    "torchrun",
+    "apt-get",
+    "cp",
+    "sed",
+]
 _START = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(?:agentrl|{'|'.join(OTHER_PROGRAMS)}) ")
 
 
