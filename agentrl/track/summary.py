@@ -259,13 +259,19 @@ def _ledger_line(ledger: Mapping[str, int]) -> str:
     return f"{ledger.get('submitted', 0)} submitted = {parts}"
 
 
+DOCTOR = "agentrl doctor"
+"""Words of a remedy after which the command for this run follows the summary."""
+
+
 def _next_commands(summary: Mapping[str, Any], agent: str) -> list[str]:
     paths = summary["paths"]
     commands = []
+    if any(DOCTOR in warning["remedy"] for warning in summary.get("warnings", ())):
+        commands.append(_command("agentrl", "doctor", summary["run_dir"]))
+    if "trajectories" in paths:
+        commands += [_command("agentrl", name, summary["run_dir"]) for name in ("view", "inspect")]
     if "tensorboard" in paths:
         commands.append(_command("tensorboard", "--logdir", paths["tensorboard"]))
-    if "trajectories" in paths:
-        commands.append(_command("agentrl", "inspect", summary["run_dir"]))
     if "model" in paths and holds_adapter(Path(paths["model"])):
         return [*commands, _command("agentrl", "export", summary["run_dir"], "--merge")]
     if agent.startswith(PREFIX):  # no command can load it

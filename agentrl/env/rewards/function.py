@@ -37,7 +37,7 @@ class Reward:
     async def close(self) -> None:
         """Count one user fewer; the last one releases shared resources."""
 
-    def reads_label(self, columns: Container[str]) -> bool:  # noqa: ARG002, a function may say by its parameters that it does not
+    def reads_label(self, columns: Container[str]) -> bool:
         """Return True if the label of a task with these columns of metadata is given to the judge."""
         return True
 

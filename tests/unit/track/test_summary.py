@@ -82,6 +82,7 @@ def test_the_screen_names_results_places_and_next_commands(built, tmp_path):
         "training 25%, publishing 10%, waiting for episodes 65%",
         "mean 0.80, max 2",
         "84 submitted = 80 trained + 1 filtered + 0 dropped + 3 in flight",
+        f"agentrl view {tmp_path}",
         f"tensorboard --logdir {tmp_path}/tensorboard",
         f"agentrl train --agent envs/calculator.py --model {tmp_path}/model",
     ):
@@ -103,6 +104,12 @@ def test_programs_that_the_shell_does_not_find_are_named_by_their_path(built, tm
     monkeypatch.chdir(tmp_path)
     commands = [text for _, text in summary_rows(built, rewards=[], agent="env.py")]
     assert commands[-1].startswith(".venv/bin/agentrl train --agent env.py")
+
+
+def test_a_warning_that_leads_to_the_doctor_is_followed_by_its_command(built, tmp_path):
+    warnings = [{"text": "nothing is learned", "remedy": "`agentrl doctor RUN` names the cause"}]
+    assert dict(summary_rows({**built, "warnings": warnings}, rewards=[], agent=""))["next"] == f"agentrl doctor {tmp_path}"
+    assert dict(summary_rows(built, rewards=[], agent=""))["next"] == f"agentrl view {tmp_path}"
 
 
 def test_suggested_commands_quote_paths(built):

@@ -256,5 +256,5 @@ def test_what_fits_no_form_is_refused_by_the_name_of_its_parameter(tmp_path: Pat
 
 
 async def test_the_only_function_of_completions_in_a_file_is_its_reward_under_any_name(tmp_path: Path) -> None:
-    text = "from os.path import join\ndef _clean(completions): return completions\ndef accuracy_reward(completions, **kwargs): return [0.5]\n"
+    text = "def _clean(completions): return completions\ndef accuracy_reward(completions, **kwargs): return [0.5]\n"
     assert (await played(tmp_path, text)).reward == 0.5
