@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import main
+from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
 from agentrl.doctor.verdicts import CAUSES
+from agentrl.viewer import collect
 from agentrl.viewer.collect import write_page
 from agentrl.viewer.questions import QUESTIONS, Words
 from agentrl.viewer.runs import RunCollection
@@ -77,6 +79,12 @@ def test_the_viewer_answers_with_the_same_causes(flat: Path, tmp_path: Path, cap
     assert [verdict["id"] for verdict in report["verdicts"]] == ["too-hard"]
     write_page(collection, tmp_path / "page.html")
     assert CAUSES["too-hard"].title in (tmp_path / "page.html").read_text()
+
+
+def test_a_run_too_large_for_one_file_is_named(flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "MAX_BYTES", 1000)
+    with pytest.raises(ConfigError, match=r"RUN = 'run': its page would be larger than .* --step N"):
+        write_page(RunCollection(flat), tmp_path / "page.html")
 
 
 def test_a_run_under_way_is_examined_as_far_as_it_is(flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
