@@ -56,7 +56,7 @@ Kernels for GPUs were not run.
 *engine* is `--engine transformers`, which compares log-probabilities of what it samples.
 *shared* are rows that share a prompt.
 *vLLM* says whether vLLM {vllm} has the family's class; `agentrl certify --vllm` compares what it computes.
-[Chat templates](chat_templates.md) belong to a tokenizer and not to a family; `agentrl certify DIRECTORY` compares them.
+[Chat templates](chat_templates.md) belong to a tokenizer, not to a family; `agentrl certify DIRECTORY` compares them.
 """
 CONFIGURATIONS = """
 ## Configurations of large models

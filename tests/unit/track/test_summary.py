@@ -124,9 +124,7 @@ def test_the_suggested_training_takes_its_tasks_from_where_the_run_did(built, tm
     (tmp_path / "config.json").write_text(json.dumps({"data": data, "rollout": {"max_turns": 16, "max_new_tokens": 128, "top_k": 5}}))
     built = {**built, "paths": {"model": "model", "config": str(tmp_path / "config.json")}}
     command = dict(summary_rows(built, rewards=[], agent="reward.py"))["next"]
-    assert (
-        command == "agentrl train --agent reward.py --prompts data.jsonl --label-key answer --no-shuffle --max-turns 16 --model model"
-    )
+    assert command == "agentrl train --agent reward.py --prompts data.jsonl --label-key answer --no-shuffle --max-turns 16 --model model"
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(1, (1, 1)), (2, (1, 1)), (10, (5, 5)), (12, (5, 7)), (40, (5, 10))])
