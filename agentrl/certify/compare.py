@@ -215,8 +215,9 @@ def compare_adapter(twin: str, batch: Batch) -> Comparison:
         return untried("adapter", name, error)
     idle = [key for key, part in learned.policy.model.named_parameters() if part.requires_grad and part.grad is None]
     found = judged("adapter", name, Scores(scores.logprobs, {}), expected, remedy="Train the whole model: leave out --lora-rank.")
+    found = replace(found, gradient=None)  # none was compared: the merged model has other parameters
     experts = [key for key, part in learned.policy.model.named_parameters() if part.dim() == 3 and ".experts." in key]
     note = "the experts have no adapter" if experts else f"{len(idle)} parts of the adapter have no gradient" if idle else ""
     if found.verdict is Verdict.EXACT and note:
-        return replace(found, gradient=None, reason=note)
+        return replace(found, reason=note)
     return found

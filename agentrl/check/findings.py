@@ -107,7 +107,10 @@ CHECK = Command(
     CheckConfig,
     "Play an environment without a model and report what is wrong with it. Exit code: 0 no errors, 1 errors, 2 bad request, 3 no "
     "errors in the time that there was.",
-    main=("agent", "model", "episodes", "concurrency", "turn_s", "recorded", "timeout_s", "budget_s", "seed", "json", "fix_hints"),
+    main=(
+        *("agent", "prompts", "model", "episodes", "concurrency", "turn_s", "recorded", "timeout_s", "budget_s", "seed", "json"),
+        "fix_hints",
+    ),
 )
 
 

@@ -93,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return report(error)
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:  # as in `git help commit`
+        words = [*words[1:2], "--help", *words[2:]]
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(usage())
         return 0

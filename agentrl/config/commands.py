@@ -177,7 +177,10 @@ PLAY = PlayCommand(
     "play",
     PlayConfig,
     "Be the policy of an environment in the terminal, or watch a model with --model DIR or --model tiny; the episode runs as in training.",
-    main=("agent", "model", "tokenizer", "task", "seed", "episodes", "pause", "show_tokens", "logprobs", "max_turns", "max_new_tokens"),
+    main=(
+        *("agent", "prompts", "model", "tokenizer", "task", "seed", "episodes", "pause", "show_tokens", "logprobs", "max_turns"),
+        "max_new_tokens",
+    ),
 )
 SERVE = ServeCommand(
     "serve",

@@ -29,7 +29,8 @@ class ConfigError(AgentRLError, ValueError):
 
     def __init__(self, field: str, value: object, problem: str, remedy: str = "") -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
-        super().__init__(f"{field} = {value!r}: {problem}" + (f". {remedy}" if remedy else ""))
+        stop = "" if problem.endswith((".", "?", "!")) else "."  # the text of another library's error may be a sentence
+        super().__init__(f"{field} = {value!r}: {problem}" + (f"{stop} {remedy}" if remedy else ""))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str, str]]:
         """Pickle by the constructor's own arguments."""

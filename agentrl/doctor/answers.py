@@ -98,7 +98,7 @@ def _unmet_form(evidence: Evidence) -> Verdict | None:
     wanted = beginning(lines[0].text)
     return Verdict(
         id="format-never-met",
-        seen=f"none of {len(unmet)} answers holds {wanted!r}, which {lines[0].file} asks for; one is {_short(unmet[0].answer)}",
+        seen=f"none of {len(unmet)} answers holds {quoted(wanted)}, which {lines[0].file} asks for; one is {_short(unmet[0].answer)}",
         share=unpaid,
         episodes=names(unmet),
         where=str(lines[0]) if lines[0].number else "",
@@ -132,7 +132,12 @@ def _unpaid_label(evidence: Evidence) -> Verdict | None:
 
 
 def _short(text: str, most: int = 60) -> str:
-    return repr(text if len(text) <= most else text[: most - 3] + "...")
+    return quoted(text if len(text) <= most else text[: most - 3] + "...")
+
+
+def quoted(text: str) -> str:
+    """Return a text in quotes, on one line, with its backslashes as they are in the text."""
+    return repr(text).replace("\\\\", "\\")
 
 
 def answers_cut(evidence: Evidence) -> Verdict | Untested | None:

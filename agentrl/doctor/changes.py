@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from agentrl.check.policies import FORMS, PLAIN, label_text, written
 from agentrl.check.results import spread
 from agentrl.core.errors import AgentRLError
-from agentrl.doctor.answers import MIN_RIGHT, holds_label
+from agentrl.doctor.answers import MIN_RIGHT, holds_label, quoted
 from agentrl.doctor.evidence import Evidence, PlayedEpisode
 from agentrl.doctor.source import sources, wanted_forms
 from agentrl.doctor.verdicts import Examination, Verdict
@@ -76,7 +76,7 @@ async def _forms(replayer: Replayer, evidence: Evidence, episodes: Sequence[Play
     wanted = list(dict.fromkeys(line.text for line in wanted_forms(sources(evidence.run)))) or [PLAIN, *FORMS]
     for form in wanted if len(holding) >= MIN_RIGHT else ():
         pairs = [await _paid(replayer, one, texts=_in_form(form, label_text(one.task.label))) for one in holding]
-        if said := _gained(pairs, f"written as {written(form, label_text(holding[0].task.label))!r} and so on"):
+        if said := _gained(pairs, f"written as {quoted(written(form, label_text(holding[0].task.label)))} and so on"):
             return said
     return "" if len(holding) < MIN_RIGHT or PLAIN in wanted else None
 

@@ -54,7 +54,8 @@ def _interval(estimate: Estimate) -> str:
 def _print_verdict(screen: Screen, verdict: Verdict, number: int, run: str) -> None:
     rule = verdict.rule
     screen.line((f"{number}. {rule.severity} ", COLOURS[rule.severity]), (verdict.id, "bold"), f": {rule.title}", prose=True)
-    rows = [("seen", f"{verdict.seen}{f': {verdict.where}' if verdict.where else ''}"), ("sure", _certainty(verdict))]
+    place = f": {verdict.where}" if verdict.where not in verdict.seen else ""
+    rows = [("seen", verdict.seen + place), ("sure", _certainty(verdict))]
     rows += [("why", rule.why), ("fix", verdict.change), ("replay", verdict.paid)]
     rows += [("steps", ", ".join(map(str, verdict.steps[:MAX_SHOWN])) + _more(len(verdict.steps)))]
     rows += [("proof", shlex.join(["agentrl", "inspect", run, name])) for name in verdict.episodes[:MAX_SHOWN]]

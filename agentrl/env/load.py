@@ -122,7 +122,7 @@ def _unpickled(spec: str, root: str, name: str, source: str, data: bytes) -> Age
 def load_agent(spec: str) -> AgentSpec:
     """Load what ``--agent`` names (a file, a module, a scheme, an object that `specify` knows), and say where it is; or `EnvLoadError`."""
     if not spec.strip():
-        raise EnvLoadError(FLAG, spec, "is missing", FORMS)
+        raise EnvLoadError(FLAG, spec, "no environment is named", FORMS)
     root = str(Path.cwd())
     file, name = split_file(spec)
     full = spec if file is None else f"{file.absolute()}:{name}" if name else str(file.absolute())
@@ -273,7 +273,11 @@ def _rewarded(module: ModuleType, reward: Any, name: str) -> AgentClass:
 
 
 def _rewards(module: ModuleType) -> list[str]:
-    return [name for name in REWARDS if is_reward(getattr(module, name, None))]
+    """The names of a file's rewards: those of `REWARDS`, else of its functions of `completions`, which TRL lets have any name."""
+    if any(hasattr(module, name) for name in REWARDS):
+        return [name for name in REWARDS if is_reward(getattr(module, name, None))]
+    own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__ and name[0] != "_"}
+    return [name for name, value in own.items() if inspect.isfunction(value) and "completions" in inspect.signature(value).parameters]
 
 
 def _only(spec: str, module: ModuleType) -> str:
@@ -299,7 +303,8 @@ def _only(spec: str, module: ModuleType) -> str:
     if len(rewards) == 1:
         return rewards[0]
     if rewards:
-        raise EnvLoadError(FLAG, spec, f"defines several rewards: {', '.join(rewards)}", f"Name one: {spec.rstrip(':')}:{rewards[0]}.")
+        remedy = f"Name one: {spec.rstrip(':')}:{rewards[0]}, or define reward = agentrl.combine_rewards(...) of them."
+        raise EnvLoadError(FLAG, spec, f"defines several rewards: {', '.join(rewards)}", remedy)
     raise _nothing_found(spec, module)
 
 

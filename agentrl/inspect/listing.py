@@ -79,7 +79,7 @@ def run_card(run: RunReader, name: str) -> dict[str, Any]:
         "status": run.status(launches),
         "stop_reason": summary.get("stop_reason"),
         "step": run.metrics.steps[-1] if run.metrics.rows else 0,
-        "num_steps": own.get("num_steps") if kind == "run" else None,
+        "num_steps": run.setting("num_steps") if kind == "run" else None,
         "started_s": launches[0].get("started_s") if launches else None,
         "updated_s": _updated(run.path),
         "wall_s": wall_s if wall_s == wall_s else None,

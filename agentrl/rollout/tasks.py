@@ -17,7 +17,7 @@ from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Task, derive_seed
 from agentrl.env.load import AgentSpec
 from agentrl.env.prompts import PromptFormat, column_paths, read_prompts
-from agentrl.env.rewards.function import judged_by_reward
+from agentrl.env.rewards.function import judging_reward
 from agentrl.env.sampling import Sampling
 from agentrl.env.tasks import PEEK, TaskSource, checked, own_tasks, unique
 from agentrl.rollout.codecs import encode_prompt, make_codec
@@ -55,8 +55,9 @@ def missing_labels(config: PlaySettings, agent: AgentSpec, tasks: Sequence[Task]
         return None
     columns = list(dict.fromkeys(name for task in tasks for name in task.metadata if name != "source"))
     likely = _likely_label(tasks[0].metadata, columns)
-    if not (likely and config.data.prompts) and not judged_by_reward(agent.load()):
-        return None  # an environment with a step of its own may need no labels
+    reward = judging_reward(agent.load())
+    if not (reward.reads_label(columns) if reward else likely and config.data.prompts):
+        return None  # an environment with a step of its own may need no labels, and a function may read its columns by name
     beside = f"column beside the prompt is {columns[0]}" if len(columns) == 1 else f"columns beside the prompt are {', '.join(columns)}"
     there = f"the {beside}" if columns else "there is no column beside the prompt"
     text = f"no task has a label (--label-key {config.data.label_key}); {there if config.data.prompts else 'Task(prompt, label) sets it'}"

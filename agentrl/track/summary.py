@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.config.lora import holds_adapter
-from agentrl.config.schema import DataConfig
+from agentrl.config.schema import DataConfig, RolloutConfig
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import StorageError
@@ -259,13 +259,19 @@ def _ledger_line(ledger: Mapping[str, int]) -> str:
     return f"{ledger.get('submitted', 0)} submitted = {parts}"
 
 
+DOCTOR = "agentrl doctor"
+"""Words of a remedy after which the command for this run follows the summary."""
+
+
 def _next_commands(summary: Mapping[str, Any], agent: str) -> list[str]:
     paths = summary["paths"]
     commands = []
+    if any(DOCTOR in warning["remedy"] for warning in summary.get("warnings", ())):
+        commands.append(_command("agentrl", "doctor", summary["run_dir"]))
+    if "trajectories" in paths:
+        commands += [_command("agentrl", name, summary["run_dir"]) for name in ("view", "inspect")]
     if "tensorboard" in paths:
         commands.append(_command("tensorboard", "--logdir", paths["tensorboard"]))
-    if "trajectories" in paths:
-        commands.append(_command("agentrl", "inspect", summary["run_dir"]))
     if "model" in paths and holds_adapter(Path(paths["model"])):
         return [*commands, _command("agentrl", "export", summary["run_dir"], "--merge")]
     if agent.startswith(PREFIX):  # no command can load it
@@ -274,19 +280,21 @@ def _next_commands(summary: Mapping[str, Any], agent: str) -> list[str]:
     if "model" in paths and "evaluations" in paths:
         commands.append(_command("agentrl", "eval", "--run", summary["run_dir"], "--baseline", "start"))
     if "model" in paths and agent:
-        commands.append(_command("agentrl", "train", "--agent", agent, *_data_flags(paths.get("config")), "--model", paths["model"]))
+        commands.append(_command("agentrl", "train", "--agent", agent, *_task_flags(paths.get("config")), "--model", paths["model"]))
     return commands
 
 
-def _data_flags(path: str | None) -> list[str]:
-    """Return the flags that say where a run's tasks come from and how they are shown, as far as they differ from the defaults."""
+def _task_flags(path: str | None) -> list[str]:
+    """Return the flags that say where a run's tasks come from and how much an episode may do, as far as they differ from the defaults."""
     try:
-        data = json.loads(Path(path or "").read_text(encoding="utf-8"))["data"]
+        config = json.loads(Path(path or "").read_text(encoding="utf-8"))
+        given = {**config.get("rollout", {}), **config["data"]}
     except (OSError, ValueError, KeyError):
         return []
     words: list[str] = []
-    for name, default in asdict(DataConfig()).items():
-        value, flag = data.get(name, default), name.replace("_", "-")
+    budgets = RolloutConfig()
+    for name, default in {**asdict(DataConfig()), "max_turns": budgets.max_turns, "max_new_tokens": budgets.max_new_tokens}.items():
+        value, flag = given.get(name, default), name.replace("_", "-")
         if value != default and name != "remote_rm_url":  # the agent of the run says it
             words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     return words

@@ -107,6 +107,6 @@ class _Answers:
             self.found[key] = answer
             self._bytes += len(to_json(answer))
             if self._bytes > MAX_BYTES:
-                limit = f"would be larger than {MAX_BYTES // 10**6} MB"
-                raise ConfigError("--html", self._run, limit, "Choose some episodes or steps: --episode NAME, --step N.")
+                limit = f"its page would be larger than {MAX_BYTES // 10**6} MB"
+                raise ConfigError("RUN", self._run, limit, "Choose some episodes or steps: --episode NAME, --step N.")
         return self.found[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -48,6 +48,10 @@ class RewardForm:
         chat = not isinstance(state.task.prompt, str)
         completion = [{"role": "assistant", "content": answer}] if chat else answer
         return function(**{name: [value] for name, value in columns.items()}, completions=[completion])
+
+    def reads_label(self, columns: Container[str]) -> bool:
+        """Return True if a call for a task with these `columns` gives the function the task's label."""
+        return self.kind != "trl" or any(name == "label" or (name in LABEL and name not in columns) for name in self.named)
 
     def _columns(self, state: StepState, where: str) -> dict[str, Any]:
         """Return the keyword arguments of the function."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
@@ -36,6 +36,10 @@ class Reward:
 
     async def close(self) -> None:
         """Count one user fewer; the last one releases shared resources."""
+
+    def reads_label(self, columns: Container[str]) -> bool:
+        """Return True if the label of a task with these columns of metadata is given to the judge."""
+        return True
 
     def judge(self, state: StepState) -> Any:
         """Return a `StepResult` that ends the episode, or an awaitable of one if `is_async`."""
@@ -93,6 +97,10 @@ class FunctionReward(Reward):
         self._form = form_of(function, where)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
+    def reads_label(self, columns: Container[str]) -> bool:
+        """As `Reward.reads_label`."""
+        return self._form.reads_label(columns)
+
     def judge(self, state: StepState) -> Any:
         """As `Reward.judge`."""
         value = self._form.call(self._function, state, self._where)
@@ -149,6 +157,10 @@ class CombinedReward(Reward):
             self._threads = None
         for part, _ in self._parts.values():
             await part.close()
+
+    def reads_label(self, columns: Container[str]) -> bool:
+        """As `Reward.reads_label`."""
+        return any(part.reads_label(columns) for part, _ in self._parts.values())
 
     def judge(self, state: StepState) -> Any:
         """As `Reward.judge`."""
@@ -262,9 +274,9 @@ class _AsyncRewardEnvironment(AgentInstance):
             await self.reward.close()
 
 
-def judged_by_reward(cls: type[Any]) -> bool:
-    """Return True for a class that `reward_environment` made."""
-    return issubclass(cls, _RewardEnvironment | _AsyncRewardEnvironment)
+def judging_reward(cls: type[Any]) -> Reward | None:
+    """Return the reward of a class that `reward_environment` made; `None` for any other."""
+    return cls.reward if issubclass(cls, _RewardEnvironment | _AsyncRewardEnvironment) else None
 
 
 def reward_environment(value: Any, name: str, *, module: str = "", file: str = "", tasks: Any = None) -> type[AgentInstance]:

@@ -56,6 +56,7 @@ def test_large_models_are_certified_within_a_minute(name: str) -> None:
     found = verdicts(certificate)
     assert {part: found[part] for part in MODELS[name]} == dict(MODELS[name])
     assert certificate.seconds < SECONDS
+    assert all(comparison.gradient is None for comparison in certificate.comparisons if comparison.part == "adapter")
 
 
 @pytest.mark.parametrize(

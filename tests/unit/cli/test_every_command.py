@@ -55,6 +55,13 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return captured.err
 
 
+def test_help_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    assert capsys.readouterr().out == usage()
+    assert page(capsys, "help", "train") == page(capsys, "train", "--help")
+    assert page(capsys, "help", "train", "lora") == page(capsys, "train", "--help", "lora")
+
+
 @pytest.mark.parametrize("columns", [80, 160])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_one_form(name: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import main
+from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
 from agentrl.doctor.verdicts import CAUSES
+from agentrl.viewer import collect
 from agentrl.viewer.collect import write_page
 from agentrl.viewer.questions import QUESTIONS, Words
 from agentrl.viewer.runs import RunCollection
@@ -51,6 +53,23 @@ def test_the_report_names_the_cause_the_remedy_and_commands(flat: Path, capsys: 
     assert "not tested: no-effect: 0 steps with a gradient, at least 4 are needed" in text
 
 
+def test_a_form_and_a_flag_are_shown_once_and_as_they_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unmet, cut = PlantedRun(tmp_path / "unmet"), PlantedRun(tmp_path / "cut")
+    for number in range(8):
+        task = Task(f"Write \\boxed{{}} around {number}.", id=str(number), label=str(number))
+        unmet.group(task, [Answer(text=f"a\nb {index}") for index in range(4)])
+        cut.group(task, [Answer(text="and so", cut=True) for _ in range(4)])
+    for run in (unmet, cut):
+        run.step(entropy=1.0)
+        run.made.close()
+    assert main(["doctor", str(unmet.folder), "--no-replay"]) == 1
+    assert r"none of 32 answers holds '\boxed{', which the prompt asks for; one is 'a\nb 0'" in capsys.readouterr().out
+    assert main(["doctor", str(cut.folder), "--no-replay"]) == 1
+    text = capsys.readouterr().out
+    (seen,) = [line for line in text.splitlines() if line.startswith("   seen") and " cut 16 of" in line]
+    assert seen.count("--max-new-tokens") == 1
+
+
 def test_the_viewer_answers_with_the_same_causes(flat: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(flat), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
@@ -60,6 +79,12 @@ def test_the_viewer_answers_with_the_same_causes(flat: Path, tmp_path: Path, cap
     assert [verdict["id"] for verdict in report["verdicts"]] == ["too-hard"]
     write_page(collection, tmp_path / "page.html")
     assert CAUSES["too-hard"].title in (tmp_path / "page.html").read_text()
+
+
+def test_a_run_too_large_for_one_file_is_named(flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "MAX_BYTES", 1000)
+    with pytest.raises(ConfigError, match=r"RUN = 'run': its page would be larger than .* --step N"):
+        write_page(RunCollection(flat), tmp_path / "page.html")
 
 
 def test_a_run_under_way_is_examined_as_far_as_it_is(flat: Path, capsys: pytest.CaptureFixture[str]) -> None:

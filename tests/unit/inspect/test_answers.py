@@ -55,6 +55,11 @@ def test_an_episode_has_the_figures_of_engine_and_learner(run):
     json.dumps(answer, allow_nan=False)
 
 
+def test_a_run_says_how_many_of_its_steps_are_made_and_from_which_seed(run):
+    card = run_answer(run, "small")
+    assert (card["kind"], card["step"], card["num_steps"], card["seed"]) == ("run", 3, 3, 0)
+
+
 def test_pieces_of_the_bundled_model_join_to_the_text(tmp_path):
     from tokenizers import Tokenizer
 

@@ -151,6 +151,8 @@ def test_a_template_is_put_around_the_prompts_of_both(tmp_path: Path) -> None:
 
 
 REWARD = "def reward(completion, label): return 1.0\n"
+BY_COLUMN = "def reward(completions, answer, **kwargs): return [1.0]\n"
+BY_LABEL = "def reward(completions, solution): return [1.0]\n"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,10 @@ REWARD = "def reward(completion, label): return 1.0\n"
         ({"prompt": "a"}, REWARD, "there is no column beside the prompt"),
         ({"prompt": "a", "x": "b"}, ENV.format(tasks="None", more=""), None),
         ({"prompt": "a", "label": 0}, REWARD, None),
+        ({"prompt": "a", "answer": "b"}, BY_COLUMN, None),
+        ({"prompt": "a", "solution": "b"}, BY_LABEL, None),
+        ({"prompt": "a", "answer": "b"}, BY_LABEL, "Write --label-key answer."),
+        ({"prompt": "a", "answer": "b"}, f"import agentrl\n{BY_COLUMN}reward = agentrl.combine_rewards(right=reward)\n", None),
     ],
 )
 def test_tasks_without_any_label_are_said_where_the_reward_is_given_one(

@@ -82,6 +82,7 @@ def test_the_screen_names_results_places_and_next_commands(built, tmp_path):
         "training 25%, publishing 10%, waiting for episodes 65%",
         "mean 0.80, max 2",
         "84 submitted = 80 trained + 1 filtered + 0 dropped + 3 in flight",
+        f"agentrl view {tmp_path}",
         f"tensorboard --logdir {tmp_path}/tensorboard",
         f"agentrl train --agent envs/calculator.py --model {tmp_path}/model",
     ):
@@ -105,6 +106,12 @@ def test_programs_that_the_shell_does_not_find_are_named_by_their_path(built, tm
     assert commands[-1].startswith(".venv/bin/agentrl train --agent env.py")
 
 
+def test_a_warning_that_leads_to_the_doctor_is_followed_by_its_command(built, tmp_path):
+    warnings = [{"text": "nothing is learned", "remedy": "`agentrl doctor RUN` names the cause"}]
+    assert dict(summary_rows({**built, "warnings": warnings}, rewards=[], agent=""))["next"] == f"agentrl doctor {tmp_path}"
+    assert dict(summary_rows(built, rewards=[], agent=""))["next"] == f"agentrl view {tmp_path}"
+
+
 def test_suggested_commands_quote_paths(built):
     built = {**built, "paths": {"model": "runs/my run/model"}}
     assert (
@@ -113,11 +120,11 @@ def test_suggested_commands_quote_paths(built):
 
 
 def test_the_suggested_training_takes_its_tasks_from_where_the_run_did(built, tmp_path):
-    data = {"prompts": "questions.jsonl", "label_key": "answer", "shuffle": False, "eval_size": 0, "remote_rm_url": "reward.py"}
-    (tmp_path / "config.json").write_text(json.dumps({"data": data}))
+    data = {"prompts": "data.jsonl", "label_key": "answer", "shuffle": False, "eval_size": 0, "remote_rm_url": "reward.py"}
+    (tmp_path / "config.json").write_text(json.dumps({"data": data, "rollout": {"max_turns": 16, "max_new_tokens": 128, "top_k": 5}}))
     built = {**built, "paths": {"model": "model", "config": str(tmp_path / "config.json")}}
     command = dict(summary_rows(built, rewards=[], agent="reward.py"))["next"]
-    assert command == "agentrl train --agent reward.py --prompts questions.jsonl --label-key answer --no-shuffle --model model"
+    assert command == "agentrl train --agent reward.py --prompts data.jsonl --label-key answer --no-shuffle --max-turns 16 --model model"
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(1, (1, 1)), (2, (1, 1)), (10, (5, 5)), (12, (5, 7)), (40, (5, 10))])

@@ -237,6 +237,7 @@ def test_a_wrong_specification_is_refused_at_once(spec: str, problem: str) -> No
     with pytest.raises(EnvLoadError) as caught:
         load_agent(spec)
     assert problem in caught.value.problem
+    assert "?. " not in str(caught.value)
     assert caught.value.field == "--agent"
 
 

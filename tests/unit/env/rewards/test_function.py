@@ -246,9 +246,15 @@ async def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path:
         ("def reward_func(queries): return 1.0", "takes queries, prompts and labels"),
         ("def judge(completion, label): return 1.0", "it defines judge. To judge with judge, write --agent"),
         ("x = 1", "defines no environment and no reward. Write a class"),
+        ("def a(completions): return [1.0]\ndef b(completions): return [0.0]", "several rewards: a, b. Name one: "),
     ],
 )
 def test_what_fits_no_form_is_refused_by_the_name_of_its_parameter(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_agent(str(write(tmp_path, text + "\n"))).load()
     assert problem in str(caught.value)
+
+
+async def test_the_only_function_of_completions_in_a_file_is_its_reward_under_any_name(tmp_path: Path) -> None:
+    text = "def _clean(completions): return completions\ndef accuracy_reward(completions, **kwargs): return [0.5]\n"
+    assert (await played(tmp_path, text)).reward == 0.5
