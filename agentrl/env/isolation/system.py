@@ -18,7 +18,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 MIB = 2**20
 
@@ -151,6 +151,15 @@ def processes() -> dict[int, ProcessInfo]:
     return table
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process started and that still are; none if it is gone."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
 def families(table: Mapping[int, ProcessInfo], roots: Collection[int]) -> dict[int, list[int]]:
     """The processes that descend from each of `roots`, itself included, those that have ended and are not collected left out."""
     children = defaultdict(list)
@@ -204,14 +213,31 @@ def send(pids: Iterable[int], number: int) -> None:
 
 
 def main(limits: ProcessLimits, words: list[str]) -> None:
-    """Limit the calling process and have it become a program."""
+    """Limit the calling process and have it become a program; the first process of a sandbox starts it instead, and ends as it does."""
+    if os.getpid() == 1:
+        program = os.fork()
+        if program:
+            _outlive(program)
+        # Only here, where the user is nobody else's: the limit counts all processes of a user.
+        _limit(resource.RLIMIT_NPROC, limits.processes + 1)
     become("agentrl-command", death_signal=signal.SIGKILL)
     apply(limits)
     begin_cpu_time(limits.cpu_s)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")  # a machine without memory is to end this first, not the trainer
     try:
         os.execvp(words[0], words)
     except OSError as error:
         sys.exit(f"{words[0]}: {error.strerror}")
+
+
+def _outlive(program: int) -> NoReturn:
+    """Collect orphans until the program ends, then end as it did; the system ends what is left before anyone sees the end."""
+    while True:
+        pid, status = os.wait()
+        if pid == program:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":

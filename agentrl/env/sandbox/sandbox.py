@@ -1,0 +1,264 @@
+"""The one way to run a program that is not trusted: in a sandbox, with limits, and with nothing left of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from agentrl.core.errors import SandboxError
+from agentrl.env.isolation import system
+from agentrl.env.isolation.system import MIB
+from agentrl.env.sandbox import local
+from agentrl.env.sandbox.files import MAX_FILE, read_beneath, write_beneath
+from agentrl.env.sandbox.folders import make_folder, remove_folder
+from agentrl.env.sandbox.spec import Ended, ExecResult, Kind, SandboxSpec, chosen_kind
+from agentrl.env.timing import timed
+
+MARK = "AGENTRL_SANDBOX"
+MAX_OUTPUT = 64 * 1024
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+WATCH_S = 0.25
+"""Seconds between two looks at the memory and the disk that a program uses."""
+END_S = 5.0
+_SIGNALLED = 128
+
+
+class Sandbox:
+    """A folder, and programs that run in it one after another; every program's processes end with it.
+
+    The programs see the folder under its own name, an empty ``/tmp``, the system's and Python's files, no network, and no process but
+    their own; with ``--sandbox none`` they see all that the user sees. What must not be reached by the programs, such as hidden tests,
+    is written into the folder after they have run, or stays outside; a score is best computed in a second sandbox.
+
+    Example:
+        >>> async def answer(code: str) -> str:
+        ...     async with Sandbox(SandboxSpec(memory_mib=256)) as sandbox:
+        ...         sandbox.write("answer.py", code)
+        ...         return (await sandbox.exec("python3", "answer.py", timeout_s=5.0)).output
+
+    Args:
+        spec: Limits, and what programs may see.
+    """
+
+    def __init__(self, spec: SandboxSpec | None = None) -> None:
+        self.spec = spec or SandboxSpec()
+        self.kind: Kind = self.spec.kind or chosen_kind()
+        self._user: int | None = None
+        self._folder: Path | None = None
+        self._programs: set[_Program] = set()
+
+    async def __aenter__(self) -> Sandbox:
+        """Make the folder; `SandboxError` if this machine cannot hold such a sandbox."""
+        with timed("sandbox start"):
+            if self.kind == "local":
+                await asyncio.to_thread(local.check_local)
+                self._user = local.new_user()
+            self._folder = await asyncio.to_thread(make_folder)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End what runs, and remove the folder."""
+        with timed("sandbox end"):
+            await asyncio.shield(self._end())
+
+    @property
+    def folder(self) -> Path:
+        """The folder, which has this name inside and outside."""
+        if self._folder is None:
+            raise SandboxError("the sandbox is not open; use it as in `async with Sandbox() as sandbox:`")
+        return self._folder
+
+    def read(self, name: str, limit: int = MAX_FILE) -> bytes:
+        """Return the content of a file, named relative to the folder; no link is followed.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            SandboxError: If it is no plain file in the folder, or has more than `limit` bytes.
+        """
+        return read_beneath(self.folder, name, limit)
+
+    def write(self, name: str, data: bytes | str) -> None:
+        """Write a file, named relative to the folder; raises as `read` does."""
+        write_beneath(self.folder, name, data.encode(errors="replace") if isinstance(data, str) else data)
+
+    async def exec(
+        self,
+        *words: str,
+        timeout_s: float = 60.0,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        read: Sequence[str] = (),
+        output: int = MAX_OUTPUT,
+        keep: Literal["first", "last"] = "first",
+    ) -> ExecResult:
+        """Run a program to its end, and end all that it started.
+
+        Args:
+            words: The program and its arguments.
+            timeout_s: Time limit; infinite for none.
+            stdin: Standard input.
+            env: Environment variables besides ``PATH``, ``HOME`` and ``LANG``.
+            cwd: Working folder, by default that of the sandbox.
+            read: Files and folders that this program may read, besides those of the spec.
+            output: Bytes of output that are kept.
+            keep: ``first`` ends the program at more output than that; ``last`` keeps its end.
+
+        Raises:
+            SandboxError: If the program could not be started.
+        """
+        where = cwd or self.folder
+        with timed("sandbox exec"):
+            if self._user is not None:
+                await asyncio.to_thread(_give, self.folder, self._user)
+            mark = uuid.uuid4().hex
+            variables = {"PATH": PATH, "HOME": str(self.folder), "LANG": "C.UTF-8", **(env or {}), "PWD": str(where), MARK: mark}
+            if self.kind == "local":
+                variables["TMPDIR"] = "/tmp"
+            launched = (sys.executable, "-I", "-S", system.__file__, json.dumps(dataclasses.asdict(self.spec.limits())), *words)
+            front = local.wall(self.spec, self._user, self.folder, where, read) if self.kind == "local" else []
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *front,
+                    *launched,
+                    cwd=where,
+                    env=variables,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise SandboxError(f"a sandbox could not start {words[0]}: {error}") from error
+            program = _Program(process, self, mark, output, keep)
+            self._programs.add(program)
+            try:
+                return await program.run(stdin, timeout_s)
+            finally:
+                await asyncio.shield(program.end())
+                self._programs.discard(program)
+
+    async def _end(self) -> None:
+        await asyncio.gather(*(program.end() for program in self._programs))
+        if self._folder is not None:
+            folder, self._folder = self._folder, None
+            await asyncio.to_thread(remove_folder, folder)
+
+
+class _Program:
+    """A program that runs: its output, its limits, and the end of its processes."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, sandbox: Sandbox, mark: str, limit: int, keep: Literal["first", "last"]
+    ) -> None:
+        self._process, self._sandbox, self._mark = process, sandbox, mark
+        self._limit, self._keep = limit, keep
+        self._output = bytearray()
+        self._flooded = asyncio.Event()
+
+    async def run(self, stdin: bytes, timeout_s: float) -> ExecResult:
+        """Wait for the program's end or for a limit."""
+        tasks = [asyncio.create_task(call) for call in (self._process.wait(), self._watch(), self._flooded.wait())]
+        exiting, watching, flooding = tasks
+        tasks += [asyncio.create_task(self._feed(stdin)), reading := asyncio.create_task(self._read())]
+        try:
+            limit = None if math.isinf(timeout_s) else timeout_s
+            done, _ = await asyncio.wait({exiting, watching, flooding}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            await self.end()
+            await asyncio.wait({reading}, timeout=END_S)
+            code = await self._process.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+        ended: Ended = "output" if self._flooded.is_set() else "exit" if exiting in done else watching.result() if watching in done else "timeout"
+        is_signal = self._sandbox.kind == "local" and _SIGNALLED < code <= _SIGNALLED + 64
+        return ExecResult(code=_SIGNALLED - code if is_signal else code, output=self._output.decode(errors="replace"), ended=ended)
+
+    async def end(self) -> None:
+        """End the program's processes, and return when they are gone."""
+        process = self._process
+        if self._sandbox.kind == "none":
+            await asyncio.to_thread(_end_unwalled, process.pid, f"{MARK}={self._mark}")
+        while process.returncode is None:  # the first process in the wall takes all others with it, before it is gone itself
+            system.send(system.children(process.pid) or [process.pid], 9)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await process.wait()
+
+    async def _feed(self, stdin: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            self._process.stdin.write(stdin)
+            await self._process.stdin.drain()
+        self._process.stdin.close()
+
+    async def _read(self) -> None:
+        """Keep some of the output, and read the rest too: a full pipe would hold up the end."""
+        assert self._process.stdout is not None
+        while chunk := await self._process.stdout.read(65536):
+            self._output += chunk
+            if len(self._output) > self._limit and self._keep == "first":
+                del self._output[self._limit :]
+                self._flooded.set()
+            elif len(self._output) > self._limit:
+                del self._output[: -self._limit]
+
+    async def _watch(self) -> Ended:
+        spec, folder = self._sandbox.spec, self._sandbox.folder
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if _resident(self._process.pid) > (spec.memory_mib + BASE_MIB) * MIB:
+                return "memory"
+            if await asyncio.to_thread(_size, folder) > spec.disk_mib * MIB:
+                return "disk"
+
+
+BASE_MIB = 64
+"""Memory of the processes that hold a program, and of what every program begins with."""
+
+_table: tuple[float, dict[int, system.ProcessInfo]] = (0.0, {})
+
+
+def _resident(pid: int) -> int:
+    """Return the memory of a process and its descendants; all sandboxes share one look at the system per `WATCH_S`."""
+    global _table
+    now = time.monotonic()
+    if now - _table[0] > WATCH_S * 0.9:
+        _table = now, system.processes()
+    table = _table[1]
+    return sum(table[member].resident for member in system.families(table, [pid])[pid])
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
+    return total
+
+
+def _give(folder: Path, user: int) -> None:
+    """Make a user the owner of a folder and of all that is in it."""
+    for parent, folders, names in os.walk(folder):
+        for path in (parent, *(os.path.join(parent, name) for name in (*folders, *names))):
+            with contextlib.suppress(OSError):
+                if os.lstat(path).st_uid != user:
+                    os.chown(path, user, user, follow_symlinks=False)
+
+
+def _end_unwalled(pid: int, mark: str) -> None:
+    """Kill a program, all that descends from it, and what has left its family but not its environment."""
+    system.kill_families([pid])
+    system.kill_marked(mark)
