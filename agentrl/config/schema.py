@@ -245,6 +245,16 @@ class IsolationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SandboxConfig:
+    """Sandboxes of the programs that environments run: ``run_python``, ``agentrl.Sandbox`` and the agents ``command:`` and ``harbor:``."""
+
+    sandbox: Annotated[Literal["local", "none"], ResumeMayChange] = "local"
+    """``local`` hides other processes, files and the network from programs, and needs bubblewrap; ``none`` has limits only, and no wall."""
+    sandbox_read: Annotated[tuple[str, ...], ResumeMayChange] = ()
+    """Files and folders that the programs may read, besides those of the system and of Python."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndpointConfig:
     """The HTTP endpoint that black-box agents talk to; other environments do not use it."""
 
@@ -291,6 +301,7 @@ class PlaySettings:
     reward: RewardConfig = field(default_factory=RewardConfig)
     penalty: PenaltyConfig = field(default_factory=PenaltyConfig)
     isolation: IsolationConfig = field(default_factory=IsolationConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 

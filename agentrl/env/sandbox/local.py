@@ -12,16 +12,16 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from agentrl.core.bubblewrap import PROGRAM, REMEDY
 from agentrl.core.errors import SandboxError
 from agentrl.env.isolation import system
 from agentrl.env.isolation.system import MIB
 from agentrl.env.sandbox.spec import SandboxSpec
 
-PROGRAM = "bwrap"
-REMEDY = "Install bubblewrap 0.8 or later (apt-get install bubblewrap), or run programs without a wall: --sandbox none"
 PROBE_S = 20.0
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store")
@@ -39,7 +39,7 @@ def new_user() -> int | None:
     return FIRST_USER + secrets.randbelow(NUM_USERS) if _may_take_users() else None
 
 
-def wall(spec: SandboxSpec, user: int | None, folder: Path, cwd: Path, read: Sequence[str]) -> list[str]:
+def wall(spec: SandboxSpec, user: int | None, folder: Path, cwd: Path) -> list[str]:
     """Return the words that stand before those of a program, to put it behind the wall; `folder` is its own, under the same name."""
     words = [PROGRAM, "--die-with-parent", "--as-pid-1", "--hostname", "sandbox", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     words += [] if spec.network else ["--unshare-net"]
@@ -49,11 +49,23 @@ def wall(spec: SandboxSpec, user: int | None, folder: Path, cwd: Path, read: Seq
     else:
         words += [word for name in CAPABILITIES for word in ("--cap-add", name)]
     words += ["--proc", "/proc", "--dev", "/dev", "--size", str(spec.disk_mib * MIB), "--perms", "1777", "--tmpfs", "/tmp"]
-    for path in dict.fromkeys(_visible(spec, read)):
-        words += [*_parents(path), "--ro-bind-try", path, path]
+    shown: list[str] = []
+    for path in _visible(spec):
+        if not any(Path(path).is_relative_to(above) for above in shown):
+            words += [*_parents(path), "--ro-bind-try", path, path]
+            shown.append(path)
     words += [*_parents(str(folder)), "--bind", str(folder), str(folder), "--chdir", str(cwd)]
     if user is not None:
-        words += ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]
+        # A process that changes its user forgets that it is to end with its parent.
+        words += [
+            "setpriv",
+            "--pdeathsig=KILL",
+            f"--reuid={user}",
+            f"--regid={user}",
+            "--clear-groups",
+            "--inh-caps=-all",
+            "--bounding-set=-all",
+        ]
     return words
 
 
@@ -66,20 +78,19 @@ def check_local() -> None:
     """
     if shutil.which(PROGRAM) is None:
         raise SandboxError(f"--sandbox local needs the program {PROGRAM}. {REMEDY}.")
-    here = Path("/usr")
-    words = [*wall(SandboxSpec(), new_user(), here, here, ()), "true"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*wall(SandboxSpec(), new_user(), Path(folder), Path(folder)), "true"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)
     if done.returncode:
         raise SandboxError(f"--sandbox local does not work on this machine: {done.stderr.strip()[-300:]}. {REMEDY}.")
 
 
-def _visible(spec: SandboxSpec, read: Sequence[str]) -> Iterator[str]:
+def _visible(spec: SandboxSpec) -> Iterator[str]:
     yield from SYSTEM
     names = CONFIGURATION + (NETWORK if spec.network else ())
     yield from (f"/etc/{name}" for name in names)
     yield from (sys.base_prefix, sys.prefix, system.__file__)
     yield from spec.read
-    yield from read
 
 
 def _parents(path: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -12,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -22,7 +22,7 @@ from agentrl.env.isolation.system import MIB
 from agentrl.env.sandbox import local
 from agentrl.env.sandbox.files import MAX_FILE, read_beneath, write_beneath
 from agentrl.env.sandbox.folders import make_folder, remove_folder
-from agentrl.env.sandbox.spec import Ended, ExecResult, Kind, SandboxSpec, chosen_kind
+from agentrl.env.sandbox.spec import Ended, ExecResult, Kind, SandboxSpec, current_choice
 from agentrl.env.timing import timed
 
 MARK = "AGENTRL_SANDBOX"
@@ -52,8 +52,9 @@ class Sandbox:
     """
 
     def __init__(self, spec: SandboxSpec | None = None) -> None:
-        self.spec = spec or SandboxSpec()
-        self.kind: Kind = self.spec.kind or chosen_kind()
+        asked, choice = spec or SandboxSpec(), current_choice()
+        self.kind: Kind = asked.kind or choice.kind
+        self.spec = replace(asked, kind=self.kind, read=(*asked.read, *choice.read))
         self._user: int | None = None
         self._folder: Path | None = None
         self._programs: set[_Program] = set()
@@ -100,6 +101,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         read: Sequence[str] = (),
+        network: bool | None = None,
         output: int = MAX_OUTPUT,
         keep: Literal["first", "last"] = "first",
     ) -> ExecResult:
@@ -109,9 +111,10 @@ class Sandbox:
             words: The program and its arguments.
             timeout_s: Time limit; infinite for none.
             stdin: Standard input.
-            env: Environment variables besides ``PATH``, ``HOME`` and ``LANG``.
+            env: Environment variables besides ``PATH`` and ``HOME``.
             cwd: Working folder, by default that of the sandbox.
             read: Files and folders that this program may read, besides those of the spec.
+            network: True or False in place of the spec's.
             output: Bytes of output that are kept.
             keep: ``first`` ends the program at more output than that; ``last`` keeps its end.
 
@@ -123,11 +126,14 @@ class Sandbox:
             if self._user is not None:
                 await asyncio.to_thread(_give, self.folder, self._user)
             mark = uuid.uuid4().hex
-            variables = {"PATH": PATH, "HOME": str(self.folder), "LANG": "C.UTF-8", **(env or {}), "PWD": str(where), MARK: mark}
-            if self.kind == "local":
+            variables = {"PATH": PATH, "HOME": str(self.folder), **(env or {})}
+            if self.kind == "none":
+                variables[MARK] = mark
+            elif "TMPDIR" in variables:
                 variables["TMPDIR"] = "/tmp"
-            launched = (sys.executable, "-I", "-S", system.__file__, json.dumps(dataclasses.asdict(self.spec.limits())), *words)
-            front = local.wall(self.spec, self._user, self.folder, where, read) if self.kind == "local" else []
+            launched = (sys.executable, "-I", "-S", system.__file__, json.dumps(asdict(self.spec.limits())), *words)
+            spec = replace(self.spec, read=(*self.spec.read, *read), network=self.spec.network if network is None else network)
+            front = local.wall(spec, self._user, self.folder, where) if self.kind == "local" else []
             try:
                 process = await asyncio.create_subprocess_exec(
                     *front,
@@ -181,7 +187,12 @@ class _Program:
         finally:
             for task in tasks:
                 task.cancel()
-        ended: Ended = "output" if self._flooded.is_set() else "exit" if exiting in done else watching.result() if watching in done else "timeout"
+        if self._flooded.is_set():
+            ended: Ended = "output"
+        elif exiting in done:
+            ended = "exit"
+        else:
+            ended = watching.result() if watching in done else "timeout"
         is_signal = self._sandbox.kind == "local" and _SIGNALLED < code <= _SIGNALLED + 64
         return ExecResult(code=_SIGNALLED - code if is_signal else code, output=self._output.decode(errors="replace"), ended=ended)
 

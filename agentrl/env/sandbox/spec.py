@@ -75,14 +75,28 @@ class ExecResult:
         return self
 
 
-_KIND: ContextVar[Kind] = ContextVar("sandbox", default="local")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxChoice:
+    """The settings of a run for all its sandboxes.
+
+    Attributes:
+        kind: Kind of those that do not name one.
+        read: Files and folders that the programs of all may read.
+    """
+
+    kind: Kind = "local"
+    read: tuple[str, ...] = ()
 
 
-def use_kind(kind: Kind) -> None:
-    """Have the sandboxes of this context, and of those that are copied from it, be of a kind unless they name another."""
-    _KIND.set(kind)
+DEFAULT_CHOICE = SandboxChoice()
+_CHOICE: ContextVar[SandboxChoice] = ContextVar("sandbox", default=DEFAULT_CHOICE)
 
 
-def chosen_kind() -> Kind:
-    """Return the kind of sandboxes that do not name one."""
-    return _KIND.get()
+def use_choice(choice: SandboxChoice) -> None:
+    """Apply settings to the sandboxes of this context and of those that are copied from it."""
+    _CHOICE.set(choice)
+
+
+def current_choice() -> SandboxChoice:
+    """Return the settings that apply here."""
+    return _CHOICE.get()
