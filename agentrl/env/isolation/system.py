@@ -215,6 +215,7 @@ def send(pids: Iterable[int], number: int) -> None:
 def main(limits: ProcessLimits, words: list[str]) -> None:
     """Limit the calling process and have it become a program; the first process of a sandbox starts it instead, and ends as it does."""
     if os.getpid() == 1:
+        become("agentrl-sandbox", death_signal=signal.SIGKILL)  # again, as whoever has changed its user forgot its parent's end
         program = os.fork()
         if program:
             _outlive(program)

@@ -103,8 +103,7 @@ async def test_what_is_left_behind_is_ended_before_the_result(kind: Kind) -> Non
     await sh("sleep 3582", kind, 0.5)
     assert running("3582") == []
     task = asyncio.create_task(sh("sleep 3583", kind))
-    while not running("3583"):
-        await asyncio.sleep(0.02)
+    assert await asyncio.to_thread(soon, lambda: bool(running("3583")))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -114,7 +113,8 @@ async def test_what_is_left_behind_is_ended_before_the_result(kind: Kind) -> Non
 @needs_sandbox
 async def test_a_wall_hides_all_but_the_system_and_what_is_named(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
-    line = f"cat {tmp_path}/secret; ls -A /tmp /home /root 2>&1 | grep -v agentrl; id -u; ls -d /proc/[0-9]*; cat /sys/class/net/lo/mtu; touch /usr/x"
+    other = "id -u; ls -d /proc/[0-9]*; cat /sys/class/net/lo/mtu; touch /usr/x"
+    line = f"cat {tmp_path}/secret; {other}; ls -A /tmp /home /root 2>&1 | grep -v agentrl"
     output = (await sh(line)).output
     assert "No such file" in output
     assert "Read-only file system" in output
@@ -150,7 +150,6 @@ async def test_no_link_leads_outside(tmp_path: Path) -> None:
         sandbox.write("long", b"12345")
         with pytest.raises(SandboxError, match="more than 4 bytes"):
             sandbox.read("long", limit=4)
-    assert (tmp_path / "secret").read_text() == "s"
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
 
 
@@ -158,7 +157,7 @@ async def test_without_bubblewrap_the_package_is_named(monkeypatch: pytest.Monke
     local.check_local.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
     try:
-        with pytest.raises(SandboxError, match="needs the program bwrap. Install bubblewrap .*--sandbox none"):
+        with pytest.raises(SandboxError, match=r"needs the program bwrap\. Install bubblewrap .*--sandbox none"):
             await sh("true")
     finally:
         local.check_local.cache_clear()
