@@ -1,6 +1,6 @@
 """Linux calls: limits and environment variables of an episode's process, and all its descendants, also detached ones.
 
-Run as ``python -I -S system.py LIMITS PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the program, so that
+Run as ``python -I -S system.py LIMITS OWNER PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the program, so that
 between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
 """
 
@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-_SET_DEATH_SIGNAL, _SET_NAME, _SET_SUBREAPER = 1, 15, 36
+_SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NAME, _SET_SUBREAPER = 1, 4, 15, 36
 _PAGE = resource.getpagesize()
 _ROUNDS = 200
 
@@ -212,13 +213,19 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def main(limits: ProcessLimits, words: list[str]) -> None:
-    """Limit the calling process and have it become a program; the first process of a sandbox starts it instead, and ends as it does."""
+def main(limits: ProcessLimits, owner: int, words: list[str]) -> None:
+    """Limit the calling process and have it become a program; the first process of a sandbox starts it instead, and ends as it does.
+
+    Args:
+        limits: Limits of the program.
+        owner: In a sandbox the end of a pipe that closes when its owner ends.
+        words: The program and its arguments.
+    """
     if os.getpid() == 1:
-        become("agentrl-sandbox", death_signal=signal.SIGKILL)  # again, as whoever has changed its user forgot its parent's end
         program = os.fork()
         if program:
-            _outlive(program)
+            _outlive(program, owner)
+        os.close(owner)
         # Only here, where the user is nobody else's: the limit counts all processes of a user.
         _limit(resource.RLIMIT_NPROC, limits.processes + 1)
     become("agentrl-command", death_signal=signal.SIGKILL)
@@ -232,8 +239,13 @@ def main(limits: ProcessLimits, words: list[str]) -> None:
         sys.exit(f"{words[0]}: {error.strerror}")
 
 
-def _outlive(program: int) -> NoReturn:
-    """Collect orphans until the program ends, then end as it did; the system ends what is left before anyone sees the end."""
+def _outlive(program: int, owner: int) -> NoReturn:
+    """Collect orphans until the program ends, then end as it did; the system ends what is left before anyone sees the end.
+
+    The end of the owner is seen at a pipe: its death signal is refused where the sandbox has another user.
+    """
+    ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # so that the program cannot change this process
+    threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
     while True:
         pid, status = os.wait()
         if pid == program:
@@ -241,5 +253,10 @@ def _outlive(program: int) -> NoReturn:
             os._exit(code if code >= 0 else 128 - code)
 
 
+def _end_with(owner: int) -> NoReturn:
+    os.read(owner, 1)
+    os._exit(128 + signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    main(ProcessLimits(**json.loads(sys.argv[1])), sys.argv[2:])
+    main(ProcessLimits(**json.loads(sys.argv[1])), int(sys.argv[2]), sys.argv[3:])

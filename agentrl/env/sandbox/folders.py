@@ -21,6 +21,7 @@ PREFIX = "agentrl-sandboxes-"
 LOCK = "lock"
 
 _root: tuple[int, Path] | None = None  # the process that made it, which forks do not share, and the folder
+_pipe: tuple[int, int, int] | None = None  # the process that made it, and its ends
 
 
 def make_folder() -> Path:
@@ -31,6 +32,14 @@ def make_folder() -> Path:
         _root = os.getpid(), _locked()
         atexit.register(_remove_own, *_root)
     return Path(tempfile.mkdtemp(dir=_root[1]))
+
+
+def owner_pipe() -> int:
+    """Return the end of a pipe that closes when this process ends."""
+    global _pipe
+    if _pipe is None or _pipe[0] != os.getpid():
+        _pipe = os.getpid(), *os.pipe()
+    return _pipe[1]
 
 
 def remove_folder(folder: Path) -> None:

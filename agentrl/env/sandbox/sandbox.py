@@ -7,9 +7,9 @@ import contextlib
 import json
 import math
 import os
+import signal
 import sys
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from agentrl.env.isolation import system
 from agentrl.env.isolation.system import MIB
 from agentrl.env.sandbox import local
 from agentrl.env.sandbox.files import MAX_FILE, read_beneath, write_beneath
-from agentrl.env.sandbox.folders import make_folder, remove_folder
+from agentrl.env.sandbox.folders import make_folder, owner_pipe, remove_folder
 from agentrl.env.sandbox.spec import Ended, ExecResult, Kind, SandboxSpec, current_choice
 from agentrl.env.timing import timed
 
@@ -122,38 +122,37 @@ class Sandbox:
             SandboxError: If the program could not be started.
         """
         where = cwd or self.folder
+        variables = {"PATH": PATH, "HOME": str(self.folder), **(env or {})}
+        spec = replace(self.spec, read=(*self.spec.read, *read), network=self.spec.network if network is None else network)
         with timed("sandbox exec"):
             if self._user is not None:
                 await asyncio.to_thread(_give, self.folder, self._user)
-            mark = uuid.uuid4().hex
-            variables = {"PATH": PATH, "HOME": str(self.folder), **(env or {})}
-            if self.kind == "none":
-                variables[MARK] = mark
-            elif "TMPDIR" in variables:
-                variables["TMPDIR"] = "/tmp"
-            launched = (sys.executable, "-I", "-S", system.__file__, json.dumps(asdict(self.spec.limits())), *words)
-            spec = replace(self.spec, read=(*self.spec.read, *read), network=self.spec.network if network is None else network)
-            front = local.wall(spec, self._user, self.folder, where) if self.kind == "local" else []
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *front,
-                    *launched,
-                    cwd=where,
-                    env=variables,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise SandboxError(f"a sandbox could not start {words[0]}: {error}") from error
-            program = _Program(process, self, mark, output, keep)
+            program = _Program(self.kind, await self._start(spec, words, where, variables), _Output(output, keep), str(self.folder))
             self._programs.add(program)
             try:
-                return await program.run(stdin, timeout_s)
+                return await program.run(stdin, timeout_s, self.spec, self.folder)
             finally:
                 await asyncio.shield(program.end())
                 self._programs.discard(program)
+
+    async def _start(self, spec: SandboxSpec, words: Sequence[str], where: Path, variables: dict[str, str]) -> asyncio.subprocess.Process:
+        walled, owner = self.kind == "local", owner_pipe()
+        if walled and "TMPDIR" in variables:
+            variables["TMPDIR"] = "/tmp"
+        try:
+            return await asyncio.create_subprocess_exec(
+                *(local.wall(spec, self._user, self.folder, where) if walled else ()),
+                *(sys.executable, "-I", "-S", system.__file__, json.dumps(asdict(spec.limits())), str(owner), *words),
+                cwd=where,
+                env=variables if walled else {**variables, MARK: str(self.folder)},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(owner,) if walled else (),
+            )
+        except OSError as error:
+            raise SandboxError(f"a sandbox could not start {words[0]}: {error}") from error
 
     async def _end(self) -> None:
         await asyncio.gather(*(program.end() for program in self._programs))
@@ -162,22 +161,40 @@ class Sandbox:
             await asyncio.to_thread(remove_folder, folder)
 
 
-class _Program:
-    """A program that runs: its output, its limits, and the end of its processes."""
+class _Output:
+    """Some of a program's output."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, sandbox: Sandbox, mark: str, limit: int, keep: Literal["first", "last"]
-    ) -> None:
-        self._process, self._sandbox, self._mark = process, sandbox, mark
+    def __init__(self, limit: int, keep: Literal["first", "last"]) -> None:
         self._limit, self._keep = limit, keep
-        self._output = bytearray()
-        self._flooded = asyncio.Event()
+        self._data = bytearray()
+        self.flooded = asyncio.Event()  # there is more than may be kept, and it is the first that is kept
 
-    async def run(self, stdin: bytes, timeout_s: float) -> ExecResult:
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        """Keep some of the output, and read the rest too: a full pipe would hold up the end."""
+        while chunk := await stream.read(65536):
+            self._data += chunk
+            if len(self._data) > self._limit and self._keep == "first":
+                del self._data[self._limit :]
+                self.flooded.set()
+            elif len(self._data) > self._limit:
+                del self._data[: -self._limit]
+
+    def __str__(self) -> str:
+        return self._data.decode(errors="replace")
+
+
+class _Program:
+    """A program that runs: its limits, and the end of its processes."""
+
+    def __init__(self, kind: Kind, process: asyncio.subprocess.Process, output: _Output, mark: str) -> None:
+        self._kind, self._process, self._output, self._mark = kind, process, output, mark
+
+    async def run(self, stdin: bytes, timeout_s: float, spec: SandboxSpec, folder: Path) -> ExecResult:
         """Wait for the program's end or for a limit."""
-        tasks = [asyncio.create_task(call) for call in (self._process.wait(), self._watch(), self._flooded.wait())]
-        exiting, watching, flooding = tasks
-        tasks += [asyncio.create_task(self._feed(stdin)), reading := asyncio.create_task(self._read())]
+        assert self._process.stdout is not None
+        watching = asyncio.create_task(self._watch(spec, folder))
+        exiting, flooding = asyncio.create_task(self._process.wait()), asyncio.create_task(self._output.flooded.wait())
+        feeding, reading = asyncio.create_task(self._feed(stdin)), asyncio.create_task(self._output.read(self._process.stdout))
         try:
             limit = None if math.isinf(timeout_s) else timeout_s
             done, _ = await asyncio.wait({exiting, watching, flooding}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
@@ -185,24 +202,24 @@ class _Program:
             await asyncio.wait({reading}, timeout=END_S)
             code = await self._process.wait()
         finally:
-            for task in tasks:
+            for task in (watching, exiting, flooding, feeding, reading):
                 task.cancel()
-        if self._flooded.is_set():
+        if self._output.flooded.is_set():
             ended: Ended = "output"
         elif exiting in done:
             ended = "exit"
         else:
             ended = watching.result() if watching in done else "timeout"
-        is_signal = self._sandbox.kind == "local" and _SIGNALLED < code <= _SIGNALLED + 64
-        return ExecResult(code=_SIGNALLED - code if is_signal else code, output=self._output.decode(errors="replace"), ended=ended)
+        is_signal = self._kind == "local" and _SIGNALLED < code <= _SIGNALLED + 64
+        return ExecResult(code=_SIGNALLED - code if is_signal else code, output=str(self._output), ended=ended)
 
     async def end(self) -> None:
         """End the program's processes, and return when they are gone."""
         process = self._process
-        if self._sandbox.kind == "none":
-            await asyncio.to_thread(_end_unwalled, process.pid, f"{MARK}={self._mark}")
+        if self._kind == "none":
+            await asyncio.to_thread(_end_unwalled, process.pid, self._mark)
         while process.returncode is None:  # the first process in the wall takes all others with it, before it is gone itself
-            system.send(system.children(process.pid) or [process.pid], 9)
+            system.send(system.children(process.pid) or [process.pid], signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_S):
                     await process.wait()
@@ -214,19 +231,7 @@ class _Program:
             await self._process.stdin.drain()
         self._process.stdin.close()
 
-    async def _read(self) -> None:
-        """Keep some of the output, and read the rest too: a full pipe would hold up the end."""
-        assert self._process.stdout is not None
-        while chunk := await self._process.stdout.read(65536):
-            self._output += chunk
-            if len(self._output) > self._limit and self._keep == "first":
-                del self._output[self._limit :]
-                self._flooded.set()
-            elif len(self._output) > self._limit:
-                del self._output[: -self._limit]
-
-    async def _watch(self) -> Ended:
-        spec, folder = self._sandbox.spec, self._sandbox.folder
+    async def _watch(self, spec: SandboxSpec, folder: Path) -> Ended:
         while True:
             await asyncio.sleep(WATCH_S)
             if _resident(self._process.pid) > (spec.memory_mib + BASE_MIB) * MIB:
@@ -272,4 +277,4 @@ def _give(folder: Path, user: int) -> None:
 def _end_unwalled(pid: int, mark: str) -> None:
     """Kill a program, all that descends from it, and what has left its family but not its environment."""
     system.kill_families([pid])
-    system.kill_marked(mark)
+    system.kill_marked(f"{MARK}={mark}")
