@@ -1,7 +1,7 @@
 """Linux calls: limits and environment variables of an episode's process, and all its descendants, also detached ones.
 
-Run as ``python -I -S system.py LIMITS OWNER PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the program, so that
-between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
+Run as ``python -I -S system.py LIMITS OWNER PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the program,
+so that between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
 """
 
 from __future__ import annotations
