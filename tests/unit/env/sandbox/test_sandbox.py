@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -127,6 +128,15 @@ async def test_a_wall_hides_all_but_the_system_and_what_is_named(tmp_path: Path)
 
 
 @needs_sandbox
+async def test_a_user_namespace_is_a_wall_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_may_take_users", lambda: False)
+    result = await sh("id -u; setsid sleep 3584 >/dev/null 2>&1 & ls /home /root/.ssh; touch file && unshare -r true")
+    assert result.output.split()[0] == str(local.USER)
+    assert "unshare failed" in result.output
+    assert running("3584") == []
+
+
+@needs_sandbox
 async def test_processes_are_limited_for_each_sandbox_alone() -> None:
     line = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 2 & done; echo started; wait"
     first, second = await asyncio.gather(sh(line, processes=6), sh(line, processes=40))
@@ -135,7 +145,8 @@ async def test_processes_are_limited_for_each_sandbox_alone() -> None:
 
 
 async def test_no_link_leads_outside(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("s")
+    secret = tmp_path / "secret"
+    secret.write_text("s")
     async with Sandbox(SandboxSpec(kind="none")) as sandbox:
         line = f"ln -s {tmp_path}/secret link; ln -s {tmp_path} folder; mkfifo pipe"
         await sandbox.exec("sh", "-c", line)
@@ -150,7 +161,7 @@ async def test_no_link_leads_outside(tmp_path: Path) -> None:
         sandbox.write("long", b"12345")
         with pytest.raises(SandboxError, match="more than 4 bytes"):
             sandbox.read("long", limit=4)
-    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+    assert (secret.read_text(), os.listdir(tmp_path)) == ("s", ["secret"])
 
 
 async def test_without_bubblewrap_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
