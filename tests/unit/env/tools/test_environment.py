@@ -345,7 +345,7 @@ async def test_failures_raised_or_told_in_an_episode() -> None:
         ("print(6*7)", "42"),
         ("", ""),
         ("import sys; sys.exit('bye')", "bye"),
-        ("import os; print(sorted(set(os.environ) - {'PATH', 'HOME', 'LC_CTYPE'}), os.listdir())", "[] []"),
+        ("import os; print(sorted(set(os.environ) - {'PATH', 'HOME', 'PWD', 'LC_CTYPE'}), os.listdir())", "[] []"),
         ("print('é')", "é"),
     ],
 )
