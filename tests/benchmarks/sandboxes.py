@@ -54,7 +54,7 @@ async def measure(kind: Kind, number: int) -> str:
 async def main(number: int) -> None:
     """Print the table."""
     rows = [await measure(kind, number) for kind in ("local", "none")]
-    head = "| sandbox | starts per second | one start and end, s (p50) | trainer's CPU per start, ms | memory of one, MiB (PSS) | processes of one |"
+    head = "| sandbox | starts per second | start to end, s (p50) | trainer's CPU per start, ms | memory, MiB (PSS) | processes |"
     sys.stdout.write("\n".join([head, "|---|---|---|---|---|---|", *rows, ""]))
 
 

@@ -1,6 +1,6 @@
 """Linux calls: limits and environment variables of an episode's process, and all its descendants, also detached ones.
 
-Run as ``python -I -S system.py LIMITS OWNER PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the program,
+Run as ``python -I -S system.py LIMITS OWNER TELL PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the program,
 so that between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
 """
 
@@ -213,17 +213,19 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def main(limits: ProcessLimits, owner: int, words: list[str]) -> None:
+def main(limits: ProcessLimits, owner: int, tell: int, words: list[str]) -> None:
     """Limit the calling process and have it become a program; the first process of a sandbox starts it instead, and ends as it does.
 
     Args:
         limits: Limits of the program.
         owner: In a sandbox the end of a pipe that closes when its owner ends.
+        tell: End of a pipe that is told when the program begins.
         words: The program and its arguments.
     """
     if os.getpid() == 1:
         program = os.fork()
         if program:
+            os.close(tell)
             _outlive(program, owner)
         os.close(owner)
         # Only here, where the user is nobody else's: the limit counts all processes of a user.
@@ -233,6 +235,8 @@ def main(limits: ProcessLimits, owner: int, words: list[str]) -> None:
     begin_cpu_time(limits.cpu_s)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # a machine without memory is to end this first, not the trainer
+    os.set_inheritable(tell, False)
+    os.write(tell, b"1")
     try:
         os.execvp(words[0], words)
     except OSError as error:
@@ -259,4 +263,4 @@ def _end_with(owner: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(ProcessLimits(**json.loads(sys.argv[1])), int(sys.argv[2]), sys.argv[3:])
+    main(ProcessLimits(**json.loads(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 from agentrl.core.errors import SandboxError
 from agentrl.env.isolation import system
@@ -31,7 +32,13 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 WATCH_S = 0.25
 """Seconds between two looks at the memory and the disk that a program uses."""
 END_S = 5.0
+START_S = 60.0
+"""Seconds in which a program begins, or its sandbox has failed."""
+MAX_STARTING = 2 * (os.cpu_count() or 1)
+"""Programs of one event loop that start at a time; those that run are not counted."""
+SHOWN = 500
 _SIGNALLED = 128
+_STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class Sandbox:
@@ -61,7 +68,7 @@ class Sandbox:
 
     async def __aenter__(self) -> Sandbox:
         """Make the folder; `SandboxError` if this machine cannot hold such a sandbox."""
-        with timed("sandbox start"):
+        with timed("sandbox open"):
             if self.kind == "local":
                 await asyncio.to_thread(local.check_local)
                 self._user = local.new_user()
@@ -109,7 +116,7 @@ class Sandbox:
 
         Args:
             words: The program and its arguments.
-            timeout_s: Time limit; infinite for none.
+            timeout_s: Time limit from the beginning of the program; infinite for none.
             stdin: Standard input.
             env: Environment variables besides ``PATH`` and ``HOME``.
             cwd: Working folder, by default that of the sandbox.
@@ -119,46 +126,84 @@ class Sandbox:
             keep: ``first`` ends the program at more output than that; ``last`` keeps its end.
 
         Raises:
-            SandboxError: If the program could not be started.
+            SandboxError: If the sandbox did not start; a program that is not there is an outcome.
         """
         where = cwd or self.folder
         variables = {"PATH": PATH, "HOME": str(self.folder), **(env or {})}
         spec = replace(self.spec, read=(*self.spec.read, *read), network=self.spec.network if network is None else network)
-        with timed("sandbox exec"):
-            if self._user is not None:
-                await asyncio.to_thread(_give, self.folder, self._user)
-            program = _Program(self.kind, await self._start(spec, words, where, variables), _Output(output, keep), str(self.folder))
-            self._programs.add(program)
-            try:
-                return await program.run(stdin, timeout_s, self.spec, self.folder)
-            finally:
+        program: _Program | None = None
+        try:
+            with timed("sandbox start"):
+                async with _starting():
+                    process, begun = await self._start(spec, words, where, variables)
+                    program = _Program(self.kind, process, _Output(output, keep), str(self.folder))
+                    self._programs.add(program)
+                    is_begun = await _begins(begun)
+            with timed("sandbox exec"):
+                result = await program.run(stdin, timeout_s if is_begun else 0.0, self.spec, self.folder)
+        finally:
+            if program is not None:
                 await asyncio.shield(program.end())
                 self._programs.discard(program)
+        if not is_begun:
+            raise SandboxError(f"a sandbox did not start {words[0]}: {result.output.strip()[-SHOWN:] or 'no message'}")
+        return result
 
-    async def _start(self, spec: SandboxSpec, words: Sequence[str], where: Path, variables: dict[str, str]) -> asyncio.subprocess.Process:
+    async def _start(
+        self, spec: SandboxSpec, words: Sequence[str], where: Path, variables: dict[str, str]
+    ) -> tuple[asyncio.subprocess.Process, int]:
+        """Start a program; the end of a pipe tells when it begins."""
+        if self._user is not None:
+            await asyncio.to_thread(_give, self.folder, self._user)
         walled, owner = self.kind == "local", owner_pipe()
         if walled and "TMPDIR" in variables:
             variables["TMPDIR"] = "/tmp"
+        begun, tell = os.pipe()
+        limits = json.dumps(asdict(spec.limits()))
         try:
-            return await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 *(local.wall(spec, self._user, self.folder, where) if walled else ()),
-                *(sys.executable, "-I", "-S", system.__file__, json.dumps(asdict(spec.limits())), str(owner), *words),
+                *(sys.executable, "-I", "-S", system.__file__, limits, str(owner), str(tell), *words),
                 cwd=where,
                 env=variables if walled else {**variables, MARK: str(self.folder)},
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=(owner,) if walled else (),
+                pass_fds=(owner, tell) if walled else (tell,),
             )
         except OSError as error:
+            os.close(begun)
             raise SandboxError(f"a sandbox could not start {words[0]}: {error}") from error
+        finally:
+            os.close(tell)
+        return process, begun
 
     async def _end(self) -> None:
         await asyncio.gather(*(program.end() for program in self._programs))
         if self._folder is not None:
             folder, self._folder = self._folder, None
             await asyncio.to_thread(remove_folder, folder)
+
+
+def _starting() -> asyncio.Semaphore:
+    """Return the places of programs that start in the running loop; many at once would take each other's time."""
+    return _STARTING.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_STARTING))
+
+
+async def _begins(end: int) -> bool:
+    """Return True once a program begins, False if it never does."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(end, readable.set)
+    try:
+        async with asyncio.timeout(START_S):
+            await readable.wait()
+        return bool(os.read(end, 1))
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(end)
+        os.close(end)
 
 
 class _Output:

@@ -220,3 +220,17 @@ def test_folders_of_processes_that_live_stay() -> None:
     (folder / "closed").mkdir(mode=0)
     folders.remove_folder(folder)
     assert not folder.exists()
+
+
+@needs_sandbox
+async def test_a_sandbox_that_does_not_start_is_no_outcome_of_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    await sh("true")
+    monkeypatch.setattr(local, "SYSTEM", ())  # there is no program to become another user with
+    with pytest.raises(SandboxError, match=r"a sandbox did not start sh: .*No such file"):
+        await sh("true")
+
+
+@both
+async def test_time_is_counted_from_the_beginning_of_a_program(kind: Kind) -> None:
+    results = await asyncio.gather(*(sh("sleep 0.1; echo done", kind, 2.0) for _ in range(20)))
+    assert {result.output for result in results} == {"done\n"}
