@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from agentrl import StepResult, StepState
-from agentrl.env.isolation.system import processes
+from agentrl.env.agent import SamplingParams
+from agentrl.env.boundary import EnvLimits, make_step_state
+from agentrl.env.isolation.pool import open_sessions
+from agentrl.env.isolation.system import ProcessLimits, processes
+from agentrl.env.load import load_agent
 from agentrl.env.sandbox.spec import SandboxChoice, use_choice
 from tests.sandboxes import needs_sandbox
 from tests.unit.envs.play import ENVS, load
@@ -247,3 +251,30 @@ def _left() -> list[int]:
         if MARK.encode() in words:
             found.append(pid)
     return found
+
+
+@pytest.mark.parametrize("process", [None, ProcessLimits()])
+async def test_sandboxes_work_in_a_process_of_the_episode_too(process: ProcessLimits | None) -> None:
+    sessions = open_sessions(load_agent(str(ENVS / "code.py")), EnvLimits(process=process))
+    await sessions.start()
+    session = sessions.session()
+    await session.reset(TASK, 0)
+    result = await session.step(_answered("def add(a, b): return a + b"))
+    names = [span.name for span in session.take_spans()]
+    await session.close()
+    await sessions.close()
+    assert result.reward == 1.0
+    assert names == ["tool:sandbox open", "tool:sandbox start", "tool:sandbox exec", "tool:sandbox end"]
+
+
+def _answered(code: str) -> StepState:
+    return make_step_state(
+        task=TASK,
+        agent="",
+        turn=0,
+        turns_left=1,
+        observation_text="",
+        action_text=code,
+        finish_reason="stop",
+        sampling_params=SamplingParams(),
+    )
