@@ -71,7 +71,7 @@ class TrainingConfig:
     run_dir: Annotated[Path | None, ResumeMayChange, Alias("--output-dir")] = None
     """Directory of everything that this run writes. Default: ``runs/<environment>-<date>-<time>``."""
     save_every: Annotated[CountOrZero, ResumeMayChange, Alias("--save-steps")] = 0
-    """Steps between two checkpoints, from which ``--resume`` continues; the last step gets one too. 0: none."""
+    """Steps between checkpoints, for ``--resume``; the last step gets one too. 0: none."""
     keep_checkpoints: Annotated[Count, ResumeMayChange, Alias("--save-total-limit", "--max-ckpt-num")] = 2
     """Checkpoints to keep; older ones are removed when a newer one is complete."""
     checkpoint_upload: Annotated[str, ResumeMayChange] = ""
@@ -246,7 +246,7 @@ class IsolationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxConfig:
-    """Sandboxes of the programs that environments run: ``run_python``, ``agentrl.Sandbox`` and the agents ``command:`` and ``harbor:``."""
+    """Sandboxes of programs that environments run."""
 
     sandbox: Annotated[Literal["local", "none"], ResumeMayChange] = "local"
     """``local`` hides other processes, files and the network from programs, and needs bubblewrap; ``none`` has limits only, and no wall."""
