@@ -47,6 +47,7 @@ from agentrl.core.errors import (
     LearnerError,
     PluginError,
     RewardError,
+    SandboxError,
 )
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import Message, Task
@@ -62,6 +63,8 @@ from agentrl.env.rewards import verifiers
 from agentrl.env.rewards.function import combine_rewards
 from agentrl.env.rewards.judge import judge
 from agentrl.env.rewards.server import remote_reward
+from agentrl.env.sandbox.sandbox import Sandbox
+from agentrl.env.sandbox.spec import ExecResult, SandboxSpec
 from agentrl.env.timing import timed
 from agentrl.env.tools.environment import ToolEnv
 from agentrl.env.tools.python import run_python
@@ -93,6 +96,7 @@ __all__ = [
     "EnvResultError",
     "EnvTimeoutError",
     "EvaluationEnd",
+    "ExecResult",
     "Executor",
     "GroupJudged",
     "GroupSummary",
@@ -117,6 +121,9 @@ __all__ = [
     "RunBegin",
     "RunEnd",
     "SamplingParams",
+    "Sandbox",
+    "SandboxError",
+    "SandboxSpec",
     "StepEnd",
     "StepResult",
     "StepState",

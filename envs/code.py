@@ -1,10 +1,11 @@
-"""Write a Python function; hidden tests run it in a process of its own, with limits.
+"""Write a Python function; hidden tests run it in a sandbox.
 
-The example shows how to run a model's code, and a reward that the code cannot manipulate. The code runs in a subprocess
-(`run_python`: limits of time, memory and output), which receives the inputs of the tests and prints the returned values;
-the expected values never leave this process. So code that looks for the answers, prints results of its own or ends the
-process gains nothing. Wrong code is a reward of 0; a subprocess that does not even start is an error, which is not
-trained on. The task suits a pretrained model. Run it with::
+The example shows how to run a model's code, and a reward that the code cannot reach. The code runs in a sandbox
+(`run_python`), which receives the inputs of the tests and prints the returned values; the expected values and the
+reference solutions never enter it. The code sees neither this file, nor other processes, nor the network, and nothing
+that it starts outlives it. With `--sandbox none` it is only limited, and can read this file. Wrong code is a reward
+of 0; a sandbox that does not start is an error, which is not trained on. The sandbox needs bubblewrap
+(`apt-get install bubblewrap`); the task suits a pretrained model. Run it with::
 
     agentrl train --agent envs/code.py --async --model Qwen/Qwen3-0.6B --max-new-tokens 256
 
@@ -128,11 +129,11 @@ async def run_tests(code: str, name: str, tests: list[list[Any]], expected: list
     """Return the first problem of the code, `None` if there is none, and the number of tests that pass.
 
     Raises:
-        RuntimeError: If the subprocess ended before it ran the code.
+        RuntimeError: If the sandbox ended before it ran the code.
     """
     output = await run_python(PROGRAM.format(payload=json.dumps([code, name, tests])))
     if not output.startswith("started"):
-        raise RuntimeError(f"the subprocess for tests does not work: {output[-300:]}")
+        raise RuntimeError(f"the sandbox for tests does not work: {output[-300:]}")
     last = output.rpartition("\n")[2]
     results = parse_results(last, len(tests))
     if results is None:

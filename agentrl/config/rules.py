@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from agentrl.config.record import RecordConfig
 from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
+from agentrl.core import bubblewrap
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, resolve_plugin
 from agentrl.core.redaction import HIDDEN
@@ -115,7 +117,27 @@ def _copies_have_checkpoints(config: TrainConfig) -> None:
     check_address("--checkpoint-upload", address)
 
 
-ISOLATION_RULES: tuple[Callable[[PlaySettings], None], ...] = (_limits_have_processes, _processes_can_be_held, _passed_are_names)
+def _sandboxes_can_be_held(config: PlaySettings) -> None:
+    chosen = config.sandbox
+    if chosen.sandbox == "none":
+        refuse_set(chosen, ("sandbox_read",), "has no effect without a wall", "Leave out --sandbox none.")
+    elif config.run.agent.startswith(PROGRAMS) and not config.run.ray_address and shutil.which(bubblewrap.PROGRAM) is None:
+        raise ConfigError(
+            "--sandbox", "local", f"{config.run.agent} runs programs, and there is no {bubblewrap.PROGRAM}", bubblewrap.REMEDY
+        )
+    for path in chosen.sandbox_read:
+        if not Path(path).is_absolute():
+            raise ConfigError("--sandbox-read", path, "is no absolute path", f"Write {Path(path).absolute()}.")
+
+
+PROGRAMS = ("command:", "harbor:")
+"""Agents that are programs, which always need a sandbox."""
+ISOLATION_RULES: tuple[Callable[[PlaySettings], None], ...] = (
+    _limits_have_processes,
+    _processes_can_be_held,
+    _passed_are_names,
+    _sandboxes_can_be_held,
+)
 
 
 def check(config: TrainConfig) -> TrainConfig:

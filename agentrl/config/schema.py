@@ -78,7 +78,7 @@ class TrainingConfig:
     run_dir: Annotated[Path | None, ResumeMayChange, Alias("--output-dir")] = None
     """Directory of everything that this run writes. Default: ``runs/<environment>-<date>-<time>``."""
     save_every: Annotated[CountOrZero, ResumeMayChange, Alias("--save-steps")] = 0
-    """Steps between two checkpoints, from which ``--resume`` continues; the last step gets one too. 0: none."""
+    """Steps between checkpoints, for ``--resume``; the last step gets one too. 0: none."""
     keep_checkpoints: Annotated[Count, ResumeMayChange, Alias("--save-total-limit", "--max-ckpt-num")] = 2
     """Checkpoints to keep; older ones are removed when a newer one is complete."""
     checkpoint_upload: Annotated[str, ResumeMayChange] = ""
@@ -252,6 +252,16 @@ class IsolationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SandboxConfig:
+    """Sandboxes of programs that environments run."""
+
+    sandbox: Annotated[Literal["local", "none"], ResumeMayChange] = "local"
+    """``local`` hides other processes, files and the network from programs, and needs bubblewrap; ``none`` has limits only, and no wall."""
+    sandbox_read: Annotated[tuple[str, ...], ResumeMayChange] = ()
+    """Files and folders that the programs may read, besides those of the system and of Python."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndpointConfig:
     """The HTTP endpoint that black-box agents talk to; other environments do not use it."""
 
@@ -307,6 +317,7 @@ class PlaySettings:
     reward: RewardConfig = field(default_factory=RewardConfig)
     penalty: PenaltyConfig = field(default_factory=PenaltyConfig)
     isolation: IsolationConfig = field(default_factory=IsolationConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 

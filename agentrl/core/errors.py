@@ -73,6 +73,10 @@ class EnvTimeoutError(EnvError, TimeoutError):
     """User code did not return before its deadline."""
 
 
+class SandboxError(EnvError):
+    """A sandbox cannot be held on this machine, or did not do what it was asked for."""
+
+
 class EnvLoadError(ConfigError):
     """The file, module or class named by ``--agent`` cannot be loaded or lacks a method."""
 

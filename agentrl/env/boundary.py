@@ -31,6 +31,7 @@ from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, ResetState
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.multi_agent import named_agents
 from agentrl.env.results import MAX_MESSAGE, check_reset, check_step, said
+from agentrl.env.sandbox.spec import DEFAULT_CHOICE, SandboxChoice, use_choice
 from agentrl.env.timing import Stopwatch, use_stopwatch
 
 _log = logging.getLogger(__name__)
@@ -47,13 +48,14 @@ _Job: TypeAlias = tuple[Callable[[], Any], bool, asyncio.Future[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvLimits:
-    """Deadlines of user code, seconds; threads for ``def`` methods; limits of an episode's process, `None` to run episodes in this one."""
+    """Deadlines of user code, seconds; threads for ``def`` methods; limits of an episode's process, `None` for none; its sandboxes."""
 
     reset_timeout_s: float = 60.0
     step_timeout_s: float = 60.0
     close_timeout_s: float = 10.0
     threads: int = 32
     process: ProcessLimits | None = None
+    sandbox: SandboxChoice = DEFAULT_CHOICE
 
 
 class Session(Protocol):
@@ -323,6 +325,7 @@ class EnvSession:
         """Consume calls and answer them, one after another, until cancelled between two of them."""
         jobs = self._jobs
         use_stopwatch(self._stopwatch)
+        use_choice(self._limits.sandbox)
         while True:
             call, is_async, answer = await jobs.get()
             try:

@@ -17,6 +17,7 @@ from agentrl.core.types import EvalSampling, GroupRequest, Sampling
 from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.results import bad_result
+from agentrl.env.sandbox.spec import SandboxChoice
 
 TRUNCATED = (
     "truncated sampling biases the importance ratio of the turn; leave it out, or train with --off-policy none "
@@ -93,6 +94,7 @@ class EpisodeSettings(PlaySettings):
             close_timeout_s=self.close_timeout_s,
             threads=self.rollout.env_threads,
             process=process_limits(self.isolation),
+            sandbox=SandboxChoice(kind=self.sandbox.sandbox, read=self.sandbox.sandbox_read),
         )
 
     @property

@@ -94,7 +94,7 @@ def trained(steps: int, device: torch.device, *, whole: bool) -> Iterator[Found]
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--agent", "envs/calculator.py", "--engine", "transformers", "--runtime", "local", "--run-dir", f"{folder}/run"]
         flags += ["--num-steps", str(steps), "--learning-rate", "3e-4", "--max-new-tokens", "32"]
-        words = [sys.executable, "-m", "agentrl.cli.main", "train", *flags, "--device", device.type]
+        words = [sys.executable, "-m", "agentrl", "train", *flags, "--device", device.type]
         began = time.perf_counter()
         ran = subprocess.run(words, capture_output=True, text=True, timeout=TRAIN_LIMIT_S, check=False)
         took = time.perf_counter() - began

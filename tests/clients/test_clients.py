@@ -28,7 +28,9 @@ async def test_a_client_is_trained_as_it_is(client: Client) -> None:
         pytest.skip("pi needs npm")
     program = f"{VENV}/bin/python {HERE}/programs/{client.program}.py {client.mode} {{prompt}}"
     cls = load_agent(f"command:{program}#reward={HERE}/reward.py").load()
-    stage, trajectory = await play_one(cls, *client.answers, max_model_len=LONG, episode_timeout_s=180.0, forced_forms="free")
+    stage, trajectory = await play_one(
+        cls, *client.answers, max_model_len=LONG, episode_timeout_s=180.0, forced_forms="free", sandbox="none"
+    )
     assert (trajectory.error, trajectory.status, trajectory.reward) == (None, Status.FINISHED, 1.0)
     expected = [[*CODEC.encode_text(text), *CODEC.turn_end_ids] for text in client.answers]
     assert sorted(sampled(trajectory)) == sorted(expected)  # each sampled token is trained once

@@ -11,6 +11,7 @@ import pytest
 from agentrl.env.load import load_agent
 from tests.e2e.everywhere import runs_everywhere
 from tests.e2e.runs import ROOT, command, succeeded, train
+from tests.sandboxes import needs_sandbox
 from tests.unit.env.packages import install
 
 BITS = "reasoning-gym:count_bits?max_n=63&ask="
@@ -53,6 +54,7 @@ def test_games_train(tmp_path: Path, spec: str, package: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@needs_sandbox
 def test_task_folders_of_harbor_are_checked_evaluated_and_trained(tmp_path: Path) -> None:
     runs_everywhere(tmp_path, f"harbor:{ROOT}/examples/harbor#agent={sys.executable} {ROOT}/examples/command_line/agent.py {{prompt}}")
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import math
 import os
 import re
 import shlex
 import shutil
-import sys
 import tempfile
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,16 +20,18 @@ from agentrl.env.adapters.specs import FLAG
 from agentrl.env.agent import AgentClass, SamplingParams, StepResult
 from agentrl.env.black_box import BlackBoxAgent, ModelEndpoint
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads, make_step_state
-from agentrl.env.isolation import system
 from agentrl.env.isolation.system import ProcessLimits, child_environment, describe_end
+from agentrl.env.sandbox.sandbox import Sandbox
+from agentrl.env.sandbox.spec import SandboxSpec, current_choice
 
-MARK = "AGENTRL_COMMAND"
 OPTIONS = ("judge", "reward", "files")
 FORM = "Write command:'CMD {prompt}#judge=CMD' or command:'CMD {prompt}#reward=file.py', and #files=FOLDER for files to begin with."
 FIELDS = ("prompt", "task_id", "folder", "model", "base_url", "anthropic_base_url", "api_key")
 MAX_OUTPUT = 2**20
 """Bytes of a program's output that are kept, its last."""
 SHOWN = 2000
+DISK_MIB = 8192
+"""Size of the folder of an episode, MiB."""
 
 
 class CommandAgent(BlackBoxAgent):
@@ -43,19 +42,31 @@ class CommandAgent(BlackBoxAgent):
     reward: ClassVar[AgentClass | None] = None  # judges what the program printed, as the environment of a reward function
     files: ClassVar[str] = ""  # folder whose content the working folder begins with
     keeps_home: ClassVar[bool] = False  # the program sees the user's folder; else its own, an empty one
+    makes_sandboxes: ClassVar[bool] = False  # the program is trusted, and puts what is not into sandboxes of its own
     process_limits = ProcessLimits()  # those of the run replace it
 
-    _folder: Path  # of the episode, with the working folder in it
+    _sandbox: Sandbox  # of the episode
+    _folder: Path  # of the sandbox, with the working folder in it
 
     async def run(self, task: Task, llm: ModelEndpoint) -> StepResult:
         """Run the program to its end, and have it judged; `EnvError` if it fails."""
-        self._folder = Path(tempfile.mkdtemp(prefix="agentrl-command-"))
-        try:
+        async with Sandbox(self._spec()) as self._sandbox:
+            self._folder = self._sandbox.folder
             (self._folder / "home").mkdir()
             work = await self._prepare(task, self._folder)
             return await self._judge(task, work, await self._act(task, llm, work))
-        finally:
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True))
+
+    def _spec(self) -> SandboxSpec:
+        limits = self.process_limits
+        return SandboxSpec(
+            kind="none" if self.makes_sandboxes else None,
+            memory_mib=limits.memory_mib,
+            cpu_s=limits.cpu_s,
+            processes=limits.processes,
+            open_files=limits.open_files,
+            file_mib=limits.file_mib,
+            disk_mib=DISK_MIB,
+        )
 
     async def _prepare(self, task: Task, folder: Path) -> Path:
         """Fill the working folder, which is below the folder of the episode, and return it."""
@@ -68,7 +79,7 @@ class CommandAgent(BlackBoxAgent):
     async def _act(self, task: Task, llm: ModelEndpoint, work: Path) -> str:
         """Run the program to its end, and return what it printed."""
         home = str(Path.home() if self.keeps_home else self._folder / "home")
-        return await self._run(self._words(task, llm, work), work, {**llm.env(), "HOME": home})
+        return await self._run(self._words(task, llm, work), work, {**llm.env(), "HOME": home}, read=files_of(self.command))
 
     def _words(self, task: Task, llm: ModelEndpoint, work: Path) -> list[str]:
         text = task.prompt if isinstance(task.prompt, str) else "\n\n".join(str(message["content"]) for message in task.prompt)
@@ -80,7 +91,9 @@ class CommandAgent(BlackBoxAgent):
         if self.reward is not None:
             return await self._reward(self.reward, task, output)
         label = task.label if isinstance(task.label, str) else json.dumps(task.label, default=str)
-        verdict = await self._run(list(self.judge), work, {"AGENTRL_LABEL": label, "AGENTRL_TASK_ID": task.id, "HOME": str(work)})
+        home = Path(tempfile.mkdtemp(dir=self._folder))  # a new one: Python runs files that a program leaves in its home
+        variables = {"AGENTRL_LABEL": label, "AGENTRL_TASK_ID": task.id, "HOME": str(home)}
+        verdict = await self._run(list(self.judge), work, variables, read=files_of(self.judge), network=False)
         last = (verdict.strip().splitlines() or [""])[-1]
         try:
             reward = float(last)
@@ -94,7 +107,7 @@ class CommandAgent(BlackBoxAgent):
 
     async def _reward(self, cls: AgentClass, task: Task, output: str) -> StepResult:
         threads = Threads(1)
-        session = EnvSession(cls, shlex.join(self.command), threads, EnvLimits())
+        session = EnvSession(cls, shlex.join(self.command), threads, EnvLimits(sandbox=current_choice()))
         prompt = task.prompt if isinstance(task.prompt, str) else json.dumps(task.prompt)
         state = make_step_state(
             task=task,
@@ -114,43 +127,32 @@ class CommandAgent(BlackBoxAgent):
             await session.close()
             threads.close()
 
-    async def _run(self, words: list[str], work: Path, variables: dict[str, str], *, may_fail: bool = False) -> str:
+    async def _run(
+        self,
+        words: list[str],
+        work: Path,
+        variables: dict[str, str],
+        *,
+        may_fail: bool = False,
+        read: Sequence[str] = (),
+        network: bool = True,
+    ) -> str:
         """Run a program to its end and return what it printed; nothing that it started is left. `EnvError` if it fails and must not."""
-        limits, mark = self.process_limits, uuid.uuid4().hex
-        environment = {**child_environment(os.environ, limits.passed), **variables, "PWD": str(work), MARK: mark}
-        printed = self._folder / "output"  # a file and no pipe, which what the program leaves behind could hold open
-        with printed.open("wb") as file:
-            program = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", system.__file__, json.dumps(dataclasses.asdict(limits)), *words),
-                cwd=work,
-                env=environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=file,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-            code = await program.wait()
-        finally:
-            await asyncio.shield(asyncio.to_thread(_end, program.pid, f"{MARK}={mark}"))
-        output = await asyncio.to_thread(_last, printed)
-        if code and not may_fail:
-            told = f" It printed last:\n{output[-SHOWN:]}" if output else ""
-            raise EnvError(f"{shlex.join(words)[:SHOWN]}: {describe_end(code, limits)}.{told}")
-        return output
+        limits = self.process_limits
+        environment = {**child_environment(os.environ, limits.passed), **variables, "PWD": str(work)}
+        ended = await self._sandbox.exec(
+            *words, timeout_s=math.inf, env=environment, cwd=work, read=read, network=network, output=MAX_OUTPUT, keep="last"
+        )
+        ended.check()
+        if ended.code and not may_fail:
+            told = f" It printed last:\n{ended.output[-SHOWN:]}" if ended.output else ""
+            raise EnvError(f"{shlex.join(words)[:SHOWN]}: {describe_end(ended.code, limits)}.{told}")
+        return ended.output
 
 
-def _last(printed: Path) -> str:
-    """The end of what a program printed."""
-    with printed.open("rb") as file:
-        file.seek(max(0, printed.stat().st_size - MAX_OUTPUT))
-        return file.read().decode(errors="replace")
-
-
-def _end(pid: int, mark: str) -> None:
-    """Kill a program, all that descends from it, and what has left its family but not its environment."""
-    system.kill_families([pid])
-    system.kill_marked(mark)
+def files_of(words: Sequence[str]) -> list[str]:
+    """Return the words of a program that are files, which it has to see."""
+    return [word for word in words if Path(word).is_absolute() and Path(word).is_file()]
 
 
 def load_command(spec: str, load: Callable[[str], Any]) -> type[CommandAgent]:

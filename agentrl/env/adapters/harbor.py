@@ -1,6 +1,6 @@
 """Task folders of Harbor as environments of a program: ``--agent 'harbor:FOLDER#agent=CMD {prompt}'``.
 
-There are no containers: the program, and then ``tests/test.sh``, are processes of this machine, with limits, in a folder of the episode.
+There are no containers: the program, and then ``tests/test.sh``, run in the sandbox of the episode, in its folder and with the network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from agentrl.core.errors import EnvError, EnvLoadError, EnvResultError
 from agentrl.core.types import Task
-from agentrl.env.adapters.command import CommandAgent, command_words
+from agentrl.env.adapters.command import CommandAgent, command_words, files_of
 from agentrl.env.adapters.harbor_tasks import (
     DOCKERFILE,
     TEST,
@@ -92,7 +92,7 @@ class HarborAgent(CommandAgent):
         try:
             async with asyncio.timeout(self._trial.agent_timeout_s):
                 variables = {**self._variables(self._folder), **llm.env(), "HOME": str(self._folder / "home")}
-                return await self._run(self._words(task, llm, work), work, variables)
+                return await self._run(self._words(task, llm, work), work, variables, read=files_of(self.command))
         except TimeoutError:
             self._is_late = True
             return ""

@@ -31,6 +31,7 @@ class InspectAgent(CommandAgent):
     task: ClassVar[str] = ""  # JSON object that says which task, for the program
     spec: ClassVar[str] = ""  # what ``--agent`` said, for messages
     keeps_home = True  # caches of data sets are there
+    makes_sandboxes = True
 
     @classmethod
     def tasks(cls) -> Iterable[Task]:

@@ -1,7 +1,7 @@
 """Linux calls: limits and environment variables of an episode's process, and all its descendants, also detached ones.
 
-Run as ``python -I -S system.py LIMITS PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the program, so that
-between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
+Run as ``python -I -S system.py LIMITS OWNER TELL PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the program,
+so that between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 MIB = 2**20
 
@@ -109,7 +110,7 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-_SET_DEATH_SIGNAL, _SET_NAME, _SET_SUBREAPER = 1, 15, 36
+_SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NAME, _SET_SUBREAPER = 1, 4, 15, 36
 _PAGE = resource.getpagesize()
 _ROUNDS = 200
 
@@ -149,6 +150,15 @@ def processes() -> dict[int, ProcessInfo]:
                 fields = file.read().rpartition(b") ")[2].split()  # the name before may hold anything
                 table[int(name)] = ProcessInfo(int(fields[1]), fields[0].decode(), int(fields[21]) * _PAGE)
     return table
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process started and that still are; none if it is gone."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
 
 
 def families(table: Mapping[int, ProcessInfo], roots: Collection[int]) -> dict[int, list[int]]:
@@ -203,16 +213,54 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def main(limits: ProcessLimits, words: list[str]) -> None:
-    """Limit the calling process and have it become a program."""
+def main(limits: ProcessLimits, owner: int, tell: int, words: list[str]) -> None:
+    """Limit the calling process and have it become a program; the first process of a sandbox starts it instead, and ends as it does.
+
+    Args:
+        limits: Limits of the program.
+        owner: In a sandbox the end of a pipe that closes when its owner ends.
+        tell: End of a pipe that is told when the program begins.
+        words: The program and its arguments.
+    """
+    if os.getpid() == 1:
+        program = os.fork()
+        if program:
+            os.close(tell)
+            _outlive(program, owner)
+        os.close(owner)
+        # Only here, where the user is nobody else's: the limit counts all processes of a user.
+        _limit(resource.RLIMIT_NPROC, limits.processes + 1)
     become("agentrl-command", death_signal=signal.SIGKILL)
     apply(limits)
     begin_cpu_time(limits.cpu_s)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")  # a machine without memory is to end this first, not the trainer
+    os.set_inheritable(tell, False)
+    os.write(tell, b"1")
     try:
         os.execvp(words[0], words)
     except OSError as error:
         sys.exit(f"{words[0]}: {error.strerror}")
 
 
+def _outlive(program: int, owner: int) -> NoReturn:
+    """Collect orphans until the program ends, then end as it did; the system ends what is left before anyone sees the end.
+
+    The end of the owner is seen at a pipe: its death signal is refused where the sandbox has another user.
+    """
+    ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # so that the program cannot change this process
+    threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
+    while True:
+        pid, status = os.wait()
+        if pid == program:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def _end_with(owner: int) -> NoReturn:
+    os.read(owner, 1)
+    os._exit(128 + signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    main(ProcessLimits(**json.loads(sys.argv[1])), sys.argv[2:])
+    main(ProcessLimits(**json.loads(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

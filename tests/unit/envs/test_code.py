@@ -5,9 +5,10 @@ import pytest
 
 from agentrl import StepResult, StepState
 from agentrl.env.load import load_agent
+from tests.sandboxes import needs_sandbox
 from tests.unit.envs.play import ENVS, load
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, needs_sandbox]
 
 Code = load("code")
 module = __import__("sys").modules[Code.__module__]
@@ -61,12 +62,12 @@ async def test_code_that_fails_or_cheats_earns_nothing(code: str, problem: str) 
     assert problem.lower() in str(result.observation).lower()
 
 
-async def test_a_subprocess_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sandbox_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(code: str) -> str:
         return "MemoryError"
 
     monkeypatch.setattr(module, "run_python", broken)
-    with pytest.raises(RuntimeError, match="the subprocess for tests does not work: MemoryError"):
+    with pytest.raises(RuntimeError, match="the sandbox for tests does not work: MemoryError"):
         await say(TASKS["add-0"], SOLUTIONS["clamp"])
 
 

@@ -13,6 +13,7 @@ from agentrl.env.black_box import BlackBoxSession
 from agentrl.env.load import load_agent
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
+from tests.sandboxes import needs_sandbox
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.endpoint.support import CODEC, SETTINGS, says
 
@@ -63,6 +64,7 @@ async def test_solver_and_checker_have_rewards_of_their_own() -> None:
     assert [trajectory.error for trajectory in played] == [None, None]
 
 
+@needs_sandbox
 async def test_the_agent_on_the_command_line_works_in_a_folder_that_a_judge_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
     command = re.search(r'"(command:.*?)"', (EXAMPLES / "command_line" / "agent.py").read_text(), re.DOTALL)

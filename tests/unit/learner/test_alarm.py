@@ -16,7 +16,7 @@ import agentrl
 from agentrl.assets import tiny_model_path
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import flag, settings_of
-from agentrl.core.errors import MismatchError
+from agentrl.core.errors import MismatchError, WeightsDifferError
 from agentrl.learner.alarm import CAUSES, Comparison, MismatchAlarm
 
 ENV = str(Path(__file__).parents[3] / "envs" / "arithmetic.py")
@@ -106,7 +106,9 @@ def test_an_engine_with_other_weights_is_stopped(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(SlotModel, "load", lambda model, path: None)  # it says that it has the weights of the new version
     with pytest.raises(MismatchError, match=r"step 2: .*the published weights of version 1"):
-        run(tmp_path, num_steps=3, learning_rate=5e-3)
+        run(tmp_path / "alarm", num_steps=3, learning_rate=5e-3, verify_weights_every=0)
+    with pytest.raises(WeightsDifferError, match="38 of 38 tensors of its weights are not the learner's"):
+        run(tmp_path / "digests", num_steps=3, learning_rate=5e-3)
 
 
 def test_healthy_runs_go_on(tmp_path: Path) -> None:

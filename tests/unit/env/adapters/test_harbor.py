@@ -14,9 +14,10 @@ from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status, Trajectory
 from agentrl.env.adapters.harbor_tasks import read_task, with_paths
 from agentrl.env.load import load_agent
+from tests.sandboxes import needs_sandbox
 from tests.unit.examples.test_agents import play_class
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, needs_sandbox]
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 AGENT = f"#agent={sys.executable} -S {EXAMPLES}/command_line/agent.py {{prompt}}"
@@ -79,9 +80,8 @@ async def test_what_the_agent_leaves_of_tests_and_rewards_is_removed(tmp_path: P
 
 async def test_an_agent_that_takes_too_long_is_judged_by_what_it_has_done(tmp_path: Path) -> None:
     task = written(tmp_path, task_toml="[agent]\ntimeout_sec = 2.0\n")
-    slow = tmp_path / "slow.sh"
-    slow.write_text(f'{sys.executable} -S {EXAMPLES}/command_line/agent.py "$1"; sleep 60\n')
-    trajectory = await played(f"harbor:{task}#agent=sh {slow} {{prompt}}", "printf 123 > result.txt", "DONE")
+    slow = f"sh -c '\"$@\"; sleep 60' sh {AGENT.removeprefix('#agent=')}"
+    trajectory = await played(f"harbor:{task}#agent={slow}", "printf 123 > result.txt", "DONE")
     assert (trajectory.error, trajectory.reward, trajectory.status) == (None, 3.0, Status.TRUNCATED)
 
 

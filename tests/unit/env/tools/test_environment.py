@@ -1,6 +1,7 @@
 """Tools: schemas, checked arguments, limits, and the environment around them."""
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from agentrl import ResetState, StepResult, StepState, Task, ToolEnv
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status, Trajectory
+from agentrl.env.isolation.system import processes
 from agentrl.env.load import load_agent
 from agentrl.env.tools.calls import ToolCall
 from agentrl.env.tools.environment import Tool, Toolbox, ToolCallError
 from agentrl.env.tools.python import python, run_python
+from tests.sandboxes import needs_sandbox
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, says
 
@@ -336,13 +339,14 @@ async def test_failures_raised_or_told_in_an_episode() -> None:
     assert "ZeroDivisionError" in (trajectory.error or "")
 
 
+@needs_sandbox
 @pytest.mark.parametrize(
     ("code", "output"),
     [
         ("print(6*7)", "42"),
         ("", ""),
         ("import sys; sys.exit('bye')", "bye"),
-        ("import os; print(sorted(set(os.environ) - {'PATH', 'HOME', 'LC_CTYPE'}), os.listdir())", "[] []"),
+        ("import os; print(sorted(set(os.environ) - {'PATH', 'HOME', 'PWD', 'LC_CTYPE'}), os.listdir())", "[] []"),
         ("print('é')", "é"),
     ],
 )
@@ -350,6 +354,7 @@ async def test_python_prints(code: str, output: str) -> None:
     assert await python(code) == output
 
 
+@needs_sandbox
 @pytest.mark.parametrize(
     ("code", "ending"),
     [
@@ -366,17 +371,14 @@ async def test_python_is_stopped(code: str, ending: str) -> None:
     assert len(output) < 17_000
 
 
+@needs_sandbox
 async def test_children_of_the_code_are_killed_with_it() -> None:
-    output = await run_python("import os, time\npid = os.fork()\nif pid == 0: time.sleep(60)\nprint(pid)", timeout_s=1)
-    pid = int(output.split()[0])
-    for _ in range(50):
-        if not running(pid):
-            return
-        await asyncio.sleep(0.1)
-    pytest.fail(f"process {pid} is still there")
+    output = await run_python("import os\nif os.fork() == 0:\n    os.setsid()\n    os.execlp('sleep', 'sleep', '3573')\nprint('done')")
+    assert output == "done"
+    assert not [pid for pid in processes() if b"3573" in command_line(pid).split(b"\0")]
 
 
-def running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+def command_line(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

@@ -13,9 +13,10 @@ from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status, Trajectory
 from agentrl.env.isolation.system import ProcessLimits, processes
 from agentrl.env.load import load_agent
+from tests.sandboxes import needs_sandbox
 from tests.unit.rollout.endpoint.support import TASK, Stage, play_one
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, needs_sandbox]
 
 ASK = """
 import json, os, sys, urllib.request

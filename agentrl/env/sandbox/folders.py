@@ -1,0 +1,89 @@
+"""Folders of sandboxes, which disappear with the process that made them, however it ends.
+
+All folders of a process lie in one, with a file that it keeps locked. The lock ends with the process, also after kill -9;
+so the first sandbox of every process removes the folders of those that are gone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PREFIX = "agentrl-sandboxes-"
+LOCK = "lock"
+
+_root: tuple[int, Path] | None = None  # the process that made it, which forks do not share, and the folder
+_pipe: tuple[int, int, int] | None = None  # the process that made it, and its ends
+
+
+def make_folder() -> Path:
+    """Return a new, empty folder that disappears with this process."""
+    global _root
+    if _root is None or _root[0] != os.getpid():
+        remove_abandoned()
+        _root = os.getpid(), _locked()
+        atexit.register(_remove_own, *_root)
+    return Path(tempfile.mkdtemp(dir=_root[1]))
+
+
+def owner_pipe() -> int:
+    """Return the end of a pipe that closes when this process ends."""
+    global _pipe
+    if _pipe is None or _pipe[0] != os.getpid():
+        _pipe = os.getpid(), *os.pipe()
+    return _pipe[1]
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with all that is in it, also where a program took away its own rights."""
+    shutil.rmtree(folder, onerror=_unlock)
+
+
+def remove_abandoned() -> list[Path]:
+    """Remove the folders of processes of this user that are gone, and return them."""
+    removed = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, still locked, or removed meanwhile
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_folder(folder)
+                removed.append(folder)
+            finally:
+                os.close(descriptor)
+    return removed
+
+
+def _locked() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    fresh = folder / "new"
+    descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o600)  # kept open as long as the process lives
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    fresh.rename(folder / LOCK)  # only now others may look at it
+    return folder
+
+
+def _remove_own(owner: int, folder: Path) -> None:
+    if os.getpid() == owner:
+        remove_folder(folder)
+
+
+def _unlock(function: Callable[..., Any], path: str, error: Any) -> None:
+    """Give the rights back that are missing, and try again; what cannot be removed is left to the next start."""
+    for place in (os.path.dirname(path), path):
+        with contextlib.suppress(OSError):
+            if stat.S_ISDIR(os.lstat(place).st_mode):
+                os.chmod(place, 0o700)
+    with contextlib.suppress(OSError):
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)

@@ -1,0 +1,41 @@
+"""Settings of sandboxes."""
+
+import pytest
+
+from agentrl.config.rules import ISOLATION_RULES
+from agentrl.config.schema import RunConfig, TrainConfig
+from agentrl.config.sections import changed
+from agentrl.core.errors import ConfigError
+from agentrl.env.sandbox.spec import SandboxChoice
+from agentrl.rollout.settings import episode_settings
+
+
+def check(agent: str, **values: object) -> None:
+    config = changed(TrainConfig(run=RunConfig(agent=agent)), **values)
+    for rule in ISOLATION_RULES:
+        rule(config)
+
+
+def test_settings_reach_the_environments() -> None:
+    config = changed(TrainConfig(), sandbox="none")
+    assert episode_settings(config, "m").env.sandbox == SandboxChoice(kind="none")
+    config = changed(TrainConfig(), sandbox_read=("/opt/tools",))
+    assert episode_settings(config, "m").env.sandbox == SandboxChoice(read=("/opt/tools",))
+
+
+def test_without_bubblewrap_programs_are_refused_and_other_environments_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    check("env.py")
+    check("command:ls {prompt}#judge=true", sandbox="none")
+    for agent in ("command:ls {prompt}#judge=true", "harbor:tasks#agent=ls {prompt}"):
+        with pytest.raises(ConfigError, match="runs programs, and there is no bwrap") as caught:
+            check(agent)
+        assert caught.value.field == "--sandbox"
+
+
+def test_a_path_is_absolute_and_needs_a_wall() -> None:
+    check("env.py", sandbox_read=("/opt/tools",))
+    with pytest.raises(ConfigError, match="is no absolute path"):
+        check("env.py", sandbox_read=("tools",))
+    with pytest.raises(ConfigError, match="has no effect without a wall"):
+        check("env.py", sandbox="none", sandbox_read=("/opt/tools",))

@@ -1,0 +1,236 @@
+"""Sandboxes: what their programs can do and see, how limits end them, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.core.errors import SandboxError
+from agentrl.env.isolation.system import processes
+from agentrl.env.sandbox import folders, local
+from agentrl.env.sandbox.sandbox import Sandbox
+from agentrl.env.sandbox.spec import ExecResult, Kind, SandboxChoice, SandboxSpec, use_choice
+from tests.sandboxes import needs_sandbox
+
+pytestmark = pytest.mark.anyio
+
+KINDS = [pytest.param("local", marks=needs_sandbox), "none"]
+both = pytest.mark.parametrize("kind", KINDS)
+
+
+def running(word: str) -> list[int]:
+    """Processes with a word on their command line."""
+    found = []
+    for pid in processes():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if word.encode() in words:
+            found.append(pid)
+    return found
+
+
+async def sh(line: str, kind: Kind = "local", timeout_s: float = 20.0, **limits: int) -> ExecResult:
+    async with Sandbox(SandboxSpec(kind=kind, **limits)) as sandbox:  # type: ignore[arg-type]
+        return await sandbox.exec("sh", "-c", line, timeout_s=timeout_s)
+
+
+@both
+async def test_files_stay_from_one_program_to_the_next(kind: Kind) -> None:
+    async with Sandbox(SandboxSpec(kind=kind)) as sandbox:
+        sandbox.write("in/a.txt", "hello")
+        first = await sandbox.exec("sh", "-c", "cat in/a.txt; cat > b.txt; exit 3", stdin=b"given")
+        assert first == ExecResult(code=3, output="hello", ended="exit")
+        sandbox.write("b2.txt", sandbox.read("b.txt"))
+        assert (await sandbox.exec("cat", "b.txt", "b2.txt")).output == "givengiven"
+        folder = sandbox.folder
+        assert (await sandbox.exec("pwd")).output.strip() == str(folder)
+    assert not folder.exists()
+    with pytest.raises(SandboxError, match="is not open"):
+        _ = sandbox.folder
+
+
+@both
+@pytest.mark.parametrize(
+    ("line", "ended", "limits"),
+    [
+        ("sleep 60", "timeout", {}),
+        ("yes", "output", {}),
+        ("for i in 1 2 3 4 5 6 7 8 9; do head -c 3000000 /dev/zero > $i; done; sleep 60", "disk", {"disk_mib": 8}),
+        (
+            f"for i in 1 2 3; do {sys.executable} -S -c 'x = b\"1\" * 60 * 2**20; import time; time.sleep(60)' & done; wait",
+            "memory",
+            {"memory_mib": 80},
+        ),
+    ],
+)
+async def test_a_limit_ends_a_program(kind: Kind, line: str, ended: str, limits: dict[str, int]) -> None:
+    result = await sh(line, kind, 3.0, **limits)
+    assert result.ended == ended
+    assert len(result.output) <= 64 * 1024
+    if ended in ("disk", "memory"):
+        with pytest.raises(SandboxError, match=f"used up the {ended}"):
+            result.check()
+
+
+@both
+async def test_a_signal_is_told_from_an_exit(kind: Kind) -> None:
+    assert (await sh("kill -ABRT $$", kind)).code == -signal.SIGABRT
+    assert (await sh("exit 42", kind)).check().code == 42
+    assert "no-such-program" in (await sh("exec no-such-program", kind)).output
+
+
+@both
+async def test_the_end_of_much_output_may_be_kept(kind: Kind) -> None:
+    async with Sandbox(SandboxSpec(kind=kind)) as sandbox:
+        result = await sandbox.exec("sh", "-c", "seq 100000", output=20, keep="last")
+    assert result == ExecResult(code=0, output="\n99998\n99999\n100000\n", ended="exit")
+
+
+@both
+async def test_what_is_left_behind_is_ended_before_the_result(kind: Kind) -> None:
+    assert (await sh("setsid sleep 3581 >/dev/null 2>&1 & sleep 0.1; echo $!", kind)).code == 0
+    assert running("3581") == []
+    await sh("sleep 3582", kind, 0.5)
+    assert running("3582") == []
+    task = asyncio.create_task(sh("sleep 3583", kind))
+    assert await asyncio.to_thread(soon, lambda: bool(running("3583")))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert running("3583") == []
+
+
+@needs_sandbox
+async def test_a_wall_hides_all_but_the_system_and_what_is_named(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s")
+    other = "id -u; ls -d /proc/[0-9]*; cat /sys/class/net/lo/mtu; touch /usr/x"
+    line = f"cat {tmp_path}/secret; {other}; ls -A /tmp /home /root 2>&1 | grep -v agentrl"
+    output = (await sh(line)).output
+    assert "No such file" in output
+    assert "Read-only file system" in output
+    assert len([word for word in output.split() if word.startswith("/proc/")]) < 6
+    async with Sandbox(SandboxSpec(read=(str(tmp_path / "secret"),))) as sandbox:
+        assert (await sandbox.exec("cat", str(tmp_path / "secret"))).output == "s"
+        assert (
+            "ead-only" in (await sandbox.exec("sh", "-c", f"echo x > {tmp_path}/secret")).output or (tmp_path / "secret").read_text() == "s"
+        )
+
+
+@needs_sandbox
+async def test_a_user_namespace_is_a_wall_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_may_take_users", lambda: False)
+    result = await sh("id -u; setsid sleep 3584 >/dev/null 2>&1 & ls /home /root/.ssh; touch file && unshare -r true")
+    assert result.output.split()[0] == str(local.USER)
+    assert "unshare failed" in result.output
+    assert running("3584") == []
+
+
+@needs_sandbox
+async def test_processes_are_limited_for_each_sandbox_alone() -> None:
+    line = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 2 & done; echo started; wait"
+    first, second = await asyncio.gather(sh(line, processes=6), sh(line, processes=40))
+    assert "started" not in first.output
+    assert second.output.split() == ["started"]
+
+
+async def test_no_link_leads_outside(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    async with Sandbox(SandboxSpec(kind="none")) as sandbox:
+        line = f"ln -s {tmp_path}/secret link; ln -s {tmp_path} folder; mkfifo pipe"
+        await sandbox.exec("sh", "-c", line)
+        for name in ("link", "folder/secret", "pipe", "../lock", "/etc/passwd", "."):
+            with pytest.raises(SandboxError):
+                sandbox.read(name)
+        for name in ("link", "folder/new", "../new"):
+            with pytest.raises(SandboxError):
+                sandbox.write(name, "x")
+        with pytest.raises(FileNotFoundError):
+            sandbox.read("nothing")
+        sandbox.write("long", b"12345")
+        with pytest.raises(SandboxError, match="more than 4 bytes"):
+            sandbox.read("long", limit=4)
+    assert (secret.read_text(), os.listdir(tmp_path)) == ("s", ["secret"])
+
+
+async def test_without_bubblewrap_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    local.check_local.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    try:
+        with pytest.raises(SandboxError, match=r"needs the program bwrap\. Install bubblewrap .*--sandbox none"):
+            await sh("true")
+    finally:
+        local.check_local.cache_clear()
+    use_choice(SandboxChoice(kind="none"))
+    async with Sandbox() as sandbox:
+        assert sandbox.kind == "none"
+
+
+TRAINER = """
+import asyncio, sys
+from agentrl import Sandbox, SandboxSpec
+async def main():
+    async with Sandbox(SandboxSpec(kind=sys.argv[1])) as sandbox:
+        print(sandbox.folder, flush=True)
+        await sandbox.exec("sh", "-c", "setsid sleep 3591 & sleep 3592", timeout_s=100)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kind", [pytest.param("local", marks=needs_sandbox)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_a_trainer_that_is_ended(kind: Kind, number: signal.Signals) -> None:
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, kind], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert trainer.stdout is not None
+    folder = Path(trainer.stdout.readline().strip())
+    assert soon(lambda: bool(running("3591") and running("3592")))
+    trainer.send_signal(number)
+    trainer.wait(timeout=20)
+    trainer.stdout.close()
+    assert soon(lambda: not running("3591") and not running("3592"))
+    assert folder.exists() == (number is not signal.SIGINT)
+    folders.remove_abandoned()
+    assert not folder.parent.exists()
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_folders_of_processes_that_live_stay() -> None:
+    folder = folders.make_folder()
+    assert folder.is_relative_to(tempfile.gettempdir())
+    assert folder.parent not in folders.remove_abandoned()
+    (folder / "closed").mkdir(mode=0)
+    folders.remove_folder(folder)
+    assert not folder.exists()
+
+
+@needs_sandbox
+async def test_a_sandbox_that_does_not_start_is_no_outcome_of_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    await sh("true")
+    monkeypatch.setattr(local, "SYSTEM", ())  # there is no program to become another user with
+    with pytest.raises(SandboxError, match=r"a sandbox did not start sh: .*No such file"):
+        await sh("true")
+
+
+@both
+async def test_time_is_counted_from_the_beginning_of_a_program(kind: Kind) -> None:
+    results = await asyncio.gather(*(sh("sleep 0.1; echo done", kind, 2.0) for _ in range(20)))
+    assert {result.output for result in results} == {"done\n"}
