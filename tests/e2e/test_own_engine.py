@@ -63,6 +63,7 @@ def test_a_sink_that_fails_ends_the_run_with_its_name(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_two_steps_on_ray(tmp_path: Path) -> None:
     run = agentrl.train(str(ROOT / "envs" / "arithmetic.py"), **SIZES, max_staleness=1, run_dir=tmp_path / "run")
     assert run.summary["status"] == "finished"

@@ -80,6 +80,7 @@ def test_flags_python_and_resumption_take_the_options(tmp_path: Path, file: Path
     assert (other.code, "--my-tau (was 3.0, now 2.0)" in other.output) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_steps_on_ray_are_those_of_one_process(tmp_path: Path, file: Path) -> None:
     own = ("--policy-loss", f"{file}:mine", "--off-policy", f"{file}:cut", "--my-tau", "3", "--my-bound", "1.5")

@@ -105,7 +105,8 @@ def test_no_trained_token_is_older_than_the_bound(tmp_path: Path, staleness: int
     assert all(balanced(row) for row in run.metrics)
 
 
-@pytest.mark.parametrize("zero", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [2, 3])
 def test_two_engines_and_two_ranks(tmp_path: Path, zero: int) -> None:
     arguments = ("--async", "--num-engines", "2", "--num-learners", "2", "--zero-stage", str(zero), "--num-steps", "3", *SMALL)
     run = succeeded(train(tmp_path / "run", *arguments, agent=ENVS / "calculator.py", timeout_s=390))

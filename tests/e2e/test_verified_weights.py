@@ -92,6 +92,7 @@ async def test_a_wrong_tensor_in_vllm_is_named(
     await refused(engine, update_to(random_qwen(seed=2), 2, sender), rf"1 of 27 tensors .*: model\.{name}\.weight")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_an_engine_of_two_workers_compares_their_parts(
     tmp_path: Path, sender: SharedMemorySender, caplog: pytest.LogCaptureFixture

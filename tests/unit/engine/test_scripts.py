@@ -11,6 +11,8 @@ import multiprocessing
 import sys
 
 print("the script runs", flush=True)
+import pytest
+
 from agentrl.engine import launch
 
 if {guarded}:
@@ -32,6 +34,7 @@ def run(folder: Path, *, guarded: bool) -> tuple[int, list[str]]:
     return found.returncode, found.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_spawned_process_does_not_run_the_script_again(tmp_path: Path) -> None:
     assert run(tmp_path, guarded=True) == (0, ["the script runs", "the process works"])
     code, lines = run(tmp_path, guarded=False)
