@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import multiprocessing
 import sys
 
 print("the script runs", flush=True)
-import pytest
-
 from agentrl.engine import launch
 
 if {guarded}:
