@@ -22,7 +22,7 @@ class ConfigError(AgentRLError, ValueError):
 
     Args:
         field: The flag or key as the user writes it, for example ``--n-samples-per-prompt``.
-        value: The value that was given.
+        value: The value that was given; `None` where there is none, and then it is not shown.
         problem: What is wrong with it, as a clause ("must be at least 1").
         remedy: What to do instead, as a sentence.
     """
@@ -30,7 +30,8 @@ class ConfigError(AgentRLError, ValueError):
     def __init__(self, field: str, value: object, problem: str, remedy: str = "") -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
         stop = "" if problem.endswith((".", "?", "!")) else "."  # the text of another library's error may be a sentence
-        super().__init__(f"{field} = {value!r}: {problem}" + (f"{stop} {remedy}" if remedy else ""))
+        subject = field if value is None else f"{field} = {value!r}:"
+        super().__init__(f"{subject} {problem}" + (f"{stop} {remedy}" if remedy else ""))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str, str]]:
         """Pickle by the constructor's own arguments."""

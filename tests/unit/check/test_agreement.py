@@ -20,13 +20,17 @@ from agentrl.env.load import load_agent
 from agentrl.rollout.settings import EpisodeSettings
 from agentrl.rollout.tasks import open_tasks
 from agentrl.rollout.worker import EpisodeWorker
+from tests.sandboxes import needs_sandbox
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.check.support import BROKEN, checked, ids, played, settings_of
 from tests.unit.check.test_same_loop import HEAD, USES
 
 ROOT = Path(__file__).parents[3]
 OPENRLHF = ROOT / "tests" / "openrlhf_files"
-FILES = sorted([*(ROOT / "envs").glob("*.py"), *(ROOT / "examples").glob("*.py"), *OPENRLHF.glob("*.py")])
+FILES = [
+    pytest.param(file, id=f"{file.parent.name}-{file.stem}", marks=needs_sandbox if file.name == "code.py" else ())
+    for file in sorted([*(ROOT / "envs").glob("*.py"), *(ROOT / "examples").glob("*.py"), *OPENRLHF.glob("*.py")])
+]
 DATA = {"dictionary_form": DataConfig(prompts=str(ROOT / "examples" / "reverse.jsonl"), input_key="question", label_key="answer")}
 PACKAGES = {"reasoning": "reasoning_gym", "blackjack": "gymnasium", "frozen_lake": "gymnasium", "langgraph_agent": "langgraph"}
 FAILING = [f"bad_results:{name}" for name in ("NeedsArguments", "ResetRaises", "GymnasiumTuple", "RewardKeyMisspelt", "DoneIsText")]
@@ -56,7 +60,7 @@ async def fails_in_a_run(env: str, data: DataConfig) -> bool:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
+@pytest.mark.parametrize("file", FILES)
 async def test_check_and_run_agree_on_files(file: Path) -> None:
     if file.stem in PACKAGES:
         pytest.importorskip(PACKAGES[file.stem])

@@ -100,7 +100,7 @@ def test_an_unknown_flag_is_refused(name: str, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(("name", "word"), REQUIRED.items())
 def test_a_missing_word_is_named(name: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"{word} = None: is not given. Write `agentrl {name} {WORDS[name]}`." in refused(capsys, name)
+    assert f"{word} is not given. Write `agentrl {name} {WORDS[name]}`." in refused(capsys, name)
 
 
 @pytest.mark.parametrize(

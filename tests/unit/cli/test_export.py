@@ -42,7 +42,7 @@ async def test_nothing_is_written_over(tmp_path: Path) -> None:
 
 
 def test_a_run_with_a_model_is_said_to_have_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match=r"OUT = None: is not given"):
+    with pytest.raises(ConfigError, match=r"OUT is not given"):
         main([str(tmp_path)])
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").touch()

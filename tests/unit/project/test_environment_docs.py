@@ -13,6 +13,7 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status
 from agentrl.env.load import load_agent
+from tests.sandboxes import needs_sandbox
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, TASK, Scene, says
 
@@ -20,7 +21,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in ("environments", "tools", "gymnasium", "openrlhf")}
 CLASS = re.compile(r"class (\w+)")
 EXAMPLES = [
-    pytest.param(code, text, id=f"{page}-{CLASS.findall(code)[0]}")
+    pytest.param(code, text, id=f"{page}-{CLASS.findall(code)[0]}", marks=needs_sandbox if "tools = (python,)" in code else ())
     for page, content in PAGES.items()
     for code, text in re.findall(r"```python\n((?:(?!```).)*?)```(?:(?!```).)*```text\n(.*?)```", content, re.DOTALL)
 ]

@@ -103,6 +103,6 @@ def test_ranks_that_others_started_must_agree_on_a_directory(monkeypatch: pytest
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     given = {"data": "examples/tune/pairs.jsonl"}
-    with pytest.raises(ConfigError, match="--run-dir = None: is required where torchrun or srun starts the ranks"):
+    with pytest.raises(ConfigError, match="--run-dir is required where torchrun or srun starts the ranks"):
         load_given(METHODS["dpo"], given)
     load_given(METHODS["dpo"], {**given, "run_dir": "runs/x"})
