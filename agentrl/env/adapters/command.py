@@ -127,6 +127,13 @@ class CommandAgent(BlackBoxAgent):
             await session.close()
             threads.close()
 
+    def _passed(self) -> dict[str, str]:
+        """Variables of this process that its programs are given; in a container those of its image take the place of most."""
+        passed = self.process_limits.passed
+        if self._sandbox.kind == "container":
+            return {name: os.environ[name] for name in passed if name in os.environ}
+        return child_environment(os.environ, passed)
+
     async def _run(
         self,
         words: list[str],
@@ -139,7 +146,7 @@ class CommandAgent(BlackBoxAgent):
     ) -> str:
         """Run a program to its end and return what it printed; nothing that it started is left. `EnvError` if it fails and must not."""
         limits = self.process_limits
-        environment = {**child_environment(os.environ, limits.passed), **variables, "PWD": str(work)}
+        environment = {**self._passed(), **variables, "PWD": str(work)}
         ended = await self._sandbox.exec(
             *words, timeout_s=math.inf, env=environment, cwd=work, read=read, network=network, output=MAX_OUTPUT, keep="last"
         )
