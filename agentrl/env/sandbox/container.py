@@ -145,8 +145,7 @@ class Container:
         """Replace a file or folder as root."""
         words = ("exec", "--user", "0:0", self.name, "sh", "-c", REPLACE, "sh", name, os.path.dirname(name.rstrip("/")))
         (await self._engine.call(*words)).check(f"{name!r} of a sandbox cannot be replaced")
-        path = str(source.absolute())
-        answer = await self._engine.call("cp", f"{path}/." if await asyncio.to_thread(source.is_dir) else path, f"{self.name}:{name}")
+        answer = await self._engine.call("cp", await asyncio.to_thread(_whole, source), f"{self.name}:{name}")
         answer.check(f"{name!r} of a sandbox cannot be written")
 
     async def copy_out(self, name: str, target: Path) -> None:
@@ -154,6 +153,10 @@ class Container:
         with tempfile.TemporaryDirectory(dir=own_root()) as scratch:
             _found(await self._engine.call("cp", f"{self.name}:{name}/.", f"{scratch}/copy"), name)
             await asyncio.to_thread(copy_out_beneath, Path(scratch), "copy", target)
+
+
+def _whole(source: Path) -> str:
+    return f"{source.absolute()}/." if source.is_dir() else str(source.absolute())
 
 
 def _found(answer: Answer, name: str) -> Answer:

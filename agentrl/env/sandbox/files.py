@@ -48,9 +48,17 @@ def write_beneath(folder: Path, name: str, data: bytes) -> None:
 
 
 def make_beneath(folder: Path, name: str) -> None:
-    """Make a folder and those above it, unless they are there; raises as `read_beneath` does."""
-    with _parent(folder, f"{name}/.", make=True):
-        pass
+    """Make a folder and those above it, unless they are there; a link or a file in their place is removed."""
+    parts = PurePosixPath(name).parts
+    for number in range(1, len(parts) + 1):
+        place = "/".join(parts[:number])
+        try:
+            with _parent(folder, f"{place}/.", make=True):
+                continue
+        except SandboxError:
+            remove_beneath(folder, place)
+        with _parent(folder, f"{place}/.", make=True):
+            pass
 
 
 def remove_beneath(folder: Path, name: str) -> None:

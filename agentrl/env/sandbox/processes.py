@@ -76,7 +76,7 @@ class ProcessSandbox(FolderSandbox):
             process = await asyncio.create_subprocess_exec(
                 *(local.wall(spec, self.user, self.folder, where) if walled else ()),
                 *(sys.executable, "-I", "-S", system.__file__, limits, str(owner), str(tell), *command.words),
-                cwd=where,
+                cwd=self.folder if walled else where,
                 env=variables if walled else {**variables, MARK: str(self.folder)},
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

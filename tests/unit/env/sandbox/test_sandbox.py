@@ -17,6 +17,7 @@ import pytest
 from agentrl.core.errors import SandboxError
 from agentrl.env.isolation.system import processes
 from agentrl.env.sandbox import folders, local
+from agentrl.env.sandbox.files import copy_beneath, copy_out_beneath, make_beneath, remove_beneath
 from agentrl.env.sandbox.sandbox import Sandbox
 from agentrl.env.sandbox.spec import ExecResult, Kind, SandboxChoice, SandboxSpec, use_choice
 from tests.sandboxes import IMAGE, container_engine, needs_sandbox
@@ -169,6 +170,29 @@ async def test_no_link_leads_outside(tmp_path: Path) -> None:
         with pytest.raises(SandboxError, match="more than 4 bytes"):
             await sandbox.read("long", limit=4)
     assert (secret.read_text(), os.listdir(tmp_path)) == ("s", ["secret"])
+
+
+def test_folders_take_the_place_of_links(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    (folder / "real").mkdir(parents=True)
+    (outside / "deep").mkdir(parents=True)
+    (folder / "link").symlink_to(outside)
+    (folder / "real" / "file").write_text("x")
+    make_beneath(folder, "link/deep/new")
+    make_beneath(folder, "real/file/new")
+    remove_beneath(folder, "real")
+    remove_beneath(folder, "nothing/at/all")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        *("folder", "folder/link", "folder/link/deep", "folder/link/deep/new"),
+        *("outside", "outside/deep"),
+    ]
+    (folder / "link" / "up").symlink_to(outside)
+    copy_beneath(folder, "link/up", folder / "link" / "deep")
+    with pytest.raises(SandboxError):
+        copy_beneath(folder, "../outside/new", folder)
+    copy_out_beneath(folder, "link", tmp_path / "out")
+    assert (tmp_path / "out" / "up" / "new").is_dir()
+    assert list(outside.rglob("*")) == [outside / "deep"]
 
 
 async def test_without_bubblewrap_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
