@@ -263,6 +263,10 @@ class SandboxConfig:
     """Files and folders that the programs may read, besides those of the system and of Python, or of the image."""
     sandbox_image: Annotated[str, ResumeMayChange] = DEFAULT_IMAGE
     """Image of containers: a name, or the path of a Containerfile or of a folder with one, beginning with ``/`` or ``.``, built once."""
+    sandbox_max_running: Annotated[CountOrZero, ResumeMayChange] = 0
+    """Sandboxes of a rollout worker that are open at a time; an episode that needs its first one waits. 0: no limit."""
+    sandbox_max_starting: Annotated[CountOrZero, ResumeMayChange] = 0
+    """Programs of a rollout worker whose sandboxes start at a time, apart from those that run. 0: two for each core."""
 
 
 @dataclass(frozen=True, kw_only=True)

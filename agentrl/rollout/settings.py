@@ -103,7 +103,14 @@ class EpisodeSettings(PlaySettings):
     def sandbox_choice(self) -> SandboxChoice:
         """Settings of the sandboxes of programs."""
         chosen = self.sandbox
-        return SandboxChoice(kind=chosen.sandbox, image=chosen.sandbox_image, read=chosen.sandbox_read, run=self.run_name)
+        return SandboxChoice(
+            kind=chosen.sandbox,
+            image=chosen.sandbox_image,
+            read=chosen.sandbox_read,
+            run=self.run_name,
+            max_starting=chosen.sandbox_max_starting,
+            max_running=chosen.sandbox_max_running,
+        )
 
     @property
     def program_limits(self) -> ProcessLimits | None:

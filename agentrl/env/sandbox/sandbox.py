@@ -11,6 +11,7 @@ from types import TracebackType
 from agentrl.env.sandbox.backend import Backend
 from agentrl.env.sandbox.files import MAX_FILE
 from agentrl.env.sandbox.in_container import ContainerSandbox
+from agentrl.env.sandbox.places import RunningPlace
 from agentrl.env.sandbox.processes import ProcessSandbox
 from agentrl.env.sandbox.spec import MAX_OUTPUT, Command, ExecResult, Keep, Kind, SandboxSpec, current_choice
 from agentrl.env.timing import timed
@@ -39,21 +40,29 @@ class Sandbox:
         self.kind: Kind = asked.kind or choice.kind
         self.spec = replace(asked, kind=self.kind, image=asked.image or choice.image, read=(*asked.read, *choice.read))
         self._backend: Backend = ContainerSandbox(self.spec) if self.kind == "container" else ProcessSandbox(self.spec)
+        self._place = RunningPlace()
 
     async def __aenter__(self) -> Sandbox:
-        """Make the folder; `SandboxError` if this machine cannot hold such a sandbox."""
+        """Wait for a place, and make the folder; `SandboxError` if this machine cannot hold such a sandbox."""
+        await self._place.take()
         try:
             with timed("sandbox open"):
                 await self._backend.open()
         except BaseException:
-            await asyncio.shield(self._backend.end())
+            await asyncio.shield(self._end())
             raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """End what runs, and remove the folder."""
         with timed("sandbox end"):
-            await asyncio.shield(self._backend.end())
+            await asyncio.shield(self._end())
+
+    async def _end(self) -> None:
+        try:
+            await self._backend.end()
+        finally:
+            self._place.give_back()
 
     @property
     def folder(self) -> Path:

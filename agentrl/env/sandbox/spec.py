@@ -124,23 +124,43 @@ class SandboxChoice:
         image: Image of containers that do not name one.
         read: Files and folders that the programs of all may read.
         run: Name of the run, which containers bear as a label.
+        max_starting: Programs that start at a time; 0: two for each core.
+        max_running: Sandboxes that are open at a time; 0: as many as are asked for.
     """
 
     kind: Kind = "local"
     image: str = DEFAULT_IMAGE
     read: tuple[str, ...] = ()
     run: str = ""
+    max_starting: int = 0
+    max_running: int = 0
+
+
+@dataclass(slots=True)
+class Episode:
+    """The sandboxes that an episode has open."""
+
+    num_sandboxes: int = 0
 
 
 DEFAULT_CHOICE = SandboxChoice()
 _CHOICE: ContextVar[SandboxChoice] = ContextVar("sandbox", default=DEFAULT_CHOICE)
 
 
+_EPISODE: ContextVar[Episode | None] = ContextVar("episode", default=None)
+
+
 def use_choice(choice: SandboxChoice) -> None:
-    """Apply settings to the sandboxes of this context and of those that are copied from it."""
+    """Apply settings to the sandboxes of this context, which is that of one episode, and of those that are copied from it."""
     _CHOICE.set(choice)
+    _EPISODE.set(Episode())
 
 
 def current_choice() -> SandboxChoice:
     """Return the settings that apply here."""
     return _CHOICE.get()
+
+
+def current_episode() -> Episode:
+    """Return the episode whose code runs here; a new one outside of episodes."""
+    return _EPISODE.get() or Episode()
