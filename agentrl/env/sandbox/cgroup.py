@@ -1,4 +1,4 @@
-"""Control groups of containers, as far as this process may read them: processes that are left, and those that the system ended."""
+"""Counters of the system: processes of a container, and those that it ended for want of memory, in a container or on the machine."""
 
 from __future__ import annotations
 
@@ -30,8 +30,16 @@ def num_processes(group: Path) -> int | None:
 
 def num_killed(group: Path) -> int:
     """Return the number of processes that the system has ended because the group was out of memory."""
-    for name in ("memory.events", "memory.oom_control"):
-        with contextlib.suppress(OSError):
-            words = dict(line.split() for line in (group / name).read_text(encoding="ascii").splitlines())
-            return int(words.get("oom_kill", 0))
+    return _counted(group / "memory.events") or _counted(group / "memory.oom_control")
+
+
+def num_killed_of_machine() -> int:
+    """Return the number of processes that the system has ended since its start because it, or a control group, was out of memory."""
+    return _counted(Path("/proc/vmstat"))
+
+
+def _counted(file: Path) -> int:
+    with contextlib.suppress(OSError):
+        words = dict(line.split() for line in file.read_text(encoding="ascii").splitlines())
+        return int(words.get("oom_kill", 0))
     return 0

@@ -127,9 +127,9 @@ class Container:
         """Processes that the system ended since the container started because the memory was used up."""
         return cgroup.num_killed(self._memory) if self._memory else 0
 
-    def written(self) -> int:
-        """Return the bytes of the working folder and of the changes to the image."""
-        return size(self.form.folder) + (size(Path(self._changes)) if self._changes else 0)
+    def changed(self) -> int:
+        """Return the bytes of the changes to the image, as far as they can be seen."""
+        return size(Path(self._changes)) if self._changes else 0
 
     async def read(self, name: str, limit: int) -> bytes:
         """Return the content of a file; raises as `Sandbox.read`."""

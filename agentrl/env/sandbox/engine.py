@@ -65,7 +65,10 @@ class Engine:
         return Path(self.program[0]).name == "podman"
 
     async def call(self, *words: str, stdin: bytes = b"", timeout_s: float = CALL_S, limit: int = MAX_ANSWER) -> Answer:
-        """Call it, and return how that ended, with at most `limit` bytes; after the time limit, or if cancelled, it is ended itself."""
+        """Call it, and return how that ended, with at most `limit` bytes; it is ended itself after the time limit.
+
+        If the caller is cancelled it goes on: ended midway, it would leave a container that it no longer knows.
+        """
         try:
             process = await asyncio.create_subprocess_exec(
                 *self.program,
@@ -82,11 +85,9 @@ class Engine:
             async with asyncio.timeout(timeout_s):
                 output, message = await _communicate(process, stdin, limit)
         except TimeoutError:
-            raise SandboxError(f"{self.program[0]} {words[0]} did not end within {timeout_s:g} s") from None
-        finally:
             with contextlib.suppress(ProcessLookupError):
-                if process.returncode is None:
-                    process.kill()
+                process.kill()
+            raise SandboxError(f"{self.program[0]} {words[0]} did not end within {timeout_s:g} s") from None
         return Answer(process.returncode or 0, output, message.decode(errors="replace"))
 
 

@@ -11,19 +11,21 @@ import asyncio
 import contextlib
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from agentrl.core.errors import SandboxError
 from agentrl.env.isolation.system import MIB
 from agentrl.env.sandbox import local
+from agentrl.env.sandbox.cgroup import num_killed_of_machine
 from agentrl.env.sandbox.container import Container, Form
 from agentrl.env.sandbox.engine import Engine, find_engine
 from agentrl.env.sandbox.folders import own_root
 from agentrl.env.sandbox.images import ready_image
 from agentrl.env.sandbox.in_folder import FolderSandbox
 from agentrl.env.sandbox.places import starting
-from agentrl.env.sandbox.program import SHOWN, SIGNALLED, START_S, WATCH_S, Output, Program
+from agentrl.env.sandbox.program import SHOWN, SIGNALLED, START_S, WATCH_S, Output, Program, finish
 from agentrl.env.sandbox.spec import Command, Ended, ExecResult, SandboxSpec
 from agentrl.env.sandbox.watched import begin_watch, end_watch
 from agentrl.env.timing import timed
@@ -68,6 +70,7 @@ class ContainerSandbox(FolderSandbox):
     async def exec(self, command: Command) -> ExecResult:
         """Run a program to its end, and end all that it started; programs that are asked for meanwhile wait."""
         program: Program | None = None
+        num_killed = num_killed_of_machine()
         async with self._one:
             try:
                 with timed("sandbox start"):
@@ -75,7 +78,7 @@ class ContainerSandbox(FolderSandbox):
                         await self.give()
                         container = await self._ready(command.network, command.read)
                         process, output = await self._start(container, command)
-                        run = _Run(container, process)
+                        run = _Run(container, process, self.written)
                         program = Program(process, output, run.kill, run.watch)
                         self.programs.add(program)
                         is_begun = await program.begins(START_S)
@@ -83,12 +86,12 @@ class ContainerSandbox(FolderSandbox):
                     result = await program.run(command if is_begun else replace(command, timeout_s=0.0))
             finally:
                 if program is not None:
-                    await asyncio.shield(program.end())
+                    await finish(program.end())
                     self.programs.discard(program)
         if not is_begun:
             raise SandboxError(f"a container did not start {command.words[0]}: {result.output.strip()[-SHOWN:] or 'no message'}")
         is_signal = SIGNALLED < result.code <= SIGNALLED + 64
-        return replace(result, code=SIGNALLED - result.code) if is_signal else result
+        return await self.judged(replace(result, code=SIGNALLED - result.code) if is_signal else result, num_killed)
 
     async def read(self, name: str, limit: int) -> bytes:
         """Return the content of a file of the folder, or with an absolute name of the container."""
@@ -105,6 +108,11 @@ class ContainerSandbox(FolderSandbox):
     async def copy_out(self, name: str, target: Path) -> None:
         """Make a folder of this machine with the plain files of one of the sandbox."""
         await ((await self._ready()).copy_out(name, target) if name.startswith("/") else super().copy_out(name, target))
+
+    def written(self) -> int:
+        """Return the bytes of the working folder and of the container's changes to its image."""
+        made = self._made
+        return super().written() + (made.result().changed() if made is not None and made.done() else 0)
 
     async def end(self) -> None:
         """End what runs, and remove container and folder."""
@@ -159,8 +167,8 @@ class ContainerSandbox(FolderSandbox):
 class _Run:
     """One program in a container."""
 
-    def __init__(self, container: Container, process: asyncio.subprocess.Process) -> None:
-        self._container, self._process = container, process
+    def __init__(self, container: Container, process: asyncio.subprocess.Process, written: Callable[[], int]) -> None:
+        self._container, self._process, self._written = container, process, written
         self._num_killed = container.num_killed
         self.is_out_of_memory = False
 
@@ -182,7 +190,7 @@ class _Run:
                 if self._look():
                     return "memory"
                 await asyncio.sleep(WATCH_S)
-            if await asyncio.to_thread(self._container.written) > self._container.form.spec.disk_mib * MIB:
+            if await asyncio.to_thread(self._written) > self._container.form.spec.disk_mib * MIB:
                 return "disk"
 
     def _look(self) -> bool:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.core.errors import SandboxError
+from agentrl.env.isolation.system import MIB
+from agentrl.env.sandbox.cgroup import num_killed_of_machine
 from agentrl.env.sandbox.files import copy_beneath, copy_out_beneath, read_beneath, write_beneath
 from agentrl.env.sandbox.folders import make_folder, remove_folder
-from agentrl.env.sandbox.program import Program
-from agentrl.env.sandbox.spec import SandboxSpec
+from agentrl.env.sandbox.program import Program, size
+from agentrl.env.sandbox.spec import ExecResult, SandboxSpec
 
 
 class FolderSandbox:
@@ -59,12 +63,42 @@ class FolderSandbox:
         if self.user is not None:
             await asyncio.to_thread(_give, self.folder, self.user)
 
+    async def judged(self, result: ExecResult, num_killed: int) -> ExecResult:
+        """Return the outcome of a program that was not ended, after a last look at its disk.
+
+        Args:
+            result: Its outcome so far.
+            num_killed: `num_killed_of_machine` before it began.
+
+        Raises:
+            SandboxError: If it was not the program that failed, but the machine that ran out of memory or disk.
+        """
+        if result.ended != "exit":
+            return result
+        if await asyncio.to_thread(self.written) > self.spec.disk_mib * MIB:
+            return replace(result, ended="disk")
+        if result.code == -signal.SIGKILL and num_killed_of_machine() > num_killed:
+            raise SandboxError("this machine ran out of memory, and the system ended a program of a sandbox; run fewer at once")
+        if result.code and free_bytes(self.folder) < MIB:
+            raise SandboxError(f"the disk of {self.folder} is full; make room, or set TMPDIR to a folder on a larger one")
+        return result
+
+    def written(self) -> int:
+        """Return the bytes that the sandbox takes."""
+        return size(self.folder)
+
     async def end(self) -> None:
         """End what runs, and remove the folder."""
         await asyncio.gather(*(program.end() for program in self.programs))
         if self._folder is not None:
             folder, self._folder = self._folder, None
             await asyncio.to_thread(remove_folder, folder)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that may still be written."""
+    system = os.statvfs(folder)
+    return system.f_bavail * system.f_frsize
 
 
 def _give(folder: Path, user: int) -> None:

@@ -14,10 +14,11 @@ from agentrl.core.errors import SandboxError
 from agentrl.env.isolation import system
 from agentrl.env.isolation.system import MIB
 from agentrl.env.sandbox import local
+from agentrl.env.sandbox.cgroup import num_killed_of_machine
 from agentrl.env.sandbox.folders import owner_pipe
 from agentrl.env.sandbox.in_folder import FolderSandbox
 from agentrl.env.sandbox.places import starting
-from agentrl.env.sandbox.program import END_S, SHOWN, SIGNALLED, START_S, WATCH_S, Output, Program, resident, size
+from agentrl.env.sandbox.program import END_S, SHOWN, SIGNALLED, START_S, WATCH_S, Output, Program, finish, resident
 from agentrl.env.sandbox.spec import Command, Ended, ExecResult
 from agentrl.env.timing import timed
 
@@ -42,6 +43,7 @@ class ProcessSandbox(FolderSandbox):
     async def exec(self, command: Command) -> ExecResult:
         """Run a program to its end, and end all that it started."""
         program: Program | None = None
+        num_killed = num_killed_of_machine()
         try:
             with timed("sandbox start"):
                 async with starting():
@@ -55,12 +57,12 @@ class ProcessSandbox(FolderSandbox):
                 result = await program.run(command if is_begun else replace(command, timeout_s=0.0))
         finally:
             if program is not None:
-                await asyncio.shield(program.end())
+                await finish(program.end())
                 self.programs.discard(program)
         if not is_begun:
             raise SandboxError(f"a sandbox did not start {command.words[0]}: {result.output.strip()[-SHOWN:] or 'no message'}")
         is_signal = self.spec.kind == "local" and SIGNALLED < result.code <= SIGNALLED + 64
-        return replace(result, code=SIGNALLED - result.code) if is_signal else result
+        return await self.judged(replace(result, code=SIGNALLED - result.code) if is_signal else result, num_killed)
 
     async def _start(self, command: Command) -> tuple[asyncio.subprocess.Process, int]:
         """Start a program; the end of a pipe tells when it begins."""
@@ -105,7 +107,7 @@ class ProcessSandbox(FolderSandbox):
             await asyncio.sleep(WATCH_S)
             if resident(process.pid) > (self.spec.memory_mib + BASE_MIB) * MIB:
                 return "memory"
-            if await asyncio.to_thread(size, self.folder) > self.spec.disk_mib * MIB:
+            if await asyncio.to_thread(self.written) > self.spec.disk_mib * MIB:
                 return "disk"
 
 

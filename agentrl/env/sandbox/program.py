@@ -24,6 +24,21 @@ SIGNALLED = 128
 """Exit codes above tell the signal that ended a program, where one process reports the end of another."""
 
 
+async def finish(work: Awaitable[None]) -> None:
+    """Wait until `work` is done, also if the caller is cancelled meanwhile, once or again; then it is."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
 class Output:
     """Some of a program's output.
 

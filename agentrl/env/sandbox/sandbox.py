@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from agentrl.env.sandbox.files import MAX_FILE
 from agentrl.env.sandbox.in_container import ContainerSandbox
 from agentrl.env.sandbox.places import RunningPlace
 from agentrl.env.sandbox.processes import ProcessSandbox
+from agentrl.env.sandbox.program import finish
 from agentrl.env.sandbox.spec import MAX_OUTPUT, Command, ExecResult, Keep, Kind, SandboxSpec, current_choice
 from agentrl.env.timing import timed
 
@@ -49,14 +49,14 @@ class Sandbox:
             with timed("sandbox open"):
                 await self._backend.open()
         except BaseException:
-            await asyncio.shield(self._end())
+            await finish(self._end())
             raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """End what runs, and remove the folder."""
         with timed("sandbox end"):
-            await asyncio.shield(self._end())
+            await finish(self._end())
 
     async def _end(self) -> None:
         try:

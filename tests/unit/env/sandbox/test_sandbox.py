@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -119,6 +118,25 @@ async def test_what_is_left_behind_is_ended_before_the_result(kind: Kind) -> Non
     assert running("3583") == []
 
 
+@every
+async def test_files_that_a_program_leaves_count_when_it_has_ended_too(kind: Kind) -> None:
+    result = await sh("for i in 1 2 3 4 5 6 7 8 9; do head -c 3000000 /dev/zero > $i; done", kind, disk_mib=8)
+    assert result.ended == "disk"
+
+
+@every
+async def test_a_machine_without_memory_or_disk_is_a_failure_and_no_outcome(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "agentrl.env.sandbox." + ("in_container" if kind == "container" else "processes")
+    monkeypatch.setattr(f"{module}.num_killed_of_machine", lambda: -1)
+    with pytest.raises(SandboxError, match="this machine ran out of memory"):
+        await sh("kill -9 $$", kind)
+    assert (await sh("exit 3", kind)).code == 3
+    monkeypatch.setattr("agentrl.env.sandbox.in_folder.free_bytes", lambda folder: 0)
+    with pytest.raises(SandboxError, match=r"the disk of .* is full"):
+        await sh("exit 3", kind)
+    assert (await sh("true", kind)).code == 0
+
+
 @needs_sandbox
 async def test_a_wall_hides_all_but_the_system_and_what_is_named(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
@@ -206,33 +224,6 @@ async def test_without_bubblewrap_the_package_is_named(monkeypatch: pytest.Monke
     use_choice(SandboxChoice(kind="none"))
     async with Sandbox() as sandbox:
         assert sandbox.kind == "none"
-
-
-TRAINER = """
-import asyncio, sys
-from agentrl import Sandbox, SandboxSpec
-async def main():
-    async with Sandbox(SandboxSpec(kind=sys.argv[1])) as sandbox:
-        print(sandbox.folder, flush=True)
-        await sandbox.exec("sh", "-c", "setsid sleep 3591 & sleep 3592", timeout_s=100)
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("kind", [pytest.param("local", marks=needs_sandbox)])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_of_a_trainer_that_is_ended(kind: Kind, number: signal.Signals) -> None:
-    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, kind], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert trainer.stdout is not None
-    folder = Path(trainer.stdout.readline().strip())
-    assert soon(lambda: bool(running("3591") and running("3592")))
-    trainer.send_signal(number)
-    trainer.wait(timeout=20)
-    trainer.stdout.close()
-    assert soon(lambda: not running("3591") and not running("3592"))
-    assert folder.exists() == (number is not signal.SIGINT)
-    folders.remove_abandoned()
-    assert not folder.parent.exists()
 
 
 def soon(condition: Callable[[], bool]) -> bool:
