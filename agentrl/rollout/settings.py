@@ -108,6 +108,7 @@ class EpisodeSettings(PlaySettings):
             image=chosen.sandbox_image,
             read=chosen.sandbox_read,
             run=self.run_name,
+            url=chosen.sandbox_url,
             max_starting=chosen.sandbox_max_starting,
             max_running=chosen.sandbox_max_running,
         )

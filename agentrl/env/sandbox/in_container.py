@@ -152,7 +152,7 @@ class ContainerSandbox(FolderSandbox):
         hidden = {name: value for name, value in variables.items() if any(word in name.upper() for word in SECRETS)}
         given = [word for name, value in variables.items() for word in ("--env", name if name in hidden else f"{name}={value}")]
         process = await asyncio.create_subprocess_exec(
-            *(*self._engine.program, "exec", "--interactive", "--workdir", command.cwd or str(self.folder), *given),
+            *(*self._engine.program, "exec", "--interactive", "--workdir", str(self.folder / command.cwd), *given),
             *(container.name, "sh", "-c", BEGIN, mark, *command.words),
             cwd=own_root(),
             env={**os.environ, **hidden},

@@ -67,7 +67,7 @@ class ProcessSandbox(FolderSandbox):
     async def _start(self, command: Command) -> tuple[asyncio.subprocess.Process, int]:
         """Start a program; the end of a pipe tells when it begins."""
         await self.give()
-        walled, owner, where = self.spec.kind == "local", owner_pipe(), command.cwd or str(self.folder)
+        walled, owner, where = self.spec.kind == "local", owner_pipe(), str(self.folder / command.cwd)
         variables = {"PATH": PATH, "HOME": str(self.folder), **command.env}
         if walled and "TMPDIR" in variables:
             variables["TMPDIR"] = "/tmp"

@@ -39,7 +39,7 @@ class Sandbox:
         asked, choice = spec or SandboxSpec(), current_choice()
         self.kind: Kind = asked.kind or choice.kind
         self.spec = replace(asked, kind=self.kind, image=asked.image or choice.image, read=(*asked.read, *choice.read))
-        self._backend: Backend = ContainerSandbox(self.spec) if self.kind == "container" else ProcessSandbox(self.spec)
+        self._backend = _backend(self.spec)
         self._place = RunningPlace()
 
     async def __aenter__(self) -> Sandbox:
@@ -66,12 +66,12 @@ class Sandbox:
 
     @property
     def folder(self) -> Path:
-        """The folder, which has this name inside and outside."""
+        """The folder, which has this name inside and outside; `SandboxError` for a remote sandbox, whose folder is elsewhere."""
         return self._backend.folder
 
     @property
     def python(self) -> str:
-        """The Python that programs find: this one, or in a container ``python3`` of its image."""
+        """The Python that programs find: this one, or ``python3`` of a container's image, or that of a server."""
         return self._backend.python
 
     async def read(self, name: str, limit: int = MAX_FILE) -> bytes:
@@ -114,7 +114,7 @@ class Sandbox:
             timeout_s: Time limit from the beginning of the program; infinite for none.
             stdin: Standard input.
             env: Environment variables besides ``PATH`` and ``HOME``.
-            cwd: Working folder, by default that of the sandbox.
+            cwd: Working folder, relative to that of the sandbox unless it is absolute.
             read: Files and folders that this program may read, besides those of the spec.
             network: True or False in place of the spec's.
             output: Bytes of output that are kept.
@@ -136,3 +136,11 @@ class Sandbox:
                 keep=keep,
             )
         )
+
+
+def _backend(spec: SandboxSpec) -> Backend:
+    if spec.kind == "remote":
+        from agentrl.env.sandbox.remote import RemoteSandbox  # which loads a client for HTTP
+
+        return RemoteSandbox(spec)
+    return ContainerSandbox(spec) if spec.kind == "container" else ProcessSandbox(spec)

@@ -11,7 +11,7 @@ from agentrl.core.errors import SandboxError
 from agentrl.core.sandboxes import DEFAULT_IMAGE
 from agentrl.env.isolation.system import ProcessLimits
 
-Kind: TypeAlias = Literal["local", "container", "none"]
+Kind: TypeAlias = Literal["local", "container", "remote", "none"]
 Ended: TypeAlias = Literal["exit", "timeout", "output", "memory", "disk"]
 Keep: TypeAlias = Literal["first", "last"]
 
@@ -23,8 +23,8 @@ class SandboxSpec:
     """The limits of a sandbox, and what its programs may see.
 
     Attributes:
-        kind: ``local`` (bubblewrap), ``container`` (podman or docker) or ``none`` (a process with limits and no wall); `None`: that of
-            ``--sandbox``.
+        kind: ``local`` (bubblewrap), ``container`` (podman or docker), ``remote`` (on a server) or ``none`` (a process with limits and no
+            wall); `None`: that of ``--sandbox``.
         image: Image of a container: a name, or the path of a Containerfile or of a folder with one, which is built once; such a path
             begins with ``/`` or ``.``. Empty: that of ``--sandbox-image``.
         build_timeout_s: Seconds for pulling or building the image.
@@ -72,7 +72,7 @@ class Command:
         timeout_s: Time limit from the beginning of the program.
         stdin: Standard input.
         env: Environment variables that are given.
-        cwd: Working folder; empty: that of the sandbox.
+        cwd: Working folder, relative to that of the sandbox unless it is absolute.
         read: Files and folders of this machine that it may read, with those of the spec.
         network: True if it reaches the network.
         output: Bytes of output that are kept.
@@ -124,6 +124,7 @@ class SandboxChoice:
         image: Image of containers that do not name one.
         read: Files and folders that the programs of all may read.
         run: Name of the run, which containers bear as a label.
+        url: Address of the server of remote ones.
         max_starting: Programs that start at a time; 0: two for each core.
         max_running: Sandboxes that are open at a time; 0: as many as are asked for.
     """
@@ -132,6 +133,7 @@ class SandboxChoice:
     image: str = DEFAULT_IMAGE
     read: tuple[str, ...] = ()
     run: str = ""
+    url: str = ""
     max_starting: int = 0
     max_running: int = 0
 
