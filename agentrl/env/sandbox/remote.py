@@ -47,7 +47,7 @@ class RemoteSandbox:
 
     @property
     def folder(self) -> Path:
-        """Nothing: the folder is the server's."""
+        """Refuse: the folder is the server's."""
         raise SandboxError("the folder of a remote sandbox is on its server; use read, write, copy_in and copy_out")
 
     async def open(self) -> None:
