@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.config.schema import EndpointConfig
 from agentrl.core.errors import EngineDeadError, EngineError
-from agentrl.core.process import collect_rarely
+from agentrl.core.process import collect_rarely, resident_mib
 from agentrl.core.protocols import Engine, EngineLimits, EngineLoad, EngineStats, LoadSums, Memory, SleepingEngine, WeightUpdate
 from agentrl.core.scoring import Scorer
 from agentrl.core.summaries import GroupSummary, summarize
@@ -237,7 +237,7 @@ class EpisodeWorker:
     async def stats(self) -> EngineStats:
         """As `Engine.stats`."""
         own = "" if self._codec is None or self._codec.tool_parser == JSON_PARSER else self._codec.tool_parser
-        return replace(self._engine.stats(), sums=self._throttle.sums, tool_parser=own)
+        return replace(self._engine.stats(), sums=self._throttle.sums, tool_parser=own, rss_mib=resident_mib())
 
     async def close(self) -> None:
         """Cancel episodes, close environments and the engine; safe to call twice."""
