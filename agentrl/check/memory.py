@@ -94,7 +94,7 @@ async def _place(context: Context, longest: CheckedEpisode) -> str:
     finally:
         tracemalloc.stop()
     for change in sorted(changes, key=lambda change: -change.size_diff)[:FRAMES]:
-        own = [frame for frame in change.traceback if not frame.filename.startswith(_ELSEWHERE) and "site-packages" not in frame.filename]
+        own = [frame for frame in change.traceback if not frame.filename.startswith(_ELSEWHERE) and "/site-packages/" not in frame.filename]
         if own:
             return f", most of it from {Path(own[-1].filename).name}, line {own[-1].lineno}"
     return ""
