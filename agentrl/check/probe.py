@@ -59,12 +59,12 @@ def shared_state() -> _Shared:
 class Effects:
     """Compares the process before and after calls, puts back what was changed, and reports it; `where` gives file, class and method."""
 
-    def __init__(self, report: Report, where: Callable[[str], str]) -> None:
+    def __init__(self, report: Report, where: Callable[[str], str], source: str) -> None:
         self._report, self._where = report, where
         self._first = shared_state()
         self._once: set[str] = set()
         self._streams = {name: os.dup(number) for name, number in STREAMS.items()}
-        self.witness = Witness()
+        self.witness = Witness(source)
 
     def compare(self, before: _Shared, method: str) -> None:
         """Report what differs from `before`."""

@@ -98,7 +98,7 @@ def run_rehearsal(settings: CheckSettings, task: Task, codec: ChatCodec, emit: E
             cls = preload(spec)
         emit("one episode", report)
         context = Context(settings, spec, cls, make_player(settings, spec, codec, watch), report, watch, started)
-        watch.effects = Effects(report, context.where)
+        watch.effects = Effects(report, context.where, context.spec.source)
         asyncio.new_event_loop().run_until_complete(rehearse(context, task))
     emit("done", report)
     _end_children()
@@ -112,7 +112,7 @@ def _import_of(env: str) -> str:
 async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
     settings, report = context.settings, context.report
     seed_globals(settings.run.seed)
-    context.watch.effects = effects = Effects(report, context.where)
+    context.watch.effects = effects = Effects(report, context.where, context.spec.source)
     watch_tasks(asyncio.get_running_loop(), report, context.where)
     phases: dict[str, Callable[[Context], Awaitable[None] | None]] = {
         "policies": play_standard,

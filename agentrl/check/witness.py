@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from agentrl.env.boundary import user_code_of
@@ -18,6 +20,7 @@ EVENTS = {
 }
 """Events that Python tells of, and what each changes."""
 SETTERS = ("set_default_dtype", "set_default_device", "set_num_threads", "use_deterministic_algorithms", "set_float32_matmul_precision")
+_SETTER = re.compile(rf"\b({'|'.join(SETTERS)})\(")
 FIRST = {"default dtype": "torch.float32", "default device": "cpu"}
 """State of PyTorch when it has just been imported, as far as that is the same everywhere."""
 
@@ -57,9 +60,14 @@ def restore_torch(state: dict[str, str]) -> None:
 
 
 class Witness:
-    """Remembers the line of user code that last changed something; one in a process, because hooks cannot be taken back."""
+    """Remembers the line of user code that last changed something; one in a process, because hooks cannot be taken back.
 
-    def __init__(self) -> None:
+    Args:
+        source: File of the user.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
         self._lines: dict[str, str] = {}
         sys.addaudithook(self._on_event)
         self._follow(signal, "signal", "signals")
@@ -69,8 +77,19 @@ class Witness:
 
     def line(self, what: str) -> str:
         """Return the last line that changed something, to be put behind what was seen; empty if it is not known."""
-        line = self._lines.pop(what, "")
+        line = self._lines.pop(what, "") or (self._setter() if what == "torch" else "")
         return f", at {line}" if line else ""
+
+    def _setter(self) -> str:
+        """Return the first line that names a function that changes PyTorch, which was imported too late to be followed."""
+        try:
+            lines = Path(self._source).read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        named = (
+            f"{Path(self._source).name}, line {number} (`{line.strip()}`)" for number, line in enumerate(lines, 1) if _SETTER.search(line)
+        )
+        return next(named, "")
 
     def _on_event(self, event: str, _arguments: object) -> None:
         if event in EVENTS:

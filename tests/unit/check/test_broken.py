@@ -165,7 +165,7 @@ def test_memory_beyond_the_limit_is_found() -> None:
 def test_a_changed_default_of_pytorch_is_found() -> None:
     report = checked(spec("bad_effects:SetsDefaultType"), episodes=1)
     assert ids(report) == {"changes-torch"}, [finding.seen for finding in report.findings]
-    assert "reset changed the default dtype from torch.float32 to torch.float64" in report.findings[0].seen
+    assert "reset changed the default dtype from torch.float32 to torch.float64, at bad_effects.py, line" in report.findings[0].seen
 
 
 @pytest.mark.parametrize("name", SECOND)
