@@ -43,6 +43,7 @@ MAX_TRACEBACK = 4000
 _PACKAGE = str(Path(__file__).parent)
 _PYTHON = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 
+_NO_THREAD = contextlib.nullcontext()
 _Checked = TypeVar("_Checked")
 _Job: TypeAlias = tuple[Callable[[], Any], bool, asyncio.Future[Any]]
 
@@ -289,9 +290,7 @@ class EnvSession:
 
     async def _call(self, name: str, call: Callable[[], Any], timeout_s: float, is_async: bool) -> Any:
         """Have the session's task make a call, and wait for it until its deadline."""
-        async with contextlib.AsyncExitStack() as stack:
-            if not is_async:
-                await stack.enter_async_context(self._threads)
+        async with _NO_THREAD if is_async else self._threads:
             if self._server is None or self._server.done():
                 self._server = asyncio.create_task(self._serve(), name=f"env {self._class.__name__}")
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
