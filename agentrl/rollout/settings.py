@@ -18,6 +18,7 @@ from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.results import bad_result
 from agentrl.env.sandbox.spec import SandboxChoice
+from agentrl.rollout.group_rewards import GroupRewardSettings
 
 TRUNCATED = (
     "truncated sampling biases the importance ratio of the turn; leave it out, or train with --off-policy none "
@@ -52,6 +53,7 @@ class EpisodeSettings(PlaySettings):
         weighs_ratios: True if they are trained with importance ratios.
         straggler_policy: Limit of a group's wait for its last episodes; `None` if it waits until they end.
         close_timeout_s: Deadline of an environment's `close`, seconds.
+        group_reward: Reward that sees whole groups; `None` without one.
     """
 
     temperature: float = 1.0
@@ -59,6 +61,7 @@ class EpisodeSettings(PlaySettings):
     weighs_ratios: bool = False
     straggler_policy: StragglerPolicy | None = None
     close_timeout_s: float = 10.0
+    group_reward: GroupRewardSettings | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -133,6 +136,7 @@ def episode_settings(config: PlaySettings, model: str) -> EpisodeSettings:
     own: dict[str, Any] = {"temperature": temperature_of(config)}
     if isinstance(config, TrainConfig):
         own |= {"is_training": True, "weighs_ratios": has_ratios(config.algo), "straggler_policy": _straggler_policy(config)}
+        own |= {"group_reward": _group_reward(config)}
     sections = {name: getattr(config, name) for name in sections_of(PlaySettings)}
     return changed(EpisodeSettings(**sections, **own), model=model)
 
@@ -150,6 +154,12 @@ def _straggler_policy(config: TrainConfig) -> StragglerPolicy | None:
         return None
     least = 2 if estimator_facts(config.algo.advantage_estimator).compares_group else 1
     return StragglerPolicy(quorum=config.flow.group_quorum, factor=config.flow.straggler_factor, least=least)
+
+
+def _group_reward(config: TrainConfig) -> GroupRewardSettings | None:
+    flow, timeout_s = config.flow, config.rollout.reward_timeout_s
+    replaces, weight = flow.group_reward_mode == "replace", flow.group_reward_weight
+    return GroupRewardSettings(name=flow.group_reward, weight=weight, replaces=replaces, timeout_s=timeout_s) if flow.group_reward else None
 
 
 def process_limits(isolation: IsolationConfig) -> ProcessLimits | None:
