@@ -6,7 +6,8 @@ if _interrupts.is_command():  # first, since a person may press Ctrl-C while the
     _interrupts.leave_on_interrupt()
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages
-from agentrl.algo.facts import advantage_estimator, group_filter, off_policy_correction, policy_loss
+from agentrl.algo.facts import advantage_estimator, group_filter, group_reward, off_policy_correction, policy_loss
+from agentrl.algo.group_rewards import GroupAnswer, GroupAnswers
 from agentrl.algo.off_policy import CorrectionInputs, TokenWeights
 from agentrl.algo.token_losses import LossInputs, LossOptions, TokenLosses
 from agentrl.api.commands import (
@@ -98,6 +99,8 @@ __all__ = [
     "EvaluationEnd",
     "ExecResult",
     "Executor",
+    "GroupAnswer",
+    "GroupAnswers",
     "GroupJudged",
     "GroupSummary",
     "GymEnv",
@@ -139,6 +142,7 @@ __all__ = [
     "evaluate",
     "evaluate_async",
     "group_filter",
+    "group_reward",
     "iterate",
     "judge",
     "load_run",

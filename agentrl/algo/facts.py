@@ -60,6 +60,13 @@ class CorrectionFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRewardFacts:
+    """Facts of a reward of groups; see `group_reward` for each."""
+
+    compares_group: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilterFacts:
     """Facts of a group filter; see `group_filter` for each."""
 
@@ -212,7 +219,23 @@ def group_filter(function: F | None = None, /, *, compares_group: bool = False) 
     return _stated(function, facts)
 
 
-def _stated(function: F | None, facts: EstimatorFacts | LossFacts | CorrectionFacts | FilterFacts) -> Any:
+@overload
+def group_reward(function: F, /) -> F: ...
+@overload
+def group_reward(*, compares_group: bool = ...) -> Callable[[F], F]: ...
+def group_reward(function: F | None = None, /, *, compares_group: bool = True) -> Any:
+    """Make a function of `GroupAnswers` a reward of groups.
+
+    The function returns one number for each answer, in their order. It runs on a thread, and may ask a judge.
+
+    Args:
+        function: The function, where the decorator is written without parentheses.
+        compares_group: It compares the episodes of a group, which must have at least 2 of them.
+    """
+    return _stated(function, GroupRewardFacts(compares_group=compares_group))
+
+
+def _stated(function: F | None, facts: EstimatorFacts | LossFacts | CorrectionFacts | FilterFacts | GroupRewardFacts) -> Any:
     """Keep the facts with the function; without one, return the decorator that does."""
     if function is None:
         return lambda decorated: _stated(decorated, facts)
@@ -234,6 +257,7 @@ ESTIMATOR = Kind("--advantage-estimator", "advantage_estimator", EstimatorFacts,
 LOSS = Kind("--policy-loss", "policy_loss", LossFacts, ("inputs", "options"))
 CORRECTION = Kind("--off-policy", "off_policy_correction", CorrectionFacts, ("inputs", "options"))
 FILTER = Kind("--group-filter", "group_filter", FilterFacts, ("group",))
+GROUP_REWARD = Kind("--group-reward", "group_reward", GroupRewardFacts, ("group",))
 
 
 def find(kind: Kind, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

@@ -163,18 +163,21 @@ async def rehearse(config: TrainConfig, task: Task) -> str:
     except asyncio.CancelledError:
         for process in processes:
             with contextlib.suppress(OSError):
-                os.killpg(process, signal.SIGKILL)
+                os.kill(process, signal.SIGTERM)  # its guardian kills it with all that it started
         raise
     except (AgentRLError, RuntimeError, OSError) as error:
         if isinstance(error, ConfigError) and error.field == "--agent":  # each worker would fail in the same way
             raise ConfigError(error.field, error.value, error.problem, f"{error.remedy} {BEGIN_ANYWAY}") from error
         return f"no scripted episode could be played before the run: {error}"
-    unclear = ("hangs", "timeout", *(() if known else ("template-refuses",)))
+    unclear = ("hangs", "timeout", "leaks-memory", *(() if known else ("template-refuses",)))
     if wrong := next((found for found in result.errors if found.rule.id not in unclear), None):
         remedy = f"{wrong.rule.remedy} `agentrl check` looks further; {BEGIN_ANYWAY}"
         raise ConfigError("--agent", config.run.agent, f"{wrong.rule.title}: {wrong.finding.where}: {wrong.finding.seen}", remedy)
     late = [f"{found.finding.where}: {found.finding.seen}" for found in result.errors if found.rule.id in ("hangs", "timeout")]
-    return next((f"the scripted episode before the run failed: {seen}" for seen in (*late, *result.report.skipped)), "")
+    if failed := [*late, *result.report.skipped]:
+        return f"the scripted episode before the run failed: {failed[0]}"
+    leaks = (found for found in result.errors if found.rule.id == "leaks-memory")
+    return next((f"{found.rule.title}: {found.finding.where}: {found.finding.seen}" for found in leaks), "")
 
 
 def _with_model(settings: CheckSettings) -> CheckSettings:

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.assets import tiny_model_path
 from agentrl.config.load import Command
 from agentrl.config.schema import PlaySettings, SamplingConfig
-from agentrl.core.settings import Count, Positive
+from agentrl.core.settings import Count, CountOrZero, Positive
 
 
 class Severity(StrEnum):
@@ -63,6 +63,8 @@ class CheckOptions:
     """Deadline of one call of the environment."""
     budget_s: Positive = 120.0
     """Seconds for the whole check."""
+    memory_mib: CountOrZero = 0
+    """Memory that the environment may take in the process of the check, MiB; on Linux. 0: half of what is free."""
     json: bool = False
     """Write the report as JSON."""
     fix_hints: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import io
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from typing import Any
 import psutil
 
 from agentrl.check.findings import Report
+from agentrl.check.witness import Witness, restore_torch, torch_changes, torch_state
 from agentrl.core.streams import STREAMS, closed_streams, open_stream
 from agentrl.env.agent import AgentClass, AgentInstance
 
@@ -37,6 +39,7 @@ class _Shared:
     environ: dict[str, str]
     handlers: dict[int, Any]
     closed: tuple[str, ...]  # standard streams
+    torch: dict[str, str]
 
     def signals_replaced(self, before: _Shared) -> str:
         """Names of the signals whose handlers are others than before."""
@@ -49,17 +52,19 @@ def shared_state() -> _Shared:
         cwd = os.getcwd()
     except OSError:
         cwd = ""
-    return _Shared(cwd, dict(os.environ), {number: signal.getsignal(number) for number in SIGNALS}, closed_streams())
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    return _Shared(cwd, dict(os.environ), handlers, closed_streams(), torch_state())
 
 
 class Effects:
     """Compares the process before and after calls, puts back what was changed, and reports it; `where` gives file, class and method."""
 
-    def __init__(self, report: Report, where: Callable[[str], str]) -> None:
+    def __init__(self, report: Report, where: Callable[[str], str], source: str) -> None:
         self._report, self._where = report, where
         self._first = shared_state()
         self._once: set[str] = set()
         self._streams = {name: os.dup(number) for name, number in STREAMS.items()}
+        self.witness = Witness(source)
 
     def compare(self, before: _Shared, method: str) -> None:
         """Report what differs from `before`."""
@@ -68,12 +73,15 @@ class Effects:
             return
         where = self._where(method)
         if after.cwd != before.cwd:
-            self._report.add("changes-cwd", where, f"{method} changed it to {after.cwd!r}")
+            self._report.add("changes-cwd", where, f"{method} changed it to {after.cwd!r}{self.witness.line('cwd')}")
             os.chdir(before.cwd)
         self._compare_environ(before.environ, after.environ, method)
         if names := after.signals_replaced(before):
-            self._report.add("changes-signals", where, f"{method} replaced the handler of {names}")
+            self._report.add("changes-signals", where, f"{method} replaced the handler of {names}{self.witness.line('signals')}")
             self.restore_signals()
+        if changes := torch_changes(before.torch, after.torch):
+            self._report.add("changes-torch", where, f"{method} changed {', '.join(changes)}{self.witness.line('torch')}")
+            restore_torch(before.torch)
         if closed := [name for name in after.closed if name not in before.closed]:
             self._report.add("closes-streams", where, f"{method} closed {' and '.join(f'sys.{name}' for name in closed)}")
             self._restore_streams(closed)
@@ -91,7 +99,8 @@ class Effects:
         again = [key for key in changed if key in self._once]
         self._once.update(changed)
         if again:
-            self._report.add("changes-environ", self._where(method), f"{method} changed {', '.join(again[:5])}")
+            seen = f"{method} changed {', '.join(again[:5])}{self.witness.line('environ')}"
+            self._report.add("changes-environ", self._where(method), seen)
         os.environ.clear()
         os.environ.update(before)
 
@@ -121,6 +130,9 @@ def importing(report: Report, where: str) -> Iterator[None]:
     )
     for words in filter(None, seen):
         report.add("import-effects", where, words)
+    if changes := torch_changes(before.torch, after.torch):
+        report.add("changes-torch", where, f"importing it changed {', '.join(changes)}")
+        restore_torch(before.torch)
     if after.cwd != before.cwd:
         os.chdir(before.cwd)
 
@@ -153,6 +165,26 @@ def watch_tasks(loop: asyncio.AbstractEventLoop, report: Report, where: Callable
             report.add("background-error", where("step"), f"{name} ended with {type(error).__name__}: {error}")
 
     loop.set_exception_handler(lost)
+
+
+class Unanswered(io.TextIOBase):
+    """Standard input at which nobody answers; reading it fails, where the null device would give empty lines."""
+
+    def readable(self) -> bool:
+        """Return True, as standard input does."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the number of standard input."""
+        return STREAMS["stdin"]
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        """Fail as `input` does."""
+        raise EOFError("EOF when reading a line")
+
+    def read(self, size: int | None = -1, /) -> str:
+        """Fail as `input` does."""
+        return self.readline()
 
 
 def output_size() -> int:

@@ -17,6 +17,7 @@ from agentrl.check.context import Context
 from agentrl.check.findings import NO_TIME
 from agentrl.check.play import TextEpisode, repeating
 from agentrl.core.types import Task
+from agentrl.env.isolation.leftovers import command_lines, listed
 
 ROUNDS = 3
 SETTLE_S = 0.3
@@ -46,7 +47,34 @@ def _report(context: Context, before: dict[str, int], after: dict[str, int]) -> 
     if context.report.has("ignores-cancellation", "timeout"):  # what was left behind still holds what it holds
         return
     for kind, count in grown.items():
-        context.found(f"leaks-{kind}", "close", f"{count} {kind} more after {2 * ROUNDS} to {3 * ROUNDS} episodes")
+        named = left_processes(context) if kind == "processes" else ""
+        context.found(f"leaks-{kind}", "close", f"{count} {kind} more after {2 * ROUNDS} to {3 * ROUNDS} episodes{named}")
+
+
+def left_processes(context: Context) -> str:
+    """Return the programs of processes that still run, and the line that started the last one, to be put behind their number."""
+    line = "" if context.watch.effects is None else context.watch.effects.witness.line("processes")
+    return f": {listed(command_lines(running_processes()).values())}{line}"
+
+
+def running_processes() -> list[int]:
+    """Return the processes that descend from this one, those left out that have ended and are not collected."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+async def settled_processes(base: int) -> int:
+    """Return how many processes still run, once those beyond `base` that are about to end have ended."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        count = len(running_processes())
+        if count <= base or time.monotonic() > deadline:
+            return count
+        await asyncio.sleep(0.01)
 
 
 async def _cancel(context: Context, task: Task, action: str, number: int) -> None:
@@ -97,7 +125,7 @@ def _counts() -> dict[str, int]:
         "sockets": sockets,
         "threads": len(own),
         "tasks": len(asyncio.all_tasks()),
-        "processes": len(psutil.Process().children(recursive=True)),
+        "processes": len(running_processes()),
     }
 
 

@@ -9,17 +9,23 @@ from typing import TypeVar
 
 from agentrl.check.context import Context
 from agentrl.check.findings import NO_TIME
-from agentrl.check.play import CheckedEpisode
+from agentrl.check.memory import held_bytes
+from agentrl.check.play import CheckedEpisode, repeating
 from agentrl.check.policies import CALL, FORMS, PLAIN, label_policy, recorded_policy, standard_policies
 from agentrl.check.probe import output_size
+from agentrl.check.resources import left_processes, running_processes, settled_processes
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.types import Task
+from agentrl.env.isolation import system
 
 T = TypeVar("T")
 
 FIRST_LINE = 300
 FORM_TASKS, MIN_FORM_TASKS = 4, 2
 REHEARSED = 3
+AGAIN = 2
+MUCH = 8 * system.MIB
+"""Bytes that an episode leaves behind, if it is played again to see whether they add up."""
 TEXT_MATTERS = ("step-raises", "solve-raises", "observation-too-long")
 
 _FIELDS = {
@@ -31,8 +37,12 @@ _FIELDS = {
     "sampling": "sampling-invalid",
     "images": "images-type",
 }
-NO_INPUT = ("EOFError: EOF when reading a line", "RuntimeError: input(): lost sys.stdin")
-"""Errors of `input` where nobody answers."""
+SIGNS = {
+    "raised EOFError: EOF when reading a line": "reads-input",
+    "raised RuntimeError: input(): lost sys.stdin": "reads-input",
+    "raised MemoryError": "exceeds-memory",
+}
+"""Beginnings of errors that are no matter of the text, and their rules."""
 _RETURNED = re.compile(r" returned (\w+)")
 
 
@@ -74,6 +84,7 @@ async def rehearse(context: Context, task: Task) -> None:
 
     An exception of `step` may be about the text, and only `report.skipped` names it, except for names and modules that do not exist.
     """
+    held, running = held_bytes(), len(running_processes())
     episodes: list[CheckedEpisode] = []
     for policy in standard_policies(context.cls, [task])[:REHEARSED]:
         episodes.append(await context.player.play(task, policy))
@@ -85,6 +96,23 @@ async def rehearse(context: Context, task: Task) -> None:
     if raised and not isinstance(getattr(played.error, "__cause__", None), NameError | ImportError | NotImplementedError):
         context.report.findings.remove(raised[0])
         context.report.skipped.append(f"{raised[0].where}: {raised[0].seen}")
+    if played.error is None:
+        await _look_for_leaks(context, played, held, running)
+
+
+async def _look_for_leaks(context: Context, played: CheckedEpisode, held: int, running: int) -> None:
+    """Play an episode again if it left processes or much memory behind, which it may have meant for all; report what grows."""
+    for number in range(AGAIN + 1):
+        left, grown = await settled_processes(running) - running, held_bytes() - held
+        if left <= 0 and grown < MUCH:
+            return
+        if number < AGAIN:
+            held, running = held + grown, running + left
+            await context.player.play(played.task, repeating(played.actions))
+    if left > 0:
+        context.found("leaks-processes", "close", f"{left} more after each episode{left_processes(context)}")
+    else:
+        context.found("leaks-memory", "close", f"{grown / system.MIB:.0f} MiB more after each episode")
 
 
 def _report(context: Context, played: CheckedEpisode) -> None:
@@ -131,8 +159,8 @@ def rule_of(error: EnvError, method: str) -> str:
         return "timeout"
     if isinstance(error, EnvResultError) and "chat template" in text:
         return "template-refuses"
-    if any(words in text for words in NO_INPUT):
-        return "reads-input"
+    if (known := next((rule for sign, rule in SIGNS.items() if sign in text), None)) is not None:
+        return known
     if method == "solve":
         return "solve-raises"
     if not isinstance(error, EnvResultError):

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -16,17 +17,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from agentrl.check.black_box import check_black_box
 from agentrl.check.context import Context
 from agentrl.check.determinism import check_determinism, random_states, seed_globals
 from agentrl.check.elsewhere import answer, check_elsewhere
 from agentrl.check.findings import CheckSettings, Report
 from agentrl.check.learning import check_learning
+from agentrl.check.memory import check_memory, limit_memory
 from agentrl.check.play import make_player
-from agentrl.check.probe import Effects, Watch, importing, watch_background, watch_tasks
-from agentrl.check.resources import check_resources
+from agentrl.check.probe import Effects, Unanswered, Watch, importing, watch_background, watch_tasks
+from agentrl.check.resources import check_resources, running_processes
 from agentrl.check.results import play_standard, rehearse
 from agentrl.check.speed import check_speed
 from agentrl.check.supervise import GIVEN
@@ -35,6 +35,8 @@ from agentrl.check.text import check_leaks, check_text
 from agentrl.check.tokenizer import load_codec
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
+from agentrl.env.isolation import system
+from agentrl.env.isolation.guardian import stand_by
 from agentrl.env.load import AgentKind, load_agent, preload
 from agentrl.rollout.chat import ChatCodec
 from agentrl.track.jsonl import read_lines
@@ -59,8 +61,8 @@ def run_checks(
     report, watch = Report(), Watch(status_fd)
     emit("load", report)
     with _Watchdog(watch, report, settings, emit):
-        file = os.path.basename(settings.env.partition(".py:")[0])
-        with watch.holding("import"), importing(report, f"{file if file.endswith('.py') else file + '.py'}: import"):
+        limit_memory(settings.check.memory_mib)
+        with watch.holding("import"), importing(report, _import_of(settings.env)):
             spec = load_agent(settings.env)
             spec.load()
         with watch.holding("import"):
@@ -89,25 +91,33 @@ def run_rehearsal(settings: CheckSettings, task: Task, codec: ChatCodec, emit: E
     report, watch = Report(), Watch(status_fd)
     with _Watchdog(watch, report, settings, emit):
         with watch.holding("import"):
-            spec = load_agent(settings.env)
+            with importing(report, _import_of(settings.env)):
+                spec = load_agent(settings.env)
             report.env = {"spec": settings.env, "name": spec.name, "source": os.path.basename(spec.source), "tasks": None}
             emit("preload", report)
             cls = preload(spec)
         emit("one episode", report)
         context = Context(settings, spec, cls, make_player(settings, spec, codec, watch), report, watch, started)
+        watch.effects = Effects(report, context.where, context.spec.source)
         asyncio.new_event_loop().run_until_complete(rehearse(context, task))
     emit("done", report)
     _end_children()
 
 
+def _import_of(env: str) -> str:
+    file = os.path.basename(env.partition(".py:")[0])
+    return f"{file if file.endswith('.py') else file + '.py'}: import"
+
+
 async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
     settings, report = context.settings, context.report
     seed_globals(settings.run.seed)
-    context.watch.effects = effects = Effects(report, context.where)
+    context.watch.effects = effects = Effects(report, context.where, context.spec.source)
     watch_tasks(asyncio.get_running_loop(), report, context.where)
     phases: dict[str, Callable[[Context], Awaitable[None] | None]] = {
         "policies": play_standard,
         "resources": check_resources,
+        "memory": check_memory,
         "determinism": check_determinism,
         "a second process": lambda context: check_elsewhere(context, command if settings.elsewhere else ()),
         "learning": check_learning,
@@ -171,9 +181,9 @@ class _Watchdog:
 
 
 def _end_children() -> None:
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            child.kill()
+    for pid in running_processes():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def recorded_actions(path: str) -> dict[str, list[str]]:
@@ -205,6 +215,9 @@ def main() -> int:
         answer(sys.argv[1], sys.argv[2])
         os._exit(0)
     settings, task = pickle.loads(sys.stdin.buffer.read())
+    sys.stdin = Unanswered()
+    with contextlib.suppress(OSError):
+        system.adopt_orphans()
     status = os.open(os.environ.pop("AGENTRL_CHECK_STATUS"), os.O_CREAT | os.O_WRONLY)
     with open(os.environ.pop("AGENTRL_CHECK_EVENTS"), "a", encoding="utf-8") as events:
 
@@ -240,4 +253,5 @@ def _without_end(recorded: Mapping[str, Sequence[str]], codec: ChatCodec) -> dic
 
 
 if __name__ == "__main__":
+    stand_by(gently=False)
     sys.exit(main())

@@ -19,6 +19,7 @@ from agentrl.core.types import Task
 GIVEN = "AGENTRL_CHECK_GIVEN"
 """Environment variable that names a file with an environment that was given as an object in Python, pickled."""
 GRACE_S = 2.0
+END_S = 5.0
 TAIL = 600
 
 Run: TypeAlias = Callable[[bytes, Mapping[str, str], IO[bytes], float], int | None]
@@ -41,6 +42,10 @@ def command(*words: str, on_start: Callable[[int], object] = bool, **more: str) 
                 process.communicate(request, timeout=limit_s)
             return process.poll()
         finally:
+            if process.poll() is None:
+                process.terminate()  # a guardian ends what left the session, too
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(END_S)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

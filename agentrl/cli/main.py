@@ -16,8 +16,9 @@ from importlib.metadata import version
 
 from agentrl.core.errors import AgentRLError, ConfigError
 from agentrl.core.exit_codes import INTERRUPTED
-from agentrl.core.interrupts import MESSAGE, raise_on_interrupt
+from agentrl.core.interrupts import MESSAGE, is_command, raise_on_interrupt
 from agentrl.core.streams import open_stream
+from agentrl.env.isolation.guardian import stand_by
 
 COMMANDS = {
     "train": ("agentrl.cli.train:main", "train a model in an environment"),
@@ -57,6 +58,9 @@ GROUPS = {
     "Runs": ("view", "inspect", "doctor", "replay", "profile", "plan", "scale"),
 }
 """The commands by purpose, in the order in which a newcomer needs them."""
+
+GUARDED = ("train", "eval", "sample", "check")
+"""The commands that call user code hour after hour; what it starts and leaves behind is ended with them."""
 
 COMPLETION = """\
 # Completion of agentrl in bash. In zsh run `autoload -U bashcompinit; bashcompinit` first.
@@ -109,6 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         near = difflib.get_close_matches(words[0], COMMANDS, n=1)
         meant = f"Did you mean `agentrl {near[0]}`? " if near else ""
         return report(ConfigError("command", words[0], "is not a command", f"{meant}Commands: {', '.join(COMMANDS)}."))
+    if words[0] in GUARDED and argv is None and is_command():
+        stand_by()
     return guarded(partial(_run, words[0]), words[1:])
 
 

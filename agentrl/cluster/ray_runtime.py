@@ -22,13 +22,14 @@ from agentrl.cluster.build import Stage, actor_environment, device, weights_of
 from agentrl.cluster.joining import FLAG, Site, check_paths, find_cluster, pack, traveling_environment
 from agentrl.cluster.placement import Placement, free_places, num_ranks, num_scorers, plan, shortage
 from agentrl.cluster.ray_environment import set_environment
-from agentrl.cluster.reaper import Reaper
+from agentrl.cluster.reaper import MARK, Reaper
 from agentrl.config.engine_rules import needed_gpus
 from agentrl.config.schema import PlaySettings
 from agentrl.core.errors import AgentRLError, ClusterError, ConfigError
 from agentrl.core.process import LOOPBACK, num_gpus
 from agentrl.core.protocols import Learner, RolloutWorker
 from agentrl.engine.settings import Device, weight_transport
+from agentrl.env.isolation.leftovers import end_processes, orphans
 from agentrl.env.load import load_agent
 from agentrl.flow.worker_slots import Supervision
 
@@ -357,6 +358,8 @@ class RayRuntime:
             with contextlib.suppress(Exception):
                 ray.util.remove_placement_group(group)
         ray.shutdown()
+        if (mark := os.environ.get(MARK)) and sys.platform == "linux":
+            end_processes(orphans(f"{MARK}={mark}"))
         self._remove_folder()
 
     def _remove_folder(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,13 @@ from typing import Any, Protocol, TypeVar
 from agentrl.cluster.build import Stage, build_learner_rank, build_scorer, build_worker, device, weights_of, worker_environment
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.manifest import FileEntry
+from agentrl.core.paths import shown_path
 from agentrl.core.process import on_thread
 from agentrl.core.protocols import GroupRef, Learner, Membership, RolloutWorker, TrainResult, WeightUpdate
 from agentrl.core.scoring import Scorer
 from agentrl.engine.settings import weight_transport
 from agentrl.env.boundary import blocked_at
+from agentrl.env.isolation.leftovers import Leftovers
 from agentrl.flow.exports import JointLearner
 from agentrl.flow.pool import RolloutPool
 from agentrl.flow.turns import TimeSharedLearner
@@ -99,6 +102,7 @@ class LocalRuntime:
         self._learner: ThreadedLearner | None = None
         self._scorers: dict[str, Scorer] = {}
         self._watch: BlockWatch | None = None
+        self._leftovers: Leftovers | None = None
 
     @property
     def workers(self) -> Sequence[RolloutWorker]:
@@ -125,10 +129,11 @@ class LocalRuntime:
     async def start(self) -> None:
         """Load the learner, then the engine, which joins the learner's process group of one."""
         self._watch = BlockWatch()
+        self._leftovers = Leftovers() if sys.platform == "linux" else None
         os.environ.update(worker_environment(self._config))
         if isinstance(self._config, TrainConfig):
             self._on_stage("loading learner")
-            self._learner = ThreadedLearner(build_learner_rank(self._config))
+            self._learner = ThreadedLearner(build_learner_rank(self._config), self._config.run.agent)
             await self._learner.start()
             if self._config.weights.sleeps:
                 await self._learner.offload(keep_weights=False)
@@ -156,23 +161,41 @@ class LocalRuntime:
             await learner.close()
         for scorer in scorers.values():
             await scorer.close()
+        if self._leftovers is not None:
+            await asyncio.to_thread(self._leftovers.end)
 
 
 class ThreadedLearner:
-    """A learner rank on a thread of its own, so that training does not stop the event loop."""
+    """A learner rank on a thread of its own, so that training does not stop the event loop.
 
-    def __init__(self, rank: Any) -> None:
-        self._rank = rank
+    Environments are in the same process: `env` names them in the warning that one changed the default type of tensors.
+    """
+
+    def __init__(self, rank: Any, env: str = "the environment") -> None:
+        self._rank, self._env = rank, env
+        self._dtype: Any = None
         # One thread, so that calls follow one another as in an actor.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
 
     async def start(self) -> None:
         """As `Learner.start`."""
         await self._call(lambda: self._rank.start(0, 1, 0))
+        import torch
+
+        self._dtype = torch.get_default_dtype()
 
     async def train(self, step: int, groups: Sequence[GroupRef]) -> TrainResult:
         """As `Learner.train`."""
+        self._restore_dtype()
         return await self._call(lambda: self._rank.train(step, *groups))
+
+    def _restore_dtype(self) -> None:
+        import torch
+
+        if (found := torch.get_default_dtype()) != self._dtype:
+            torch.set_default_dtype(self._dtype)
+            remedy = "it is set back. Give dtype= to the tensors that you make, in place of torch.set_default_dtype"
+            _log.warning("%s changed the default type of tensors to %s for the whole process; %s", shown_path(self._env), found, remedy)
 
     async def export_weights(self, version: int, members: Membership | None = None) -> WeightUpdate:
         """As `Learner.export_weights`."""

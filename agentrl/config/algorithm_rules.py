@@ -14,6 +14,7 @@ from typing import Any
 from agentrl.algo.corrections import correction_facts, find_correction, needs_whole_batch
 from agentrl.algo.estimators import estimator_facts, find_estimator
 from agentrl.algo.filters import filter_facts
+from agentrl.algo.group_rewards import group_reward_facts
 from agentrl.algo.losses import loss_facts
 from agentrl.config.algorithm import AlgoConfig, has_ratios, options_of
 from agentrl.config.flow import FlowConfig
@@ -38,6 +39,9 @@ def _groups_can_be_compared(config: TrainConfig) -> None:
     if flow.group_filter and filter_facts(flow.group_filter).compares_group:
         problem = "compares the members of a group and needs at least 2"
         raise ConfigError("--group-filter", flow.group_filter, problem, "Use --n-samples-per-prompt 2 or more.")
+    if flow.group_reward and group_reward_facts(flow.group_reward).compares_group:
+        problem = "compares the episodes of a group and needs at least 2"
+        raise ConfigError("--group-reward", flow.group_reward, problem, "Use --n-samples-per-prompt 2 or more.")
 
 
 def _estimator_fits_the_rewards(config: TrainConfig) -> None:
@@ -216,6 +220,17 @@ def _filter_flags_have_a_filter(config: TrainConfig) -> None:
         raise ConfigError("--dynamic-filtering-range", chosen, "has no effect while filtering is off", "Add --dynamic-filtering.")
 
 
+def _group_reward_can_judge(config: TrainConfig) -> None:
+    flow = config.flow
+    if flow.group_reward:
+        group_reward_facts(flow.group_reward)
+    for name in ("group_reward_weight", "group_reward_mode"):
+        if not flow.group_reward and getattr(flow, name) != getattr(FlowConfig, name):
+            raise ConfigError(flag_of(name), getattr(flow, name), "has no effect without --group-reward", "Add it, or leave this out.")
+    if flow.group_reward and not math.isfinite(flow.group_reward_weight):
+        raise ConfigError("--group-reward-weight", flow.group_reward_weight, "is not finite", "Give a number such as 0.5.")
+
+
 def _task_sampling_fits(config: TrainConfig) -> None:
     flow, data, rule = config.flow, config.data, config.flow.task_sampling
     if flow.task_exploration != FlowConfig.task_exploration and rule in ("epochs", "curriculum"):
@@ -302,6 +317,7 @@ ALGORITHM_RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _length_penalties_fit,
     _baseline_may_lack_truncated,
     _filter_flags_have_a_filter,
+    _group_reward_can_judge,
     _task_sampling_fits,
     _a_quorum_is_most_of_a_group,
     _async_is_corrected,

@@ -33,6 +33,12 @@ class FlowConfig:
     """Open interval of mean scores that are kept."""
     group_filter: Annotated[str, UserFile] = ""
     """Function of your own, ``file.py:name``, that says which groups are trained, in place of ``--dynamic-filtering``."""
+    group_reward: Annotated[str, UserFile] = ""
+    """Reward that sees all episodes of a group: ``majority``, ``ranking``, ``diversity``, or a function of your own, ``file.py:name``."""
+    group_reward_weight: float = 1.0
+    """Factor of ``--group-reward``."""
+    group_reward_mode: Literal["add", "replace"] = "add"
+    """``add`` it to the environment's reward; ``replace`` this, which is then only measured, as score."""
     min_pass_rate: Annotated[Fraction, ResumeMayChange] = 0.01
     """Stop the run if a smaller share of the last groups (at least 512) passes the filter; 0 never stops it."""
     oversample: NonNegative = 0.0

@@ -100,6 +100,13 @@ def cuda_torch() -> str:
     return built[1] if built else ""
 
 
+def resident_mib() -> float:
+    """Return the memory that this process has in RAM, MiB."""
+    import psutil
+
+    return float(psutil.Process().memory_info().rss) / 2**20
+
+
 @cache
 def collect_rarely() -> None:
     """Spare the garbage collector what was imported, and let it run less often; once per process.

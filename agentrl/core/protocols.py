@@ -103,6 +103,7 @@ class EngineStats:
     load: EngineLoad = EngineLoad()  # at this moment
     sums: LoadSums = LoadSums()  # so far; filled in by the rollout worker
     tool_parser: str = ""  # of the model's own form of tool calls; filled in by the rollout worker
+    rss_mib: float = 0.0  # resident memory of the rollout worker's process; filled in by it
 
 
 class Engine(Protocol):

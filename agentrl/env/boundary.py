@@ -28,6 +28,7 @@ from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError, Remot
 from agentrl.core.process import inner_last
 from agentrl.core.types import Sampling, Span, Task
 from agentrl.env.agent import AgentClass, AgentInstance, ResetResult, ResetState, SamplingParams, StepResult, StepState
+from agentrl.env.directory import CurrentDirectory
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.multi_agent import named_agents
 from agentrl.env.results import MAX_MESSAGE, check_reset, check_step, said
@@ -42,6 +43,7 @@ MAX_TRACEBACK = 4000
 _PACKAGE = str(Path(__file__).parent)
 _PYTHON = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 
+_NO_THREAD = contextlib.nullcontext()
 _Checked = TypeVar("_Checked")
 _Job: TypeAlias = tuple[Callable[[], Any], bool, asyncio.Future[Any]]
 
@@ -217,8 +219,10 @@ class EnvSession:
     defaults: ClassVar[tuple[Callable[..., Any], ...]] = (AgentInstance.reset, AgentInstance.close)
     """Methods that do nothing, so that they need not be called."""
 
-    def __init__(self, cls: AgentClass, source: str, threads: Threads, limits: EnvLimits) -> None:
-        self._class, self._threads, self._limits = cls, threads, limits
+    def __init__(
+        self, cls: AgentClass, source: str, threads: Threads, limits: EnvLimits, directory: CurrentDirectory | None = None
+    ) -> None:
+        self._class, self._threads, self._limits, self._directory = cls, threads, limits, directory
         self._file = Path(source).name
         self._object: Any = None
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
@@ -286,9 +290,7 @@ class EnvSession:
 
     async def _call(self, name: str, call: Callable[[], Any], timeout_s: float, is_async: bool) -> Any:
         """Have the session's task make a call, and wait for it until its deadline."""
-        async with contextlib.AsyncExitStack() as stack:
-            if not is_async:
-                await stack.enter_async_context(self._threads)
+        async with _NO_THREAD if is_async else self._threads:
             if self._server is None or self._server.done():
                 self._server = asyncio.create_task(self._serve(), name=f"env {self._class.__name__}")
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -303,6 +305,8 @@ class EnvSession:
                 await self._interrupt(name, answer)
                 left = "" if is_async else self.abandoned
                 raise EnvTimeoutError(f"{self._where(name)} did not return within {timeout_s:g} s{left}")
+        if self._directory is not None:
+            self._directory.restore(self._where(name))
         try:
             return answer.result()
         except _UserError as raised:

@@ -271,6 +271,7 @@ def _engines(before: Mapping[str, EngineStats], after: Mapping[str, EngineStats]
         "tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
         "engine/cached_prompt_share": cached / prompt if prompt else 0.0,
         **_load(pairs),
+        **{f"worker/rss_mib/{name}": stats.rss_mib for name, stats in after.items() if stats.rss_mib},
         "publish/pause_s": max((new.paused_s - old.paused_s for old, new in pairs), default=0.0),
     }
 

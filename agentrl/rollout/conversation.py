@@ -101,15 +101,14 @@ class Conversation:
         self.unanswered = turn = self.recorder.turn(sample, self._context, number)
         return turn
 
-    def settle(self, turn: Turn, result: StepResult) -> None:
-        """Record the sampled turn with what the environment said of it."""
+    def settle(self, turn: Turn, result: StepResult, answer: str) -> None:
+        """Record the sampled turn, whose text without its end is `answer`, with what the environment said of it."""
         settled = replace(turn, reward=result.reward + self._advance, reward_parts=dict(result.reward_parts), info=result.info)
         self._context.append(settled, self.sampling.max_tokens)
         for name, value in result.reward_parts.items():
             self.parts[name] = self.parts.get(name, 0.0) + value
         self.text += turn.prompt_text + turn.text
         if self.messages is not None:
-            answer = self._codec.decode_action(turn.token_ids.tolist())
             self.messages = [*self.messages, Message(role="assistant", content=answer)]
         self._advance, self._score, self.unanswered = 0.0, result.score, None
 

@@ -178,8 +178,10 @@ class Episode:
         """Let the environment judge a turn, and record it."""
         conversation = self._agents[self.agent]
         with self._timed("step"):
-            result = await self._env.step(self.state(turn))
-        conversation.settle(turn, result)
+            state = self.state(turn)
+            answer = str(state.action_text)  # before user code has the state
+            result = await self._env.step(state)
+        conversation.settle(turn, result, answer)
         for name in {**result.rewards, **result.scores}:
             self._agents[name].earn(result.rewards.get(name, 0.0), result.scores.get(name))
         self._logs.append(result.info)

@@ -46,6 +46,7 @@ class _Place:
     worker: RolloutWorker | None  # `None` while it is replaced, and for good if it is given up
     live_episodes: int = 0
     restarts: int = 0
+    rss_mib: float = 0.0  # of the present worker when it last said so
     sums: LoadSums = field(default_factory=LoadSums)  # of the present worker when it last said them
     past: LoadSums = field(default_factory=LoadSums)  # of those before
 
@@ -104,10 +105,10 @@ class FrontEnds:
         """As `RolloutWorker.wake`; nothing sleeps."""
 
     async def stats(self) -> EngineStats:
-        """Counters of the engine; every worker is asked too, so that one that hangs or is gone is noticed."""
+        """Counters of the engine, and the memory of the largest worker; each is asked, so that one that hangs or is gone is noticed."""
         stats, _ = await asyncio.gather(self._engine.stats(), asyncio.gather(*map(self._note_sums, self._places)))
         sums = combined([_added(place.past, place.sums) for place in self._places])
-        return replace(stats, sums=sums, tool_parser=self._tool_parser)
+        return replace(stats, sums=sums, tool_parser=self._tool_parser, rss_mib=max(place.rss_mib for place in self._places))
 
     async def close(self) -> None:
         """Close the workers, then the engine; safe to call twice."""
@@ -131,7 +132,7 @@ class FrontEnds:
             if worker is not None:
                 stats = await worker.stats()
                 place.sums = stats.sums if place.worker is worker else place.sums
-                self._tool_parser = stats.tool_parser
+                self._tool_parser, place.rss_mib = stats.tool_parser, stats.rss_mib
         except RolloutWorkerDeadError as error:
             await self._lose(place, worker, str(error))
 

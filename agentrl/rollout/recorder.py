@@ -134,8 +134,7 @@ class Recorder:
         number = self.reserve() if number is None else number
         start = time.perf_counter()
         try:
-            request = replace(self._request(number, prompt_ids, sampling, images), structure=structure)
-            generation = await self.engine.generate(request)
+            generation = await self.engine.generate(self._request(number, prompt_ids, sampling, images, structure))
             is_empty = not len(generation.token_ids) and generation.finish_reason is not FinishReason.ABORTED
             if is_empty or not np.isfinite(generation.logprobs).all():
                 problem = "the engine gave no token, or a log-probability that is not finite"
@@ -205,7 +204,9 @@ class Recorder:
         """The episode is over: later requests are refused."""
         self.is_over = True
 
-    def _request(self, number: int, prompt_ids: list[int], sampling: Sampling, images: Sequence[Any]) -> GenerationRequest:
+    def _request(
+        self, number: int, prompt_ids: list[int], sampling: Sampling, images: Sequence[Any], structure: Structure | None
+    ) -> GenerationRequest:
         name, room = f"{self.name}-{number}", self.limit - len(prompt_ids)
         if self.is_over:
             raise EngineError(f"request {name}: the episode is over, so nothing is sampled for it any more")
@@ -220,4 +221,5 @@ class Recorder:
             sampling=replace(sampling, seed=seed, max_tokens=min(sampling.max_tokens, room), stop_token_ids=ends),
             session=self.name,
             images=tuple(images),
+            structure=structure,
         )

@@ -18,6 +18,7 @@ from agentrl.env.boundary import EnvLimits
 from agentrl.env.isolation.system import ProcessLimits
 from agentrl.env.results import bad_result
 from agentrl.env.sandbox.spec import SandboxChoice
+from agentrl.rollout.group_rewards import GroupRewardSettings
 
 TRUNCATED = (
     "truncated sampling biases the importance ratio of the turn; leave it out, or train with --off-policy none "
@@ -53,6 +54,7 @@ class EpisodeSettings(PlaySettings):
         straggler_policy: Limit of a group's wait for its last episodes; `None` if it waits until they end.
         close_timeout_s: Deadline of an environment's `close`, seconds.
         run_name: Directory of the run, which containers bear as a label.
+        group_reward: Reward that sees whole groups; `None` without one.
     """
 
     temperature: float = 1.0
@@ -61,6 +63,7 @@ class EpisodeSettings(PlaySettings):
     straggler_policy: StragglerPolicy | None = None
     close_timeout_s: float = 10.0
     run_name: str = ""
+    group_reward: GroupRewardSettings | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -150,6 +153,7 @@ def episode_settings(config: PlaySettings, model: str) -> EpisodeSettings:
     if isinstance(config, TrainConfig):
         own |= {"is_training": True, "weighs_ratios": has_ratios(config.algo), "straggler_policy": _straggler_policy(config)}
         own["run_name"] = str(config.training.run_dir or "")
+        own |= {"group_reward": _group_reward(config)}
     sections = {name: getattr(config, name) for name in sections_of(PlaySettings)}
     return changed(EpisodeSettings(**sections, **own), model=model)
 
@@ -167,6 +171,12 @@ def _straggler_policy(config: TrainConfig) -> StragglerPolicy | None:
         return None
     least = 2 if estimator_facts(config.algo.advantage_estimator).compares_group else 1
     return StragglerPolicy(quorum=config.flow.group_quorum, factor=config.flow.straggler_factor, least=least)
+
+
+def _group_reward(config: TrainConfig) -> GroupRewardSettings | None:
+    flow, timeout_s = config.flow, config.rollout.reward_timeout_s
+    replaces, weight = flow.group_reward_mode == "replace", flow.group_reward_weight
+    return GroupRewardSettings(name=flow.group_reward, weight=weight, replaces=replaces, timeout_s=timeout_s) if flow.group_reward else None
 
 
 def process_limits(isolation: IsolationConfig) -> ProcessLimits | None:

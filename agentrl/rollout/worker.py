@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.config.schema import EndpointConfig
 from agentrl.core.errors import EngineDeadError, EngineError
-from agentrl.core.process import collect_rarely
+from agentrl.core.process import collect_rarely, resident_mib
 from agentrl.core.protocols import Engine, EngineLimits, EngineLoad, EngineStats, LoadSums, Memory, SleepingEngine, WeightUpdate
 from agentrl.core.scoring import Scorer
 from agentrl.core.summaries import GroupSummary, summarize
@@ -33,6 +33,7 @@ from agentrl.rollout.endpoint.answers import JSON_PARSER
 from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.group import Member, Trajectories, make_member, run_group
+from agentrl.rollout.group_rewards import GroupRewards
 from agentrl.rollout.learned import LearnedRewards
 from agentrl.rollout.records import group_records
 from agentrl.rollout.settings import EpisodeSettings
@@ -173,6 +174,7 @@ class EpisodeWorker:
         self._straggler_policy = settings.straggler_policy  # read once: the estimator may be of a user's file
         self._codec: ChatCodec | None = None
         self._learned = LearnedRewards(settings, scorers, agent.spec) if scorers else None
+        self._compared = GroupRewards(settings.group_reward) if settings.group_reward else None
         self._sessions = open_sessions(agent, settings.env)
         self._server = EndpointServer(settings.endpoint)  # starts with the first episode that needs it
         self._live: set[asyncio.Task[Trajectories]] = set()
@@ -237,7 +239,7 @@ class EpisodeWorker:
     async def stats(self) -> EngineStats:
         """As `Engine.stats`."""
         own = "" if self._codec is None or self._codec.tool_parser == JSON_PARSER else self._codec.tool_parser
-        return replace(self._engine.stats(), sums=self._throttle.sums, tool_parser=own)
+        return replace(self._engine.stats(), sums=self._throttle.sums, tool_parser=own, rss_mib=resident_mib())
 
     async def close(self) -> None:
         """Cancel episodes, close environments and the engine; safe to call twice."""
@@ -272,9 +274,12 @@ class EpisodeWorker:
 
         try:
             straggler_policy = None if group_request.eval_sampling else self._straggler_policy  # a measurement waits for everything
-            return await run_group(group_request, play, self._live, straggler_policy)
+            group = await run_group(group_request, play, self._live, straggler_policy)
         finally:
             self._throttle.leave(left)  # those that were cancelled before they began
+        if self._compared is None or self._codec is None or group_request.eval_sampling:
+            return group
+        return await self._compared.judge(group, self._codec)
 
     def _episode(self, group_request: GroupRequest, index: int) -> Member:
         if self._codec is None or self._closed:

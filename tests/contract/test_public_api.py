@@ -37,6 +37,8 @@ NAMES = [
     "EvaluationEnd",
     "ExecResult",
     "Executor",
+    "GroupAnswer",
+    "GroupAnswers",
     "GroupJudged",
     "GroupSummary",
     "GymEnv",
@@ -78,6 +80,7 @@ NAMES = [
     "evaluate",
     "evaluate_async",
     "group_filter",
+    "group_reward",
     "iterate",
     "judge",
     "load_run",
@@ -159,6 +162,7 @@ def test_signatures_of_algorithms() -> None:
         "policy_loss": ["options", "single_update", "clip", "selects"],
         "off_policy_correction": ["options", "whole_batch"],
         "group_filter": ["compares_group"],
+        "group_reward": ["compares_group"],
     }
     assert {name: list(inspect.signature(getattr(agentrl, name)).parameters)[1:] for name in signatures} == signatures
     fields = {

@@ -227,7 +227,7 @@ class ForkServer:
         until = time.monotonic() + END_S
         while system.has_children() and time.monotonic() < until:
             system.kill_families({pid for pid, info in system.processes().items() if info.parent == os.getpid()})
-            _ended()
+            system.collect()
             time.sleep(0.005)
 
     def tell(self, **report: Any) -> None:
@@ -265,7 +265,7 @@ class ForkServer:
 
     def _collect(self) -> None:
         """Take note of the children that have ended, kill what they left behind, then report them."""
-        dead = [(self._workers.pop(pid), code) for pid, code in _ended() if pid in self._workers]
+        dead = [(self._workers.pop(pid), code) for pid, code in system.collect().items() if pid in self._workers]
         if self._suspect or any(code != CLEAN for _, code in dead):
             self._kill_strays()
         for number, code in dead:
@@ -303,15 +303,6 @@ class ForkServer:
             system.kill_families(over)
             self._suspect = True
         self._next_scan = time.monotonic() + max(SCAN_S, 20 * (time.monotonic() - now))
-
-
-def _ended() -> list[tuple[int, int]]:
-    """Collect the children that have ended; return id and exit code of each."""
-    ended = []
-    with contextlib.suppress(ChildProcessError):
-        while (result := os.waitpid(-1, os.WNOHANG))[0]:
-            ended.append((result[0], os.waitstatus_to_exitcode(result[1])))
-    return ended
 
 
 def main(descriptor: int, expected_parent: int) -> None:

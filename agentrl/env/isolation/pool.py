@@ -19,6 +19,7 @@ from typing import IO, Protocol
 
 from agentrl.core.errors import EnvError, EnvLoadError
 from agentrl.env.boundary import EnvLimits, EnvSession, Session, Threads
+from agentrl.env.directory import CurrentDirectory
 from agentrl.env.isolation import system
 from agentrl.env.isolation.fork_server import CLEAN, MAX_PACKET, OUT_OF_MEMORY
 from agentrl.env.isolation.session import EpisodeHandle, ProcessSession
@@ -282,14 +283,16 @@ class LocalSessions:
     def __init__(self, agent: AgentSpec, limits: EnvLimits) -> None:
         self._agent, self._limits = agent, limits
         self._threads = Threads(limits.threads)
+        self._directory: CurrentDirectory | None = None
 
     async def start(self) -> None:
         """As `Sessions.start`."""
         preload(self._agent)
+        self._directory = CurrentDirectory()
 
     def session(self) -> Session:
         """As `Sessions.session`."""
-        return EnvSession(self._agent.load(), self._agent.source, self._threads, self._limits)
+        return EnvSession(self._agent.load(), self._agent.source, self._threads, self._limits, self._directory)
 
     async def close(self) -> None:
         """As `Sessions.close`."""

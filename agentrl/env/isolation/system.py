@@ -64,13 +64,18 @@ def child_environment(environment: Mapping[str, str], passed: tuple[str, ...]) -
 
 
 def apply(limits: ProcessLimits) -> None:
-    """Limit the calling process, and with it what it will start. Data counts, not address space, much of which is only reserved."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        data = int(file.read().split()[5]) * _PAGE
+    """Limit the calling process, and with it what it will start."""
     _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_DATA, data + limits.memory_mib * MIB)
+    limit_memory(limits.memory_mib)
     _limit(resource.RLIMIT_FSIZE, limits.file_mib * MIB)
     _limit(resource.RLIMIT_NOFILE, limits.open_files)
+
+
+def limit_memory(mib: int) -> None:
+    """Limit what the calling process takes from now on. Data counts, not address space, much of which is only reserved."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        data = int(file.read().split()[5]) * _PAGE
+    _limit(resource.RLIMIT_DATA, data + mib * MIB)
 
 
 def begin_cpu_time(cpu_s: float) -> None:
@@ -132,7 +137,12 @@ def become(name: str, *, death_signal: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_SET_NAME, name.encode(), 0, 0, 0)
     libc.prctl(_SET_DEATH_SIGNAL, death_signal, 0, 0, 0)
-    if libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0):
+    adopt_orphans()
+
+
+def adopt_orphans() -> None:
+    """Have the calling process be the parent of descendants that lose theirs."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_SET_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
@@ -143,6 +153,15 @@ def has_children() -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def collect() -> dict[int, int]:
+    """Collect the children that have ended; return exit codes by id, negative for a signal."""
+    ended = {}
+    with contextlib.suppress(ChildProcessError):
+        while (result := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[result[0]] = os.waitstatus_to_exitcode(result[1])
+    return ended
 
 
 def processes() -> dict[int, ProcessInfo]:
@@ -191,15 +210,20 @@ def kill_families(roots: Collection[int]) -> None:
 
 def kill_marked(mark: str) -> int:
     """Kill every process whose environment holds `mark`, in case the process in charge of them is gone; return their number."""
-    wanted = mark.encode()
     killed: set[int] = set()
     for _ in range(_ROUNDS):
-        marked = {pid for pid in processes() if pid != os.getpid() and _holds(pid, wanted)} - killed
-        if not marked:
+        left = marked(mark) - killed
+        if not left:
             break
-        send(marked, signal.SIGKILL)
-        killed |= marked
+        send(left, signal.SIGKILL)
+        killed |= left
     return len(killed)
+
+
+def marked(mark: str) -> set[int]:
+    """Every process but this one whose environment holds `mark`, written as ``NAME=value``, since it began its program."""
+    wanted = mark.encode()
+    return {pid for pid, info in processes().items() if pid != os.getpid() and info.state not in "ZX" and _holds(pid, wanted)}
 
 
 def _holds(pid: int, mark: bytes) -> bool:

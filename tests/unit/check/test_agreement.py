@@ -90,6 +90,7 @@ async def test_check_and_run_agree_on_what_fails(name: str) -> None:
 
 BEFORE = """
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -136,8 +137,27 @@ class Unloaded(Sound):
 class Leaves(Sound):
     def reset(self, state):
         os._exit(3)
+
+
+class Moves(Sound):
+    def reset(self, state):
+        os.chdir("/")
+
+
+class Daemons(Sound):
+    def reset(self, state):
+        subprocess.run(["sh", "-c", "setsid sleep 3600 > /dev/null 2>&1 &"], check=True)
+
+
+class Forks(Sound):
+    async def step(self, state):
+        os.fork() or time.sleep(3600)
+        return StepResult(0.0, terminated=True)
 """
 ENDED = {
+    "Moves": ("a call changes the current directory", "env.py, line", "`os.chdir"),
+    "Daemons": ("child processes go on after close", "1 more after each episode: `sleep 3600` (3 of them), at env.py, line", "setsid"),
+    "Forks": ("child processes go on after close", "env.py, line", "os.fork()"),
     "Number": ("a method returns something that is no result", "returned result = 0.5"),
     "Picture": ("images are given", "1 image for the model"),
     "Typo": ("NameError", "anwser"),

@@ -79,6 +79,9 @@ DEFECTS = {
     "bad_effects:SetsAlarmHandler": "changes-signals",
     "bad_effects:CallsExit": "step-raises",
     "bad_resources:LeavesProcesses": "leaks-processes",
+    "bad_resources:LeavesDaemons": "leaks-processes",
+    "bad_resources:LeavesForks": "leaks-processes",
+    "bad_resources:KeepsPages": "leaks-memory",
     "bad_subtle:DebugLineInPrompt": "label-leaks",
     "bad_subtle:TellsAfterAnEmptyAnswer": "label-leaks",
     "bad_subtle:SharedDefaultArgument": "shared-state",
@@ -90,6 +93,7 @@ DEFECTS = {
     "bad_effects:ClosesOutput": "closes-streams",
     "bad_effects:ClosesInput": "closes-streams",
     "bad_effects:ReadsInput": "reads-input",
+    "bad_effects:ReadsLine": "reads-input",
 }
 SECOND = {
     "bad_subtle:TasksFromSet": "tasks-unstable",
@@ -112,6 +116,7 @@ SOUND = (
     "bad_tasks:CopiesMetadata",
     "bad_random:SeededGenerator",
     "bad_resources:ClosesAll",
+    "bad_resources:ReplacesServer",
 )
 NOTES = {"bad_random:CacheInClass": "class-state", "bad_effects:Prints": "writes-output"}
 LOST = {
@@ -134,6 +139,33 @@ def spec(name: str) -> str:
 def test_exactly_this_is_found(name: str) -> None:
     report = checked(spec(name), budget_s=SHORT.get(name, 60.0))
     assert ids(report) == {DEFECTS[name]}, [finding.seen for finding in report.findings]
+
+
+LINES = {
+    "bad_effects:ChangesDirectory": ("bad_effects.py, line 13", "os.chdir"),
+    "bad_effects:SetsAlarmHandler": ("bad_effects.py, line 23", "signal.signal"),
+    "bad_resources:LeavesDaemons": ("bad_resources.py, line 50", "setsid sleep 3600"),
+    "bad_resources:KeepsPages": ("bad_resources.py, line 73", "8 KiB more with each"),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_line_is_named(name: str) -> None:
+    (finding,) = (finding for finding in checked(spec(name), episodes=1).findings if finding.id == DEFECTS[name])
+    for words in LINES[name]:
+        assert words in finding.seen
+
+
+def test_memory_beyond_the_limit_is_found() -> None:
+    report = checked(spec("bad_resources:NeedsGigabytes"), memory_mib=500, episodes=1)
+    assert ids(report) == {"exceeds-memory"}, [finding.seen for finding in report.findings]
+
+
+@pytest.mark.slow
+def test_a_changed_default_of_pytorch_is_found() -> None:
+    report = checked(spec("bad_effects:SetsDefaultType"), episodes=1)
+    assert ids(report) == {"changes-torch"}, [finding.seen for finding in report.findings]
+    assert "reset changed the default dtype from torch.float32 to torch.float64, at bad_effects.py, line" in report.findings[0].seen
 
 
 @pytest.mark.parametrize("name", SECOND)

@@ -48,6 +48,19 @@ class ReadsInput(Sums):
         return super().step(state)
 
 
+class ReadsLine(Sums):
+    def step(self, state):
+        sys.stdin.readline()
+        return super().step(state)
+
+
+class SetsDefaultType(Sums):
+    def reset(self, state):
+        import torch
+
+        torch.set_default_dtype(torch.float64)
+
+
 class ExitsProcess(Sums):
     def step(self, state):
         os._exit(7)

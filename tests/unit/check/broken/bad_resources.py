@@ -1,10 +1,12 @@
 """Defects of `close` and of cancellation."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import tempfile
 import threading
+import time
 from typing import ClassVar
 
 from sound import AsyncTries, Sums
@@ -39,6 +41,43 @@ class LeavesProcesses(Sums):
 
     def reset(self, state):
         self.children.append(subprocess.Popen(["sleep", "3600"]))
+
+
+class LeavesDaemons(Sums):
+    """Its processes have lost their parent, and are in a session of their own."""
+
+    def reset(self, state):
+        subprocess.run(["sh", "-c", "setsid sleep 3600 > /dev/null 2>&1 &"], check=True)
+
+
+class LeavesForks(Sums):
+    def reset(self, state):
+        if not os.fork():
+            time.sleep(3600)
+
+
+class ReplacesServer(Sums):
+    """Right: one process serves all episodes."""
+
+    server: ClassVar = []
+
+    def reset(self, state):
+        if not self.server:
+            self.server.append(subprocess.Popen(["sleep", "3600"]))
+
+
+class KeepsPages(Sums):
+    pages: ClassVar = []
+
+    def step(self, state):
+        self.pages.append(bytearray(100_000))
+        return super().step(state)
+
+
+class NeedsGigabytes(Sums):
+    def step(self, state):
+        len(bytearray(10**9))
+        return super().step(state)
 
 
 class LeavesFilesWhenCancelled(AsyncTries):

@@ -1,0 +1,100 @@
+"""Memory that every episode adds to, of Python's objects or of native code."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import sysconfig
+import time
+import tracemalloc
+from pathlib import Path
+
+import psutil
+
+from agentrl.check.context import Context
+from agentrl.check.findings import NO_TIME
+from agentrl.check.play import CheckedEpisode, repeating
+from agentrl.env.isolation import system
+
+KIB = 2**10
+LEAKS = ("leaks-files", "leaks-sockets", "leaks-threads", "leaks-tasks", "leaks-processes", "ignores-cancellation", "timeout")
+ROUNDS, SETTLING = 8, 2
+"""Rounds of episodes; the first ones fill caches and are not judged."""
+EPISODES = 10
+LEAK_BYTES = 4 * KIB
+"""Bytes that an episode adds in each round, if they count as a leak."""
+ROUND_S = 1.0
+FRAMES = 12
+_ROLLUP = Path("/proc/self/smaps_rollup")
+_ELSEWHERE = (str(Path(__file__).parents[1]), f"{sysconfig.get_path('stdlib')}/", "<")
+
+
+async def check_memory(context: Context) -> None:
+    """Play the longest episode again and again, and report memory that grows each time."""
+    longest = max(context.good(), key=lambda played: len(played.turns), default=None)
+    if longest is None or sys.platform != "linux" or context.report.has(*LEAKS):  # what leaks holds memory, too
+        return
+    begin = time.monotonic()
+    await _play(context, longest, 1)
+    took = time.monotonic() - begin
+    if took * EPISODES > ROUND_S or took * EPISODES * ROUNDS > context.left(0.5):
+        context.report.skipped.append(f"memory: {NO_TIME}" if took * EPISODES <= ROUND_S else f"memory: an episode takes {took:.2f} s")
+        return
+    gc.collect()
+    gc.freeze()  # so that only objects of these episodes are looked through
+    sizes: list[int] = []
+    for number in range(ROUNDS):
+        await _play(context, longest, EPISODES)
+        sizes.append(held_bytes())
+        if number >= SETTLING and sizes[-1] - sizes[-2] < LEAK_BYTES * EPISODES:
+            return
+    grown = (sizes[-1] - sizes[SETTLING - 1]) / EPISODES / (ROUNDS - SETTLING)
+    place = await _place(context, longest)
+    context.found("leaks-memory", "close", f"{grown / KIB:.0f} KiB more with each of {EPISODES * (ROUNDS - SETTLING)} episodes{place}")
+
+
+def held_bytes() -> int:
+    """Return the memory that this process holds alone, once what is free has been given back to the system."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    try:
+        fields = dict(line.split(":") for line in _ROLLUP.read_text(encoding="ascii").splitlines()[1:])
+        return int(fields["Anonymous"].split()[0]) * KIB
+    except (OSError, KeyError):
+        return int(psutil.Process().memory_info().rss)
+
+
+def limit_memory(mib: int) -> int:
+    """Limit the memory that this process takes from now on, and return the limit in MiB; 0: half of what is free."""
+    limit = mib or int(psutil.virtual_memory().available / 2) // system.MIB
+    if sys.platform == "linux":
+        system.limit_memory(limit)
+    return limit
+
+
+async def _play(context: Context, longest: CheckedEpisode, count: int) -> None:
+    """Play episodes of which this process keeps nothing itself."""
+    calls = len(context.watch.calls)
+    for _ in range(count):
+        await context.player.play(longest.task, repeating(longest.actions))
+    del context.watch.calls[calls:]
+
+
+async def _place(context: Context, longest: CheckedEpisode) -> str:
+    """Return the line of user code from which most of the memory comes; empty if it is not known."""
+    tracemalloc.start(FRAMES)
+    try:
+        before = tracemalloc.take_snapshot()
+        await _play(context, longest, EPISODES)
+        gc.collect()
+        changes = tracemalloc.take_snapshot().compare_to(before, "traceback")
+    finally:
+        tracemalloc.stop()
+    for change in sorted(changes, key=lambda change: -change.size_diff)[:FRAMES]:
+        own = [frame for frame in change.traceback if not frame.filename.startswith(_ELSEWHERE) and "/site-packages/" not in frame.filename]
+        if own:
+            return f", most of it from {Path(own[-1].filename).name}, line {own[-1].lineno}"
+    return ""

@@ -1,0 +1,68 @@
+"""Processes that user code leaves behind in a run of this process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from agentrl.env.isolation import system
+from agentrl.env.isolation.leftovers import Leftovers, command_line, listed
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+
+SLEEP = ("sleep", "3600")
+DAEMON = ("sh", "-c", "setsid sleep 3599 > /dev/null 2>&1 &")
+
+
+def ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        return process.wait(timeout=5) < 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def daemon_ended() -> bool:
+    deadline = time.monotonic() + 5
+    while "sleep 3599" in map(command_line, system.processes()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return time.monotonic() < deadline
+
+
+def test_processes_that_began_since_then_are_ended_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    before = subprocess.Popen(SLEEP)
+    try:
+        leftovers = Leftovers()
+        child = subprocess.Popen(SLEEP)
+        subprocess.run(DAEMON, check=True)
+        leftovers.end()
+        assert ended(child)
+        assert before.poll() is None
+        assert daemon_ended()
+        assert "ended 2 processes that the environment had left behind: `sleep 3" in caplog.text
+        leftovers.end()
+    finally:
+        before.kill()
+        before.wait()
+
+
+def test_processes_of_the_main_thread_stay_where_a_program_trains_on_another() -> None:
+    made: list[Leftovers] = []
+    thread = threading.Thread(target=lambda: made.append(Leftovers()))
+    thread.start()
+    thread.join()
+    own = subprocess.Popen(SLEEP)
+    try:
+        made[0].end()
+        assert own.poll() is None
+    finally:
+        own.kill()
+        own.wait()
+
+
+def test_equal_command_lines_are_listed_once() -> None:
+    lines = ["sleep 9", "python " + "x" * 90, "sleep 9", "a", "b", "c"]
+    assert listed(lines) == f"`sleep 9` (2 of them), `python {'x' * 50}...`, `a`, `b`, 1 more"
