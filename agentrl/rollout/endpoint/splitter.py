@@ -17,7 +17,8 @@ class AnswerSplitter:
     """The parts of one answer, of which `feed` gets the text piece by piece.
 
     What is given out is always the beginning of the parts that `end` returns, which are those of the parser for the whole text. There is
-    one exception. Reasoning that nothing has opened is known by its end alone; by then it was given out as text, and it stays text.
+    one exception. Reasoning that nothing has opened is known by its end alone; by then it was given out as text, and it stays text. The
+    same holds for anything else that a parser finds out too late.
 
     Args:
         parser: Reads whole answers, and says what is settled of one that is being sampled.
@@ -51,10 +52,8 @@ class AnswerSplitter:
 
     def end(self, sampled: str) -> tuple[Parts, list[Delta]]:
         """Return the parts of the whole text, and what was not given out of them."""
-        parts = next(filter(self._goes_on, self._readings(sampled)), None)
-        if parts is None:
-            rest = "" if self.calls else (self._opening + sampled)[self._used :]
-            parts = Parts(reasoning=self.reasoning, text=self.text + rest, calls=tuple(self.calls))
+        readings = list(self._readings(sampled))
+        parts = next(filter(self._goes_on, readings), None) or self._as_given(sampled, readings[0].calls)
         deltas = list[Delta]()
         if not (self.text or self.calls):
             deltas.append(Delta("reasoning", parts.reasoning[len(self.reasoning) :]))
@@ -70,15 +69,20 @@ class AnswerSplitter:
             parts = self._parser.parse(self._opening + sampled if reasons else sampled, self._tools, reasons=reasons)
             yield Parts(text=parts.text, reasoning=parts.reasoning, calls=parts.calls[: self._most_calls])
 
+    def _as_given(self, sampled: str, calls: tuple[tuple[str, str], ...]) -> Parts:
+        """The parts as far as given out, and the calls, or without any the rest of the text."""
+        calls = calls if self._calls_go_on(calls) else tuple(self.calls)
+        rest = "" if calls else (self._opening + sampled)[self._used :]
+        return Parts(reasoning=self.reasoning, text=self.text + rest, calls=calls)
+
     def _goes_on(self, parts: Parts) -> bool:
         """Return True if what was given out is the beginning of these parts."""
-        pairs = zip(self.calls, parts.calls, strict=False)
-        return (
-            parts.reasoning.startswith(self.reasoning)
-            and parts.text.startswith(self.text)
-            and len(parts.calls) >= len(self.calls)
-            and all(name == other and arguments.startswith(known) for (name, known), (other, arguments) in pairs)
-        )
+        return parts.reasoning.startswith(self.reasoning) and parts.text.startswith(self.text) and self._calls_go_on(parts.calls)
+
+    def _calls_go_on(self, calls: Sequence[tuple[str, str]]) -> bool:
+        pairs = zip(self.calls, calls, strict=False)
+        alike = all(name == other and arguments.startswith(known) for (name, known), (other, arguments) in pairs)
+        return alike and len(calls) >= len(self.calls)
 
     def _note(self, delta: Delta) -> None:
         if delta.kind == "reasoning":
