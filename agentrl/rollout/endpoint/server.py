@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.config.schema import EndpointConfig
 from agentrl.core.errors import ConfigError
+from agentrl.core.process import spare_imports
 from agentrl.core.serving import (
     Address,
     ApiError,
@@ -61,7 +62,7 @@ class EndpointServer:
         self._sessions: dict[str, tuple[str, EndpointSession]] = {}  # by number of the episode: secret and session
         self._ended: dict[str, str] = {}  # secrets of episodes that are over, the oldest first
         self.turns = Turns()
-        self._number, self._desk = 0, Desk(self.turns)
+        self._number, self._desk, self._modules = 0, Desk(self.turns), 0
         self._endpoint = endpoint or EndpointConfig()
         self._server = LoopbackServer(self, name="endpoint", address=_address(self._endpoint, is_exact=is_exact))
 
@@ -99,6 +100,7 @@ class EndpointServer:
         """Answer one request, as an ASGI application."""
         if scope["type"] != "http":
             return
+        self._modules = spare_imports(self._modules)
         headers, path = _headers(scope), scope["path"].rstrip("/")
         default = messages if b"anthropic-version" in headers else chat_completions
         dialect: Any = next((module for end, module in DIALECTS.items() if path.endswith(end)), default)
