@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -125,7 +126,7 @@ async def run(streams: int, kind: str) -> dict[str, float]:
     await engine.close()
     assert trajectory.error is None, trajectory.error
     told = {number: times for number, times in noted.tokens.items() if times}
-    steps = [later - earlier for times in told.values() for earlier, later in zip(times, times[1:], strict=False)]
+    steps = [later - earlier for times in told.values() for earlier, later in pairwise(times)]
     waits = [noted.bytes[number][0] - times[0] for number, times in told.items()]
     found |= {"step_ms": 1000 * median(steps), "first_byte_ms": 1000 * max(waits), "events": sum(map(len, noted.bytes.values())) / streams}
     return found | {"first_byte_steps": max(waits) / median(steps), "tokens": sum(map(len, told.values())) / len(told)}

@@ -45,7 +45,8 @@ class Delivery:
                     if not task.done() and not gone.done():
                         await self._go_on()
         else:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {task, gone}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
             raise ClientLeftError
         await self._end()

@@ -28,15 +28,8 @@ SLACK_S = 0.25
 
 @pytest.mark.timeout(120)
 def test_no_load_stalls_the_loop() -> None:
-    names = [
-        "small requests, 64 at once",
-        "streams, 64 at once",
-        "100 MB bodies",
-        "31 MB of blanks",
-        "20 tools nested 900 deep",
-        "2 MB of text",
-    ]
-    names.append("torn connections")
+    names = ["small requests, 64 at once", "streams, 64 at once", "100 MB bodies", "31 MB of blanks", "20 tools nested 900 deep"]
+    names += ["2 MB of text", "torn connections"]
     loads = {name: (min(count, 2) or 0, make, 1) for name, (count, make, times) in endpoint_load.LOADS.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint_load, "LOADS", loads)
