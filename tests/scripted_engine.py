@@ -20,8 +20,7 @@ def endless(request: GenerationRequest) -> Sequence[int]:
     return range(10, 10 + request.sampling.max_tokens)
 
 
-def _half(generation: Generation) -> Generation:
-    kept = len(generation.token_ids) // 2
+def _part(generation: Generation, kept: int) -> Generation:
     return Generation(
         token_ids=generation.token_ids[:kept],
         logprobs=generation.logprobs[:kept],
@@ -36,6 +35,7 @@ class ScriptedEngine:
 
     answer: Answer = endless  # token ids for a request, cut to its `max_tokens`, or the error that the request ends with
     delay: Delay = lambda request: 0.0  # seconds that a request takes
+    step_s: float = 0.0  # seconds of each token of a request whose tokens are told, besides its delay; 0: they are not told
     max_model_len: int = 256
     end_token_ids: tuple[int, ...] = (1,)  # tokens that end a turn
     version: int = 0  # stamped on every token; set by `load_weights`
@@ -81,12 +81,33 @@ class ScriptedEngine:
         if isinstance(answer, BaseException):
             raise answer
         generation = self._generation(list(answer), min(room, request.sampling.max_tokens), request)
-        return _half(generation) if aborted.is_set() else generation
+        if aborted.is_set():
+            return _part(generation, len(generation.token_ids) // 2)
+        return await self._told(request, generation)
 
     async def abort(self, request_id: str) -> None:
         """End a request that waits; half of its answer was sampled by then."""
         if request_id in self._aborted:
             self._aborted[request_id].set()
+
+    async def _told(self, request: GenerationRequest, generation: Generation) -> Generation:
+        """Tell the tokens of a request one by one; returns those that were told when it is aborted."""
+        if request.on_tokens is None or not self.step_s:
+            return generation
+        aborted = self._aborted[request.request_id] = asyncio.Event()
+        self._begin()
+        try:
+            for place, token in enumerate(generation.token_ids.tolist()):
+                try:
+                    await asyncio.wait_for(aborted.wait(), self.step_s)
+                except TimeoutError:
+                    request.on_tokens([token])
+                else:
+                    return _part(generation, place)
+        finally:
+            self._end()
+            del self._aborted[request.request_id]
+        return generation
 
     async def load_weights(self, update: WeightUpdate) -> int:
         """Stamp the new version.

@@ -280,6 +280,8 @@ class EndpointConfig:
     train_branches: str = "all"
     """Branches of an episode that are trained: ``all``, ``agent`` (all but those of helpers, such as titles and summaries), ``final``
     (that of the last answer which can be trained), or names with commas."""
+    train_cancelled: bool = False
+    """Train what was sampled of streamed answers whose client left after their first token; else it is recorded as ``cancelled``."""
     forced_forms: Literal["hold", "free"] = "hold"
     """Answers whose form a request forces (a JSON schema, a tool call): ``hold`` them to it, untrained; or leave them ``free``, trained."""
     tool_parser: str = "auto"

@@ -16,6 +16,9 @@ from agentrl.core.types import Generation, GroupRequest, IntArray, Sampling
 
 T = TypeVar("T")
 
+TokenListener: TypeAlias = Callable[[Sequence[int]], object]
+"""Called with the token ids that were sampled since the last call."""
+
 GroupRef: TypeAlias = Any
 """A `Group`, or the cluster's reference to one; the driver passes it on and never looks inside."""
 
@@ -41,6 +44,9 @@ class GenerationRequest:
     session: str = ""  # shared by the requests of one episode, for cache affinity
     images: tuple[Any, ...] = ()  # those that the prompt refers to
     structure: Structure | None = None  # form that the text is held to; `None` leaves the policy free
+    # Told of tokens as they are sampled, on the event loop of the caller of `generate`, before that returns. What it was told begins the
+    # answer; an engine may tell nothing.
+    on_tokens: TokenListener | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from agentrl.config.model_shape import CPU_CONTEXT
 from agentrl.core.errors import EngineDeadError
-from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory
+from agentrl.core.protocols import EngineLoad, GenerationRequest, Memory, TokenListener
 from agentrl.core.types import FinishReason, Generation, experts_of, floats, ints
 from agentrl.engine.commands import CommandQueue
 from agentrl.engine.prefill import Prefill
@@ -32,10 +32,15 @@ FIRST_CAPACITY = 64
 """Tokens of a slot at first; it doubles when a sequence needs more."""
 
 
-class Batcher:
-    """Owns a model on one thread; other threads post commands."""
+Tell: TypeAlias = Callable[[list[tuple[TokenListener, int]]], object]
+"""Takes the tokens of one step with those who listen to them."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+
+class Batcher:
+    """Owns a model on one thread; other threads post commands. `tell` gets new tokens, once per step, before an answer that they end."""
+
+    def __init__(self, settings: EngineSettings, tell: Tell) -> None:
+        self._tell = tell
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._model = SlotModel(settings)
         self._tokenizer: Any = (
@@ -215,6 +220,9 @@ class Batcher:
     def _sample(self, batch: list[Sequence], logits: Tensor) -> None:
         draws = [sequence.uniform.random() for sequence in batch]
         tokens, logprobs = sample(logits, [sequence.request.sampling for sequence in batch], draws)
+        pairs = zip(batch, tokens, strict=True)
+        if news := [(listener, token) for sequence, token in pairs if (listener := sequence.request.on_tokens) is not None]:
+            self._tell(news)
         for sequence, token, logprob in zip(batch, tokens, logprobs, strict=True):
             sequence.ids.append(token)
             sequence.logprobs.append(logprob)

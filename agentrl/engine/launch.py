@@ -68,9 +68,19 @@ def without_script() -> Iterator[None]:
 
 
 def sampling_params(
-    sampling: Sampling, *, max_tokens: int, end_ids: Sequence[int], seed: int | None, structure: Structure | None = None
+    sampling: Sampling,
+    *,
+    max_tokens: int,
+    end_ids: Sequence[int],
+    seed: int | None,
+    structure: Structure | None = None,
+    streams: bool = False,
 ) -> SamplingParams:
-    """Return the settings of a request in vLLM's form; `end_ids` end a turn too, and without a seed it is not reproducible."""
+    """Return the settings of a request in vLLM's form; `end_ids` end a turn too, and without a seed it is not reproducible.
+
+    A request that `streams` has an output after each step, with all tokens so far. These are lists of vLLM's own that grow, so it costs no
+    more than the new tokens alone would, and the last output is the same as without.
+    """
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -85,7 +95,7 @@ def sampling_params(
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         structured_outputs=None if structure is None else _structured(structure),
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.CUMULATIVE if streams else RequestOutputKind.FINAL_ONLY,
         skip_clone=True,  # made for this request alone; a deep copy takes longer than everything else here
     )
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +16,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import suggest
 from agentrl.core.protocols import Structure
 from agentrl.engine.settings import prepare_environment
+from agentrl.env.tools.calls import held_length
 from agentrl.rollout.call_proof import Called, reads, written_calls
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import (
@@ -21,12 +24,19 @@ from agentrl.rollout.endpoint.answers import (
     JSON_PARSER,
     AnswerParser,
     JsonAnswerParser,
+    Marks,
     Parts,
+    Settled,
     names_own_form,
     one_of,
     split_thought,
 )
 from agentrl.rollout.endpoint.neutral import Json
+from agentrl.rollout.text_codec import shared_length
+
+PLAIN = "Three."
+"""Answer without any mark."""
+_OPENING = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]|\S")
 
 
 class VllmAnswerParser:
@@ -39,6 +49,7 @@ class VllmAnswerParser:
         self._tokenizer = get_cached_tokenizer(tokenizer)  # parsers are made for each answer, and ask for the whole vocabulary
         self._tool_parser, self._reasoning_parser = tool_parser, reasoning_parser
         self._make_request, self._fallback = ChatCompletionRequest, JsonAnswerParser()
+        self.opening = ""  # text that every call begins with; "" if it is not known
 
     def parse(self, sampled: str, tools: Sequence[Json], *, reasons: bool = True) -> Parts:
         """As `AnswerParser.parse`; what a parser cannot take apart is text."""
@@ -56,14 +67,39 @@ class VllmAnswerParser:
         if not calls.tools_called:
             return Parts(text=text, reasoning=reasoning)
         named = tuple((call.function.name, call.function.arguments) for call in calls.tool_calls)
-        return Parts(text=calls.content or "", reasoning=reasoning, calls=named)
+        return Parts(text=_said(text, (calls.content or "").strip()), reasoning=reasoning, calls=named)
+
+    @cached_property
+    def marks(self) -> Marks | None:
+        """As `AnswerParser.marks`: those of the parser of reasoning, if it says them."""
+        if self._reasoning_parser is None:
+            return Marks(has_channels=self._tool_parser is None)
+        parser, request = self._reasoning_parser(self._tokenizer), self._make_request(messages=[], model="policy")
+        think, thought = getattr(parser, "reasoning_start_str", None), getattr(parser, "reasoning_end_str", None)
+        if not (think and thought):
+            return None
+        try:
+            is_text = self._divided(PLAIN, request) == ("", PLAIN)
+        except Exception:  # as in `parse`
+            is_text = False
+        return Marks(think=think, thought=thought, is_text_without=is_text, has_channels=False)
+
+    def settled(self, rest: str, tools: Sequence[Json], *, begins: bool, is_held: bool = False) -> Settled:
+        """As `AnswerParser.settled`: text is settled up to where a call begins, and calls are at the end of the answer."""
+        if self._tool_parser is None:
+            return self._fallback.settled(rest, tools, begins=begins, is_held=is_held)
+        if not self.opening:
+            return Settled()
+        place = rest.find(self.opening)
+        text = rest[: place if place >= 0 else len(rest) - held_length(rest, (self.opening,))].rstrip()
+        return Settled(text=text, used=len(text))
 
     def _divided(self, sampled: str, request: Any) -> tuple[str, str]:
-        """Reasoning and the rest of an answer."""
+        """Reasoning and the rest of an answer, without the blanks between them."""
         if self._reasoning_parser is None:
             return split_thought(sampled)
         found, rest = self._reasoning_parser(self._tokenizer).extract_reasoning(sampled, request)
-        return found or "", rest or ""
+        return (found.strip(), (rest or "").lstrip("\n")) if found else ("", rest or "")
 
     def structure(self, schema: Json | None, tools: Sequence[Json]) -> Structure | None:
         """As `AnswerParser.structure`, with the structural tag that vLLM has for calls of the model, if it has one."""
@@ -73,6 +109,12 @@ class VllmAnswerParser:
         request = self._make_request(messages=[], model="policy", tools=strict, tool_choice="required")
         tag = self._tool_parser(self._tokenizer, request.tools).get_structural_tag(request)
         return None if tag is None else one_of(schema, [json.loads(tag.model_dump_json())["format"]])
+
+
+def _said(text: str, content: str) -> str:
+    """The content of a text before its calls as it was sampled; parsers differ in the blanks that they leave around it."""
+    begin = text.find(content)
+    return text[: begin + len(content)] if content and not text[:begin].strip() else content
 
 
 def answer_parser(config: EndpointConfig, tokenizer: Any) -> AnswerParser:
@@ -118,6 +160,7 @@ def fit_parser(codec: ChatCodec, config: EndpointConfig, parser: AnswerParser | 
     if not (turns := written_calls(codec)):
         return "the template does not write calls whole"
     if reads(parser, turns):
+        _say_opening(parser, turns)
         return ""
     if config.tool_parser != AUTO_PARSER:
         return f"the parser {codec.tool_parser} does not read the calls that the template writes"
@@ -125,9 +168,20 @@ def fit_parser(codec: ChatCodec, config: EndpointConfig, parser: AnswerParser | 
         return "the calls are no JSON, and vLLM, which has parsers of other forms, is not installed"
     for name, other in _registered(codec.tokenizer, _reasoning_parser(config)):
         if reads(other, turns):
+            _say_opening(other, turns)
             codec.use_parser(other, name, template_tools=True)
             return ""
     return "no parser of vLLM reads the calls that the template writes"
+
+
+def _say_opening(parser: AnswerParser, turns: Sequence[tuple[str, Called]]) -> None:
+    """Tell a parser of vLLM what the calls begin with that it was proven to read: a tag, or one character."""
+    first, *others = [text[: text.index(called[0][0])] for text, called in turns]
+    for other in others:
+        first = first[: shared_length(first, other)]
+    found = _OPENING.match(split_thought(first)[1].lstrip())
+    if isinstance(parser, VllmAnswerParser) and found is not None:
+        parser.opening = found[0]
 
 
 def is_fitted_by_vllm(codec: ChatCodec, config: EndpointConfig) -> bool:

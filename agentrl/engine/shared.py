@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from agentrl.core.errors import AgentRLError, EngineDeadError, EngineError
-from agentrl.core.protocols import Engine, EngineLimits, EngineStats, GenerationRequest, WeightUpdate
+from agentrl.core.protocols import Engine, EngineLimits, EngineStats, GenerationRequest, TokenListener, WeightUpdate
 from agentrl.core.types import Generation
 
 _log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Requests:
     new: Sequence[GenerationRequest] = ()
     dropped: Sequence[str] = ()  # requests that nobody waits for any more
     aborted: Sequence[str] = ()  # requests that are to end with what was sampled
+    heard: Sequence[str] = ()  # new requests of which somebody wants to know the tokens as they are sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class Answers:
 
     ready: Sequence[tuple[str, Answer]]  # request, and what became of it
     stats: EngineStats  # at the moment of sending
+    tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)  # sampled since the last bundle, of requests that are heard
 
 
 class EngineLine(Protocol):
@@ -69,7 +72,13 @@ class EngineLine(Protocol):
 class _Client:
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     ready: list[tuple[str, Answer]] = field(default_factory=list)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hear(self, name: str, token_ids: Sequence[int]) -> None:
+        """Keep tokens that were sampled for a request until they are collected."""
+        self.tokens.setdefault(name, []).extend(token_ids)
+        self.changed.set()
 
 
 class EngineHost:
@@ -110,6 +119,8 @@ class EngineHost:
                 found.running[name].cancel()
         for request in requests.new:
             name = request.request_id
+            if name in requests.heard:
+                request = replace(request, on_tokens=partial(found.hear, name))
             found.running[name] = asyncio.create_task(self._generate(found, request), name=f"request {name}")
         await asyncio.gather(*map(self.engine.abort, requests.aborted))  # as tasks, which begin after those of new requests
 
@@ -122,14 +133,15 @@ class EngineHost:
             EngineDeadError: If the client has left.
         """
         found = self._client(client)
-        if not found.ready and wait_s > 0:
+        if not found.ready and not found.tokens and wait_s > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await found.changed.wait()
             await asyncio.sleep(0)  # others of the same decoding step become ready
         found.changed.clear()
-        ready, found.ready = found.ready, []
-        return Answers(ready=ready, stats=self.engine.stats())
+        ready, tokens = found.ready, found.tokens
+        found.ready, found.tokens = [], {}
+        return Answers(ready=ready, stats=self.engine.stats(), tokens=tokens)
 
     async def leave(self, client: str) -> None:
         """As `EngineLine.leave`; the client's name cannot be used again."""
@@ -188,6 +200,7 @@ class SharedEngine:
         self._limits: EngineLimits | None = None
         self._waiting: dict[str, asyncio.Future[Generation]] = {}
         self._new: dict[str, GenerationRequest] = {}
+        self._listeners: dict[str, TokenListener] = {}
         self._dropped: list[str] = []
         self._aborted: list[str] = []
         self._to_send, self._to_fetch = asyncio.Event(), asyncio.Event()
@@ -220,6 +233,9 @@ class SharedEngine:
         self._started()
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         name = request.request_id
+        if request.on_tokens is not None:
+            self._listeners[name] = request.on_tokens
+            request = replace(request, on_tokens=None)
         self._waiting[name], self._new[name] = answer, request
         self._to_send.set()
         self._to_fetch.set()
@@ -230,6 +246,7 @@ class SharedEngine:
             raise
         finally:
             self._waiting.pop(name, None)
+            self._listeners.pop(name, None)
 
     async def abort(self, request_id: str) -> None:
         """As `Engine.abort`."""
@@ -277,7 +294,8 @@ class SharedEngine:
         while True:
             await self._to_send.wait()
             self._to_send.clear()
-            bundle = Requests(new=tuple(self._new.values()), dropped=tuple(self._dropped), aborted=tuple(self._aborted))
+            heard = tuple(name for name in self._new if name in self._listeners)
+            bundle = Requests(new=tuple(self._new.values()), dropped=tuple(self._dropped), aborted=tuple(self._aborted), heard=heard)
             self._new, self._dropped, self._aborted = {}, [], []
             await self._line.submit(self._client, bundle)
 
@@ -294,6 +312,9 @@ class SharedEngine:
             if self._dead:
                 return
             self._stats = answers.stats
+            for name, token_ids in answers.tokens.items():
+                if (listener := self._listeners.get(name)) is not None:
+                    listener(token_ids)
             for name, answer in answers.ready:
                 waiting = self._waiting.get(name)
                 if waiting is None or waiting.done():

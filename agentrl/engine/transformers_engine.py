@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from agentrl.core.errors import EngineDeadError, EngineError
-from agentrl.core.protocols import EngineStats, GenerationRequest, Memory, WeightUpdate
+from agentrl.core.protocols import EngineStats, GenerationRequest, Memory, TokenListener, WeightUpdate
 from agentrl.core.types import Generation
 from agentrl.engine.fenced import FencedEngine, reason_of
 from agentrl.engine.settings import EngineSettings, without_gc
@@ -51,7 +52,8 @@ class TransformersEngine(FencedEngine):
         if self._batcher is not None:
             return
         started: Future[Any] = Future()
-        threading.Thread(target=self._run, args=(started,), name="agentrl-transformers", daemon=True).start()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._run, args=(started, loop), name="agentrl-transformers", daemon=True).start()
         try:
             self._batcher = await asyncio.wrap_future(started)
         except Exception as error:
@@ -120,14 +122,24 @@ class TransformersEngine(FencedEngine):
         if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0 or sampling.max_tokens < 1:
             raise EngineError(f"request {request.request_id}: {sampling} is out of range")
 
-    def _run(self, started: Future[Any]) -> None:
-        """The thread: load, then serve until the end."""
+    def _run(self, started: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+        """The thread: load, then serve until the end; new tokens are told on the event loop."""
+
+        def tell(news: Sequence[tuple[TokenListener, int]]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(_tell, news)
+
         try:
             with without_gc():
                 from agentrl.engine.batcher import Batcher
-            batcher = Batcher(self._settings)
+            batcher = Batcher(self._settings, tell)
         except BaseException as error:
             started.set_exception(error)
             return
         started.set_result(batcher)
         batcher.serve()
+
+
+def _tell(news: Sequence[tuple[TokenListener, int]]) -> None:
+    for listener, token in news:
+        listener((token,))

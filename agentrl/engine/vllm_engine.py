@@ -150,12 +150,17 @@ class VllmEngine(FencedEngine):
     async def _final_output(self, request: GenerationRequest, adapter: LoadedAdapter | None) -> Any:
         salt = {"cache_salt": str(self._version)} if self._keep_kv else {}
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist(), **salt}
-        sampling, final = request.sampling, None
+        sampling, listener, final, told = request.sampling, request.on_tokens, None, 0
         seed = self._settings.seed if sampling.seed is None else sampling.seed
         budget = min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
-        params = self._make_params(sampling, max_tokens=budget, end_ids=self._end_ids, seed=seed, structure=request.structure)
+        ends, structure = self._end_ids, request.structure
+        params = self._make_params(sampling, max_tokens=budget, end_ids=ends, seed=seed, structure=structure, streams=listener is not None)
         async for output in self._llm.generate(prompt, params, request.request_id, lora_request=adapter and adapter.request):
             final = output
+            if listener is not None:
+                new = output.outputs[0].token_ids[told:]
+                told += len(new)
+                listener(new)
         return final
 
     @contextlib.contextmanager

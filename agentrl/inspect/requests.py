@@ -116,6 +116,7 @@ class RequestReplay:
             return
         generation = written_turn(row["token_ids"], len(row["token_ids"]))
         generation = replace(generation, finish_reason=FinishReason(row["finish_reason"]))
+        exchange.begun = bool(row.get("begun"))
         self._engine.waiting[exchange.sample].set_result(generation)
         await asyncio.wait({exchange.task})
         if row["delivered"] and exchange.answered:

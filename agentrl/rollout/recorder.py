@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.core.errors import ContextLengthError, EngineError
-from agentrl.core.protocols import Engine, GenerationRequest, Structure
+from agentrl.core.protocols import Engine, GenerationRequest, Structure, TokenListener
 from agentrl.core.types import FinishReason, Generation, Sampling, Turn, experts_of, ints
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.settings import EpisodeSettings
@@ -120,11 +120,13 @@ class Recorder:
         *,
         number: int | None = None,
         structure: Structure | None = None,
+        on_tokens: TokenListener | None = None,
     ) -> Sample:
         """Sample one continuation of a whole context; requests may overlap, and have numbers from `reserve`.
 
         A seed and the tokens that end a turn are added to the settings, and `max_tokens` is cut to the room there is. With a `structure`
-        the tokens are no samples of the policy, and must not be trained.
+        the tokens are no samples of the policy, and must not be trained. `on_tokens` is told of tokens as they are sampled, by engines that
+        do so.
 
         Raises:
             ContextLengthError: If the prompt leaves no room for one token.
@@ -134,7 +136,8 @@ class Recorder:
         number = self.reserve() if number is None else number
         start = time.perf_counter()
         try:
-            generation = await self.engine.generate(self._request(number, prompt_ids, sampling, images, structure))
+            request = replace(self._request(number, prompt_ids, sampling, images, structure), on_tokens=on_tokens)
+            generation = await self.engine.generate(request)
             is_empty = not len(generation.token_ids) and generation.finish_reason is not FinishReason.ABORTED
             if is_empty or not np.isfinite(generation.logprobs).all():
                 problem = "the engine gave no token, or a log-probability that is not finite"

@@ -8,6 +8,7 @@ import math
 import random
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,21 @@ async def the_seed_decides(engine: Engine) -> None:
         said = f"seed {index}: {one.token_ids} alone, {other.token_ids} beside other requests"
         require(one.token_ids.tolist() == other.token_ids.tolist(), f"what is sampled follows from prompt, seed and weights: {said}")
         require(_near(one, other), f"log-probabilities follow from the tokens: {one.logprobs} and {other.logprobs}")
+
+
+async def telling_tokens_changes_nothing(engine: Engine) -> int:
+    """A request whose tokens are told as they are sampled has the same answer; returns how often an engine told some."""
+    calls = 0
+    for index in range(3):
+        told: list[Sequence[int]] = []
+        plain = await engine.generate(asks(index, tokens=12))
+        heard = await engine.generate(replace(asks(index, tokens=12), on_tokens=lambda new, told=told: told.append(list(new))))  # type: ignore[misc]
+        tokens = [token for new in told for token in new]
+        said = f"{plain.token_ids} without and {heard.token_ids} with a listener, which was told {tokens}"
+        require(plain.token_ids.tolist() == heard.token_ids.tolist() and _near(plain, heard), f"listening changes no token: {said}")
+        require(not told or tokens == heard.token_ids.tolist(), f"an engine that tells tokens tells each of them once: {said}")
+        calls += sum(map(bool, told))
+    return calls
 
 
 async def the_context_is_bounded(engine: Engine) -> None:
@@ -256,6 +272,7 @@ def _near(one: Generation, other: Generation) -> bool:
 CHECKS: Sequence[Callable[[Engine], Any]] = (
     answers_are_whole,
     the_seed_decides,
+    telling_tokens_changes_nothing,
     stop_tokens_end_a_turn,
     the_context_is_bounded,
     bad_requests_fail_alone,

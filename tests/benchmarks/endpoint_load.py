@@ -85,6 +85,8 @@ LOADS: dict[str, tuple[int, Callable[[], bytes], int]] = {
     "nothing": (0, lambda: b"", 0),
     "small requests, 64 at once": (64, body, 4),
     "small requests": (0, body, 2),
+    "streams, 64 at once": (64, lambda: body(stream=True), 4),
+    "streams": (0, lambda: body(stream=True), 2),
     "100 MB bodies": (20, lambda: b" " * 100 * MIB, 1),
     "31 MB of one text": (2, lambda: body("one two three " * (31 * MIB // 14)), 1),
     "31 MB of blanks": (2, lambda: body(" " * (31 * MIB)), 1),
@@ -108,8 +110,8 @@ async def _request(port: int, key: str, content: bytes, times: int) -> list[int]
             sending = asyncio.create_task(_send(writer, head.encode() + content))
             answer = await reader.readuntil(b"\r\n\r\n")
             statuses.append(int(answer.split()[1]))
-            size = next(int(line[15:]) for line in answer.decode().lower().splitlines() if line.startswith("content-length:"))
-            await reader.readexactly(size)
+            sizes = [int(line[15:]) for line in answer.decode().lower().splitlines() if line.startswith("content-length:")]
+            await (reader.readexactly(sizes[0]) if sizes else reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n"))
             if statuses[-1] == 413:  # the rest is not wanted
                 sending.cancel()
                 break
@@ -190,7 +192,7 @@ async def _run(names: list[str], connections: int, told: Callable[[str], object]
             return 1.0
 
     codec = ChatCodec(load_tokenizer(str(tiny_model_path())))
-    engine = ScriptedEngine(answer=lambda request: [*range(20, 40), 1], max_model_len=200_000, delay=lambda request: 0.02)
+    engine = ScriptedEngine(answer=lambda request: [*range(20, 40), 1], max_model_len=200_000, delay=lambda request: 0.02, step_s=0.02)
     await engine.start()
     group_request = GroupRequest(group_id=0, task=Task("?", id="t"), n_samples_per_prompt=1, version=0)
     session = BlackBoxSession(Loaded, __file__, SETTINGS.env)

@@ -139,6 +139,16 @@ async def test_the_seed_decides(engine: Engine) -> None:
     assert not np.array_equal(one.token_ids, other.token_ids)
 
 
+async def test_tokens_are_told_as_they_are_sampled_and_the_answer_is_the_same(engine: Engine) -> None:
+    assert await contract.telling_tokens_changes_nothing(engine) > 6
+    plain = await asyncio.gather(*(engine.generate(request(prompt(k), max_tokens=24, seed=k)) for k in range(12)))
+    told: list[list[int]] = [[] for _ in plain]
+    asked = [replace(request(prompt(k), max_tokens=24, seed=k), on_tokens=tokens.extend) for k, tokens in enumerate(told)]
+    heard = await asyncio.gather(*map(engine.generate, asked))
+    assert all(equal(one, other) for one, other in zip(plain, heard, strict=True))
+    assert told == [generation.token_ids.tolist() for generation in heard]
+
+
 async def test_the_context_is_used_to_its_last_token_and_not_beyond(engine: Engine) -> None:
     assert engine.max_model_len == CONTEXT
     await contract.the_context_is_bounded(engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from agentrl.core.protocols import GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, GroupRequest
 from agentrl.engine.settings import EngineSettings
+from agentrl.engine.transformers_engine import TransformersEngine
 from agentrl.engine.vllm_engine import VllmEngine
 from agentrl.env.load import load_agent
 from agentrl.learner.batch import collate
 from agentrl.rollout.chat import ChatCodec
+from agentrl.rollout.observers import WatchedEngine
 from agentrl.rollout.settings import episode_settings
 from agentrl.rollout.worker import EpisodeWorker
 from tests.e2e.runs import succeeded, train
@@ -57,6 +60,55 @@ def test_a_two_turn_agent_on_an_sdk_learns(form: type[Asks], model: Path, tmp_pa
         assert first["prompt_text"].count("=?") == 1
         assert record["task"]["prompt"] in first["prompt_text"]
         assert all("=?" not in turn["prompt_text"] for turn in later)
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("kind", [TransformersEngine, VllmEngine], ids=["transformers", "vllm"])
+async def test_streams_record_exactly_what_is_recorded_without_them(kind: Any, model: Path) -> None:
+    config = changed(TrainConfig(), model=str(model), max_new_tokens=32, max_model_len=512, kv_cache_gib=0.1)
+    engine = kind(engine_settings(config, 0))
+    told: list[int] = []
+    generate = engine.generate
+
+    async def heard(request: GenerationRequest) -> Generation:
+        if request.on_tokens is not None:
+            listener = request.on_tokens
+            request = replace(request, on_tokens=lambda new: (told.append(len(new)), listener(new)))
+        return await generate(request)
+
+    engine.generate = heard
+    played: dict[str, list[Any]] = {}
+    await engine.start()
+    for form in FORMS:
+        worker = EpisodeWorker(Unclosed(engine), load_agent(f"{FILE}:{form.__name__}"), episode_settings(config, str(model)))
+        await worker.start()
+        tasks = list(form.tasks())[:2]
+        told.clear()
+        asked = [GroupRequest(group_id=number, task=task, n_samples_per_prompt=4, version=0) for number, task in enumerate(tasks)]
+        groups = [group for _, group in await asyncio.gather(*map(worker.run_group, asked))]
+        await worker.close()
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        assert [trajectory.error for trajectory in trajectories] == [None] * 8
+        assert bool(told) == form.streamed
+        played[form.__name__] = [
+            (turn.prompt_ids.tolist(), turn.token_ids.tolist(), bits(turn.logprobs)) for each in trajectories for turn in each.turns
+        ]
+    await engine.close()
+    for form in FORMS:
+        assert played[form.__name__] == played[form.__name__.removesuffix("Streamed")]
+
+
+class Unclosed(WatchedEngine):
+    """An engine that several workers use one after another."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine, lambda event: None, lambda request: asyncio.sleep(0))
+
+    async def close(self) -> None:
+        """The test closes it."""
 
 
 class Kept(VllmEngine):

@@ -24,8 +24,9 @@ from agentrl.learner.batch import merge_turns
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint import chat_completions
 from agentrl.rollout.endpoint.answers import JsonAnswerParser
+from agentrl.rollout.endpoint.exchange import Exchange
 from agentrl.rollout.endpoint.request_log import RequestLog
-from agentrl.rollout.endpoint.session import EndpointSession, Exchange
+from agentrl.rollout.endpoint.session import EndpointSession
 from agentrl.rollout.episode import turn_seed
 from agentrl.rollout.recorder import Recorder
 from agentrl.track.jsonl import encode

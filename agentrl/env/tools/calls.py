@@ -13,9 +13,16 @@ from agentrl.env.tools.channels import split_channels
 NAME_KEYS = ("tool", "name", "function")
 ARGUMENT_KEYS = ("args", "arguments", "parameters")
 
+TAG, TAG_END = "<tool_call>", "</tool_call>"
+
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _FENCE = re.compile(r"```(?:json)?\s*(?=[\[{])")
 _BARE = re.compile(r'\{\s*"(?:tool|name|function|type)"\s*:')
+# The beginning of `_FENCE` or `_BARE`, or of what may become one of them where the text ends so far.
+_MAYBE = re.compile(
+    r"`{1,2}\Z|```(?:j|js|jso)?\Z|```(?:json)?\s*(?:[\[{]|\Z)"
+    r'|\{\s*\Z|\{\s*"\w{0,8}\Z|\{\s*"(?:tool|name|function|type)"\s*(?::|\Z)'
+)
 _LIKE_A_CALL = re.compile(r'"tool"|"(?:args|arguments|parameters)"')
 _BETWEEN = re.compile(r"[\s;,]*")
 _DECODER = json.JSONDecoder()
@@ -80,17 +87,50 @@ def split_tool_calls(text: str) -> tuple[str, list[Parsed]]:
     channels = split_channels(text)
     if channels is not None and channels.calls:
         return channels.text, [call_of(name, arguments) for name, arguments in channels.calls]
-    text = text.rpartition("</think>")[2] if channels is None else channels.text
-    before, found, _ = text.partition("<tool_call>")
+    return split_calls(text.rpartition("</think>")[2] if channels is None else channels.text)
+
+
+def split_calls(text: str) -> tuple[str, list[Parsed]]:
+    """Do the same for a text without reasoning and channels."""
+    before, found, _ = text.partition(TAG)
     if found:
-        return before, [parsed for tagged in _TAGGED.finditer(text) for parsed in _tagged(tagged[1].strip())]
-    body = _bare(text)
-    before = text.strip().removesuffix(body)
+        return before, tagged_calls(text)[0]
+    start = _bare(text)
+    before, body = text[:start], text[start:]
     try:
         values = list(_values(body))
     except (ValueError, RecursionError) as error:
         return before, [BadCall(f"the call is not valid JSON: {error}")] if _LIKE_A_CALL.search(body) else []
     return before, [_call(value) for value in values if _is_call(value)]
+
+
+def tagged_calls(text: str, *, ended_only: bool = False) -> tuple[list[Parsed], int]:
+    """Return the calls in tags, and the place behind them; with `ended_only` those alone of which nothing is missing yet."""
+    calls, end = list[Parsed](), 0
+    for found in _TAGGED.finditer(text):
+        if not ended_only or found.end() < len(text) or found[0].endswith(TAG_END):
+            calls += _tagged(found[1].strip())
+            end = found.end()
+    return calls, end
+
+
+def may_be_calls_from(text: str, *, begins: bool) -> int:
+    """Return the place from which the rest of a text may turn out to be calls, as more follows; its length if no part of it may.
+
+    The text has no whole tag. It `begins` a turn, or goes on with one.
+    """
+    lead = len(text) - len(text.lstrip())
+    if begins and text[lead : lead + 1] in ("{", "["):
+        return lead
+    found = _MAYBE.search(text)
+    whole = len(text) - held_length(text, (TAG,))
+    return min(found.start(), whole) if found else whole
+
+
+def held_length(text: str, marks: Iterable[str]) -> int:
+    """Length of the longest end of a text with which one of some marks begins, or which is a whole one."""
+    ends = (size for mark in marks for size in range(min(len(mark), len(text)), 0, -1) if text.endswith(mark[:size]))
+    return max(ends, default=0)
 
 
 def _tagged(body: str) -> list[Parsed]:
@@ -101,16 +141,16 @@ def _tagged(body: str) -> list[Parsed]:
     return [_call(item) for item in (value if isinstance(value, list) else [value])]
 
 
-def _bare(text: str) -> str:
-    """Return the text from the start of bare JSON on; empty if there is none."""
-    stripped = text.strip()
-    if stripped.startswith(("{", "[")):
-        return stripped
-    found = _FENCE.search(stripped)
-    if found:
-        return stripped[found.end() :]
-    found = _BARE.search(stripped)
-    return stripped[found.start() :] if found else ""
+def _bare(text: str) -> int:
+    """Return the place where bare JSON starts; the length of the text if there is none."""
+    lead = len(text) - len(text.lstrip())
+    if text[lead : lead + 1] in ("{", "["):
+        return lead
+    fence = _FENCE.search(text)
+    if fence:
+        return fence.end()
+    found = _BARE.search(text)
+    return found.start() if found else len(text)
 
 
 def _values(body: str) -> Iterator[Any]:

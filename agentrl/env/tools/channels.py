@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 
 MESSAGE = "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>assistant")
+"""Texts that end a message."""
 _NEXT = re.compile(r"<\|(?:end|call|return)\|>\s*|<\|start\|>assistant")
 _CALLED = re.compile(r"to=(?:functions\.)?([\w.-]+)")
 _CHANNEL = re.compile(r"<\|channel\|>(\w+)")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.core.serving import ApiError
 from agentrl.rollout.endpoint.fields import Fields, constraint_of, described
-from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, Json, error_kind, pieces, tool_call
+from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, Delta, EchoedMessage, Json, call_id, error_kind, tool_call
 
 PREFIX = "chatcmpl-"
 READ = (
@@ -61,25 +61,47 @@ def render(answer: Answer, request: ChatRequest) -> dict[str, Any]:
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
-        message["tool_calls"] = [_shown(call, call.arguments) for call in answer.calls]
+        message["tool_calls"] = [_shown(call) for call in answer.calls]
     choices = [_choice("message", message, _finish(answer))]
     return {**_head(answer, request, "chat.completion"), "choices": choices, "usage": _usage(answer)}
 
 
-def stream(answer: Answer, request: ChatRequest) -> Iterator[dict[str, Any]]:
-    """The answer as the data of events."""
-    head = _head(answer, request, "chat.completion.chunk")
-    deltas: list[Json] = [{"role": "assistant", "content": "" if answer.text or not answer.calls else None}]
-    for name, whole_text in (("reasoning_content", answer.reasoning), ("content", answer.text)):
-        deltas += [{name: piece} for piece in pieces(whole_text)]
-    for index, call in enumerate(answer.calls):
-        arguments = [{"index": index, "function": {"arguments": piece}} for piece in pieces(call.arguments)]
-        deltas += [{"tool_calls": [part]} for part in ({**_shown(call, ""), "index": index}, *arguments)]
-    for delta in deltas:
-        yield {**head, "choices": [_choice("delta", delta)]}
-    yield {**head, "choices": [_choice("delta", {}, _finish(answer))]}
-    if request.options.get("include_usage"):
-        yield {**head, "choices": [], "usage": _usage(answer)}
+class Events:
+    """The answer as the data of events, while it is sampled; `head` is the answer before its first token."""
+
+    def __init__(self, head: Answer, request: ChatRequest) -> None:
+        self._head, self._request, self._number = _head(head, request, "chat.completion.chunk"), request, head.number
+        self._calls = 0
+
+    def begin(self) -> list[Json]:
+        """The events before the first piece."""
+        return [self._chunk({"role": "assistant", "content": ""})]
+
+    def add(self, delta: Delta) -> list[Json]:
+        """The events of one more piece."""
+        if delta.kind in ("reasoning", "text"):
+            return [self._chunk({"content" if delta.kind == "text" else "reasoning_content": delta.text})]
+        if delta.kind == "arguments":
+            return [self._arguments(delta.text)]
+        call = Call(id=call_id(self._number, self._calls), name=delta.text, arguments="")
+        self._calls += 1
+        begun = self._chunk({"tool_calls": [{**_shown(call), "index": self._calls - 1}]})
+        return [begun, self._arguments(delta.arguments)] if delta.arguments else [begun]
+
+    def end(self, answer: Answer) -> list[Json]:
+        """The events behind the last piece."""
+        usage = [{**self._head, "choices": [], "usage": _usage(answer)}] if self._request.options.get("include_usage") else []
+        return [self._chunk({}, _finish(answer)), *usage]
+
+    def error(self, problem: ApiError) -> Json:
+        """The event of an error in the place of the rest."""
+        return error(problem)
+
+    def _arguments(self, text: str) -> Json:
+        return self._chunk({"tool_calls": [{"index": self._calls - 1, "function": {"arguments": text}}]})
+
+    def _chunk(self, delta: Json, finish: str | None = None) -> Json:
+        return {**self._head, "choices": [_choice("delta", delta, finish)]}
 
 
 def error(problem: ApiError) -> dict[str, Any]:
@@ -91,9 +113,6 @@ def error(problem: ApiError) -> dict[str, Any]:
         message += "Please reduce the length of the messages."
     told = {"message": message, "type": error_kind(problem.status), "param": problem.field or None, "code": problem.code or None}
     return {"error": told}
-
-
-stream_error = error
 
 
 def _message(message: Fields) -> EchoedMessage:
@@ -125,8 +144,8 @@ def _tool(tool: Fields) -> dict[str, Any]:
     return described(tool.inner("function"))
 
 
-def _shown(call: Call, arguments: str) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+def _shown(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _choice(name: str, part: Json, finish: str | None = None) -> dict[str, Any]:

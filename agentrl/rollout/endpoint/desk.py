@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from hashlib import blake2b
 
 from agentrl.core.serving import ApiError, Receive, json_object, read_body
@@ -23,6 +25,8 @@ MARKS, MAX_MARKS = (b'"', b"\\", b",", b"[", b"{"), 300_000
 """Characters that cost time in JSON, and how many of them a body may have: those of several million tokens of text."""
 SLICE = 2**20
 """Bytes that are looked through at a time."""
+KEPT_TOOLS = 32
+"""Different lists of tools, of bodies that are not large, that are kept for later requests."""
 MAX_NOTICES = 50
 """Different warnings that are given at most."""
 WRONG_TYPES = (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError)
@@ -35,6 +39,7 @@ class Desk:
         self._turns = turns
         self._large, self._lane = asyncio.Semaphore(MAX_LARGE), Lane(short=LARGE)
         self._told: set[str] = set()
+        self._tools = deque[Sequence[Json]](maxlen=KEPT_TOOLS)
 
     @asynccontextmanager
     async def body(self, headers: Mapping[bytes, bytes], receive: Receive) -> AsyncIterator[bytes | bytearray]:
@@ -62,7 +67,7 @@ class Desk:
 
     async def parsed(self, parse: Callable[[Json], ChatRequest], body: bytes | bytearray) -> ChatRequest:
         """Return the request that a body is; `ApiError` if it is none."""
-        return await self._lane.run(lambda: _parsed(parse, body), len(body))
+        return await self._lane.run(lambda: self._with_known_tools(_parsed(parse, body), len(body)), len(body))
 
     def warn(self, request: ChatRequest) -> None:
         """Warn of what a request asks in vain, each thing once."""
@@ -70,6 +75,22 @@ class Desk:
             self._warn(f"field {name}", f"requests of the agent have the field {name}, which the endpoint does not know and ignores")
         if request.images_omitted:
             self._warn("images", f"requests of the agent have images; the model reads {OMITTED!r} in their place")
+
+    def _with_known_tools(self, request: ChatRequest, size: int) -> ChatRequest:
+        """The request with the very tools of an earlier one that had the same.
+
+        An agent sends its tools with each request. A hundred tools are hundreds of objects, which the garbage collector would look through
+        once for each request of an episode.
+        """
+        try:
+            tools = next((known for known in self._tools if known == request.tools), None)
+        except RecursionError:  # too deep to be compared, and none that an agent sends
+            return request
+        if tools is not None:
+            return replace(request, tools=tools)
+        if request.tools and size <= LARGE:
+            self._tools.append(request.tools)
+        return request
 
     def _warn(self, subject: str, text: str) -> None:
         if subject not in self._told and len(self._told) < MAX_NOTICES:

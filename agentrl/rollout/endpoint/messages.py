@@ -11,12 +11,12 @@ from agentrl.rollout.endpoint.fields import OMITTED, Fields, constraint_of, desc
 from agentrl.rollout.endpoint.neutral import (
     Answer,
     ChatRequest,
+    Delta,
     EchoedMessage,
     Json,
-    emptied,
+    call_id,
     error_kind,
     parsed_arguments,
-    pieces,
     tool_call,
 )
 
@@ -69,20 +69,59 @@ def parse_prompt(body: Json) -> ChatRequest:
 
 def render(answer: Answer, request: ChatRequest) -> dict[str, Any]:
     """The answer as a whole."""
-    return {**_head(answer, request), "content": [block for block, _ in _blocks(answer)], **_end(answer), "usage": _usage(answer)}
+    return {**_head(answer, request), "content": list(_blocks(answer)), **_end(answer), "usage": _usage(answer)}
 
 
-def stream(answer: Answer, request: ChatRequest) -> Iterator[dict[str, Any]]:
-    """The answer as the data of events."""
-    begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": {**_usage(answer), "output_tokens": 0}}
-    yield {"type": "message_start", "message": {**_head(answer, request), **begun}}
-    for index, (block, deltas) in enumerate(_blocks(answer)):
-        yield {"type": "content_block_start", "index": index, "content_block": emptied(block)}
-        for delta in deltas:
-            yield {"type": "content_block_delta", "index": index, "delta": delta}
-        yield {"type": "content_block_stop", "index": index}
-    yield {"type": "message_delta", "delta": _end(answer), "usage": _usage(answer)}
-    yield {"type": "message_stop"}
+class Events:
+    """The answer as the data of events, while it is sampled; `head` is the answer before its first token."""
+
+    def __init__(self, head: Answer, request: ChatRequest) -> None:
+        self._head, self._request = head, request
+        self._open, self._index, self._calls = "", -1, 0  # kind of the block that is open
+
+    def begin(self) -> list[Json]:
+        """The events before the first piece."""
+        begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(self._head)}
+        return [{"type": "message_start", "message": {**_head(self._head, self._request), **begun}}]
+
+    def add(self, delta: Delta) -> list[Json]:
+        """The events of one more piece."""
+        if delta.kind == "arguments":
+            return [self._delta("input_json", delta.text, "partial_json")]
+        if delta.kind == "call":
+            own = {"id": call_id(self._head.number, self._calls), "name": delta.text, "input": {}}
+            self._calls += 1
+            begun = self._begin_block("tool_use", own)
+            if delta.arguments is None:
+                return begun
+            return [*begun, self._delta("input_json", json.dumps(_input(delta.arguments)), "partial_json")]
+        kind = "text" if delta.kind == "text" else "thinking"
+        own = {"text": ""} if kind == "text" else {"thinking": "", "signature": ""}
+        return [*([] if self._open == kind else self._begin_block(kind, own)), self._delta(kind, delta.text)]
+
+    def end(self, answer: Answer) -> list[Json]:
+        """The events behind the last piece."""
+        is_empty = self._index < 0
+        events = [*(self._begin_block("text", {"text": ""}) if is_empty else []), *self._end_block()]
+        return [*events, {"type": "message_delta", "delta": _end(answer), "usage": _usage(answer)}, {"type": "message_stop"}]
+
+    def error(self, problem: ApiError) -> Json:
+        """The event of an error in the place of the rest."""
+        return error(problem)
+
+    def _begin_block(self, kind: str, own: Json) -> list[Json]:
+        events = self._end_block()
+        self._open = kind
+        self._index += 1
+        return [*events, {"type": "content_block_start", "index": self._index, "content_block": {"type": kind, **own}}]
+
+    def _end_block(self) -> list[Json]:
+        """End the block that is open, if one is."""
+        signed = [self._delta("signature", self._head.id)] if self._open == "thinking" else []
+        return [*signed, {"type": "content_block_stop", "index": self._index}] if self._open else []
+
+    def _delta(self, kind: str, text: str, name: str = "") -> Json:
+        return {"type": "content_block_delta", "index": self._index, "delta": {"type": f"{kind}_delta", name or kind: text}}
 
 
 def error(problem: ApiError) -> dict[str, Any]:
@@ -93,9 +132,6 @@ def error(problem: ApiError) -> dict[str, Any]:
     kind = "request_too_large" if problem.status == 413 else error_kind(problem.status, "api_error")
     details = {"details": {"error_code": problem.code}} if problem.code.startswith("thread") else {}
     return {"type": "error", "error": {"type": kind, "message": message, **details}}
-
-
-stream_error = error
 
 
 def _messages(message: Fields) -> list[EchoedMessage]:
@@ -149,22 +185,19 @@ def _tool(tool: Fields) -> dict[str, Any]:
     return described(tool, "input_schema")
 
 
-def _blocks(answer: Answer) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """The blocks of an answer, each with the deltas that a stream sends in its place."""
+def _blocks(answer: Answer) -> Iterator[Json]:
     if answer.reasoning:
-        block: dict[str, Any] = {"type": "thinking", "thinking": answer.reasoning, "signature": answer.id}
-        yield block, [*_deltas("thinking", answer.reasoning), {"type": "signature_delta", "signature": answer.id}]
+        yield {"type": "thinking", "thinking": answer.reasoning, "signature": answer.id}
     if answer.has_text:
-        yield {"type": "text", "text": answer.text}, _deltas("text", answer.text)
+        yield {"type": "text", "text": answer.text}
     for call in answer.calls:
-        parsed = parsed_arguments(call.arguments)
-        arguments = parsed if isinstance(parsed, dict) else {"arguments": parsed}
-        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
-        yield block, _deltas("input_json", json.dumps(arguments), "partial_json")
+        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
 
 
-def _deltas(kind: str, whole_text: str, field: str = "") -> list[dict[str, Any]]:
-    return [{"type": f"{kind}_delta", field or kind: piece} for piece in pieces(whole_text)]
+def _input(arguments: str) -> dict[str, Any]:
+    """Arguments as an object."""
+    parsed = parsed_arguments(arguments)
+    return parsed if isinstance(parsed, dict) else {"arguments": parsed}
 
 
 def _head(answer: Answer, request: ChatRequest) -> dict[str, Any]:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from agentrl.core.types import Message
 
 Json: TypeAlias = Mapping[str, Any]
 
-PIECE = 48
-"""Characters of a piece of a streamed text."""
-STREAMED = ("thinking", "signature", "text", "content", "summary", "arguments", "input")
-"""Fields of a part of an answer that a stream fills by and by."""
 ERROR_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -67,6 +63,15 @@ class Call:
     id: str
     name: str
     arguments: str  # JSON text of an object, or what the model wrote in its place
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One more piece of an answer that is sampled."""
+
+    kind: Literal["reasoning", "text", "call", "arguments"]
+    text: str  # of a call its name
+    arguments: str | None = None  # of a call that is whole; `None` if they follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,20 +134,9 @@ def texts_of(messages: Sequence[EchoedMessage]) -> Iterator[str]:
                 left += value
 
 
-def pieces(whole_text: str) -> Iterator[str]:
-    """A text in pieces of at most `PIECE` characters, as a stream sends it."""
-    return (whole_text[start : start + PIECE] for start in range(0, len(whole_text), PIECE))
-
-
-def emptied(item: Json) -> dict[str, Any]:
-    """A part of an answer as a stream begins it: what comes piece by piece is still empty."""
-    return {**item, **{name: type(item[name])() for name in STREAMED if name in item}}
-
-
-def event(data: Json) -> str:
-    """An event of a stream, under the name of its type if it has one."""
-    name = f"event: {data['type']}\n" if "type" in data else ""
-    return f"{name}data: {json.dumps(data)}\n\n"
+def call_id(answer: int, place: int) -> str:
+    """Id of a tool call of an answer: nine letters and digits, as some templates want."""
+    return f"c{answer:05d}{place:03d}"
 
 
 def error_kind(status: int, failed: str = "server_error") -> str:

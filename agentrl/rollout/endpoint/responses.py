@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from agentrl.core.serving import ApiError
 from agentrl.rollout.endpoint import chat_completions
 from agentrl.rollout.endpoint.fields import Fields, constraint_of, described
-from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, Json, emptied, parsed_arguments, pieces, tool_call
+from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, Delta, EchoedMessage, Json, call_id, parsed_arguments, tool_call
 
 PREFIX = "resp_"
 READ = (
@@ -64,26 +66,92 @@ def parse(body: Json) -> ChatRequest:
 
 def render(answer: Answer, request: ChatRequest) -> dict[str, Any]:
     """The answer as a whole."""
-    return _response(answer, request, [item for item, _ in _items(answer, request)])
+    status = "incomplete" if answer.cut else "completed"
+    items = [_thought(answer, answer.reasoning, status)] if answer.reasoning else []
+    items += [_said(answer, answer.text, status)] if answer.has_text else []
+    return _response(answer, request, [*items, *(_called(call, request, status) for call in answer.calls)])
 
 
-def stream(answer: Answer, request: ChatRequest) -> Iterator[dict[str, Any]]:
-    """The answer as the data of events."""
-    begun = {**_response(answer, request, []), "status": "in_progress", "usage": None, "incomplete_details": None}
-    events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}, {"type": "response.in_progress", "response": begun}]
-    for index, (item, parts) in enumerate(_items(answer, request)):
-        empty = {**emptied(item), "status": "in_progress"}
-        events.append({"type": "response.output_item.added", "output_index": index, "item": empty})
-        events += [{**part, "item_id": item["id"], "output_index": index} for part in parts]
-        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
-    events.append({"type": "response.incomplete" if answer.cut else "response.completed", "response": render(answer, request)})
-    return ({**event, "sequence_number": number} for number, event in enumerate(events))
+class Events:
+    """The answer as the data of events, while it is sampled; `head` is the answer before its first token."""
 
+    def __init__(self, head: Answer, request: ChatRequest) -> None:
+        self._head, self._request = head, request
+        self._number, self._index, self._calls = 0, -1, 0  # of the next event, the latest item, the next call
+        self._open, self._id, self._is_custom, self._written = "", "", False, ""  # kind of the item that is open, and its text so far
+        self._item: Callable[[str, str], dict[str, Any]]  # the open item, by its text and its status
 
-def stream_error(problem: ApiError) -> dict[str, Any]:
-    """The error as the data of an event."""
-    told = error(problem)["error"]
-    return {"type": "error", "code": told["code"], "message": told["message"], "param": told["param"], "sequence_number": 0}
+    def begin(self) -> list[Json]:
+        """The events before the first piece."""
+        begun = {**_response(self._head, self._request, []), "status": "in_progress", "usage": None}
+        return self._numbered([{"type": "response.created", "response": begun}, {"type": "response.in_progress", "response": begun}])
+
+    def add(self, delta: Delta) -> list[Json]:
+        """The events of one more piece."""
+        begun, text = list[Json](), delta.text
+        if delta.kind == "call":
+            begun, text = self._begin_item("call", self._call(delta.text)), delta.arguments or ""
+        elif delta.kind in TEXT_ITEMS and delta.kind != self._open:
+            begun = self._begin_item(delta.kind, partial(TEXT_ITEMS[delta.kind].item, self._head))
+        self._written += text
+        if not text or self._is_custom:  # its input is a field of the arguments
+            return self._numbered(begun)
+        form = TEXT_ITEMS.get(self._open, CALL_ITEM)
+        return self._numbered([*begun, self._of_item(f"{form.name}.delta", delta=text, **form.place, **form.more)])
+
+    def end(self, answer: Answer) -> list[Json]:
+        """The events behind the last piece."""
+        is_empty = self._index < 0
+        events = [*(self._begin_item("text", partial(_said, self._head)) if is_empty else []), *self._end_item(answer.cut)]
+        end = {"type": "response.incomplete" if answer.cut else "response.completed", "response": render(answer, self._request)}
+        return self._numbered([*events, end])
+
+    def error(self, problem: ApiError) -> Json:
+        """The event of an error in the place of the rest."""
+        told = error(problem)["error"]
+        return self._numbered([{"type": "error", "code": told["code"], "message": told["message"], "param": told["param"]}])[0]
+
+    def _call(self, name: str) -> Callable[[str, str], dict[str, Any]]:
+        own = call_id(self._head.number, self._calls)
+        self._calls += 1
+        return lambda arguments, status: _called(Call(id=own, name=name, arguments=arguments), self._request, status)
+
+    def _begin_item(self, kind: str, item: Callable[[str, str], dict[str, Any]]) -> list[Json]:
+        """End the item that is open, and begin another."""
+        events = self._end_item()
+        self._open, self._item, self._written = kind, item, ""
+        self._index += 1
+        shown = item("", "in_progress")
+        self._id, self._is_custom = shown["id"], "input" in shown
+        if kind not in TEXT_ITEMS:
+            return [*events, self._of_output("added", shown)]
+        form = TEXT_ITEMS[kind]
+        part = shown[form.parts][0]
+        added = self._of_output("added", {**shown, form.parts: []})
+        return [*events, added, self._of_item(f"{form.part}.added", part=part, **form.place)]
+
+    def _end_item(self, is_cut: bool = False) -> list[Json]:
+        """End the item that is open, if one is."""
+        if not self._open:
+            return []
+        item = self._item(self._written, "incomplete" if is_cut else "completed")
+        if self._open in TEXT_ITEMS:
+            form = TEXT_ITEMS[self._open]
+            done = self._of_item(f"{form.name}.done", text=self._written, **form.place, **form.more)
+            return [done, self._of_item(f"{form.part}.done", part=item[form.parts][0], **form.place), self._of_output("done", item)]
+        field, kind = ("input", CUSTOM_NAME) if self._is_custom else ("arguments", CALL_ITEM.name)
+        whole = [self._of_item(f"{kind}.delta", delta=item[field])] if self._is_custom else []
+        return [*whole, self._of_item(f"{kind}.done", name=item["name"], **{field: item[field]}), self._of_output("done", item)]
+
+    def _of_item(self, kind: str, **more: Any) -> Json:
+        return {"type": kind, "item_id": self._id, "output_index": self._index, **more}
+
+    def _of_output(self, what: str, item: Json) -> Json:
+        return {"type": f"response.output_item.{what}", "output_index": self._index, "item": item}
+
+    def _numbered(self, events: list[Json]) -> list[Json]:
+        first, self._number = self._number, self._number + len(events)
+        return [{**event, "sequence_number": first + place} for place, event in enumerate(events)]
 
 
 def _input(fields: Fields) -> list[EchoedMessage]:
@@ -138,7 +206,7 @@ def _answer_of(messages: list[EchoedMessage], call_id: str) -> EchoedMessage:
 
 
 def _same_answer(call_id: str, other: str) -> bool:
-    """Return True if both are ids that `session.call_id` gave to calls of one answer."""
+    """Return True if both are ids that `neutral.call_id` gave to calls of one answer."""
     return len(call_id) == len(other) == 9 and call_id[:6] == other[:6] and call_id[0] == "c"
 
 
@@ -156,44 +224,48 @@ def _tools(tools: Iterable[Fields], kinds: dict[str, tuple[str, str, str]], name
         yield described(Fields({**tool.value, "name": name, **({"parameters": CUSTOM} if kind == "custom" else {})}))
 
 
-def _items(answer: Answer, request: ChatRequest) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """The output items of an answer, each with the events that a stream sends between its beginning and its end."""
-    status = "incomplete" if answer.cut else "completed"
-    if answer.reasoning:
-        summary = {"type": "summary_text", "text": answer.reasoning}
-        prefix = "response.reasoning_summary"
-        events = _text_events(f"{prefix}_part", f"{prefix}_text", summary, {"summary_index": 0})
-        yield {"type": "reasoning", "id": f"rs_{answer.id}", "summary": [summary], "status": status}, events
-    if answer.has_text:
-        part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
-        events = _text_events("response.content_part", "response.output_text", part, {"content_index": 0}, logprobs=[])
-        yield {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "content": [part], "status": status}, events
-    for call in answer.calls:
-        kind, namespace, name = request.options["kinds"].get(call.name, ("function", "", call.name))
-        yield _call_item(call, kind, namespace, name, status)
+def _thought(answer: Answer, text: str, status: str) -> dict[str, Any]:
+    return {"type": "reasoning", "id": f"rs_{answer.id}", "summary": [{"type": "summary_text", "text": text}], "status": status}
 
 
-def _text_events(part: str, name: str, end: Json, fixed: Json, **more: Any) -> list[dict[str, Any]]:
-    return [
-        {"type": f"{part}.added", **fixed, "part": {**end, "text": ""}},
-        *({"type": f"{name}.delta", **fixed, "delta": piece, **more} for piece in pieces(end["text"])),
-        {"type": f"{name}.done", **fixed, "text": end["text"], **more},
-        {"type": f"{part}.done", **fixed, "part": end},
-    ]
+def _said(answer: Answer, text: str, status: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "content": [part], "status": status}
 
 
-def _call_item(call: Call, kind: str, namespace: str, name: str, status: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _called(call: Call, request: ChatRequest, status: str) -> dict[str, Any]:
+    kind, namespace, name = request.options["kinds"].get(call.name, ("function", "", call.name))
     if kind == "custom":
         parsed = parsed_arguments(call.arguments)
         text = str(parsed.get("input", call.arguments)) if isinstance(parsed, Mapping) else call.arguments
-        own, field, stream_of = {"type": "custom_tool_call", "id": f"ctc_{call.id}"}, "input", "response.custom_tool_call_input"
+        own = {"type": "custom_tool_call", "id": f"ctc_{call.id}", "input": text}
     else:
-        text = call.arguments
-        own, field, stream_of = {"type": "function_call", "id": f"fc_{call.id}"}, "arguments", "response.function_call_arguments"
-    place = {"namespace": namespace} if namespace else {}
-    item = {"call_id": call.id, "name": name, "status": status, **place, **own, field: text}
-    deltas = [{"type": f"{stream_of}.delta", "delta": piece} for piece in pieces(text)]
-    return item, [*deltas, {"type": f"{stream_of}.done", field: text, "name": name}]
+        own = {"type": "function_call", "id": f"fc_{call.id}", "arguments": call.arguments}
+    return {"call_id": call.id, "name": name, "status": status, **({"namespace": namespace} if namespace else {}), **own}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """Names of the events of an item, and fields that are the same in all of them."""
+
+    name: str
+    part: str = ""
+    parts: str = ""  # field of the item with its only part
+    place: Json = field(default_factory=dict)
+    more: Json = field(default_factory=dict)
+    item: Callable[[Answer, str, str], dict[str, Any]] = _said
+
+
+_SUMMARY = "response.reasoning_summary"
+TEXT_ITEMS = {
+    "reasoning": _Form(name=f"{_SUMMARY}_text", part=f"{_SUMMARY}_part", parts="summary", place={"summary_index": 0}, item=_thought),
+    "text": _Form(
+        name="response.output_text", part="response.content_part", parts="content", place={"content_index": 0}, more={"logprobs": []}
+    ),
+}
+"""Items that are a text, by the kind of their pieces."""
+CALL_ITEM = _Form(name="response.function_call_arguments")
+CUSTOM_NAME = "response.custom_tool_call_input"
 
 
 def _response(answer: Answer, request: ChatRequest, output: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.config.schema import EndpointConfig
 from agentrl.core.errors import ConfigError
+from agentrl.core.process import spare_imports
 from agentrl.core.serving import (
     Address,
     ApiError,
@@ -24,15 +25,13 @@ from agentrl.core.serving import (
 )
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.rollout.endpoint import chat_completions, messages, responses
+from agentrl.rollout.endpoint.delivery import Delivery
 from agentrl.rollout.endpoint.desk import Desk
-from agentrl.rollout.endpoint.neutral import event
-from agentrl.rollout.endpoint.session import EndpointSession, Exchange
+from agentrl.rollout.endpoint.session import EndpointSession
 from agentrl.rollout.lane import Turns
 
 _log = logging.getLogger(__name__)
 
-PING_S = 10.0
-"""Seconds without an answer after which a stream begins with comments, so that clients do not give up."""
 KEPT_KEYS = 4096
 """Keys of episodes that are over and get 410; older ones get 401."""
 WORKERS, MAX_PORT = 256, 65_535
@@ -63,7 +62,7 @@ class EndpointServer:
         self._sessions: dict[str, tuple[str, EndpointSession]] = {}  # by number of the episode: secret and session
         self._ended: dict[str, str] = {}  # secrets of episodes that are over, the oldest first
         self.turns = Turns()
-        self._number, self._desk = 0, Desk(self.turns)
+        self._number, self._desk, self._modules = 0, Desk(self.turns), 0
         self._endpoint = endpoint or EndpointConfig()
         self._server = LoopbackServer(self, name="endpoint", address=_address(self._endpoint, is_exact=is_exact))
 
@@ -101,13 +100,14 @@ class EndpointServer:
         """Answer one request, as an ASGI application."""
         if scope["type"] != "http":
             return
+        self._modules = spare_imports(self._modules)
         headers, path = _headers(scope), scope["path"].rstrip("/")
         default = messages if b"anthropic-version" in headers else chat_completions
         dialect: Any = next((module for end, module in DIALECTS.items() if path.endswith(end)), default)
         session: EndpointSession | None = None
         try:
             session, branch = self._authorize(headers)
-            await self._route(_Request(scope, receive, send, dialect, session, branch, self._desk), path)
+            await self._route(_Request(scope, receive, send, dialect, session, branch, self._desk, self.turns), path)
         except ClientLeftError:
             return
         except ApiError as problem:
@@ -164,9 +164,19 @@ def _address(endpoint: EndpointConfig, *, is_exact: bool) -> Address:
 class _Request:
     """One request for an answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, dialect: Any, session: EndpointSession, branch: str, desk: Desk) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        dialect: Any,
+        session: EndpointSession,
+        branch: str,
+        desk: Desk,
+        turns: Turns,
+    ) -> None:
         self.scope, self.send, self._receive, self._headers = scope, send, receive, _headers(scope)
-        self._dialect, self.session, self._branch, self._desk = dialect, session, branch, desk
+        self._dialect, self.session, self._branch, self._desk, self._turns = dialect, session, branch, desk, turns
 
     async def count(self) -> None:
         """Answer with the tokens of the prompt."""
@@ -189,56 +199,10 @@ class _Request:
         exchange.clients += 1
         gone = asyncio.create_task(self._disconnect())
         try:
-            await self._deliver(exchange, gone)
+            await Delivery(exchange, self.session, self._dialect, self.send, self._turns).run(gone)
         finally:
             self.session.leave(exchange)
             gone.cancel()
-
-    async def _deliver(self, exchange: Exchange, gone: asyncio.Task[None]) -> None:
-        request, task = exchange.request, exchange.task
-        begun = await self._wait(exchange, gone)
-        if task.cancelled():
-            problem: BaseException | None = ApiError(410, "the episode of this key ended before its answer", code="episode_over")
-        else:
-            problem = task.exception()
-        if begun and isinstance(problem, ApiError):
-            self.session.refused(problem)
-            await self._send_text(event(self._dialect.stream_error(problem)), more=False)
-            return
-        if problem is not None:
-            raise problem
-        answer = task.result()
-        self.session.deliver(exchange)
-        if not request.stream:
-            await send_json(self.send, 200, self._dialect.render(answer, request))
-            return
-        if not begun:
-            await self._begin_stream()
-        events = "".join(map(event, self._dialect.stream(answer, request)))
-        await self._send_text(events + self._dialect.STREAM_END, more=False)
-
-    async def _wait(self, exchange: Exchange, gone: asyncio.Task[None]) -> bool:
-        """Wait for the answer; returns True if a stream had to begin meanwhile. Unblocked by the engine, or by the client that leaves."""
-        request, task, begun = exchange.request, exchange.task, False
-        while not task.done():
-            done, _ = await asyncio.wait({task, gone}, timeout=PING_S if request.stream else None, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                if not begun:
-                    await self._begin_stream()
-                begun = True
-                await self._send_text(": the model is writing\n\n")
-            elif gone in done:
-                break
-        if gone.done():
-            raise ClientLeftError
-        return begun
-
-    async def _begin_stream(self) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
-
-    async def _send_text(self, text: str, *, more: bool = True) -> None:
-        await self.send({"type": "http.response.body", "body": text.encode(), "more_body": more})
 
     async def _disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

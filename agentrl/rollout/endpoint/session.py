@@ -5,66 +5,35 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from agentrl.core.errors import ContextLengthError, EngineError, EnvResultError, StructureError
 from agentrl.core.protocols import Structure
 from agentrl.core.serving import ApiError
 from agentrl.core.types import FinishReason, Sampling
 from agentrl.rollout.endpoint.answers import AnswerParser
+from agentrl.rollout.endpoint.exchange import Exchange
 from agentrl.rollout.endpoint.graph import MessageGraph
-from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, texts_of
+from agentrl.rollout.endpoint.live import LiveAnswer, cut_at_stop
+from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, call_id, texts_of
 from agentrl.rollout.endpoint.request_log import RequestLog
+from agentrl.rollout.endpoint.splitter import AnswerSplitter
 from agentrl.rollout.lane import Turns
-from agentrl.rollout.recorder import Context, Recorder, Sample
+from agentrl.rollout.recorder import Recorder, Sample
 
-ABANDONED, UNDELIVERED, NOT_SELECTED = "abandoned", "undelivered", "not selected"
+ABANDONED, CANCELLED, UNDELIVERED, NOT_SELECTED = "abandoned", "cancelled", "undelivered", "not selected"
 """Reasons for which sampled tokens are recorded and not trained."""
 LINGER_S = 1.0
 """Seconds for which the engine goes on with a request whose client has left, so that a retry may join it."""
 DENSE = 8
 """Characters per token of a context above which a request is counted before it is rendered; texts have fewer."""
+PROMPT_END = 16
+"""Tokens of the end of a prompt in which the opening of reasoning is looked for."""
 ABORT_S = 5.0
 """Seconds that an engine has to return what it sampled of requests that are dropped at the end of an episode."""
-
-
-@dataclass(slots=True, eq=False)
-class Exchange:
-    """One request for an answer, of one client or of several that sent the same."""
-
-    digest: bytes  # of path, branch and body
-    request: ChatRequest
-    branch: str  # name of the part of the agent that asked
-    task: asyncio.Task[Answer]
-    key: str = ""  # idempotency key of the request; "" without one
-    clients: int = 0  # that wait for the answer
-    dropped: bool = False  # no client waits, and none may join any more
-    sample: int | None = None  # number of its request to the engine, once there is one
-    delivered: bool = False  # a client got the beginning of the answer at least
-    place: tuple[Context, int] | None = None  # context of the answer, and its number among the turns there; `None` if it is not trained
-
-    @property
-    def answered(self) -> bool:
-        """True if there is an answer."""
-        return self.outcome == "answered"
-
-    @property
-    def outcome(self) -> str:
-        """End of the request: ``answered``, ``unanswered``, or the status and the code of its refusal."""
-        if not self.task.done() or self.task.cancelled():
-            return "unanswered"
-        error = self.task.exception()
-        if error is None:
-            return "answered"
-        return error.reason if isinstance(error, ApiError) else type(error).__name__
-
-    def end(self) -> dict[str, Any]:
-        """The end of the request in JSON's own types."""
-        return {"outcome": self.outcome, "delivered": self.delivered}
 
 
 class EndpointSession:
@@ -113,7 +82,7 @@ class EndpointSession:
         an answer again that nobody got behind a closed connection; everything else is a new sample. Requests of branches with a name, and
         those whose client says that it sends them for the first time (`retry` is 0), join none in flight.
         """
-        same = next((earlier for earlier in self._same.get(digest, ()) if _repeatable(earlier, retry, key)), None)
+        same = next((earlier for earlier in self._same.get(digest, ()) if earlier.is_for(retry, key)), None)
         self.counts["requests"] += 1
         self.counts["retries"] += same is not None or bool(retry)
         return same
@@ -157,6 +126,8 @@ class EndpointSession:
     def leave(self, exchange: Exchange) -> None:
         """A client no longer waits for the answer; without any client the request is soon dropped from the engine."""
         exchange.clients -= 1
+        if exchange.delivered and not exchange.clients:
+            exchange.live = None
         if exchange.clients or exchange.task.done():
             return
         if self.linger_s and not exchange.branch:
@@ -184,10 +155,10 @@ class EndpointSession:
                 await asyncio.wait(late)
         self._recorder.end()
         for exchange in self.exchanges:
-            if exchange.place is not None and not exchange.delivered:
+            if exchange.place is not None and not exchange.delivered and not self._trains_cancelled(exchange):
                 context, index = exchange.place
                 if index == len(context.turns) - 1:
-                    self._recorder.detach(context, UNDELIVERED)
+                    self._recorder.detach(context, CANCELLED if exchange.begun else UNDELIVERED)
                     exchange.place = None
 
     def metrics(self) -> dict[str, float]:
@@ -228,10 +199,15 @@ class EndpointSession:
             await self._check_size(request)
             structure = self._structure(request)
             placed = await self.graph.place(request)
-        self.exchanges[number].request = replace(request, messages=placed.messages)
-        self.exchanges[number].sample = own = self._recorder.reserve()
+        exchange = self.exchanges[number]
+        exchange.request = replace(request, messages=placed.messages)
+        exchange.sample = own = self._recorder.reserve()
+        live = self._live(exchange, number, placed.prompt_ids)
+        exchange.live, listener = (live, live.take) if request.stream else (None, None)
         try:
-            sample = await self._recorder.sample(placed.prompt_ids, self._sampling(request), number=own, structure=structure)
+            sample = await self._recorder.sample(
+                placed.prompt_ids, self._sampling(request), number=own, structure=structure, on_tokens=listener
+            )
         except ContextLengthError as error:
             raise self._too_long(len(placed.prompt_ids)) from error
         except StructureError as error:
@@ -244,13 +220,23 @@ class EndpointSession:
             self._log.sampled(number, sample)
         if sample.generation.finish_reason is FinishReason.ABORTED:
             if len(sample.generation.token_ids):
-                self.graph.add_aborted(sample, ABANDONED)
+                self._add_aborted(exchange, sample)
             raise ApiError(499, "the client left before the answer", code="client_left")
         self._failures.pop(digest, None)
-        answer, raw = self._shown(number, request, sample)
+        answer, raw = self._shown(live, request, sample)
         context = self.graph.add(placed, sample, answer, raw, constrained=structure is not None)
-        self.exchanges[number].place = context, len(context.turns) - 1
+        exchange.place = context, len(context.turns) - 1
         return answer
+
+    def _add_aborted(self, exchange: Exchange, sample: Sample) -> None:
+        """Record what was sampled of an answer whose client has left; one that got some of it made something of it, perhaps."""
+        reason = CANCELLED if exchange.begun else ABANDONED
+        trains = self._trains_cancelled(exchange)
+        context = self.graph.add_aborted(sample, reason, masked="" if trains else reason)
+        exchange.place = (context, 0) if trains else None
+
+    def _trains_cancelled(self, exchange: Exchange) -> bool:
+        return exchange.begun and self._settings.endpoint.train_cancelled
 
     def _complete(self, request: ChatRequest) -> ChatRequest:
         """The request with all messages before its own: those of the answer that it follows, and the text before all others."""
@@ -314,27 +300,37 @@ class EndpointSession:
                 raise ApiError(400, f"top_k = {request.top_k}: cannot be honoured: {error}", "top_k", "unsupported_value") from error
         return replace(own, max_tokens=budget, stop=tuple(dict.fromkeys((*own.stop, *request.stop))))
 
-    def _shown(self, number: int, request: ChatRequest, sample: Sample) -> tuple[Answer, str]:
+    def _live(self, exchange: Exchange, number: int, prompt_ids: Sequence[int]) -> LiveAnswer:
+        """The answer before its first token."""
+        request, codec, marks = exchange.request, self._codec, self._parser.marks
+        is_opened = marks is not None and codec.decode(prompt_ids[-PROMPT_END:]).rstrip().endswith(marks.think)
+        splitter = AnswerSplitter(
+            self._parser,
+            request.tools if request.calls_tools else (),
+            reasons=request.constraint is None,
+            opening=marks.think if marks is not None and is_opened else "",
+            most_calls=1 if request.one_call else None,
+        )
+        head = Answer(number=number, id=f"{self._name}-{number}", created=int(time.time()), text="", prompt_tokens=len(prompt_ids))
+        return LiveAnswer(head, splitter, decode=codec.decode, end_ids=codec.end_token_ids, stops=request.stop, wake=exchange.wake)
+
+    def _shown(self, live: LiveAnswer, request: ChatRequest, sample: Sample) -> tuple[Answer, str]:
         """The answer as its client sees it, and the text without what ended it."""
         generation = sample.generation
-        cut = generation.finish_reason is FinishReason.LENGTH
-        raw = self._codec.decode_action(generation.token_ids.tolist())
-        stopped_by = "" if cut else next((stop for stop in request.stop if raw.endswith(stop)), "")
-        raw = raw.removesuffix(stopped_by) if stopped_by else raw
-        parts = self._parser.parse(raw, request.tools if request.calls_tools else (), reasons=request.constraint is None)
-        calls = parts.calls[:1] if request.one_call else parts.calls
-        answer = Answer(
-            number=number,
-            id=f"{self._name}-{number}",
-            created=int(time.time()),
+        token_ids, cut = generation.token_ids.tolist(), generation.finish_reason is FinishReason.LENGTH
+        raw = self._codec.decode_action(token_ids)
+        raw, stopped_by = (raw, "") if cut else cut_at_stop(raw, request.stop)
+        parts = live.end(token_ids if request.stream else [], raw)
+        names = enumerate(parts.calls)
+        answer = replace(
+            live.head,
             text=parts.text,
             reasoning=parts.reasoning,
-            calls=tuple(Call(id=call_id(number, place), name=name, arguments=args) for place, (name, args) in enumerate(calls)),
+            calls=tuple(Call(id=call_id(live.head.number, place), name=name, arguments=args) for place, (name, args) in names),
             cut=cut,
             stopped_by=stopped_by,
-            prompt_tokens=len(sample.prompt_ids),
             cached_tokens=generation.cached_tokens,
-            completion_tokens=len(generation.token_ids),
+            completion_tokens=len(token_ids),
         )
         return answer, raw
 
@@ -352,18 +348,6 @@ def _cannot(request: ChatRequest, problem: str) -> ApiError:
     """The error for a form of the answer that cannot be had."""
     field = request.constraint.field if request.constraint is not None else ""
     return ApiError(400, f"{field}: cannot be honoured: {problem}", field, "unsupported_value")
-
-
-def _repeatable(earlier: Exchange, retry: int | None, key: str) -> bool:
-    if not earlier.task.done():
-        is_left = not earlier.clients and not earlier.dropped
-        return retry != 0 and not earlier.branch and (is_left or (key != "" and key == earlier.key))
-    return earlier.answered and not earlier.delivered and not earlier.clients
-
-
-def call_id(answer: int, place: int) -> str:
-    """Id of a tool call of an answer: nine letters and digits, as some templates want."""
-    return f"c{answer:05d}{place:03d}"
 
 
 def answer_number(name: str, session: str) -> int | None:

@@ -17,7 +17,8 @@ from agentrl.engine.parsers import answer_parser, fit_parser
 from agentrl.env.tools.calls import ToolCall, parse_tool_calls
 from agentrl.rollout.call_proof import ARGUMENTS, written_calls
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.endpoint.answers import JsonAnswerParser
+from agentrl.rollout.endpoint.answers import JsonAnswerParser, split_thought
+from agentrl.rollout.endpoint.splitter import AnswerSplitter
 from tests.unit.rollout.endpoint.support import ADD, CALL
 from tests.unit.rollout.families import PARSERS, REFUSED, SOURCES, TOOLS, TOOLS_TOLD, family
 from tests.unit.rollout.templates import tokenizer
@@ -179,3 +180,35 @@ def test_a_parser_without_its_special_tokens_is_passed_over() -> None:
     codec = ChatCodec(made)
     assert fit_parser(codec, AUTO) == "no parser of vLLM reads the calls that the template writes"
     assert "You may call tools" in told(codec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SOURCES if name in PARSERS])
+def test_text_before_calls_in_a_models_own_form_is_streamed(name: str) -> None:
+    codec = ChatCodec(family(name))
+    assert fit_parser(codec, AUTO) == ""
+    tools = [{"type": "function", "function": {"name": tool, "parameters": {}}} for tool in ARGUMENTS]
+    for call, _ in written_calls(codec):
+        for text in (f"Three, <b>four</b> and five.\n\n{split_thought(call)[1].strip()}", "Three, <b>four</b> and five."):
+            splitter = AnswerSplitter(codec.parser, tools)
+            deltas = [delta for letter in text for delta in splitter.feed(letter)]
+            assert "".join(delta.text for delta in deltas) == "Three, <b>four</b> and five."
+            whole, rest = splitter.end(text)
+            parsed = codec.parser.parse(text, tools)
+            assert whole.calls == parsed.calls
+            assert whole == parsed or "<|message|>" in call  # a form in which a text before a call has a header of its own
+            assert [delta.kind for delta in rest] == ["call"] * len(whole.calls)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepseek_r1", "qwen3"])
+def test_reasoning_that_a_parser_of_vllm_reads_is_streamed(name: str) -> None:
+    made = copy.deepcopy(tokenizer("chatml"))
+    made.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    parser = answer_parser(EndpointConfig(reasoning_parser=name), made)
+    text = "Hm, so.\n</think>\n\nthree"
+    splitter = AnswerSplitter(parser, [], opening="<think>")
+    deltas = [delta for letter in f"\n{text}" for delta in splitter.feed(letter)]
+    whole, rest = splitter.end(f"\n{text}")
+    assert (whole.reasoning, whole.text, rest) == ("Hm, so.", "three", [])
+    assert "".join(delta.text for delta in deltas) == "Hm, so.three"

@@ -13,6 +13,7 @@ from agentrl.env.load import load_agent
 from agentrl.rollout.endpoint import graph, session
 from tests.unit.rollout.endpoint.support import play_one
 
+MASKS = (session.ABANDONED, session.CANCELLED, session.UNDELIVERED, session.NOT_SELECTED, graph.CONSTRAINED)
 PAGE = (Path(__file__).parents[3] / "docs" / "black_box.md").read_text()
 
 
@@ -39,7 +40,7 @@ def test_reasons_and_masks_on_the_page_exist() -> None:
         assert f'"{reason.replace("_", " ")}"' in source
     assert {"system_changed", "edited", "template", "constrained"} <= set(re.findall(r"`([\w-]+)`", " ".join(reasons)))
     masked = PAGE.partition("| masked |")[2]
-    assert all(f"| `{reason}` |" in masked for reason in (session.ABANDONED, session.UNDELIVERED, session.NOT_SELECTED, graph.CONSTRAINED))
+    assert all(f"| `{reason}` |" in masked for reason in MASKS)
 
 
 def test_flags_on_the_page_exist() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from agentrl.core import process
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.lane import SHORT, Lane, Turns
 from agentrl.rollout.text_codec import TextCodec
@@ -26,14 +28,14 @@ SLACK_S = 0.25
 
 @pytest.mark.timeout(120)
 def test_no_load_stalls_the_loop() -> None:
-    names = ["small requests, 64 at once", "100 MB bodies", "31 MB of blanks", "20 tools nested 900 deep", "2 MB of text"]
-    names.append("torn connections")
+    names = ["small requests, 64 at once", "streams, 64 at once", "100 MB bodies", "31 MB of blanks", "20 tools nested 900 deep"]
+    names += ["2 MB of text", "torn connections"]
     loads = {name: (min(count, 2) or 0, make, 1) for name, (count, make, times) in endpoint_load.LOADS.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint_load, "LOADS", loads)
         found = endpoint_load.run(names, 30, told=lambda line: None)
     statuses = {name: set(counts) for name, (counts, _) in found.items()}
-    assert statuses == dict(zip(names, ({200}, {413}, {400}, {200}, {400}, set()), strict=True))
+    assert statuses == dict(zip(names, ({200}, {200}, {413}, {400}, {200}, {400}, set()), strict=True))
     assert max(stall_s for _, stall_s in found.values()) < SLACK_S
 
 
@@ -143,3 +145,29 @@ async def test_tools_and_arguments_count_for_the_size_of_a_request() -> None:
 
     stage, trajectory = await play_one(run, "three")
     assert (trajectory.error, len(stage.engine.requests)) == (None, 1)
+
+
+async def test_requests_with_the_same_tools_share_them() -> None:
+    async def run(task: Any, llm: Any) -> float:
+        async with caller(llm) as client:
+            for number in range(3):
+                body = {"model": "m", "messages": [user(f"{number}")], "tools": LONG_TOOLS if number < 2 else LONG_TOOLS[:1]}
+                assert (await client.post("chat/completions", json=body)).status_code == 200
+        return 1.0
+
+    stage, _ = await play_one(run, "three", max_model_len=20_000)
+    first, second, third = (exchange.request.tools for exchange in stage.episodes[0].session.exchanges)
+    assert first is second
+    assert len(third) == 1
+
+
+def test_what_is_imported_late_is_spared_where_garbage_is_collected_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[int] = []
+    monkeypatch.setattr(process.gc, "freeze", lambda: frozen.append(1))
+    monkeypatch.setattr(process.gc, "get_threshold", lambda: (700, 10, 10))
+    assert process.spare_imports(0) == 0
+    monkeypatch.setattr(process.gc, "get_threshold", lambda: process.RARELY)
+    known = process.spare_imports(0)
+    assert (known, frozen) == (len(sys.modules), [1])
+    assert process.spare_imports(known) == known
+    assert frozen == [1]
