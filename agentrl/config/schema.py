@@ -145,8 +145,9 @@ class DataConfig:
     """Render a plain-text prompt as one user message with the chat template; off: use the text as it is."""
     system_prompt: str = ""
     """System message put before every chat prompt."""
-    remote_rm_url: str = ""
-    """Judge of single answers to ``--prompts``, without ``--agent``: URLs of reward servers with commas between, or a reward's file."""
+    remote_rm_url: Annotated[str, Alias("--reward")] = ""
+    """Judge of single answers to ``--prompts``, without ``--agent``: URLs of reward servers with commas between, or a reward's file. With a
+    program as ``--agent`` (``harness:NAME``, ``command:CMD``): the file of the reward function that judges what the program prints."""
     shuffle: bool = True
     """Draw tasks in an order derived from the seed and the epoch; off: in the given order."""
 
