@@ -101,10 +101,10 @@ class Harness:
         return f"npm install -g {self.package}@{self.version}" if self.installer == "npm" else f"pip install {self.package}=={self.version}"
 
 
-def _shell(tool: str, argument: str, **more: Any) -> Script:
-    """The script of a program whose only tool is a shell."""
+def _shell(tool: str, argument: str) -> Script:
+    """The script of a program that works with a shell."""
     return Script(
-        read=tuple((tool, {argument: f"cat {{{name}}}", **more}) for name in ("file", "other")),
+        read=tuple((tool, {argument: f"cat {{{name}}}"}) for name in ("file", "other")),
         edit=((tool, {argument: "cd {folder} && sed -i 's/^{old}$/{new}/' {file}"}),),
     )
 
@@ -171,7 +171,7 @@ wire_api = "responses"
         ),
         files={".codex/brief.md": BRIEF},
     ),
-    script=_shell("exec_command", "cmd", yield_time_ms=1000.0),
+    script=_shell("exec_command", "cmd"),
     writes=(".codex/",),
 )
 OPENCODE = Harness(

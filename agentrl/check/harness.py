@@ -22,23 +22,24 @@ from agentrl.env.adapters.harness import HarnessAgent, version_of
 from agentrl.env.agent import StepResult
 from agentrl.harness import Calls, Script
 from agentrl.rollout.endpoint.answers import JsonAnswerParser
-from agentrl.rollout.endpoint.neutral import ChatRequest, Json, parsed_arguments
+from agentrl.rollout.endpoint.neutral import ChatRequest, Json, parsed_arguments, texts_of
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.recorder import Context as Branch
 
 NUM_EDITS = 10
-FILE, OTHER, LONG = "a.txt", "b.txt", "long.txt"
+FILE, OTHER, LONG = "a.txt", "b.txt", "long-{}.txt"
 PROMPT = f"Change each line of {FILE} to upper case, one line at a time."
-LINES = 60
-"""Lines of the long file, which fills the context after some readings."""
-ROOM, MAX_READS = 12_000, 12
-"""Tokens behind the first prompt that a small context has, and readings of the long file that fill it."""
+NOTHING = "Nothing has to be done in this file."
+LINES, NUM_LONG = 100, 16
+"""Lines of a long file, and long files, which are read one after the other to fill a small context."""
+ROOM = 60_000
+"""Tokens that a small context has behind the first prompt; fewer than the long files, and enough for a program to compact in time."""
 SESSION_S = 120.0
 """Seconds that one session may take, unless there is less time."""
 CONTEXT, MAX_NEW_TOKENS = 1_000_000, 8192
 OWN_CONVERSATION = ("", "sub-agent")
 """Reasons of branches that repeat nothing of another."""
-MAX_REWRITES = 12
+MAX_REWRITES, MAX_ERROR = 12, 300
 SUMMARY = "So far the files were read."
 _SUMMARY = re.compile(r"\b(summar|compact)", re.IGNORECASE)
 
@@ -82,7 +83,8 @@ class SessionModel(ScriptedModel):
         """Return True for a request of a helper, or for a summary of the conversation."""
         has_tools = bool(self._names & {tool["function"]["name"] for tool in asked.tools})
         last = next((message["content"] for message in reversed(asked.messages) if message["role"] == "user"), "")
-        return (bool(self._names) and not has_tools) or (self.turn > 0 and _SUMMARY.search(last) is not None)
+        wants_summary = self.turn > 0 and SUMMARY not in last and _SUMMARY.search(last) is not None
+        return wants_summary or (bool(self._names) and not has_tools)
 
 
 class Stage:
@@ -96,9 +98,12 @@ class Stage:
     def prepare(self, work: Path) -> None:
         """Write the files of the session."""
         (work / FILE).write_text("".join(f"{old_line(number)}\n" for number in range(NUM_EDITS)))
-        (work / OTHER).write_text("Nothing to do here.\n")
-        (work / LONG).write_text("".join(f"{number}: the quick brown fox jumps over the lazy dog\n" for number in range(LINES)))
-        self.values = {"folder": str(work), "file": str(work / FILE), "other": str(work / OTHER), "long": str(work / LONG)}
+        (work / OTHER).write_text(f"{NOTHING}\n")
+        for number in range(NUM_LONG):
+            (work / LONG.format(number)).write_text(
+                "".join(f"{line}: the quick brown fox jumps over the lazy dog\n" for line in range(LINES))
+            )
+        self.values = {"folder": str(work), "file": str(work / FILE), "other": str(work / OTHER)}
 
     def judge(self, work: Path) -> float:
         """Return the share of the edits that were made."""
@@ -140,12 +145,12 @@ def edits_of(script: Script) -> list[Said]:
 
 
 def readings_of(script: Script) -> list[Said]:
-    """The answers of a session that fills the context with readings of the long file."""
+    """The answers of a session that fills a small context with long files."""
+    longs = [f"{{folder}}/{LONG.format(number)}" for number in range(NUM_LONG)]
     if isinstance(script.read, str):
-        return [script.read.replace("{other}", "{long}"), script.end]
+        return [*(filled(script.read, {"other": long}) for long in longs), script.end]
     name, arguments = script.read[1]
-    reading: Calls = ((name, _filled_values(arguments, {"other": "{long}"})),)
-    return [*[reading] * MAX_READS, script.end]
+    return [*(((name, _filled_values(arguments, {"other": long})),) for long in longs), script.end]
 
 
 def _with_lines(said: Said, number: int) -> Said:
@@ -218,10 +223,12 @@ def session_report(one: PlayedAgent, stage: Stage) -> dict[str, Any]:
     trained = [branch for branch in branches if not branch.masked and not _helper(branch)]
     tools = {tool["function"]["name"]: tool for exchange in session.exchanges for tool in exchange.request.tools}
     rewrites = Counter(change for turn in one.turns for change in rewrites_of(turn, list(tools.values())))
+    read = [text for exchange in session.exchanges for text in texts_of(exchange.request.messages[1:])]
     prompts = [exchange.task.result().prompt_tokens for exchange in session.exchanges if exchange.answered and exchange.request.tools]
     return {
         **end_report(one, stage),
         "edits": stage.num_edits,
+        "reads": sum(any(text in part for part in read) for text in (old_line(0), NOTHING)),
         "first_prompt": prompts[0] if prompts else 0,
         "rows": [len(branch.tokens) for branch in trained],
         "sampled": sum(len(turn.token_ids) for branch in trained for turn in branch.turns),
@@ -242,7 +249,7 @@ def end_report(one: PlayedAgent, stage: Stage) -> dict[str, Any]:
         "retries": session.counts["retries"],
         "branches": dict(reasons),
         "ended": stage.has_ended,
-        "error": str(one.session.error or error or "").partition("\n")[0],
+        "error": " ".join(str(one.session.error or error or "").split())[-MAX_ERROR:],
     }
 
 

@@ -164,7 +164,8 @@ def _harness_lines(harness: Mapping[str, Any]) -> list[str]:
         helpers = ", ".join(f"{helper['tokens']} tokens ({helper['why']})" for helper in session["helpers"]) or "none"
         rewritten = ", ".join(f"{change} {count}" for change, count in session["rewritten"].items()) or "nothing"
         lines += [
-            f"Ten edits: {session['requests']} requests, {session['edits']} edits made, first prompt of {session['first_prompt']} tokens",
+            f"Ten edits: {session['requests']} requests, {session['reads']} files read, {session['edits']} edits made",
+            f"First prompt: {session['first_prompt']} tokens",
             f"Rows: {len(session['rows'])}, of {rows} tokens, {session['sampled']} sampled; {session['wasted']} tokens wasted",
             f"Branches that were opened: {_reasons(session) or 'none'}; helpers: {helpers}",
             f"Rewritten by the program: {rewritten}",

@@ -73,6 +73,7 @@ def run_checks(
         watch_background(report, context.where)
         is_harness = issubclass(cls, HarnessAgent)
         if is_harness:
+            report.env["tasks"] = 0  # unless some are given
             emit("sessions", report)
             asyncio.new_event_loop().run_until_complete(check_harness(context))
         emit("tasks", report)
