@@ -101,11 +101,12 @@ class Harness:
         return f"npm install -g {self.package}@{self.version}" if self.installer == "npm" else f"pip install {self.package}=={self.version}"
 
 
-def _shell(tool: str, argument: str) -> Script:
+def _shell(tool: str, argument: str, end: Calls | str = "All done.") -> Script:
     """The script of a program that works with a shell."""
     return Script(
         read=tuple((tool, {argument: f"cat {{{name}}}"}) for name in ("file", "other")),
         edit=((tool, {argument: "cd {folder} && sed -i 's/^{old}$/{new}/' {file}"}),),
+        end=end,
     )
 
 
@@ -312,7 +313,7 @@ MINI_SWE_AGENT = Harness(
     ),
     brief=Setup(),
     task=("--task={prompt}",),
-    script=_shell("bash", "command"),
+    script=_shell("bash", "command", (("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}),)),
     writes=("trajectory.json", ".config/mini-swe-agent/"),
 )
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,14 @@ def tables(kept: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Write the tables into the page."""
+def main(words: Sequence[str]) -> None:
+    """Write the tables into the page; with the word ``npm``, print what npm is to install."""
+    if words == ["npm"]:
+        sys.stdout.write(" ".join(f"{one.package}@{one.version}" for one in HARNESSES.values() if one.installer == "npm") + "\n")
+        return
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n\n{tables(results())}\n\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

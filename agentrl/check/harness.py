@@ -30,7 +30,7 @@ NUM_EDITS = 10
 FILE, OTHER, LONG = "a.txt", "b.txt", "long-{}.txt"
 PROMPT = f"Change each line of {FILE} to upper case, one line at a time."
 NOTHING = "Nothing has to be done in this file."
-LINES, NUM_LONG = 100, 16
+LINES, NUM_LONG = 60, 36
 """Lines of a long file, and long files, which are read one after the other to fill a small context."""
 ROOM = 60_000
 """Tokens that a small context has behind the first prompt; fewer than the long files, and enough for a program to compact in time."""

@@ -15,6 +15,7 @@ from agentrl.core.errors import ConfigError, EnvLoadError
 from agentrl.env.adapters.harness import places_of, version_of
 from agentrl.env.load import load_agent
 from agentrl.harness import DIALECTS, HARNESSES
+from tests.harness_matrix import ROOT, places
 from tests.harnesses.support import installed, toy
 from tests.unit.rollout.endpoint.support import play_one
 
@@ -128,6 +129,19 @@ def test_the_folders_of_an_installation_are_shown(tmp_path: Path) -> None:
     assert places_of(venv / "bin" / "toy") == [venv, Path("/opt/python")]
     assert version_of(toy(), venv / "bin" / "toy") == "2.0"
     assert (places_of(tmp_path / "toy"), version_of(toy(), tmp_path / "toy")) == ([tmp_path / "toy"], "")
+
+
+def test_pins_with_hashes_are_those_of_the_table() -> None:
+    pinned = "".join((ROOT / "requirements" / name).read_text() for name in ("clients.txt", "aider.txt"))
+    for harness in HARNESSES.values():
+        assert harness.installer == "npm" or f"\n{harness.package}=={harness.version} \\\n" in pinned
+
+
+def test_the_page_has_the_versions_of_the_table() -> None:
+    page = (ROOT / "docs" / "harnesses.md").read_text()
+    for name, dialect in places():
+        harness = HARNESSES[name]
+        assert f"| {harness.title} | {harness.version} | {DIALECTS[dialect]} |" in page
 
 
 def test_each_program_of_the_table_is_complete() -> None:
