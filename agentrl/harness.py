@@ -47,13 +47,13 @@ class Script:
     In texts and arguments ``{file}`` and ``{other}`` stand for two files, ``{folder}`` for theirs, ``{old}`` and ``{new}`` for lines.
 
     Attributes:
-        read: Calls that read the two files side by side, or a text that has the program show them.
+        read: Calls that read the two files side by side; none if the program shows no files to its model by itself.
         edit: Calls of an edit, or the text of one.
         end: Calls or text of the last answer.
         together: True if one answer holds all edits, because the program works on one answer only.
     """
 
-    read: Calls | str
+    read: Calls = ()
     edit: Calls | str
     end: Calls | str = "All done."
     together: bool = False
@@ -189,6 +189,8 @@ OPENCODE = Harness(
             ".config/opencode/opencode.json": """\
 {
   "autoupdate": false,
+  "snapshot": false,
+  "share": "disabled",
   "permission": {"*": "allow"},
   "provider": {
     "agentrl": {
@@ -288,7 +290,6 @@ AIDER = Harness(
     brief=Setup(words=("--map-tokens", "0")),
     task=("--message={prompt}",),
     script=Script(
-        read="Please show me {file} and {other}.",
         edit="{file}\n```\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```",
         together=True,
     ),

@@ -51,7 +51,7 @@ def keep(name: str, dialect: str, harness: Mapping[str, Any], brief: int) -> Non
 
 def row(measured: Mapping[str, Any]) -> str:
     """A line of the table."""
-    session, full, failed = measured["session"], measured["small context"], measured["failing engine"]
+    session, full, failed = measured["session"], measured.get("small context"), measured["failing engine"]
     cells = (
         *(measured["title"], measured["version"], DIALECTS[measured["dialect"]]),
         *(f"{session['first_prompt']:,}", f"{measured['first_brief']:,}", session["requests"], len(session["rows"])),
@@ -60,7 +60,9 @@ def row(measured: Mapping[str, Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _end(session: Mapping[str, Any]) -> str:
+def _end(session: Mapping[str, Any] | None) -> str:
+    if session is None:
+        return "not tried"
     how = "compacts, " if "compacted" in session["branches"] else ""
     return f"{how}goes on" if session["ended"] else f"{how}gives up"
 
