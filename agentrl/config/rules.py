@@ -23,7 +23,7 @@ from agentrl.config.record import RecordConfig
 from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
-from agentrl.core import bubblewrap
+from agentrl.core import sandboxes
 from agentrl.core.errors import ConfigError
 from agentrl.core.paths import absolute_names
 from agentrl.core.plugins import is_plugin, resolve_plugin
@@ -122,15 +122,23 @@ def _sandboxes_can_be_held(config: PlaySettings) -> None:
     chosen = config.sandbox
     if chosen.sandbox == "none":
         refuse_set(chosen, ("sandbox_read",), "has no effect without a wall", "Leave out --sandbox none.")
-    elif config.run.agent.startswith(PROGRAMS) and not config.run.ray_address and shutil.which(bubblewrap.PROGRAM) is None:
-        raise ConfigError(
-            "--sandbox", "local", f"{config.run.agent} runs programs, and there is no {bubblewrap.PROGRAM}", bubblewrap.REMEDY
-        )
+    if chosen.sandbox != "container":
+        refuse_set(chosen, ("sandbox_image",), "has no effect without containers", "Add --sandbox container.")
+    programs, remedy = HOLDERS.get(chosen.sandbox, ((), ""))
+    is_needed = config.run.agent.startswith(PROGRAMS) and not config.run.ray_address
+    if programs and is_needed and not any(map(shutil.which, programs)):
+        problem = f"{config.run.agent} runs programs, and there is no {' or '.join(programs)}"
+        raise ConfigError("--sandbox", chosen.sandbox, problem, remedy)
     for path in chosen.sandbox_read:
         if not Path(path).is_absolute():
             raise ConfigError("--sandbox-read", path, "is no absolute path", f"Write {Path(path).absolute()}.")
 
 
+HOLDERS = {
+    "local": ((sandboxes.BUBBLEWRAP,), sandboxes.BUBBLEWRAP_REMEDY),
+    "container": (sandboxes.CONTAINERS, sandboxes.CONTAINERS_REMEDY),
+}
+"""Programs of which one holds the sandboxes of a kind, and what to do where there is none."""
 PROGRAMS = ("command:", "harbor:", "harness:")
 """Agents that are programs, which always need a sandbox."""
 HARNESS = "harness:"

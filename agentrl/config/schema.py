@@ -30,6 +30,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import restorable
 from agentrl.core.process import LOOPBACK
 from agentrl.core.recording import RecordBudget
+from agentrl.core.sandboxes import DEFAULT_IMAGE
 from agentrl.core.settings import (
     Alias,
     Count,
@@ -256,10 +257,17 @@ class IsolationConfig:
 class SandboxConfig:
     """Sandboxes of programs that environments run."""
 
-    sandbox: Annotated[Literal["local", "none"], ResumeMayChange] = "local"
-    """``local`` hides other processes, files and the network from programs, and needs bubblewrap; ``none`` has limits only, and no wall."""
+    sandbox: Annotated[Literal["local", "container", "none"], ResumeMayChange] = "local"
+    """``local`` hides other processes, files and the network from programs, and needs bubblewrap; ``container`` runs them in containers of
+    podman or docker; ``none`` has limits only, and no wall."""
     sandbox_read: Annotated[tuple[str, ...], ResumeMayChange] = ()
-    """Files and folders that the programs may read, besides those of the system and of Python."""
+    """Files and folders that the programs may read, besides those of the system and of Python, or of the image."""
+    sandbox_image: Annotated[str, ResumeMayChange] = DEFAULT_IMAGE
+    """Image of containers: a name, or the path of a Containerfile or of a folder with one, beginning with ``/`` or ``.``, built once."""
+    sandbox_max_running: Annotated[CountOrZero, ResumeMayChange] = 0
+    """Sandboxes of a rollout worker that are open at a time; an episode that needs its first one waits. 0: no limit."""
+    sandbox_max_starting: Annotated[CountOrZero, ResumeMayChange] = 0
+    """Programs of a rollout worker whose sandboxes start at a time, apart from those that run. 0: two for each core."""
 
 
 @dataclass(frozen=True, kw_only=True)
