@@ -121,7 +121,10 @@ def _copies_have_checkpoints(config: TrainConfig) -> None:
 def _sandboxes_can_be_held(config: PlaySettings) -> None:
     chosen = config.sandbox
     if chosen.sandbox == "none":
-        refuse_set(chosen, ("sandbox_read",), "has no effect without a wall", "Leave out --sandbox none.")
+        refuse_set(chosen, ("sandbox_read", "sandbox_network"), "has no effect without a wall", "Leave out --sandbox none.")
+    if chosen.sandbox_network == "endpoint":
+        remedy = "Leave it out: a socket leads to the endpoint beside the rollout worker, without HTTPS."
+        refuse_set(config.endpoint, ("endpoint_url", "endpoint_certificate"), "does not go with --sandbox-network endpoint", remedy)
     if chosen.sandbox != "container":
         refuse_set(chosen, ("sandbox_image",), "has no effect without containers", "Add --sandbox container.")
     programs, remedy = HOLDERS.get(chosen.sandbox, ((), ""))

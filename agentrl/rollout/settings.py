@@ -107,6 +107,7 @@ class EpisodeSettings(PlaySettings):
             kind=chosen.sandbox,
             image=chosen.sandbox_image,
             read=chosen.sandbox_read,
+            network=chosen.sandbox_network,
             run=self.run_name,
             max_starting=chosen.sandbox_max_starting,
             max_running=chosen.sandbox_max_running,

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from agentrl.core.errors import EnvError, EnvLoadError, EnvResultError
 from agentrl.core.types import Task
+from agentrl.env.adapters.line import Line, line_to
 from agentrl.env.adapters.specs import FLAG
 from agentrl.env.agent import AgentClass, SamplingParams, StepResult
 from agentrl.env.black_box import BlackBoxAgent, ModelEndpoint
@@ -80,7 +81,8 @@ class CommandAgent(BlackBoxAgent):
     async def _act(self, task: Task, llm: ModelEndpoint, work: Path) -> str:
         """Run the program to its end, and return what it printed."""
         home = str(Path.home() if self.keeps_home else self._folder / "home")
-        return await self._run(self._words(task, llm, work), work, {**llm.env(), "HOME": home}, read=files_of(self.command))
+        async with line_to(llm, self._sandbox) as line:
+            return await self._run_on(line, self._words(task, line.llm, work), work, {"HOME": home}, files_of(self.command))
 
     def _words(self, task: Task, llm: ModelEndpoint, work: Path) -> list[str]:
         values = values_of(task, llm, work)
@@ -135,6 +137,11 @@ class CommandAgent(BlackBoxAgent):
             return {name: os.environ[name] for name in passed if name in os.environ}
         return child_environment(os.environ, passed)
 
+    async def _run_on(self, line: Line, words: list[str], work: Path, variables: dict[str, str], read: Sequence[str]) -> str:
+        """Run a program that talks to the model, as `_run` does."""
+        whole = [*line.words, *words]
+        return await self._run(whole, work, {**line.llm.env(), **variables}, read=(*read, *line.read), network=line.network)
+
     async def _run(
         self,
         words: list[str],
@@ -143,10 +150,10 @@ class CommandAgent(BlackBoxAgent):
         *,
         may_fail: bool = False,
         read: Sequence[str] = (),
-        network: bool = True,
+        network: bool | None = None,
     ) -> str:
         """Run a program to its end and return what it printed; nothing that it started is left. `EnvError` if it fails and must not."""
-        limits = self.process_limits
+        limits, network = self.process_limits, current_choice().network == "host" if network is None else network
         environment = {**self._passed(), **variables, "PWD": str(work)}
         ended = await self._sandbox.exec(
             *words, timeout_s=math.inf, env=environment, cwd=work, read=read, network=network, output=MAX_OUTPUT, keep="last"

@@ -14,11 +14,12 @@ from agentrl.core.errors import EnvLoadError, EnvResultError
 from agentrl.core.plugins import suggest
 from agentrl.core.types import Task
 from agentrl.env.adapters.command import CommandAgent, filled, judged_members, split_options, values_of
+from agentrl.env.adapters.line import line_to
 from agentrl.env.adapters.specs import FLAG, check_options, class_name, split_spec
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import ModelEndpoint
 from agentrl.env.sandbox.spec import SandboxSpec
-from agentrl.harness import DIALECTS, HARNESSES, Harness, Setup
+from agentrl.harness import DIALECTS, HARNESSES, Harness
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ _OPTIONS: dict[str, Callable[[Any], bool]] = {
 }
 ANSWER_SHARE, MAX_ANSWER = 4, 8192
 """Part of the context, and number of tokens at most, that a program is told to leave for one answer."""
+SYSTEM = "/usr"
+"""Folder of programs that sandboxes show in any case."""
 ROOMY = 200_000
 """Context that a program is told of where nothing limits it."""
 
@@ -53,15 +56,16 @@ class HarnessAgent(CommandAgent):
 
     async def _act(self, task: Task, llm: ModelEndpoint, work: Path) -> str:
         """Write the program's settings into its home, run it to its end, and return what it printed."""
-        home = self._folder / "home"
-        values = {**values_of(task, llm, work), **self._own_values(llm, home)}
-        setups = (self.harness.start, *((self.harness.brief,) if self.is_brief else ()))
-        for setup in setups:
-            for name, text in setup.files.items():
-                self._sandbox.write(f"home/{name}", filled(text, values))
-        own = {name: filled(text, values) for setup in setups for name, text in setup.variables.items()}
-        words = [self.program, *(filled(word, values) for word in (*_words(setups), *self.harness.task))]
-        return await self._run(words, work, {**llm.env(), "HOME": str(home), **own}, read=self.places)
+        async with line_to(llm, self._sandbox) as line:
+            home = self._folder / "home"
+            values = {**values_of(task, line.llm, work), **self._own_values(line.llm, home)}
+            setups = (self.harness.start, *((self.harness.brief,) if self.is_brief else ()))
+            for name, text in ((name, text) for setup in setups for name, text in setup.files.items()):
+                await self._sandbox.write(f"home/{name}", filled(text, values))
+            own = {name: filled(text, values) for setup in setups for name, text in setup.variables.items()}
+            more = [word for setup in setups for word in setup.words]
+            words = [self.program, *(filled(word, values) for word in (*more, *self.harness.task))]
+            return await self._run_on(line, words, work, {"HOME": str(home), **own}, self.places)
 
     def _own_values(self, llm: ModelEndpoint, home: Path) -> dict[str, str]:
         context = min(llm.max_model_len or ROOMY, ROOMY)
@@ -78,10 +82,6 @@ class HarnessAgent(CommandAgent):
     def _spec(self) -> SandboxSpec:
         spec, needs = super()._spec(), self.harness
         return replace(spec, memory_mib=max(spec.memory_mib, needs.memory_mib), processes=max(spec.processes, needs.processes))
-
-
-def _words(setups: tuple[Setup, ...]) -> Iterator[str]:
-    return (word for setup in setups for word in setup.words)
 
 
 def load_harness(spec: str, load: Callable[[str], Any]) -> type[HarnessAgent]:
@@ -114,8 +114,8 @@ def load_harness(spec: str, load: Callable[[str], Any]) -> type[HarnessAgent]:
 def places_of(program: Path) -> list[Path]:
     """Return the folders that a program needs of its installation: all its packages, and the interpreter of Node or Python."""
     if modules := [parent for parent in program.parents if parent.name == "node_modules"]:
-        node = shutil.which("node")
-        return [modules[-1], *([Path(node).resolve().parent.parent] if node else [])]
+        node = Path(shutil.which("node") or SYSTEM).resolve()
+        return [modules[-1], *([] if node.is_relative_to(SYSTEM) else [node.parent.parent])]
     venv = next((parent for parent in program.parents if (parent / "pyvenv.cfg").is_file()), None)
     return [program] if venv is None else [venv, *_interpreters(venv)]
 
