@@ -36,21 +36,8 @@ from tests.unit.rollout.templates import tokenizer
 CODECS = {family: ChatCodec(tokenizer(family)) for family in ("qwen_tools", "chatml", "gemma", "llama3")}
 TEXTS = ("three", "one two", f"<think>\nHm.\n</think>\n\n{CALL}", f"{CALL}\n{CALL}", "<think>\nSo.\n</think>\n\nfour", "")
 DEEDS = (
-    "go on",
-    "go on",
-    "go on",
-    "edit",
-    "drop",
-    "swap",
-    "compact",
-    "system",
-    "tools",
-    "fork",
-    "again",
-    "leave",
-    "other",
-    "probe",
-    "summary",
+    *("go on", "go on", "go on", "edit", "drop", "swap", "compact", "system", "tools", "fork", "again"),
+    *("leave", "other", "probe", "summary"),
 )
 
 
