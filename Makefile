@@ -6,7 +6,6 @@ CLIENTS := .venv-clients
 SITE := .venv-site
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-PI := @earendil-works/pi-coding-agent@0.74.2
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-deps
 # Whatever comes from an index is refused unless its bytes are those of requirements/; what builds it is installed before, from there too.
@@ -58,8 +57,9 @@ test-real: $(STAMP)  ## run the tests on a real pretrained model (SmolLM2-135M)
 test-faults: $(STAMP)  ## break everything that docs/reliability.md lists, and write what was seen to faults-report.md
 	$(PY) -m pytest -m "faults or row" --timeout=1200 --faults-report=faults-report.md $(PYTEST_ARGS)
 
-test-clients: $(STAMP) $(CLIENTS)/.installed  ## run real agent programs against the endpoint (1 GB in .venv-clients)
+test-clients: $(STAMP) $(CLIENTS)/.installed  ## run real agent programs against the endpoint (3 GB in .venv-clients), and write docs/harnesses.md
 	AGENTRL_CLIENTS=$(CLIENTS) $(PY) -m pytest -m clients $(PYTEST_ARGS)
+	$(PY) -m tests.harness_matrix
 
 test-browser: $(STAMP)  ## run the tests of the viewer's page in Chromium (apt-get install chromium)
 	$(PY) -m pytest -m browser --timeout=300 $(PYTEST_ARGS)
@@ -122,14 +122,17 @@ $(SITE)/.installed: requirements/site.txt
 	@$(SITE)/bin/python $(PINNED) -r requirements/site.txt
 	@touch $@
 
-$(CLIENTS)/.installed: requirements/build.txt requirements/clients.txt requirements/verifiers.txt
-	@echo "Building $(CLIENTS): about 1 GB, a few minutes."
+$(CLIENTS)/.installed: requirements/build.txt requirements/clients.txt requirements/verifiers.txt requirements/aider.txt agentrl/harness.py | $(STAMP)
+	@echo "Building $(CLIENTS): about 3 GB, a few minutes."
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(PINNED) -r requirements/build.txt
 	@$(CLIENTS)/bin/python $(PINNED) -r requirements/clients.txt
 	@$(CLIENTS)/bin/python $(PINNED) --target $(CLIENTS)/verifiers -r requirements/verifiers.txt
-	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(CLIENTS) "$(PI)"; \
-	  else echo "There is no npm: the tests of pi are skipped."; fi
+	@test -x $(CLIENTS)/aider-chat/bin/python || $(PYTHON) -m venv $(CLIENTS)/aider-chat
+	@$(CLIENTS)/aider-chat/bin/python $(PINNED) -r requirements/build.txt
+	@$(CLIENTS)/aider-chat/bin/python $(PINNED) -r requirements/aider.txt
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(CLIENTS) $$($(PY) -m tests.harness_matrix npm); \
+	  else echo "There is no npm: the tests of programs for Node are skipped."; fi
 	@touch $@
 
 # Torch comes first and by itself, because its CPU build has an index of its own.

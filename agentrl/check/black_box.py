@@ -21,7 +21,7 @@ from agentrl.config.sections import changed
 from agentrl.core.errors import EnvError
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import Generation, GroupRequest, Status, Task, Trajectory, Turn
-from agentrl.env.agent import StepResult
+from agentrl.env.agent import AgentClass, StepResult
 from agentrl.env.black_box import BlackBoxSession, ModelEndpoint
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.answers import AnswerParser
@@ -104,15 +104,18 @@ class ScriptedModel:
         number = int(request.request_id.rpartition("-")[2])
         assert self.episode is not None
         asked = next(exchange.request for exchange in self.episode.session.exchanges if exchange.sample == number)
+        ids = await self.answer(asked, number)
+        return written_turn([*ids, *self._codec.turn_end_ids], request.sampling.max_tokens)
+
+    async def answer(self, asked: ChatRequest, number: int) -> list[int]:
+        """The tokens of the answer to a request of the agent, without those that end the turn."""
         tool = self._next_tool(asked)
         if tool is not None:
             self._called.add(tool["function"]["name"])
-            ids = self._codec.encode_text(self.call(tool))
-        elif asked.constraint is not None:
-            ids = self._codec.encode_plain(json.dumps(value_of(asked.constraint.schema, self._task)))
-        else:
-            ids = self._codec.encode_plain(self._policy.act(self._given(asked, number)) or "")
-        return written_turn([*ids, *self._codec.turn_end_ids], request.sampling.max_tokens)
+            return self._codec.encode_text(self.call(tool))
+        if asked.constraint is not None:
+            return self._codec.encode_plain(json.dumps(value_of(asked.constraint.schema, self._task)))
+        return self._codec.encode_plain(self._policy.act(self._given(asked, number)) or "")
 
     def _next_tool(self, asked: ChatRequest) -> Json | None:
         """The tool to call: one that the request forces, or, for the policy `TOOLS`, the next that was not called."""
@@ -124,11 +127,15 @@ class ScriptedModel:
         return next((tool for tool in asked.tools if tool["function"]["name"] not in self._called), None)
 
     def call(self, tool: Json) -> str:
-        """A call as JSON; if the parser does not take that, in the form of the chat template."""
-        plain = call_text(tool, self._task)
-        if self._parser.parse(plain, [tool]).calls:
+        """A call with arguments that the schema of the tool allows."""
+        return self.written([call_of(tool, self._task)], [tool])
+
+    def written(self, calls: Sequence[Json], tools: Sequence[Json]) -> str:
+        """Calls as JSON; if the parser does not take that, in the form of the chat template."""
+        plain = "\n".join(map(call_text, calls))
+        if self._parser.parse(plain, tools).calls:
             return plain
-        return self._codec.call_text([{"type": "function", "function": _call_of(tool, self._task)}]) or plain
+        return self._codec.call_text([{"type": "function", "function": call} for call in calls]) or plain
 
     def _given(self, asked: ChatRequest, number: int) -> PolicyInput:
         texts = [message["content"] for message in asked.messages]
@@ -149,7 +156,7 @@ async def check_black_box(context: Context) -> None:
                 context.report.skipped.append(f"some of the policies' episodes: {why}")
                 break
             played.append(await play(context, server, task, policy, index))
-            _find(context, played[-1])
+            find_problems(context, played[-1])
     finally:
         await server.close()
     for policy in policies:
@@ -166,33 +173,51 @@ def _why_stop(context: Context, played: Sequence[PlayedAgent]) -> str:
 
 async def play(context: Context, server: EndpointServer, task: Task, policy: TextPolicy, index: int) -> PlayedAgent:
     """Play one episode from beginning to end."""
-    timeout_s = min(context.settings.check.timeout_s, context.player.settings.rollout.episode_timeout_s)
-    settings = changed(context.player.settings, episode_timeout_s=timeout_s, max_requests=_max_requests(context))
     codec = context.player.codec
-    session = CheckedSession(context.cls, context.spec.source, settings.env)
-    model = ScriptedModel(codec, codec.parser, task, policy, seed=settings.run.seed, index=index)
+    model = ScriptedModel(codec, codec.parser, task, policy, seed=context.settings.run.seed, index=index)
+    return await play_model(context, server, task, model, name=policy.name, index=index)
+
+
+async def play_model(
+    context: Context,
+    server: EndpointServer,
+    task: Task,
+    model: ScriptedModel,
+    *,
+    name: str,
+    index: int = 0,
+    cls: AgentClass | None = None,
+    max_model_len: int = UNLIMITED,
+    **changes: Any,
+) -> PlayedAgent:
+    """Play one episode in which a scripted model answers; `cls` stands in for the agent's class, and `changes` are of settings."""
+    timeout_s = min(context.settings.check.timeout_s, context.player.settings.rollout.episode_timeout_s)
+    limits = {"episode_timeout_s": timeout_s, "max_requests": _max_requests(context), **changes}
+    settings = changed(context.player.settings, **limits)
+    session = CheckedSession(cls or context.cls, context.spec.source, settings.env)
     episode = model.episode = BlackBoxEpisode(
         GroupRequest(group_id=0, task=task, n_samples_per_prompt=1, version=0),
         index,
-        engine=SamplerEngine(model.sample, max_model_len=UNLIMITED, keeps_structure=True),
-        codec=codec,
+        engine=SamplerEngine(model.sample, max_model_len=max_model_len, keeps_structure=True),
+        codec=context.player.codec,
         env=session,
         settings=settings,
         server=server,
     )
-    return PlayedAgent(task=task, policy=policy.name, episode=episode, session=session, trajectories=await episode.run())
+    return PlayedAgent(task=task, policy=name, episode=episode, session=session, trajectories=await episode.run())
 
 
 def _max_requests(context: Context) -> int:
     return min(MAX_REQUESTS, context.settings.endpoint.max_requests)
 
 
-def call_text(tool: Json, task: Task) -> str:
-    """A call of a tool as a model writes it, with arguments of the types that its schema names."""
-    return f"<tool_call>\n{json.dumps(_call_of(tool, task))}\n</tool_call>"
+def call_text(call: Json) -> str:
+    """A call of a tool, by name and arguments, as a model writes it."""
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
-def _call_of(tool: Json, task: Task) -> Json:
+def call_of(tool: Json, task: Task) -> Json:
+    """Return a call of a tool, with arguments of the types that its schema names."""
     schema = tool["function"].get("parameters") or {}
     arguments = value_of({**schema, "type": "object"}, task)
     return {"name": tool["function"]["name"], "arguments": arguments}
@@ -263,7 +288,8 @@ def _described(one: PlayedAgent) -> list[str]:
     return [*lines, f"and {left} more"] if left > 0 else lines
 
 
-def _find(context: Context, one: PlayedAgent) -> None:
+def find_problems(context: Context, one: PlayedAgent) -> None:
+    """Report what was wrong with an episode."""
     trajectory, session = one.trajectories[0], one.episode.session
     which = f"(task {one.task.id!r}, policy {one.policy!r})"
     if session.last_refusal is not None:

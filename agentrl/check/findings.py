@@ -149,6 +149,7 @@ class Report:
         speed: Consequences of the times for the concurrency that was asked for.
         requests: Requests of a black-box agent: how many, refused, abandoned and streamed; tools; tokens of the prompts; branches and
             untrained answers by reason; and the first episode's requests in a line each.
+        harness: An agent program (``harness:NAME``): version, dialect, and what its sessions cost, refused and rewrote.
         prompts: Tokens of the first prompts, lowest, median and highest, and the context length.
         constant: The best constant answer: text, mean score, tasks.
         skipped: Checks that were not made, with the reason.
@@ -161,6 +162,7 @@ class Report:
     timing: list[dict[str, Any]] = field(default_factory=list)
     speed: dict[str, Any] = field(default_factory=dict)
     requests: dict[str, Any] = field(default_factory=dict)
+    harness: dict[str, Any] = field(default_factory=dict)
     prompts: dict[str, Any] = field(default_factory=dict)
     constant: dict[str, Any] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)

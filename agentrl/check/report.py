@@ -89,6 +89,7 @@ def _lines(report: Report) -> list[str]:
         lines.append(f"Speed: {load}; the environment allows {allowed}")
     if report.requests:
         lines += _request_lines(report.requests)
+    lines += _harness_lines(report.harness) if report.harness else []
     if prompts:
         tokens = f"{prompts['min']} to {prompts['max']} tokens (median {prompts['p50']})"
         lines.append(f"First prompts: {tokens}, context {prompts['max_model_len']}")
@@ -148,3 +149,34 @@ def _request_lines(asked: Mapping[str, Any]) -> list[str]:
     lines = [f"{head}{tokens}{tools}", f"Branches that were opened: {branches}"]
     lines += [f"Answers that would not be trained: {untrained}"] if untrained else []
     return [*lines, "Requests of the first episode:", *(f"  {line}" for line in asked["first"])]
+
+
+def _reasons(session: Mapping[str, Any]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in session["branches"].items())
+
+
+def _harness_lines(harness: Mapping[str, Any]) -> list[str]:
+    """Return the report of a program's sessions for people."""
+    other = f", tried: {harness['tried']}" if harness["version"] != harness["tried"] else ""
+    lines = [f"{harness['title']} {harness['version']}{other}, dialect {harness['dialect']}{', brief' if harness['brief'] else ''}"]
+    if session := harness.get("session"):
+        rows = ", ".join(map(str, session["rows"])) or "none"
+        helpers = ", ".join(f"{helper['tokens']} tokens ({helper['why']})" for helper in session["helpers"]) or "none"
+        rewritten = ", ".join(f"{change} {count}" for change, count in session["rewritten"].items()) or "nothing"
+        lines += [
+            f"Ten edits: {session['requests']} requests, {session['reads']} files read, {session['edits']} edits made",
+            f"First prompt: {session['first_prompt']} tokens",
+            f"Rows: {len(session['rows'])}, of {rows} tokens, {session['sampled']} sampled; {session['wasted']} tokens wasted",
+            f"Branches that were opened: {_reasons(session) or 'none'}; helpers: {helpers}",
+            f"Rewritten by the program: {rewritten}",
+        ]
+    if full := harness.get("small context"):
+        lines.append(f"Small context: {full['refused']} of {full['requests']} requests refused, {_end(full)}")
+    if failed := harness.get("failing engine"):
+        lines.append(f"Engine that fails once: {failed['retries']} marked retries, {_end(failed)}")
+    return lines
+
+
+def _end(session: Mapping[str, Any]) -> str:
+    opened = f"branches: {_reasons(session)}; " if session["branches"] else ""
+    return f"{opened}{'it goes on to its end' if session['ended'] else 'it gives up: ' + session['error']}"

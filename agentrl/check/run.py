@@ -22,6 +22,7 @@ from agentrl.check.context import Context
 from agentrl.check.determinism import check_determinism, random_states, seed_globals
 from agentrl.check.elsewhere import answer, check_elsewhere
 from agentrl.check.findings import CheckSettings, Report
+from agentrl.check.harness import check_harness
 from agentrl.check.learning import check_learning
 from agentrl.check.memory import check_memory, limit_memory
 from agentrl.check.play import make_player
@@ -35,6 +36,7 @@ from agentrl.check.text import check_leaks, check_text
 from agentrl.check.tokenizer import load_codec
 from agentrl.core.errors import ConfigError
 from agentrl.core.types import Task
+from agentrl.env.adapters.harness import HarnessAgent
 from agentrl.env.isolation import system
 from agentrl.env.isolation.guardian import stand_by
 from agentrl.env.load import AgentKind, load_agent, preload
@@ -71,9 +73,15 @@ def run_checks(
         player = make_player(settings, spec, codec, watch)
         context = Context(settings, spec, cls, player, report, watch, started, recorded, after_import=random_states())
         watch_background(report, context.where)
+        is_harness = issubclass(cls, HarnessAgent)
+        if is_harness:
+            report.env["tasks"] = 0  # unless some are given
+            emit("sessions", report)
+            asyncio.new_event_loop().run_until_complete(check_harness(context))
         emit("tasks", report)
-        read_tasks(context)
-        if spec.kind is AgentKind.BLACK_BOX:
+        if settings.data.prompts or not is_harness:
+            read_tasks(context)
+        if spec.kind is AgentKind.BLACK_BOX and (context.tasks or not is_harness):
             emit("run", report)
             asyncio.new_event_loop().run_until_complete(check_black_box(context))
         elif spec.kind is AgentKind.EXECUTOR:

@@ -26,6 +26,7 @@ from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
 from agentrl.core import sandboxes
 from agentrl.core.errors import ConfigError
+from agentrl.core.paths import absolute_names
 from agentrl.core.plugins import is_plugin, resolve_plugin
 from agentrl.core.redaction import HIDDEN
 from agentrl.core.remote import check_address
@@ -121,7 +122,10 @@ def _copies_have_checkpoints(config: TrainConfig) -> None:
 def _sandboxes_can_be_held(config: PlaySettings) -> None:
     chosen = config.sandbox
     if chosen.sandbox == "none":
-        refuse_set(chosen, ("sandbox_read",), "has no effect without a wall", "Leave out --sandbox none.")
+        refuse_set(chosen, ("sandbox_read", "sandbox_network"), "has no effect without a wall", "Leave out --sandbox none.")
+    if chosen.sandbox_network == "endpoint":
+        remedy = "Leave it out: a socket leads to the endpoint beside the rollout worker, without HTTPS."
+        refuse_set(config.endpoint, ("endpoint_url", "endpoint_certificate"), "does not go with --sandbox-network endpoint", remedy)
     if chosen.sandbox in ("local", "none"):
         refuse_set(chosen, ("sandbox_image",), "has no effect without containers", "Add --sandbox container.")
     _remote_sandboxes_can_be_reached(config)
@@ -156,8 +160,13 @@ HOLDERS = {
     "container": (sandboxes.CONTAINERS, sandboxes.CONTAINERS_REMEDY),
 }
 """Programs of which one holds the sandboxes of a kind, and what to do where there is none."""
-PROGRAMS = ("command:", "harbor:")
+PROGRAMS = ("command:", "harbor:", "harness:")
 """Agents that are programs, which always need a sandbox."""
+HARNESS = "harness:"
+JUDGED_PROGRAMS = ("command:", HARNESS)
+"""Agents that are programs and say themselves who judges them, or leave it to ``--reward``."""
+JUDGE, REWARD = "#judge=", "#reward="
+"""What begins the judge of a program in ``--agent``."""
 ISOLATION_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _limits_have_processes,
     _processes_can_be_held,
@@ -212,6 +221,8 @@ def _judged_agent(config: PlaySettings) -> str:
         return ANSWER
     if not urls:
         return given
+    if given.startswith(JUDGED_PROGRAMS):
+        return _judged_program(given, urls)
     if urls.endswith(".py"):
         agent = urls
     else:
@@ -220,6 +231,22 @@ def _judged_agent(config: PlaySettings) -> str:
     if given and HIDDEN not in given and given.partition("#")[0] != agent.partition("#")[0]:
         raise ConfigError("--remote-rm-url", urls, f"--agent {given} says already what judges", "Leave out one of the two.")
     return agent
+
+
+def _judged_program(given: str, file: str) -> str:
+    """A program with the reward function that judges what it prints."""
+    reward = f"{REWARD}{absolute_names(file)}"
+    if JUDGE in given or (REWARD in given and reward not in given):
+        raise ConfigError("--reward", file, f"--agent {given} says already what judges", "Leave out one of the two.")
+    if not file.endswith(".py"):
+        raise ConfigError("--reward", file, "is no Python file, and a program is judged by a function", "Write --reward file.py.")
+    return given if reward in given else f"{given}{reward}"
+
+
+def _programs_are_judged(config: PlaySettings) -> None:
+    agent = config.run.agent
+    if agent.startswith(HARNESS) and JUDGE not in agent and REWARD not in agent:
+        raise ConfigError("--agent", agent, "nothing says what a session is worth", "Add --reward file.py, or #judge=CMD to --agent.")
 
 
 def judged_by_models(config: PlaySettings) -> bool:
@@ -328,6 +355,7 @@ def _model_can_be_uploaded(config: TrainConfig) -> None:
 
 PLAY_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _agent_is_named,
+    _programs_are_judged,
     _reward_servers_can_be_asked,
     _reward_models_can_judge,
     *DATA_RULES,

@@ -146,8 +146,9 @@ class DataConfig:
     """Render a plain-text prompt as one user message with the chat template; off: use the text as it is."""
     system_prompt: str = ""
     """System message put before every chat prompt."""
-    remote_rm_url: str = ""
-    """Judge of single answers to ``--prompts``, without ``--agent``: URLs of reward servers with commas between, or a reward's file."""
+    remote_rm_url: Annotated[str, Alias("--reward")] = ""
+    """Judge of single answers to ``--prompts``, without ``--agent``: URLs of reward servers with commas between, or a reward's file. With a
+    program as ``--agent`` (``harness:NAME``, ``command:CMD``): the file of the reward function that judges what the program prints."""
     shuffle: bool = True
     """Draw tasks in an order derived from the seed and the epoch; off: in the given order."""
 
@@ -261,6 +262,9 @@ class SandboxConfig:
     podman or docker; ``remote`` on a machine with ``agentrl serve-sandboxes``; ``none`` has limits only, and no wall."""
     sandbox_read: Annotated[tuple[str, ...], ResumeMayChange] = ()
     """Files and folders that the programs may read, besides those of the system and of Python, or of the image."""
+    sandbox_network: Annotated[Literal["host", "endpoint"], ResumeMayChange] = "host"
+    """Network of programs that talk to the model (``command:``, ``harness:``, ``harbor:``): that of the machine (``host``), or nothing but
+    the ``endpoint``, through a socket. Other programs have none."""
     sandbox_image: Annotated[str, ResumeMayChange] = DEFAULT_IMAGE
     """Image of containers: a name, or the path of a Containerfile or of a folder with one, beginning with ``/`` or ``.``, built once."""
     sandbox_url: Annotated[str, ResumeMayChange] = ""

@@ -27,11 +27,13 @@ class ModelEndpoint:
         root: Address of the server: ``http://127.0.0.1:PORT``, or as ``--endpoint-host`` and ``--endpoint-url`` say.
         api_key: Key of this episode; after the episode it is refused.
         model: Name of the model; the endpoint takes any other name too.
+        max_model_len: Tokens that a conversation may have, by which programs plan their compaction; 0 if that is unknown.
     """
 
     root: str
     api_key: str
     model: str = "policy"
+    max_model_len: int = 0
 
     @property
     def base_url(self) -> str:

@@ -24,6 +24,7 @@ from agentrl.env.adapters.games import load_gem, load_textarena
 from agentrl.env.adapters.gymnasium import GymEnv
 from agentrl.env.adapters.gymnasium_vector import load_gym
 from agentrl.env.adapters.harbor import load_harbor
+from agentrl.env.adapters.harness import load_harness
 from agentrl.env.adapters.inspect_tasks import load_inspect
 from agentrl.env.adapters.nemo_gym import load_nemo_gym
 from agentrl.env.adapters.openenv import load_openenv
@@ -52,6 +53,7 @@ REWARDS = ("reward_func", "reward")
 SCHEMES: dict[str, Callable[[str], Any]] = {
     "gym": load_gym,
     "command": lambda spec: load_command(spec, load_agent),
+    "harness": lambda spec: load_harness(spec, load_agent),
     "reward": load_reward_servers,
     "answer": load_answer,
     "reasoning-gym": load_reasoning_gym,

@@ -110,6 +110,7 @@ class EpisodeSettings(PlaySettings):
             kind=chosen.sandbox,
             image=chosen.sandbox_image,
             read=chosen.sandbox_read,
+            network=chosen.sandbox_network,
             run=self.run_name,
             url=chosen.sandbox_url,
             max_starting=chosen.sandbox_max_starting,

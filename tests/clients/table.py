@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.harness import HARNESSES
+
 ROOT = Path(__file__).parents[2]
 PINNED = ROOT / "requirements" / "clients.txt"
-PI = re.search(r"^PI := \S+@(\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
 FORMS = {"chat": "Chat Completions", "responses": "Responses", "messages": "Messages"}
 
 
@@ -46,7 +47,7 @@ class Client:
     @property
     def version(self) -> str:
         if self.package == "pi":
-            return PI[1] if PI else ""
+            return HARNESSES["pi"].version
         return dict(re.findall(r"^([\w.-]+)==(\S+)", PINNED.read_text(), re.MULTILINE))[self.package]
 
     @property
@@ -104,5 +105,6 @@ CLIENTS = (
     Client(
         "mini-swe-agent", "mini-swe-agent", "mini_swe_agent", "chat", "chat", (call("bash", '{"command": "echo three > answer.txt"}'), ENDS)
     ),
+    *(Client(f"Inspect, {way}/", "inspect_ai", "inspect_eval", way, "chat", (ADDS, SAYS)) for way in ("vllm", "openai-api")),
     *(Client("pi (Node)", "pi", "pi_agent", form, form, (call("bash", '{"command": "echo three"}'), SAYS)) for form in FORMS),
 )

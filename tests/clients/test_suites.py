@@ -88,10 +88,14 @@ PUBLISHED = ("verifiers:stardata.envs.constraint_gym", "verifiers:sophistry-benc
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model with a context for prompts of 1,000 characters, of which it makes as many tokens."""
-    folder = tmp_path_factory.mktemp("model") / "long"
+    return long_model_in(tmp_path_factory.mktemp("model") / "long", 4096)
+
+
+def long_model_in(folder: Path, length: int) -> Path:
+    """Write the bundled model with a longer context; its positions are rotations, so it has the same weights."""
     shutil.copytree(tiny_model_path(), folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": length}))
     return folder
 
 

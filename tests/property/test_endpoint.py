@@ -1,8 +1,8 @@
 """Random agents on the endpoint: every sampled token is trained exactly once, or recorded with the reason why not; all requests replay.
 
-A made-up agent rewrites the calls that it sends back, edits, drops and reorders messages, compacts, calls tools side by side, forks,
-repeats requests and changes its system prompt. The reference knows nothing of the graph: it takes each request that reached the engine
-with the tokens sampled for it.
+A made-up agent rewrites the calls that it sends back, keeps or drops reasoning, edits, drops and reorders messages, compacts, calls tools
+side by side, forks, repeats requests, changes its system prompt, and has helpers for titles, summaries and probes. The reference knows
+nothing of the graph: it takes each request that reached the engine with the tokens sampled for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from tests.unit.rollout.templates import tokenizer
 
 CODECS = {family: ChatCodec(tokenizer(family)) for family in ("qwen_tools", "chatml", "gemma", "llama3")}
 TEXTS = ("three", "one two", f"<think>\nHm.\n</think>\n\n{CALL}", f"{CALL}\n{CALL}", "<think>\nSo.\n</think>\n\nfour", "")
-DEEDS = ("go on", "go on", "go on", "edit", "drop", "swap", "compact", "system", "tools", "fork", "again", "leave", "other")
+DEEDS = (
+    *("go on", "go on", "go on", "edit", "drop", "swap", "compact", "system", "tools", "fork", "again"),
+    *("leave", "other", "probe", "summary"),
+)
 
 
 class Agent:
@@ -56,6 +59,11 @@ class Agent:
             await self.ask(self.body([*self.messages, user("never mind")]), leaves=True)
         elif deed == "other":
             await self.ask({"model": "m", "messages": [user("Give this a title.")]})
+        elif deed == "probe":
+            await self.ask({**self.body([user("quota")]), "max_tokens": 1})
+        elif deed == "summary":
+            summary = await self.ask({"model": "m", "messages": [*self.messages, user("Summarize the above.")]})
+            self.messages = [user("Go on."), user(summary["content"] or "Nothing." if summary else "Nothing.")]
         else:
             self.change(deed)
             answer = await self.ask(self.body())
@@ -88,7 +96,10 @@ class Agent:
             call["function"]["arguments"] = json.dumps(changed, indent=1)
         if calls or content.strip():
             content = self.rng.choice((content, f"{content.strip()} \n", "" if calls else content))
-        self.messages.append({"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})})
+        thought = (
+            {"reasoning_content": message["reasoning_content"]} if message.get("reasoning_content") and self.rng.choice((0, 1)) else {}
+        )
+        self.messages.append({"role": "assistant", "content": content, **thought, **({"tool_calls": calls} if calls else {})})
         results = [{"role": "tool", "tool_call_id": call["id"], "content": call["id"]} for call in calls]
         self.messages += self.rng.sample(results, len(results)) or [user("more")]
 
@@ -123,7 +134,7 @@ async def play(family: str, deeds: list[str], seed: int) -> None:
         text = rng.choice(TEXTS)
         ids = codec.encode_text(text)[: rng.choice((5, 500))]
         ids = [*ids, *codec.turn_end_ids] if len(ids) != 5 else ids
-        samples[request.request_id] = request, ids
+        samples[request.request_id] = request, ids[: request.sampling.max_tokens]
         return ids
 
     engine = ScriptedEngine(answer=answer, max_model_len=3000, delay=lambda request: rng.choice((0.0, 0.001)))

@@ -10,12 +10,13 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agentrl.core.errors import EnvError, EnvLoadError, EnvResultError
 from agentrl.core.types import Task
+from agentrl.env.adapters.line import Line, line_to
 from agentrl.env.adapters.specs import FLAG
 from agentrl.env.agent import AgentClass, SamplingParams, StepResult
 from agentrl.env.black_box import BlackBoxAgent, ModelEndpoint
@@ -80,13 +81,12 @@ class CommandAgent(BlackBoxAgent):
     async def _act(self, task: Task, llm: ModelEndpoint, work: Path) -> str:
         """Run the program to its end, and return what it printed."""
         home = str(Path.home() if self.keeps_home else self._folder / "home")
-        return await self._run(self._words(task, llm, work), work, {**llm.env(), "HOME": home}, read=files_of(self.command))
+        async with line_to(llm, self._sandbox) as line:
+            return await self._run_on(line, self._words(task, line.llm, work), work, {"HOME": home}, files_of(self.command))
 
     def _words(self, task: Task, llm: ModelEndpoint, work: Path) -> list[str]:
-        text = task.prompt if isinstance(task.prompt, str) else "\n\n".join(str(message["content"]) for message in task.prompt)
-        addresses = (llm.model, llm.base_url, llm.anthropic_base_url, llm.api_key)
-        values = dict(zip(FIELDS, (text, task.id, str(work), *addresses), strict=True))
-        return [re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), word) for word in self.command]
+        values = values_of(task, llm, work)
+        return [filled(word, values) for word in self.command]
 
     async def _judge(self, task: Task, work: Path, output: str) -> StepResult:
         if self.reward is not None:
@@ -137,6 +137,11 @@ class CommandAgent(BlackBoxAgent):
             return {name: os.environ[name] for name in passed if name in os.environ}
         return child_environment(os.environ, passed)
 
+    async def _run_on(self, line: Line, words: list[str], work: Path, variables: dict[str, str], read: Sequence[str]) -> str:
+        """Run a program that talks to the model, as `_run` does."""
+        whole = [*line.words, *words]
+        return await self._run(whole, work, {**line.llm.env(), **variables}, read=(*read, *line.read), network=line.network)
+
     async def _run(
         self,
         words: list[str],
@@ -145,10 +150,10 @@ class CommandAgent(BlackBoxAgent):
         *,
         may_fail: bool = False,
         read: Sequence[str] = (),
-        network: bool = True,
+        network: bool | None = None,
     ) -> str:
         """Run a program to its end and return what it printed; nothing that it started is left. `EnvError` if it fails and must not."""
-        limits = self.process_limits
+        limits, network = self.process_limits, current_choice().network == "host" if network is None else network
         environment = {**self._passed(), **variables, "PWD": str(work)}
         ended = await self._sandbox.exec(
             *words, timeout_s=math.inf, env=environment, cwd=work, read=read, network=network, output=MAX_OUTPUT, keep="last"
@@ -160,6 +165,18 @@ class CommandAgent(BlackBoxAgent):
         return ended.output
 
 
+def values_of(task: Task, llm: ModelEndpoint, work: Path) -> dict[str, str]:
+    """Return what the names of `FIELDS` stand for in an episode."""
+    text = task.prompt if isinstance(task.prompt, str) else "\n\n".join(str(message["content"]) for message in task.prompt)
+    addresses = (llm.model, llm.base_url, llm.anthropic_base_url, llm.api_key)
+    return dict(zip(FIELDS, (text, task.id, str(work), *addresses), strict=True))
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with values in place of their names in braces; other braces stay."""
+    return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)
+
+
 def files_of(words: Sequence[str]) -> list[str]:
     """Return the words of a program that are files, which it has to see."""
     return [word for word in words if Path(word).is_absolute() and Path(word).is_file()]
@@ -167,24 +184,36 @@ def files_of(words: Sequence[str]) -> list[str]:
 
 def load_command(spec: str, load: Callable[[str], Any]) -> type[CommandAgent]:
     """Return the agent that ``command:CMD#judge=CMD`` or ``command:CMD#reward=file.py`` names; `load` is `agentrl.env.load.load_agent`."""
-    command, *parts = re.split(rf"#(?={'|'.join(OPTIONS)}=)", spec.partition(":")[2])
-    options = dict(part.split("=", 1) for part in parts)
+    command, options = split_options(spec)
     words = command_words(spec, command, FORM)
     if ("judge" in options) == ("reward" in options):
         raise EnvLoadError(FLAG, spec, "needs either a judge or a reward", FORM)
+    members, rest = judged_members(spec, options, load, FORM)
+    members |= {"command": words, "agent_spec": f"command:{shlex.join(words)}{rest}", "__doc__": command}
+    return type("".join(part.capitalize() for part in re.findall(r"\w+", Path(words[0]).stem)) or "Command", (CommandAgent,), members)
+
+
+def split_options(spec: str) -> tuple[str, dict[str, str]]:
+    """Return what stands between the scheme and the first of `OPTIONS`, and the options by name."""
+    first, *parts = re.split(rf"#(?={'|'.join(OPTIONS)}=)", spec.partition(":")[2])
+    return first, dict(part.split("=", 1) for part in parts)
+
+
+def judged_members(spec: str, options: Mapping[str, str], load: Callable[[str], Any], form: str) -> tuple[dict[str, Any], str]:
+    """Return the members of a class that say who judges and which files are there, and the options with absolute paths, as text."""
     files = options.get("files", "")
     if files and not Path(files).is_dir():
-        raise EnvLoadError(FLAG, spec, f"there is no folder {files!r}", FORM)
-    members: dict[str, Any] = {"command": words, "files": str(Path(files).absolute()) if files else "", "__doc__": command}
+        raise EnvLoadError(FLAG, spec, f"there is no folder {files!r}", form)
+    members: dict[str, Any] = {"files": str(Path(files).absolute()) if files else ""}
+    rest = f"#files={members['files']}" if files else ""
     if "judge" in options:
-        members["judge"] = _words_of(spec, options["judge"], FORM)
-        judged = f"judge={shlex.join(members['judge'])}"
-    else:
+        members["judge"] = _words_of(spec, options["judge"], form)
+        return members, f"#judge={shlex.join(members['judge'])}{rest}"
+    if "reward" in options:
         found = load(options["reward"])
         members["reward"] = found.load()
-        judged = f"reward={found.spec}"
-    members["agent_spec"] = f"command:{shlex.join(words)}#{judged}" + (f"#files={members['files']}" if files else "")
-    return type("".join(part.capitalize() for part in re.findall(r"\w+", Path(words[0]).stem)) or "Command", (CommandAgent,), members)
+        return members, f"#reward={found.spec}{rest}"
+    return members, rest
 
 
 def command_words(spec: str, command: str, form: str) -> tuple[str, ...]:

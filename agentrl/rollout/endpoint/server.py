@@ -81,7 +81,7 @@ class EndpointServer:
         self._number += 1
         number, secret = str(self._number), secrets.token_urlsafe(24)
         self._sessions[number] = secret, session
-        return ModelEndpoint(root=root, api_key=f"agentrl-{number}-{secret}")
+        return ModelEndpoint(root=root, api_key=f"agentrl-{number}-{secret}", max_model_len=session.max_model_len)
 
     async def end(self, llm: ModelEndpoint) -> None:
         """Refuse the key of an episode from now on."""

@@ -31,13 +31,17 @@ def checked(env: str, **settings: Any) -> Report:
     return check(settings_of(env, **settings), forked)
 
 
+def context_of(asked: CheckSettings) -> Context:
+    """The context of a check in this process, before anything is played."""
+    spec, report, watch = load_agent(asked.env), Report(), Watch()
+    player = make_player(asked, spec, load_codec(asked), watch)
+    return Context(asked, spec, preload(spec), player, report, watch, started=float("inf"))
+
+
 async def played(env: str, data: DataConfig | None = None, **settings: Any) -> Context:
     """The context of a check in this process, after the standard policies; what calls the model itself is not played."""
     asked = settings_of(env, **settings)
-    asked = asked if data is None else replace(asked, data=data)
-    spec, report, watch = load_agent(env), Report(), Watch()
-    player = make_player(asked, spec, load_codec(asked), watch)
-    context = Context(asked, spec, preload(spec), player, report, watch, started=float("inf"))
+    context = context_of(asked if data is None else replace(asked, data=data))
     read_tasks(context)
     if issubclass(context.cls, BlackBoxAgent):
         await check_black_box(context)

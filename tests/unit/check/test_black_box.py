@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agentrl.check.black_box import ScriptedModel, call_text, value_of
+from agentrl.check.black_box import ScriptedModel, call_of, call_text, value_of
 from agentrl.check.play import TextPolicy
 from agentrl.check.report import print_report
 from agentrl.core.types import Task
@@ -91,7 +91,7 @@ def test_a_scripted_call_has_the_form_that_the_parser_takes() -> None:
     calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
     assert codec.call_text(calls) == "<function=add>"
     assert ChatCodec(tokenizer("none")).call_text(calls) == ""
-    expected: list[tuple[AnswerParser, str]] = [(NamedCalls(), "<function=add>"), (JsonAnswerParser(), call_text(ADD, TASK))]
+    expected: list[tuple[AnswerParser, str]] = [(NamedCalls(), "<function=add>"), (JsonAnswerParser(), call_text(call_of(ADD, TASK)))]
     for parser, text in expected:
         model = ScriptedModel(codec, parser, TASK, policy, seed=0, index=0)
         assert model.call(ADD) == text
@@ -111,5 +111,5 @@ def test_a_scripted_answer_keeps_to_the_schema_that_a_request_asks_for() -> None
 def test_a_scripted_call_has_arguments_of_the_schema() -> None:
     kinds = {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}, "c": {"type": "string"}, "d": {"type": "array"}, "e": {"default": 5}}
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": kinds}}}
-    parts = JsonAnswerParser().parse(call_text(tool, Task("?", label="seven")), [tool])
+    parts = JsonAnswerParser().parse(call_text(call_of(tool, Task("?", label="seven"))), [tool])
     assert parts.calls == (("add", '{"a": 1, "b": "x", "c": "seven", "d": [], "e": 5}'),)

@@ -1,0 +1,145 @@
+"""``--agent harness:NAME``: one of the programs of `agentrl.harness` as a black-box agent, started and addressed as it wants it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agentrl.core.errors import EnvLoadError, EnvResultError
+from agentrl.core.plugins import suggest
+from agentrl.core.types import Task
+from agentrl.env.adapters.command import CommandAgent, filled, judged_members, split_options, values_of
+from agentrl.env.adapters.line import line_to
+from agentrl.env.adapters.specs import FLAG, check_options, class_name, split_spec
+from agentrl.env.agent import StepResult
+from agentrl.env.black_box import ModelEndpoint
+from agentrl.env.sandbox.spec import SandboxSpec
+from agentrl.harness import DIALECTS, HARNESSES, Harness
+
+_log = logging.getLogger(__name__)
+
+FORM = "Write harness:NAME[?brief=True&dialect=chat&program=PATH], then #reward=file.py or #judge=CMD, and #files=FOLDER for files."
+_OPTIONS: dict[str, Callable[[Any], bool]] = {
+    "brief": lambda value: isinstance(value, bool),
+    "dialect": lambda value: value in DIALECTS,
+    "program": lambda value: isinstance(value, str),
+}
+ANSWER_SHARE, MAX_ANSWER = 4, 8192
+"""Part of the context, and number of tokens at most, that a program is told to leave for one answer."""
+SYSTEM = "/usr"
+"""Folder of programs that sandboxes show in any case."""
+ROOMY = 200_000
+"""Context that a program is told of where nothing limits it."""
+
+
+class HarnessAgent(CommandAgent):
+    """One session of an agent program; its class says of which, and who judges it.
+
+    Attributes:
+        harness: The program.
+        program: Path of its executable.
+        places: Folders of its installation, which it has to see.
+        dialect: API that it speaks.
+        is_brief: True if its first request is kept short.
+    """
+
+    harness: ClassVar[Harness]
+    program: ClassVar[str] = ""
+    places: ClassVar[tuple[str, ...]] = ()
+    dialect: ClassVar[str] = ""
+    is_brief: ClassVar[bool] = False
+
+    async def _act(self, task: Task, llm: ModelEndpoint, work: Path) -> str:
+        """Write the program's settings into its home, run it to its end, and return what it printed."""
+        async with line_to(llm, self._sandbox) as line:
+            home = self._folder / "home"
+            values = {**values_of(task, line.llm, work), **self._own_values(line.llm, home)}
+            setups = (self.harness.start, *((self.harness.brief,) if self.is_brief else ()))
+            for name, text in ((name, text) for setup in setups for name, text in setup.files.items()):
+                await self._sandbox.write(f"home/{name}", filled(text, values))
+            own = {name: filled(text, values) for setup in setups for name, text in setup.variables.items()}
+            more = [word for setup in setups for word in setup.words]
+            words = [self.program, *(filled(word, values) for word in (*more, *self.harness.task))]
+            return await self._run_on(line, words, work, {"HOME": str(home), **own}, self.places)
+
+    def _own_values(self, llm: ModelEndpoint, home: Path) -> dict[str, str]:
+        context = min(llm.max_model_len or ROOMY, ROOMY)
+        address = llm.anthropic_base_url if self.dialect == "messages" else llm.base_url
+        values = {"home": str(home), "address": address, "api": self.harness.dialects[self.dialect], "model": llm.model}
+        values |= {"context": str(context), "answer": str(min(MAX_ANSWER, context // ANSWER_SHARE))}
+        return {**values, "named": filled(self.harness.named, values)}
+
+    async def _judge(self, task: Task, work: Path, output: str) -> StepResult:
+        if self.reward is None and not self.judge:
+            raise EnvResultError(f"harness: nothing judges the episode. {FORM}")
+        return await super()._judge(task, work, output)
+
+    def _spec(self) -> SandboxSpec:
+        spec, needs = super()._spec(), self.harness
+        return replace(spec, memory_mib=max(spec.memory_mib, needs.memory_mib), processes=max(spec.processes, needs.processes))
+
+
+def load_harness(spec: str, load: Callable[[str], Any]) -> type[HarnessAgent]:
+    """Return the agent for ``harness:NAME[?option=value&...][#reward=file.py|#judge=CMD][#files=FOLDER]``; `load` as in `load_command`."""
+    first, judged = split_options(spec)
+    name, options = split_spec(f":{first}")
+    harness = HARNESSES.get(name)
+    if harness is None:
+        remedy = suggest(name, list(HARNESSES)) or f"There is {', '.join(HARNESSES)}."
+        raise EnvLoadError(FLAG, spec, f"there is no harness {name!r}", remedy)
+    check_options(spec, options, _OPTIONS, FORM, FORM)
+    dialect, is_brief = options.get("dialect", next(iter(harness.dialects))), options.get("brief", False)
+    if dialect not in harness.dialects:
+        known = f"It speaks {', '.join(harness.dialects)}."
+        raise EnvLoadError(FLAG, spec, f"dialect = {dialect!r}: {harness.title} does not speak it", known)
+    asked = options.get("program", harness.program)
+    program = shutil.which(asked)
+    if program is None:
+        remedy = f"Install it ({harness.install}), or name it: harness:{name}?program=PATH."
+        raise EnvLoadError(FLAG, spec, f"there is no program {asked!r}", remedy)
+    path = Path(program).resolve()
+    _warn_of_version(harness, path)
+    members, rest = judged_members(spec, judged, load, FORM)
+    chosen = {"program": str(path), "dialect": dialect, "is_brief": is_brief}
+    members |= {**chosen, "harness": harness, "places": tuple(map(str, places_of(path))), "__doc__": harness.title}
+    members["agent_spec"] = f"harness:{name}?dialect={dialect}&brief={is_brief}&program={path}{rest}"
+    return type(class_name(name, "Harness"), (HarnessAgent,), members)
+
+
+def places_of(program: Path) -> list[Path]:
+    """Return the folders that a program needs of its installation: all its packages, and the interpreter of Node or Python."""
+    if modules := [parent for parent in program.parents if parent.name == "node_modules"]:
+        node = Path(shutil.which("node") or SYSTEM).resolve()
+        return [modules[-1], *([] if node.is_relative_to(SYSTEM) else [node.parent.parent])]
+    venv = next((parent for parent in program.parents if (parent / "pyvenv.cfg").is_file()), None)
+    return [program] if venv is None else [venv, *_interpreters(venv)]
+
+
+def _interpreters(venv: Path) -> Iterator[Path]:
+    """Folder of the Python of which a virtual environment was made."""
+    for line in (venv / "pyvenv.cfg").read_text(encoding="utf-8").splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "home":
+            yield Path(value.strip()).parent
+
+
+def version_of(harness: Harness, program: Path) -> str:
+    """Return the installed version of a program's package; "" if it cannot be told without running it."""
+    for parent in program.parents:
+        if parent.name == "node_modules" and (parent / harness.package / "package.json").is_file():
+            return str(json.loads((parent / harness.package / "package.json").read_text(encoding="utf-8")).get("version", ""))
+        pattern = f"lib/python*/site-packages/{harness.package.replace('-', '_')}-*.dist-info"
+        if found := next(parent.glob(pattern), None) if (parent / "pyvenv.cfg").is_file() else None:
+            return found.name.removesuffix(".dist-info").rpartition("-")[2]
+    return ""
+
+
+def _warn_of_version(harness: Harness, program: Path) -> None:
+    version = version_of(harness, program)
+    if version and version != harness.version:
+        _log.warning("%s is installed in version %s; %s was tried: %s", harness.title, version, harness.version, harness.install)
