@@ -7,6 +7,7 @@ SITE := .venv-site
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PI := @earendil-works/pi-coding-agent@0.74.2
+MCP := @modelcontextprotocol/server-everything@2026.8.31
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-deps
 # Whatever comes from an index is refused unless its bytes are those of requirements/; what builds it is installed before, from there too.
@@ -128,8 +129,8 @@ $(CLIENTS)/.installed: requirements/build.txt requirements/clients.txt requireme
 	@$(CLIENTS)/bin/python $(PINNED) -r requirements/build.txt
 	@$(CLIENTS)/bin/python $(PINNED) -r requirements/clients.txt
 	@$(CLIENTS)/bin/python $(PINNED) --target $(CLIENTS)/verifiers -r requirements/verifiers.txt
-	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(CLIENTS) "$(PI)"; \
-	  else echo "There is no npm: the tests of pi are skipped."; fi
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(CLIENTS) "$(PI)" "$(MCP)"; \
+	  else echo "There is no npm: the tests of pi and of the MCP server are skipped."; fi
 	@touch $@
 
 # Torch comes first and by itself, because its CPU build has an index of its own.

@@ -25,6 +25,7 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.record import MIB, RECORD_BYTES, TOKEN_BYTES, RecordConfig, TrackConfig, num_recorded
 from agentrl.config.reward import PenaltyConfig, RewardConfig
+from agentrl.config.sandbox import SandboxConfig
 from agentrl.config.sections import sections_of, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import restorable
@@ -249,16 +250,6 @@ class IsolationConfig:
     """Names of environment variables that an episode is given besides ``PATH``, ``HOME``, ``LANG``, ``PYTHON*`` and the like."""
     env_reuse: Count = 1
     """Episodes that a process plays one after another; 1 begins each in the state that importing the file left."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SandboxConfig:
-    """Sandboxes of programs that environments run."""
-
-    sandbox: Annotated[Literal["local", "none"], ResumeMayChange] = "local"
-    """``local`` hides other processes, files and the network from programs, and needs bubblewrap; ``none`` has limits only, and no wall."""
-    sandbox_read: Annotated[tuple[str, ...], ResumeMayChange] = ()
-    """Files and folders that the programs may read, besides those of the system and of Python."""
 
 
 @dataclass(frozen=True, kw_only=True)

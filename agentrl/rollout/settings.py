@@ -95,6 +95,7 @@ class EpisodeSettings(PlaySettings):
             threads=self.rollout.env_threads,
             process=process_limits(self.isolation),
             sandbox=SandboxChoice(kind=self.sandbox.sandbox, read=self.sandbox.sandbox_read),
+            mcp=self.sandbox.mcp,
         )
 
     @property

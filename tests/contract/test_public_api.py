@@ -44,6 +44,7 @@ NAMES = [
     "LearnerError",
     "LossInputs",
     "LossOptions",
+    "McpServer",
     "MemberSummary",
     "Message",
     "MetricsRow",
