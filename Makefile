@@ -123,12 +123,14 @@ $(SITE)/.installed: requirements/site.txt
 	@$(SITE)/bin/python $(PINNED) -r requirements/site.txt
 	@touch $@
 
-$(CLIENTS)/.installed: requirements/build.txt requirements/clients.txt requirements/verifiers.txt
+$(CLIENTS)/.installed: requirements/build.txt requirements/clients.txt requirements/verifiers.txt requirements/verifiers-v1.txt
 	@echo "Building $(CLIENTS): about 1 GB, a few minutes."
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(PINNED) -r requirements/build.txt
 	@$(CLIENTS)/bin/python $(PINNED) -r requirements/clients.txt
 	@$(CLIENTS)/bin/python $(PINNED) --target $(CLIENTS)/verifiers -r requirements/verifiers.txt
+	@test -x $(CLIENTS)/verifiers-v1/bin/python || $(PYTHON) -m venv $(CLIENTS)/verifiers-v1
+	@$(CLIENTS)/verifiers-v1/bin/python $(PINNED) -r requirements/verifiers-v1.txt
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(CLIENTS) "$(PI)" "$(MCP)"; \
 	  else echo "There is no npm: the tests of pi and of the MCP server are skipped."; fi
 	@touch $@
