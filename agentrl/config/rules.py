@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 import sys
@@ -23,7 +24,7 @@ from agentrl.config.record import RecordConfig
 from agentrl.config.reward import ANSWER, RewardConfig, reward_model_facts
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.config.sections import changed, refuse_set
-from agentrl.core import bubblewrap
+from agentrl.core import sandboxes
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import is_plugin, resolve_plugin
 from agentrl.core.redaction import HIDDEN
@@ -121,15 +122,40 @@ def _sandboxes_can_be_held(config: PlaySettings) -> None:
     chosen = config.sandbox
     if chosen.sandbox == "none":
         refuse_set(chosen, ("sandbox_read",), "has no effect without a wall", "Leave out --sandbox none.")
-    elif config.run.agent.startswith(PROGRAMS) and not config.run.ray_address and shutil.which(bubblewrap.PROGRAM) is None:
-        raise ConfigError(
-            "--sandbox", "local", f"{config.run.agent} runs programs, and there is no {bubblewrap.PROGRAM}", bubblewrap.REMEDY
-        )
+    if chosen.sandbox in ("local", "none"):
+        refuse_set(chosen, ("sandbox_image",), "has no effect without containers", "Add --sandbox container.")
+    _remote_sandboxes_can_be_reached(config)
+    programs, remedy = HOLDERS.get(chosen.sandbox, ((), ""))
+    is_needed = config.run.agent.startswith(PROGRAMS) and not config.run.ray_address
+    if programs and is_needed and not any(map(shutil.which, programs)):
+        problem = f"{config.run.agent} runs programs, and there is no {' or '.join(programs)}"
+        raise ConfigError("--sandbox", chosen.sandbox, problem, remedy)
     for path in chosen.sandbox_read:
         if not Path(path).is_absolute():
             raise ConfigError("--sandbox-read", path, "is no absolute path", f"Write {Path(path).absolute()}.")
 
 
+def _remote_sandboxes_can_be_reached(config: PlaySettings) -> None:
+    chosen = config.sandbox
+    if chosen.sandbox != "remote":
+        refuse_set(chosen, ("sandbox_url",), "has no effect on sandboxes of this machine", "Add --sandbox remote.")
+        return
+    if not chosen.sandbox_url.startswith(("http://", "https://")):
+        problem = "is no address of a server" if chosen.sandbox_url else "is missing"
+        raise ConfigError("--sandbox-url", chosen.sandbox_url, problem, "Write the http://HOST:PORT that agentrl serve-sandboxes printed.")
+    if not os.environ.get(sandboxes.KEY):
+        raise ConfigError(sandboxes.KEY, "", "is not set, and the server asks for it", "Set the key that agentrl serve-sandboxes printed.")
+    refuse_set(chosen, ("sandbox_read",), "names files of this machine, and the sandboxes are elsewhere", "Leave it out.")
+    if config.run.agent.startswith(PROGRAMS):
+        problem = f"{config.run.agent} works in a folder of this machine"
+        raise ConfigError("--sandbox", "remote", problem, "Choose --sandbox local or container.")
+
+
+HOLDERS = {
+    "local": ((sandboxes.BUBBLEWRAP,), sandboxes.BUBBLEWRAP_REMEDY),
+    "container": (sandboxes.CONTAINERS, sandboxes.CONTAINERS_REMEDY),
+}
+"""Programs of which one holds the sandboxes of a kind, and what to do where there is none."""
 PROGRAMS = ("command:", "harbor:")
 """Agents that are programs, which always need a sandbox."""
 ISOLATION_RULES: tuple[Callable[[PlaySettings], None], ...] = (

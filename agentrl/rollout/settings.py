@@ -52,6 +52,7 @@ class EpisodeSettings(PlaySettings):
         weighs_ratios: True if they are trained with importance ratios.
         straggler_policy: Limit of a group's wait for its last episodes; `None` if it waits until they end.
         close_timeout_s: Deadline of an environment's `close`, seconds.
+        run_name: Directory of the run, which containers bear as a label.
     """
 
     temperature: float = 1.0
@@ -59,6 +60,7 @@ class EpisodeSettings(PlaySettings):
     weighs_ratios: bool = False
     straggler_policy: StragglerPolicy | None = None
     close_timeout_s: float = 10.0
+    run_name: str = ""
 
     @property
     def sampling(self) -> Sampling:
@@ -94,8 +96,22 @@ class EpisodeSettings(PlaySettings):
             close_timeout_s=self.close_timeout_s,
             threads=self.rollout.env_threads,
             process=process_limits(self.isolation),
-            sandbox=SandboxChoice(kind=self.sandbox.sandbox, read=self.sandbox.sandbox_read),
+            sandbox=self.sandbox_choice,
             mcp=self.sandbox.mcp,
+        )
+
+    @property
+    def sandbox_choice(self) -> SandboxChoice:
+        """Settings of the sandboxes of programs."""
+        chosen = self.sandbox
+        return SandboxChoice(
+            kind=chosen.sandbox,
+            image=chosen.sandbox_image,
+            read=chosen.sandbox_read,
+            run=self.run_name,
+            url=chosen.sandbox_url,
+            max_starting=chosen.sandbox_max_starting,
+            max_running=chosen.sandbox_max_running,
         )
 
     @property
@@ -134,6 +150,7 @@ def episode_settings(config: PlaySettings, model: str) -> EpisodeSettings:
     own: dict[str, Any] = {"temperature": temperature_of(config)}
     if isinstance(config, TrainConfig):
         own |= {"is_training": True, "weighs_ratios": has_ratios(config.algo), "straggler_policy": _straggler_policy(config)}
+        own["run_name"] = str(config.training.run_dir or "")
     sections = {name: getattr(config, name) for name in sections_of(PlaySettings)}
     return changed(EpisodeSettings(**sections, **own), model=model)
 

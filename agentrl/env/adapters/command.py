@@ -21,6 +21,7 @@ from agentrl.env.agent import AgentClass, SamplingParams, StepResult
 from agentrl.env.black_box import BlackBoxAgent, ModelEndpoint
 from agentrl.env.boundary import EnvLimits, EnvSession, Threads, make_step_state
 from agentrl.env.isolation.system import ProcessLimits, child_environment, describe_end
+from agentrl.env.sandbox.files import make_beneath
 from agentrl.env.sandbox.sandbox import Sandbox
 from agentrl.env.sandbox.spec import SandboxSpec, current_choice
 
@@ -90,6 +91,8 @@ class CommandAgent(BlackBoxAgent):
     async def _judge(self, task: Task, work: Path, output: str) -> StepResult:
         if self.reward is not None:
             return await self._reward(self.reward, task, output)
+        # What stands there now may be a link, which only the judge's own sandbox may follow.
+        await asyncio.to_thread(make_beneath, self._folder, str(work.relative_to(self._folder)))
         label = task.label if isinstance(task.label, str) else json.dumps(task.label, default=str)
         home = Path(tempfile.mkdtemp(dir=self._folder))  # a new one: Python runs files that a program leaves in its home
         variables = {"AGENTRL_LABEL": label, "AGENTRL_TASK_ID": task.id, "HOME": str(home)}
@@ -127,6 +130,13 @@ class CommandAgent(BlackBoxAgent):
             await session.close()
             threads.close()
 
+    def _passed(self) -> dict[str, str]:
+        """Variables of this process that its programs are given; in a container those of its image take the place of most."""
+        passed = self.process_limits.passed
+        if self._sandbox.kind == "container":
+            return {name: os.environ[name] for name in passed if name in os.environ}
+        return child_environment(os.environ, passed)
+
     async def _run(
         self,
         words: list[str],
@@ -139,7 +149,7 @@ class CommandAgent(BlackBoxAgent):
     ) -> str:
         """Run a program to its end and return what it printed; nothing that it started is left. `EnvError` if it fails and must not."""
         limits = self.process_limits
-        environment = {**child_environment(os.environ, limits.passed), **variables, "PWD": str(work)}
+        environment = {**self._passed(), **variables, "PWD": str(work)}
         ended = await self._sandbox.exec(
             *words, timeout_s=math.inf, env=environment, cwd=work, read=read, network=network, output=MAX_OUTPUT, keep="last"
         )

@@ -6,10 +6,11 @@ There are no containers: the program, and then ``tests/test.sh``, run in the san
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
-import shutil
 import string
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
@@ -19,6 +20,7 @@ from agentrl.core.types import Task
 from agentrl.env.adapters.command import CommandAgent, command_words, files_of
 from agentrl.env.adapters.harbor_tasks import (
     DOCKERFILE,
+    REWARDS,
     TEST,
     TESTS,
     VERIFIER,
@@ -34,6 +36,7 @@ from agentrl.env.adapters.harbor_tasks import (
 from agentrl.env.adapters.specs import FLAG, class_name, split_spec
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import ModelEndpoint
+from agentrl.env.sandbox.files import copy_beneath, make_beneath, remove_beneath
 
 FORM = "Write harbor:FOLDER#agent=CMD {prompt}, where FOLDER is a task or holds tasks."
 FOLDER = "folder"
@@ -99,26 +102,40 @@ class HarborAgent(CommandAgent):
 
     async def _judge(self, task: Task, work: Path, output: str) -> StepResult:
         root, trial = self._folder, self._trial
-        tests, logs = root / TESTS.strip("/"), root / VERIFIER.strip("/")
-        await asyncio.to_thread(copy_tests, trial, tests, self._paths(root))
-        await asyncio.to_thread(shutil.rmtree, logs, ignore_errors=True)
-        await asyncio.to_thread(logs.mkdir, parents=True)
-        await asyncio.to_thread(work.mkdir, parents=True, exist_ok=True)
+        await asyncio.to_thread(self._lay_out, work)
         variables = {**self._variables(root), **resolved(trial.verifier_env, os.environ), "HOME": str(root / "home")}
         try:
             async with asyncio.timeout(trial.verifier_timeout_s):
-                printed = await self._run(["bash", str(tests / Path(TEST).name)], work, variables, may_fail=True)
+                printed = await self._run(["bash", str(root / TEST)], work, variables, may_fail=True)
         except TimeoutError:
             raise EnvError(
                 f"{trial.folder.name}/{TEST} did not end within {trial.verifier_timeout_s:g} s ([verifier] timeout_sec)"
             ) from None
-        rewards = read_rewards(logs, printed)
+        rewards = read_rewards(await self._reward_files(), printed)
         name = self.rewarded or ("reward" if "reward" in rewards or len(rewards) > 1 else next(iter(rewards)))
         if name not in rewards:
             raise EnvResultError(
                 f"the rewards of {trial.folder.name} are {', '.join(rewards)}; name the one to train on: harbor:FOLDER?reward=NAME"
             )
         return StepResult(rewards[name], info={other: value for other, value in rewards.items() if other != name}, truncated=self._is_late)
+
+    def _lay_out(self, work: Path) -> None:
+        """Bring in the tests, and empty the folder of rewards; whatever the agent has put in their places, also a link, is removed."""
+        root, tests = self._folder, TESTS.strip("/")
+        with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
+            copy_tests(self._trial, Path(scratch, "tests"), self._paths(root))
+            copy_beneath(root, tests, Path(scratch, "tests"))
+        for folder in (VERIFIER.strip("/"), str(work.relative_to(root))):
+            make_beneath(root, folder)
+        remove_beneath(root, VERIFIER.strip("/"))
+        make_beneath(root, VERIFIER.strip("/"))
+
+    async def _reward_files(self) -> dict[str, str]:
+        files = {}
+        for name in REWARDS:
+            with contextlib.suppress(FileNotFoundError):
+                files[name] = (await self._sandbox.read(f"{VERIFIER.strip('/')}/{name}")).decode(errors="replace")
+        return files
 
     def _paths(self, root: Path) -> dict[str, str]:
         return {place: str(root / place.strip("/")) for place in self._trial.places}

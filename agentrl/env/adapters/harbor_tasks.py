@@ -253,7 +253,7 @@ def copy_step(step: Step, root: Path) -> None:
 
 
 def copy_tests(task: HarborTask, target: Path, paths: Mapping[str, str]) -> None:
-    """Copy the tests anew, with paths below the root in place of those of the container."""
+    """Copy the tests to a new folder, with paths below the root in place of those of the container."""
 
     def copy(source: str, file: str) -> None:
         shutil.copy2(source, file)
@@ -265,7 +265,6 @@ def copy_tests(task: HarborTask, target: Path, paths: Mapping[str, str]) -> None
         if "\0" not in text and (replaced := with_paths(text, paths)) != text:
             Path(file).write_text(replaced, encoding="utf-8")
 
-    shutil.rmtree(target, ignore_errors=True)  # the agent may have left something there
     shutil.copytree(task.folder / "tests", target, copy_function=copy)
 
 
@@ -281,18 +280,23 @@ def resolved(variables: Mapping[str, str], environment: Mapping[str, str]) -> di
     return {name: re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value_of, value) for name, value in variables.items()}
 
 
-def read_rewards(folder: Path, printed: str) -> dict[str, float]:
-    """The rewards that the tests wrote, by name; `EnvResultError` if there are none, or if one is no finite number."""
-    file = next((folder / name for name in REWARDS if (folder / name).is_file()), None)
-    if file is None:
+def read_rewards(files: Mapping[str, str], printed: str) -> dict[str, float]:
+    """The rewards that the tests wrote, by name; `EnvResultError` if there are none, or if one is no finite number.
+
+    Args:
+        files: Content of those of `REWARDS` that are there.
+        printed: Output of the tests.
+    """
+    name = next((name for name in REWARDS if name in files), "")
+    if not name:
         last = (printed.strip().splitlines() or [""])[-1][-200:]
         raise EnvResultError(f"{TEST} wrote neither {' nor '.join(f'{VERIFIER}/{name}' for name in REWARDS)}; it printed last: {last!r}")
-    text = file.read_text(encoding="utf-8", errors="replace")
+    text = files[name]
     try:
-        found = json.loads(text) if file.suffix == ".json" else float(text)
-        rewards = {str(name): float(value) for name, value in (found if isinstance(found, dict) else {"reward": found}).items()}
+        found = json.loads(text) if name.endswith(".json") else float(text)
+        rewards = {str(key): float(value) for key, value in (found if isinstance(found, dict) else {"reward": found}).items()}
     except (ValueError, TypeError):
         rewards = {}
     if not rewards or not all(map(math.isfinite, rewards.values())):
-        raise EnvResultError(f"{TEST} wrote {text[:80]!r} to {VERIFIER}/{file.name}; it must be a number, or in JSON an object of numbers")
+        raise EnvResultError(f"{TEST} wrote {text[:80]!r} to {VERIFIER}/{name}; it must be a number, or in JSON an object of numbers")
     return rewards

@@ -2,6 +2,7 @@
 
 Run as ``python -I -S system.py LIMITS OWNER TELL PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the program,
 so that between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
+Run as ``... guard OWNER PROGRAM ARGUMENT...`` it stands over a program that makes containers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -111,6 +113,8 @@ def _limit(kind: int, value: int) -> None:
 
 
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NAME, _SET_SUBREAPER = 1, 4, 15, 36
+GUARD = "guard"
+ABORT_S, ABORT_AGAIN_S = 20.0, 0.1
 _PAGE = resource.getpagesize()
 _ROUNDS = 200
 
@@ -257,10 +261,50 @@ def _outlive(program: int, owner: int) -> NoReturn:
             os._exit(code if code >= 0 else 128 - code)
 
 
+def guard(owner: int, words: list[str]) -> NoReturn:
+    """Run a program that itself runs others in containers, and end as it does.
+
+    Args:
+        owner: End of a pipe. When it closes, the programs in containers are killed, again and again, so that the program fails and
+            removes what it made; it is killed itself only if that takes too long.
+        words: The program and its arguments.
+    """
+    become("agentrl-guard", death_signal=0)
+    os.set_inheritable(owner, False)
+    program = os.posix_spawnp(words[0], words, os.environ)
+    threading.Thread(target=_abort, args=(owner,), daemon=True).start()
+    while True:
+        pid, status = os.wait()
+        if pid == program:
+            os._exit(os.waitstatus_to_exitcode(status) % 256)
+
+
+def _abort(owner: int) -> None:
+    os.read(owner, 1)
+    outside = os.readlink("/proc/self/ns/pid")
+    for _ in range(int(ABORT_S / ABORT_AGAIN_S)):
+        send((pid for pid in _descendants() if _namespace(pid) not in (outside, "")), signal.SIGKILL)
+        time.sleep(ABORT_AGAIN_S)
+    send(_descendants(), signal.SIGKILL)
+
+
+def _descendants() -> list[int]:
+    return [pid for pid in families(processes(), [os.getpid()])[os.getpid()] if pid != os.getpid()]
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
 def _end_with(owner: int) -> NoReturn:
     os.read(owner, 1)
     os._exit(128 + signal.SIGKILL)
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == GUARD:
+        guard(int(sys.argv[2]), sys.argv[3:])
     main(ProcessLimits(**json.loads(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

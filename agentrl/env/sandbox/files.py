@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from agentrl.core.errors import SandboxError
@@ -11,6 +15,7 @@ from agentrl.env.isolation.system import MIB
 
 MAX_FILE = 16 * MIB
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read_beneath(folder: Path, name: str, limit: int = MAX_FILE) -> bytes:
@@ -20,42 +25,112 @@ def read_beneath(folder: Path, name: str, limit: int = MAX_FILE) -> bytes:
         FileNotFoundError: If there is none.
         SandboxError: If the name leads out of the folder, or to no plain file, or the file is too large.
     """
-    descriptor = _open(folder, name, os.O_RDONLY)
-    with os.fdopen(descriptor, "rb") as file:
+    with _parent(folder, name) as (parent, last), os.fdopen(_plain(parent, last, name, os.O_RDONLY), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise SandboxError(f"{name!r} holds more than {limit} bytes; read it with a program in the sandbox")
+        raise too_large(name, limit)
     return data
+
+
+def too_large(name: str, limit: int) -> SandboxError:
+    """Return the error for a file with more than `limit` bytes."""
+    return SandboxError(f"{name!r} holds more than {limit} bytes; read it with a program in the sandbox")
 
 
 def write_beneath(folder: Path, name: str, data: bytes) -> None:
     """Write a file, and the folders above it; raises as `read_beneath` does."""
-    descriptor = _open(folder, name, os.O_WRONLY | os.O_CREAT)
-    with os.fdopen(descriptor, "wb") as file:
+    with (
+        _parent(folder, name, make=True) as (parent, last),
+        os.fdopen(_plain(parent, last, name, os.O_WRONLY | os.O_CREAT), "wb") as file,
+    ):
         file.truncate()
         file.write(data)
 
 
-def _open(folder: Path, name: str, flags: int) -> int:
+def make_beneath(folder: Path, name: str) -> None:
+    """Make a folder and those above it, unless they are there; a link or a file in their place is removed."""
     parts = PurePosixPath(name).parts
-    if not parts or parts[0] == "/" or ".." in parts:
+    for number in range(1, len(parts) + 1):
+        place = "/".join(parts[:number])
+        try:
+            with _parent(folder, f"{place}/.", make=True):
+                continue
+        except SandboxError:
+            remove_beneath(folder, place)
+        with _parent(folder, f"{place}/.", make=True):
+            pass
+
+
+def remove_beneath(folder: Path, name: str) -> None:
+    """Remove a file, a link or a folder with all that is in it, if it is there; raises as `read_beneath` does."""
+    with contextlib.suppress(FileNotFoundError), _parent(folder, name) as (parent, last):
+        _remove(parent, last)
+
+
+def copy_beneath(folder: Path, name: str, source: Path) -> None:
+    """Replace a file or folder by a copy of `source`; raises as `read_beneath` does."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:  # on the same disk, and out of reach
+        copy = Path(scratch) / "copy"
+        if source.is_dir():
+            shutil.copytree(source, copy, symlinks=True)
+        else:
+            shutil.copy2(source, copy)
+        with _parent(folder, name, make=True) as (parent, last):
+            _remove(parent, last)
+            os.rename(copy, last, dst_dir_fd=parent)
+
+
+def copy_out_beneath(folder: Path, name: str, target: Path) -> None:
+    """Make the folder `target` with the plain files of a folder, without links and devices; raises as `read_beneath` does."""
+    with _parent(folder, f"{name}/.") as (parent, last):
+        for place, _, names, here in os.fwalk(last, dir_fd=parent):
+            inside = target / os.path.relpath(place, last)
+            inside.mkdir(parents=True, exist_ok=True)
+            for inner in names:
+                with (
+                    contextlib.suppress(SandboxError, OSError),
+                    os.fdopen(_plain(here, inner, inner, os.O_RDONLY), "rb") as file,
+                    (inside / inner).open("wb") as copy,
+                ):
+                    shutil.copyfileobj(file, copy)
+
+
+@contextlib.contextmanager
+def _parent(folder: Path, name: str, make: bool = False) -> Iterator[tuple[int, str]]:
+    """Open the folder that holds a file, and give it with the last part of the name; ``name/.`` opens the folder `name` itself."""
+    parts = [*PurePosixPath(name).parts, *(["."] if name.endswith("/.") else [])]
+    if not parts or parts == ["."] or parts[0] == "/" or ".." in parts:
         raise SandboxError(f"{name!r} is no path below the folder of the sandbox; write a relative one")
     here = os.open(folder, _FOLDER)
     try:
         for part in parts[:-1]:
-            if flags & os.O_CREAT and part not in os.listdir(here):
-                os.mkdir(part, 0o755, dir_fd=here)
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o755, dir_fd=here)
             inner = os.open(part, _FOLDER, dir_fd=here)
             os.close(here)
             here = inner
-        found = os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=here)
+        yield here, parts[-1]
     except FileNotFoundError:
         raise
     except OSError as error:
         raise SandboxError(f"{name!r} of a sandbox cannot be opened: {error.strerror}; links are not followed") from error
     finally:
         os.close(here)
-    if not stat.S_ISREG(os.fstat(found).st_mode):
-        os.close(found)
+
+
+def _plain(parent: int, last: str, name: str, flags: int) -> int:
+    descriptor = os.open(last, flags | _PLAIN, 0o644, dir_fd=parent)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise SandboxError(f"{name!r} of a sandbox is no plain file")
-    return found
+    return descriptor
+
+
+def _remove(parent: int, last: str) -> None:
+    try:
+        os.unlink(last, dir_fd=parent)
+    except FileNotFoundError:
+        return
+    except OSError:  # a folder
+        shutil.rmtree(last, dir_fd=parent)

@@ -24,14 +24,34 @@ _root: tuple[int, Path] | None = None  # the process that made it, which forks d
 _pipe: tuple[int, int, int] | None = None  # the process that made it, and its ends
 
 
-def make_folder() -> Path:
-    """Return a new, empty folder that disappears with this process."""
+def own_root() -> Path:
+    """Return the folder of all sandboxes of this process, whose path is also the name of their owner."""
     global _root
     if _root is None or _root[0] != os.getpid():
         remove_abandoned()
         _root = os.getpid(), _locked()
         atexit.register(_remove_own, *_root)
-    return Path(tempfile.mkdtemp(dir=_root[1]))
+    return _root[1]
+
+
+def make_folder() -> Path:
+    """Return a new, empty folder that disappears with this process."""
+    return Path(tempfile.mkdtemp(dir=own_root()))
+
+
+def is_abandoned(root: Path) -> bool:
+    """Return True if the process is gone that made a folder with `own_root`."""
+    try:
+        descriptor = os.open(root / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def owner_pipe() -> int:

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from agentrl.core.bubblewrap import PROGRAM, REMEDY
 from agentrl.core.errors import SandboxError
+from agentrl.core.sandboxes import BUBBLEWRAP, BUBBLEWRAP_REMEDY
 from agentrl.env.isolation import system
 from agentrl.env.isolation.system import MIB
 from agentrl.env.sandbox.spec import SandboxSpec
@@ -39,9 +39,9 @@ def new_user() -> int | None:
     return FIRST_USER + secrets.randbelow(NUM_USERS) if _may_take_users() else None
 
 
-def wall(spec: SandboxSpec, user: int | None, folder: Path, cwd: Path) -> list[str]:
+def wall(spec: SandboxSpec, user: int | None, folder: Path, cwd: str) -> list[str]:
     """Return the words that stand before those of a program, to put it behind the wall; `folder` is its own, under the same name."""
-    words = [PROGRAM, "--die-with-parent", "--as-pid-1", "--hostname", "sandbox", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+    words = [BUBBLEWRAP, "--die-with-parent", "--as-pid-1", "--hostname", "sandbox", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     words += [] if spec.network else ["--unshare-net"]
     words += ["--cap-drop", "ALL"]
     if user is None:
@@ -54,7 +54,7 @@ def wall(spec: SandboxSpec, user: int | None, folder: Path, cwd: Path) -> list[s
         if not any(Path(path).is_relative_to(above) for above in shown):
             words += [*_parents(path), "--ro-bind-try", path, path]
             shown.append(path)
-    words += [*_parents(str(folder)), "--bind", str(folder), str(folder), "--chdir", str(cwd)]
+    words += [*_parents(str(folder)), "--bind", str(folder), str(folder), "--chdir", cwd]
     if user is not None:
         # A process that changes its user forgets that it is to end with its parent.
         words += [
@@ -76,13 +76,13 @@ def check_local() -> None:
     Raises:
         SandboxError: If it does not stand on this machine.
     """
-    if shutil.which(PROGRAM) is None:
-        raise SandboxError(f"--sandbox local needs the program {PROGRAM}. {REMEDY}.")
+    if shutil.which(BUBBLEWRAP) is None:
+        raise SandboxError(f"--sandbox local needs the program {BUBBLEWRAP}. {BUBBLEWRAP_REMEDY}.")
     with tempfile.TemporaryDirectory() as folder:
-        words = [*wall(SandboxSpec(), new_user(), Path(folder), Path(folder)), "true"]
+        words = [*wall(SandboxSpec(), new_user(), Path(folder), folder), "true"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)
     if done.returncode:
-        raise SandboxError(f"--sandbox local does not work on this machine: {done.stderr.strip()[-300:]}. {REMEDY}.")
+        raise SandboxError(f"--sandbox local does not work on this machine: {done.stderr.strip()[-300:]}. {BUBBLEWRAP_REMEDY}.")
 
 
 def _visible(spec: SandboxSpec) -> Iterator[str]:

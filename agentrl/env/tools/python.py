@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 
 from agentrl.env.sandbox.sandbox import Sandbox
 from agentrl.env.sandbox.spec import ExecResult, SandboxSpec
@@ -38,7 +37,7 @@ async def run_python(code: str, timeout_s: float = PYTHON_TIMEOUT_S, memory_mib:
     """
     spec = SandboxSpec(memory_mib=memory_mib, cpu_s=math.ceil(timeout_s) + 1, file_mib=16, disk_mib=64)
     async with Sandbox(spec) as sandbox:
-        words = (sys.executable, "-I", "-c", _FROM_STDIN)
+        words = (sandbox.python, "-I", "-c", _FROM_STDIN)
         result = await sandbox.exec(*words, stdin=code.encode(errors="replace"), timeout_s=timeout_s, output=PYTHON_OUTPUT_BYTES)
     stopped = _reason(result, timeout_s, spec)
     return "\n".join(filter(None, (result.output.rstrip("\n"), stopped and f"[{stopped}]")))

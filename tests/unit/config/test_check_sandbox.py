@@ -1,5 +1,7 @@
 """Settings of sandboxes."""
 
+from pathlib import Path
+
 import pytest
 
 from agentrl.config.rules import ISOLATION_RULES
@@ -21,6 +23,8 @@ def test_settings_reach_the_environments() -> None:
     assert episode_settings(config, "m").env.sandbox == SandboxChoice(kind="none")
     config = changed(TrainConfig(), sandbox_read=("/opt/tools",))
     assert episode_settings(config, "m").env.sandbox == SandboxChoice(read=("/opt/tools",))
+    config = changed(TrainConfig(), sandbox="container", sandbox_image="./box", run_dir=Path("runs/one"))
+    assert episode_settings(config, "m").env.sandbox == SandboxChoice(kind="container", image="./box", run="runs/one")
 
 
 def test_without_bubblewrap_programs_are_refused_and_other_environments_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +35,8 @@ def test_without_bubblewrap_programs_are_refused_and_other_environments_are_not(
         with pytest.raises(ConfigError, match="runs programs, and there is no bwrap") as caught:
             check(agent)
         assert caught.value.field == "--sandbox"
+        with pytest.raises(ConfigError, match=r"runs programs, and there is no podman or docker.*apt-get install podman"):
+            check(agent, sandbox="container")
 
 
 def test_a_path_is_absolute_and_needs_a_wall() -> None:
@@ -39,3 +45,9 @@ def test_a_path_is_absolute_and_needs_a_wall() -> None:
         check("env.py", sandbox_read=("tools",))
     with pytest.raises(ConfigError, match="has no effect without a wall"):
         check("env.py", sandbox="none", sandbox_read=("/opt/tools",))
+
+
+def test_an_image_is_for_containers() -> None:
+    check("env.py", sandbox="container", sandbox_image="debian")
+    with pytest.raises(ConfigError, match="has no effect without containers"):
+        check("env.py", sandbox_image="debian")

@@ -78,6 +78,19 @@ async def test_what_the_agent_leaves_of_tests_and_rewards_is_removed(tmp_path: P
     assert "wrote neither /logs/verifier/reward.json nor /logs/verifier/reward.txt" in (trajectory.error or "")
 
 
+async def test_links_that_the_agent_leaves_are_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    (precious / "verifier").mkdir(parents=True)
+    for name in ("test.sh", "verifier/reward.txt"):
+        (precious / name).write_text("1")
+    plant = f"rm -rf ../tests ../logs ../app; for name in tests logs app; do ln -s {precious} ../$name; done"
+    test = "test -L /app || test -L /tests || test -L /logs; echo $? > /logs/verifier/reward.txt\n"
+    trajectory = await played(f"harbor:{written(tmp_path, tests__test_sh=test)}{AGENT}", plant, "DONE")
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
+    assert sorted(str(path.relative_to(precious)) for path in precious.rglob("*")) == ["test.sh", "verifier", "verifier/reward.txt"]
+    assert {path.read_text() for path in precious.rglob("*") if path.is_file()} == {"1"}
+
+
 async def test_an_agent_that_takes_too_long_is_judged_by_what_it_has_done(tmp_path: Path) -> None:
     task = written(tmp_path, task_toml="[agent]\ntimeout_sec = 2.0\n")
     slow = f"sh -c '\"$@\"; sleep 60' sh {AGENT.removeprefix('#agent=')}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,14 +16,22 @@ import pytest
 from agentrl.core.errors import SandboxError
 from agentrl.env.isolation.system import processes
 from agentrl.env.sandbox import folders, local
+from agentrl.env.sandbox.files import copy_beneath, copy_out_beneath, make_beneath, remove_beneath
 from agentrl.env.sandbox.sandbox import Sandbox
 from agentrl.env.sandbox.spec import ExecResult, Kind, SandboxChoice, SandboxSpec, use_choice
-from tests.sandboxes import needs_sandbox
+from tests.sandboxes import IMAGE, container_engine, needs_sandbox
 
 pytestmark = pytest.mark.anyio
 
-KINDS = [pytest.param("local", marks=needs_sandbox), "none"]
-both = pytest.mark.parametrize("kind", KINDS)
+KINDS = [pytest.param("local", marks=needs_sandbox), "none", pytest.param("container", marks=pytest.mark.slow)]
+every = pytest.mark.parametrize("kind", KINDS)
+
+
+def spec_of(kind: Kind, **limits: int) -> SandboxSpec:
+    """A spec for a kind of sandbox; skips the test where there are no containers."""
+    if kind == "container":
+        container_engine()
+    return SandboxSpec(kind=kind, image=IMAGE, **limits)  # type: ignore[arg-type]
 
 
 def running(word: str) -> list[int]:
@@ -41,17 +48,17 @@ def running(word: str) -> list[int]:
 
 
 async def sh(line: str, kind: Kind = "local", timeout_s: float = 20.0, **limits: int) -> ExecResult:
-    async with Sandbox(SandboxSpec(kind=kind, **limits)) as sandbox:  # type: ignore[arg-type]
+    async with Sandbox(spec_of(kind, **limits)) as sandbox:
         return await sandbox.exec("sh", "-c", line, timeout_s=timeout_s)
 
 
-@both
+@every
 async def test_files_stay_from_one_program_to_the_next(kind: Kind) -> None:
-    async with Sandbox(SandboxSpec(kind=kind)) as sandbox:
-        sandbox.write("in/a.txt", "hello")
+    async with Sandbox(spec_of(kind)) as sandbox:
+        await sandbox.write("in/a.txt", "hello")
         first = await sandbox.exec("sh", "-c", "cat in/a.txt; cat > b.txt; exit 3", stdin=b"given")
         assert first == ExecResult(code=3, output="hello", ended="exit")
-        sandbox.write("b2.txt", sandbox.read("b.txt"))
+        await sandbox.write("b2.txt", await sandbox.read("b.txt"))
         assert (await sandbox.exec("cat", "b.txt", "b2.txt")).output == "givengiven"
         folder = sandbox.folder
         assert (await sandbox.exec("pwd")).output.strip() == str(folder)
@@ -60,7 +67,7 @@ async def test_files_stay_from_one_program_to_the_next(kind: Kind) -> None:
         _ = sandbox.folder
 
 
-@both
+@every
 @pytest.mark.parametrize(
     ("line", "ended", "limits"),
     [
@@ -68,14 +75,14 @@ async def test_files_stay_from_one_program_to_the_next(kind: Kind) -> None:
         ("yes", "output", {}),
         ("for i in 1 2 3 4 5 6 7 8 9; do head -c 3000000 /dev/zero > $i; done; sleep 60", "disk", {"disk_mib": 8}),
         (
-            f"for i in 1 2 3; do {sys.executable} -S -c 'x = b\"1\" * 60 * 2**20; import time; time.sleep(60)' & done; wait",
+            "for i in 1 2 3; do PYTHON -S -c 'x = b\"1\" * 60 * 2**20; import time; time.sleep(60)' & done; wait",
             "memory",
             {"memory_mib": 80},
         ),
     ],
 )
 async def test_a_limit_ends_a_program(kind: Kind, line: str, ended: str, limits: dict[str, int]) -> None:
-    result = await sh(line, kind, 3.0, **limits)
+    result = await sh(line.replace("PYTHON", "python3" if kind == "container" else sys.executable), kind, 3.0, **limits)
     assert result.ended == ended
     assert len(result.output) <= 64 * 1024
     if ended in ("disk", "memory"):
@@ -83,21 +90,21 @@ async def test_a_limit_ends_a_program(kind: Kind, line: str, ended: str, limits:
             result.check()
 
 
-@both
+@every
 async def test_a_signal_is_told_from_an_exit(kind: Kind) -> None:
     assert (await sh("kill -ABRT $$", kind)).code == -signal.SIGABRT
     assert (await sh("exit 42", kind)).check().code == 42
     assert "no-such-program" in (await sh("exec no-such-program", kind)).output
 
 
-@both
+@every
 async def test_the_end_of_much_output_may_be_kept(kind: Kind) -> None:
-    async with Sandbox(SandboxSpec(kind=kind)) as sandbox:
+    async with Sandbox(spec_of(kind)) as sandbox:
         result = await sandbox.exec("sh", "-c", "seq 100000", output=20, keep="last")
     assert result == ExecResult(code=0, output="\n99998\n99999\n100000\n", ended="exit")
 
 
-@both
+@every
 async def test_what_is_left_behind_is_ended_before_the_result(kind: Kind) -> None:
     assert (await sh("setsid sleep 3581 >/dev/null 2>&1 & sleep 0.1; echo $!", kind)).code == 0
     assert running("3581") == []
@@ -109,6 +116,25 @@ async def test_what_is_left_behind_is_ended_before_the_result(kind: Kind) -> Non
     with pytest.raises(asyncio.CancelledError):
         await task
     assert running("3583") == []
+
+
+@every
+async def test_files_that_a_program_leaves_count_when_it_has_ended_too(kind: Kind) -> None:
+    result = await sh("for i in 1 2 3 4 5 6 7 8 9; do head -c 3000000 /dev/zero > $i; done", kind, disk_mib=8)
+    assert result.ended == "disk"
+
+
+@every
+async def test_a_machine_without_memory_or_disk_is_a_failure_and_no_outcome(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "agentrl.env.sandbox." + ("in_container" if kind == "container" else "processes")
+    monkeypatch.setattr(f"{module}.num_killed_of_machine", lambda: -1)
+    with pytest.raises(SandboxError, match="this machine ran out of memory"):
+        await sh("kill -9 $$", kind)
+    assert (await sh("exit 3", kind)).code == 3
+    monkeypatch.setattr("agentrl.env.sandbox.in_folder.free_bytes", lambda folder: 0)
+    with pytest.raises(SandboxError, match=r"the disk of .* is full"):
+        await sh("exit 3", kind)
+    assert (await sh("true", kind)).code == 0
 
 
 @needs_sandbox
@@ -152,16 +178,39 @@ async def test_no_link_leads_outside(tmp_path: Path) -> None:
         await sandbox.exec("sh", "-c", line)
         for name in ("link", "folder/secret", "pipe", "../lock", "/etc/passwd", "."):
             with pytest.raises(SandboxError):
-                sandbox.read(name)
+                await sandbox.read(name)
         for name in ("link", "folder/new", "../new"):
             with pytest.raises(SandboxError):
-                sandbox.write(name, "x")
+                await sandbox.write(name, "x")
         with pytest.raises(FileNotFoundError):
-            sandbox.read("nothing")
-        sandbox.write("long", b"12345")
+            await sandbox.read("nothing")
+        await sandbox.write("long", b"12345")
         with pytest.raises(SandboxError, match="more than 4 bytes"):
-            sandbox.read("long", limit=4)
+            await sandbox.read("long", limit=4)
     assert (secret.read_text(), os.listdir(tmp_path)) == ("s", ["secret"])
+
+
+def test_folders_take_the_place_of_links(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    (folder / "real").mkdir(parents=True)
+    (outside / "deep").mkdir(parents=True)
+    (folder / "link").symlink_to(outside)
+    (folder / "real" / "file").write_text("x")
+    make_beneath(folder, "link/deep/new")
+    make_beneath(folder, "real/file/new")
+    remove_beneath(folder, "real")
+    remove_beneath(folder, "nothing/at/all")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        *("folder", "folder/link", "folder/link/deep", "folder/link/deep/new"),
+        *("outside", "outside/deep"),
+    ]
+    (folder / "link" / "up").symlink_to(outside)
+    copy_beneath(folder, "link/up", folder / "link" / "deep")
+    with pytest.raises(SandboxError):
+        copy_beneath(folder, "../outside/new", folder)
+    copy_out_beneath(folder, "link", tmp_path / "out")
+    assert (tmp_path / "out" / "up" / "new").is_dir()
+    assert list(outside.rglob("*")) == [outside / "deep"]
 
 
 async def test_without_bubblewrap_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,33 +224,6 @@ async def test_without_bubblewrap_the_package_is_named(monkeypatch: pytest.Monke
     use_choice(SandboxChoice(kind="none"))
     async with Sandbox() as sandbox:
         assert sandbox.kind == "none"
-
-
-TRAINER = """
-import asyncio, sys
-from agentrl import Sandbox, SandboxSpec
-async def main():
-    async with Sandbox(SandboxSpec(kind=sys.argv[1])) as sandbox:
-        print(sandbox.folder, flush=True)
-        await sandbox.exec("sh", "-c", "setsid sleep 3591 & sleep 3592", timeout_s=100)
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("kind", [pytest.param("local", marks=needs_sandbox)])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_of_a_trainer_that_is_ended(kind: Kind, number: signal.Signals) -> None:
-    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, kind], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert trainer.stdout is not None
-    folder = Path(trainer.stdout.readline().strip())
-    assert soon(lambda: bool(running("3591") and running("3592")))
-    trainer.send_signal(number)
-    trainer.wait(timeout=20)
-    trainer.stdout.close()
-    assert soon(lambda: not running("3591") and not running("3592"))
-    assert folder.exists() == (number is not signal.SIGINT)
-    folders.remove_abandoned()
-    assert not folder.parent.exists()
 
 
 def soon(condition: Callable[[], bool]) -> bool:
@@ -230,7 +252,7 @@ async def test_a_sandbox_that_does_not_start_is_no_outcome_of_its_program(monkey
         await sh("true")
 
 
-@both
+@every
 async def test_time_is_counted_from_the_beginning_of_a_program(kind: Kind) -> None:
     results = await asyncio.gather(*(sh("sleep 0.1; echo done", kind, 2.0) for _ in range(20)))
     assert {result.output for result in results} == {"done\n"}

@@ -1,0 +1,165 @@
+"""One container of podman or docker: how it is made, stopped and removed, its files, and its use of memory and disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.env.isolation.system import MIB
+from agentrl.env.sandbox import archive, cgroup, reaper
+from agentrl.env.sandbox.engine import Answer, Engine, owner_label, process_limits
+from agentrl.env.sandbox.files import copy_out_beneath
+from agentrl.env.sandbox.folders import own_root
+from agentrl.env.sandbox.program import size
+from agentrl.env.sandbox.spec import SandboxSpec, current_choice
+
+IDLE = "sleep 2147483647 & wait"
+"""Commands of the first process, a shell, which also collects orphans that have ended."""
+NUM_IDLE = 2
+STATE = '{{.State.Pid}} {{with .GraphDriver}}{{index .Data "UpperDir"}}{{end}}'
+REPLACE = 'rm -rf -- "$1" && mkdir -p -- "$2"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """The options of a container that stay as they are for its whole life.
+
+    Attributes:
+        image: Name of an image that is there.
+        folder: Working folder, of this machine and of the container.
+        spec: Limits.
+        user: User and group of the programs; `None`: as the image says, which is root for most.
+        read: Files and folders of this machine that are there to be read.
+        network: True for the network of this machine, False for none.
+    """
+
+    image: str
+    folder: Path
+    spec: SandboxSpec
+    user: tuple[int, int] | None
+    read: tuple[str, ...]
+    network: bool
+
+    def words(self, engine: Engine, name: str) -> list[str]:
+        """Return the words after ``podman`` or ``docker`` that make the container, with an idle first process."""
+        spec = self.spec
+        words = ["run", "--detach", "--name", name, "--pull", "never", "--log-driver", "none"]
+        words += ["--label", f"{reaper.OWNER}={owner_label()}", "--label", f"{reaper.RUN}={current_choice().run}"]
+        words += ["--network", "host"] if self.network else ["--network", "none", "--hostname", "sandbox"]
+        words += ["--memory", f"{spec.memory_mib}m", "--memory-swap", f"{spec.memory_mib}m", "--pids-limit", str(spec.processes + NUM_IDLE)]
+        words += [
+            *process_limits(spec.open_files),
+            "--ulimit",
+            f"fsize={spec.file_mib * MIB}",
+            "--ulimit",
+            f"cpu={max(1, round(spec.cpu_s))}",
+        ]
+        words += ["--oom-score-adj", "1000", "--stop-signal", "SIGKILL", "--stop-timeout", "0"]
+        words += ["--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
+        if self.user is not None:
+            words += ["--cap-drop", "ALL", "--user", f"{self.user[0]}:{self.user[1]}"]
+            words += ["--userns", "keep-id"] if engine.is_podman and os.geteuid() else []
+        words += ["--volume", f"{self.folder}:{self.folder}", "--workdir", str(self.folder)]
+        words += [word for path in self.read for word in ("--volume", f"{path}:{path}:ro")]
+        return [*words, "--entrypoint", "sh", self.image, "-c", IDLE]
+
+
+class Container:
+    """A container that is there; `make` makes one.
+
+    Attributes:
+        form: Its options.
+        name: Its name.
+    """
+
+    def __init__(self, engine: Engine, form: Form, name: str) -> None:
+        self.form, self.name = form, name
+        self._engine = engine
+        self._is_stopped = False
+        self._changes = ""  # folder of its changes to the image, empty if unknown
+        self._processes: Path | None = None  # control groups of its processes and of its memory, if they can be read
+        self._memory: Path | None = None
+
+    @classmethod
+    async def make(cls, engine: Engine, form: Form) -> Container:
+        """Make a container and start it; `SandboxError` if that fails."""
+        container = cls(engine, form, f"agentrl-{secrets.token_hex(8)}")
+        answer = await engine.call(*form.words(engine, container.name))
+        if answer.code:
+            await container.remove()
+        answer.check(f"a container of {form.image} did not start")
+        await container._look()
+        return container
+
+    async def start(self) -> None:
+        """Start the container again if it was stopped."""
+        if self._is_stopped:
+            (await self._engine.call("start", self.name)).check("a container did not start again")
+            await self._look()
+            self._is_stopped = False
+
+    async def stop(self) -> None:
+        """Kill all processes; the files stay."""
+        self._is_stopped = True
+        (await self._engine.call("stop", self.name)).check("a container did not stop")
+
+    async def remove(self) -> None:
+        """Remove the container, also if it runs or is not there."""
+        await self._engine.call("rm", "--force", "--volumes", self.name)
+
+    async def _look(self) -> None:
+        answer = (await self._engine.call("inspect", "--format", STATE, self.name)).check("a container is gone")
+        pid, _, self._changes = answer.text.partition(" ")
+        self._processes, self._memory = cgroup.folder_of(int(pid), "pids"), cgroup.folder_of(int(pid), "memory")
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing runs but the idle processes; False also if that cannot be seen."""
+        number = cgroup.num_processes(self._processes) if self._processes else None
+        return number is not None and 0 < number <= NUM_IDLE
+
+    @property
+    def num_killed(self) -> int:
+        """Processes that the system ended since the container started because the memory was used up."""
+        return cgroup.num_killed(self._memory) if self._memory else 0
+
+    def changed(self) -> int:
+        """Return the bytes of the changes to the image, as far as they can be seen."""
+        return size(Path(self._changes)) if self._changes else 0
+
+    async def read(self, name: str, limit: int) -> bytes:
+        """Return the content of a file; raises as `Sandbox.read`."""
+        answer = await self._engine.call("cp", f"{self.name}:{name}", "-", limit=limit + archive.MARGIN)
+        return archive.only_file(_found(answer, name).output, name, limit)
+
+    async def write(self, name: str, data: bytes) -> None:
+        """Write a file as root."""
+        answer = await self._engine.call("cp", "-", f"{self.name}:/", stdin=archive.of_file(name.lstrip("/"), data))
+        answer.check(f"{name!r} of a sandbox cannot be written")
+
+    async def copy_in(self, source: Path, name: str) -> None:
+        """Replace a file or folder as root."""
+        words = ("exec", "--user", "0:0", self.name, "sh", "-c", REPLACE, "sh", name, os.path.dirname(name.rstrip("/")))
+        (await self._engine.call(*words)).check(f"{name!r} of a sandbox cannot be replaced")
+        answer = await self._engine.call("cp", await asyncio.to_thread(_whole, source), f"{self.name}:{name}")
+        answer.check(f"{name!r} of a sandbox cannot be written")
+
+    async def copy_out(self, name: str, target: Path) -> None:
+        """Make a folder of this machine with the plain files of one of the container."""
+        with tempfile.TemporaryDirectory(dir=own_root()) as scratch:
+            _found(await self._engine.call("cp", f"{self.name}:{name}/.", f"{scratch}/copy"), name)
+            await asyncio.to_thread(copy_out_beneath, Path(scratch), "copy", target)
+
+
+def _whole(source: Path) -> str:
+    return f"{source.absolute()}/." if source.is_dir() else str(source.absolute())
+
+
+def _found(answer: Answer, name: str) -> Answer:
+    if answer.code and any(words in answer.error.lower() for words in ("could not be found", "could not find")):
+        raise FileNotFoundError(f"there is no {name} in the sandbox")
+    return answer.check(f"{name!r} of a sandbox cannot be read")

@@ -1,0 +1,132 @@
+"""Sandboxes of processes of this machine: behind the wall of bubblewrap, or with limits only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict, replace
+
+from agentrl.core.errors import SandboxError
+from agentrl.env.isolation import system
+from agentrl.env.isolation.system import MIB
+from agentrl.env.sandbox import local
+from agentrl.env.sandbox.cgroup import num_killed_of_machine
+from agentrl.env.sandbox.folders import owner_pipe
+from agentrl.env.sandbox.in_folder import FolderSandbox
+from agentrl.env.sandbox.places import starting
+from agentrl.env.sandbox.program import END_S, SHOWN, SIGNALLED, START_S, WATCH_S, Output, Program, finish, resident
+from agentrl.env.sandbox.spec import Command, Ended, ExecResult
+from agentrl.env.timing import timed
+
+MARK = "AGENTRL_SANDBOX"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+BASE_MIB = 64
+"""Memory of the processes that hold a program, and of what every program begins with."""
+
+
+class ProcessSandbox(FolderSandbox):
+    """A folder, and programs that are started anew each time, with ``--sandbox local`` behind the wall."""
+
+    python = sys.executable
+
+    async def open(self) -> None:
+        """Make the folder; `SandboxError` if this machine cannot hold the wall."""
+        if self.spec.kind == "local":
+            await asyncio.to_thread(local.check_local)
+            self.user = local.new_user()
+        await super().open()
+
+    async def exec(self, command: Command) -> ExecResult:
+        """Run a program to its end, and end all that it started."""
+        program: Program | None = None
+        num_killed = num_killed_of_machine()
+        try:
+            with timed("sandbox start"):
+                async with starting():
+                    process, begun = await self._start(command)
+                    program = Program(
+                        process, Output(command.output, command.keep), lambda: self._kill(process), lambda: self._watch(process)
+                    )
+                    self.programs.add(program)
+                    is_begun = await _begins(begun)
+            with timed("sandbox exec"):
+                result = await program.run(command if is_begun else replace(command, timeout_s=0.0))
+        finally:
+            if program is not None:
+                await finish(program.end())
+                self.programs.discard(program)
+        if not is_begun:
+            raise SandboxError(f"a sandbox did not start {command.words[0]}: {result.output.strip()[-SHOWN:] or 'no message'}")
+        is_signal = self.spec.kind == "local" and SIGNALLED < result.code <= SIGNALLED + 64
+        return await self.judged(replace(result, code=SIGNALLED - result.code) if is_signal else result, num_killed)
+
+    async def _start(self, command: Command) -> tuple[asyncio.subprocess.Process, int]:
+        """Start a program; the end of a pipe tells when it begins."""
+        await self.give()
+        walled, owner, where = self.spec.kind == "local", owner_pipe(), str(self.folder / command.cwd)
+        variables = {"PATH": PATH, "HOME": str(self.folder), **command.env}
+        if walled and "TMPDIR" in variables:
+            variables["TMPDIR"] = "/tmp"
+        spec = replace(self.spec, read=command.read, network=command.network)
+        begun, tell = os.pipe()
+        limits = json.dumps(asdict(spec.limits()))
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(local.wall(spec, self.user, self.folder, where) if walled else ()),
+                *(sys.executable, "-I", "-S", system.__file__, limits, str(owner), str(tell), *command.words),
+                cwd=self.folder if walled else where,
+                env=variables if walled else {**variables, MARK: str(self.folder)},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(owner, tell) if walled else (tell,),
+            )
+        except OSError as error:
+            os.close(begun)
+            raise SandboxError(f"a sandbox could not start {command.words[0]}: {error}") from error
+        finally:
+            os.close(tell)
+        return process, begun
+
+    async def _kill(self, process: asyncio.subprocess.Process) -> None:
+        if self.spec.kind == "none":
+            await asyncio.to_thread(_end_unwalled, process.pid, str(self.folder))
+        while process.returncode is None:  # the first process in the wall takes all others with it, before it is gone itself
+            system.send(system.children(process.pid) or [process.pid], signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await process.wait()
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> Ended:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if resident(process.pid) > (self.spec.memory_mib + BASE_MIB) * MIB:
+                return "memory"
+            if await asyncio.to_thread(self.written) > self.spec.disk_mib * MIB:
+                return "disk"
+
+
+async def _begins(end: int) -> bool:
+    """Return True once a program begins, False if it never does."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(end, readable.set)
+    try:
+        async with asyncio.timeout(START_S):
+            await readable.wait()
+        return bool(os.read(end, 1))
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(end)
+        os.close(end)
+
+
+def _end_unwalled(pid: int, mark: str) -> None:
+    """Kill a program, all that descends from it, and what has left its family but not its environment."""
+    system.kill_families([pid])
+    system.kill_marked(f"{MARK}={mark}")

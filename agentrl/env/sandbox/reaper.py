@@ -1,0 +1,79 @@
+"""Removal of containers by their label, in this process or after its end.
+
+Run as ``python -I -S reaper.py OWNER PROGRAM...`` with standard input at a pipe, it waits until that closes. Unless the owner has said
+there that nothing is left, the owner has ended, however it ended; then its containers and its folder are removed. It is run beside a busy
+process, and therefore needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+OWNER, RUN = "agentrl.owner", "agentrl.run"
+"""Labels of containers: ``MACHINE:FOLDER`` of the process that made them, and the run that it plays for."""
+CALL_S = 60.0
+LATE_S = 60.0
+"""Seconds for which containers that are being made when their owner ends are waited for."""
+AGAIN_S = 0.5
+DONE = b"done"
+"""Written by an owner that has removed all by itself."""
+
+
+def call(program: Sequence[str], *words: str) -> str:
+    """Return what podman or docker print; "" if they fail."""
+    try:
+        done = subprocess.run([*program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CALL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def remove_containers(program: Sequence[str], owner: str) -> bool:
+    """Remove the containers of an owner, and return True if there were any."""
+    found = call(program, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={OWNER}={owner}").split()
+    if found:
+        call(program, "rm", "--force", "--volumes", *found)
+    return bool(found)
+
+
+def owners(program: Sequence[str]) -> set[str]:
+    """Return the owners of all containers."""
+    found = call(program, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={OWNER}").split()
+    return set(call(program, "inspect", "--format", f'{{{{index .Config.Labels "{OWNER}"}}}}', *found).split()) if found else set()
+
+
+def _is_making(owner: str) -> bool:
+    """Return True while a program of the owner makes a container, whose label it was told."""
+    told = f"{OWNER}={owner}".encode()
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if told in words:
+                return True
+    return False
+
+
+def main(owner: str, program: Sequence[str]) -> None:
+    """Wait for the end of the owner, then remove what it left."""
+    if sys.stdin.buffer.read() == DONE:
+        return
+    deadline = time.monotonic() + LATE_S
+    while True:
+        is_making = _is_making(owner)  # looked at first: a container that is ready now is found below
+        if (not remove_containers(program, owner) and not is_making) or time.monotonic() > deadline:
+            break
+        time.sleep(AGAIN_S)
+    shutil.rmtree(owner.partition(":")[2], ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
