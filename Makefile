@@ -6,6 +6,7 @@ CLIENTS := .venv-clients
 SITE := .venv-site
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+MCP := @modelcontextprotocol/server-everything@2026.8.31
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-deps
 # Whatever comes from an index is refused unless its bytes are those of requirements/; what builds it is installed before, from there too.
@@ -122,16 +123,18 @@ $(SITE)/.installed: requirements/site.txt
 	@$(SITE)/bin/python $(PINNED) -r requirements/site.txt
 	@touch $@
 
-$(CLIENTS)/.installed: requirements/build.txt requirements/clients.txt requirements/verifiers.txt requirements/aider.txt agentrl/harness.py | $(STAMP)
+$(CLIENTS)/.installed: requirements/build.txt requirements/clients.txt requirements/verifiers.txt requirements/verifiers-v1.txt requirements/aider.txt agentrl/harness.py | $(STAMP)
 	@echo "Building $(CLIENTS): about 3 GB, a few minutes."
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(PINNED) -r requirements/build.txt
 	@$(CLIENTS)/bin/python $(PINNED) -r requirements/clients.txt
 	@$(CLIENTS)/bin/python $(PINNED) --target $(CLIENTS)/verifiers -r requirements/verifiers.txt
+	@test -x $(CLIENTS)/verifiers-v1/bin/python || $(PYTHON) -m venv $(CLIENTS)/verifiers-v1
+	@$(CLIENTS)/verifiers-v1/bin/python $(PINNED) -r requirements/verifiers-v1.txt
 	@test -x $(CLIENTS)/aider-chat/bin/python || $(PYTHON) -m venv $(CLIENTS)/aider-chat
 	@$(CLIENTS)/aider-chat/bin/python $(PINNED) -r requirements/build.txt
 	@$(CLIENTS)/aider-chat/bin/python $(PINNED) -r requirements/aider.txt
-	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(CLIENTS) $$($(PY) -m tests.harness_matrix npm); \
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(CLIENTS) "$(MCP)" $$($(PY) -m tests.harness_matrix npm); \
 	  else echo "There is no npm: the tests of programs for Node are skipped."; fi
 	@touch $@
 

@@ -68,6 +68,7 @@ from agentrl.env.sandbox.sandbox import Sandbox
 from agentrl.env.sandbox.spec import ExecResult, SandboxSpec
 from agentrl.env.timing import timed
 from agentrl.env.tools.environment import ToolEnv
+from agentrl.env.tools.mcp_servers import McpServer
 from agentrl.env.tools.python import run_python
 
 make_callable("agentrl.check")
@@ -108,6 +109,7 @@ __all__ = [
     "LearnerError",
     "LossInputs",
     "LossOptions",
+    "McpServer",
     "MemberSummary",
     "Message",
     "MetricsRow",

@@ -39,7 +39,7 @@ from agentrl.core.types import Task
 from agentrl.env.adapters.harness import HarnessAgent
 from agentrl.env.isolation import system
 from agentrl.env.isolation.guardian import stand_by
-from agentrl.env.load import AgentKind, load_agent, preload
+from agentrl.env.load import AgentKind, check_servers, load_agent, preload
 from agentrl.rollout.chat import ChatCodec
 from agentrl.track.jsonl import read_lines
 
@@ -68,6 +68,7 @@ def run_checks(
             spec = load_agent(settings.env)
             spec.load()
         with watch.holding("import"):
+            check_servers(spec, settings.sandbox.mcp)
             cls = preload(spec)
         report.env = {"spec": settings.env, "name": spec.name, "source": os.path.basename(spec.source), "tasks": None}
         player = make_player(settings, spec, codec, watch)
@@ -103,6 +104,7 @@ def run_rehearsal(settings: CheckSettings, task: Task, codec: ChatCodec, emit: E
                 spec = load_agent(settings.env)
             report.env = {"spec": settings.env, "name": spec.name, "source": os.path.basename(spec.source), "tasks": None}
             emit("preload", report)
+            check_servers(spec, settings.sandbox.mcp)
             cls = preload(spec)
         emit("one episode", report)
         context = Context(settings, spec, cls, make_player(settings, spec, codec, watch), report, watch, started)

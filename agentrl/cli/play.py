@@ -23,13 +23,14 @@ def main(words: list[str]) -> int:
 
 def open_session(config: PlayConfig) -> PlaySession:
     """Return everything that is needed to play; a `ConfigError` says what cannot be used."""
-    from agentrl.env.load import load_agent
+    from agentrl.env.load import check_servers, load_agent
     from agentrl.inspect.play import PlaySession
     from agentrl.rollout.tasks import open_tasks
 
     watching, play = config.model.model, config.play
     config = changed(config, model=play.tokenizer if not watching else "" if watching == TINY else watching)
     spec = load_agent(config.run.agent)
+    check_servers(spec, config.sandbox.mcp)
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")
     shown = {"tokens": play.show_tokens, "logprobs": play.logprobs}

@@ -23,7 +23,7 @@ from agentrl.core.protocols import Engine, RolloutWorker
 from agentrl.core.scoring import Scorer
 from agentrl.engine.own import load_engine_class
 from agentrl.engine.settings import Device, EngineSettings, engine_environment, weight_transport
-from agentrl.env.load import AgentSpec, load_agent
+from agentrl.env.load import AgentSpec, check_servers, load_agent
 
 if TYPE_CHECKING:
     from agentrl.weights.sender import WeightSender
@@ -51,6 +51,7 @@ def load_environment(config: PlaySettings) -> AgentSpec:
     if is_plugin(config.engine.engine):
         load_engine_class(config.engine.engine)
     agent, isolated = load_agent(config.run.agent), config.isolation.env_isolation == "process"
+    check_servers(agent, config.sandbox.mcp)
     size = len(pickle.dumps(agent)) if isolated or config.run.runtime == "ray" else 0
     if isolated and size > MAX_SENT:
         problem = f"takes {size:,} bytes with what it refers to, and --env-isolation process sends {MAX_SENT:,} at most"

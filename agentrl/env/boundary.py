@@ -34,6 +34,7 @@ from agentrl.env.multi_agent import named_agents
 from agentrl.env.results import MAX_MESSAGE, check_reset, check_step, said
 from agentrl.env.sandbox.spec import DEFAULT_CHOICE, SandboxChoice, use_choice
 from agentrl.env.timing import Stopwatch, use_stopwatch
+from agentrl.env.tools.mcp_servers import use_servers
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ _Job: TypeAlias = tuple[Callable[[], Any], bool, asyncio.Future[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvLimits:
-    """Deadlines of user code, seconds; threads for ``def`` methods; limits of an episode's process, `None` for none; its sandboxes."""
+    """Deadlines of user code, seconds; threads for ``def`` methods; limits of a process, `None` for none; sandboxes; servers of tools."""
 
     reset_timeout_s: float = 60.0
     step_timeout_s: float = 60.0
@@ -58,6 +59,7 @@ class EnvLimits:
     threads: int = 32
     process: ProcessLimits | None = None
     sandbox: SandboxChoice = DEFAULT_CHOICE
+    mcp: tuple[str, ...] = ()
 
 
 class Session(Protocol):
@@ -330,6 +332,7 @@ class EnvSession:
         jobs = self._jobs
         use_stopwatch(self._stopwatch)
         use_choice(self._limits.sandbox)
+        use_servers(self._limits.mcp)
         while True:
             call, is_async, answer = await jobs.get()
             try:

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,6 +42,9 @@ from agentrl.env.rewards.forms import form_of
 from agentrl.env.rewards.function import is_reward, reward_environment
 from agentrl.env.rewards.server import load_reward_servers
 from agentrl.env.schemes import installed_schemes, load_installed
+from agentrl.env.tools.environment import ToolEnv
+from agentrl.env.tools.mcp_servers import FLAG as MCP_FLAG
+from agentrl.env.tools.mcp_servers import servers_of
 
 FLAG = "--agent"
 FORMS = "Give file.py, file.py:Name, package.module:Name or SCHEME:ID."
@@ -347,6 +350,13 @@ def _source(cls: AgentClass) -> str:
         return inspect.getsourcefile(cls) or cls.__module__
     except (OSError, TypeError):  # of a notebook cell, or typed in
         return cls.__module__
+
+
+def check_servers(agent: AgentSpec, servers: Sequence[str]) -> None:
+    """Refuse servers of ``--mcp`` that cannot be used, and an environment that would not offer their tools."""
+    if servers_of(servers, MCP_FLAG) and not issubclass(agent.load(), ToolEnv):
+        problem = f"{agent.name} is no ToolEnv, so the model would not be offered their tools"
+        raise ConfigError(MCP_FLAG, servers[0], problem, "Leave it out, or let the class inherit from agentrl.ToolEnv.")
 
 
 def preload(agent: AgentSpec) -> AgentClass:

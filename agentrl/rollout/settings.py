@@ -100,6 +100,7 @@ class EpisodeSettings(PlaySettings):
             threads=self.rollout.env_threads,
             process=process_limits(self.isolation),
             sandbox=self.sandbox_choice,
+            mcp=self.sandbox.mcp,
         )
 
     @property

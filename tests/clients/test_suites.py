@@ -81,6 +81,44 @@ async def test_a_rollout_of_verifiers_with_a_tool_is_one_row() -> None:
     assert (wrong.error, wrong.reward) == (None, 0.0)
 
 
+V1 = VENV / "verifiers-v1" / "bin" / "python"
+SUMS = f"verifiers:verifiers_sums?python={V1}"
+
+
+@pytest.fixture
+def task_sets(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The task set of this folder is importable where verifiers 0.4 is."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(HERE)))))
+    return {"PYTHONPATH": os.environ["PYTHONPATH"]}
+
+
+@pytest.mark.usefixtures("task_sets")
+async def test_an_episode_of_a_task_set_has_tools_turns_and_a_score() -> None:
+    right = await played(f"{SUMS}&last=1", CALL.replace('"add"', '"sums_add"'), "It is LABEL.")
+    assert (right.error, right.reward, len(right.turns), right.metrics["right"]) == (None, 1.0, 2, 1.0)
+    assert right.metrics["endpoint/branches"] == 1.0
+    assert "3" in right.turns[1].prompt_text
+    wrong = await played(f"{SUMS}&num_tasks=1", "no idea")
+    assert (wrong.error, wrong.reward, wrong.status) == (None, 0.0, Status.FINISHED)
+
+
+@pytest.mark.usefixtures("task_sets")
+async def test_errors_of_a_task_set_are_shown_whole_and_are_no_reward() -> None:
+    broken = await played(f"{SUMS}&is_broken=True", "1")
+    assert (broken.status, broken.reward) == (Status.ENV_ERROR, None)
+    assert "ValueError" in broken.error
+    assert "no disk\nis left" in broken.error
+    running = await played(f"{SUMS}&env.agent.harness.id=bash", "1")
+    assert (running.status, running.reward) == (Status.ENV_ERROR, None)
+    assert "the harness 'bash' of 'agent' runs commands of the model on this machine, outside of a sandbox" in running.error
+    with pytest.raises(EnvLoadError, match=r"its samples could not be listed: ValidationError: (.|\n)*last(.|\n)*valid integer"):
+        load_agent(f"{SUMS}&last=many").load().tasks()
+
+
+def test_a_task_set_is_checked_evaluated_and_trained(tmp_path: Path, task_sets: dict[str, str], long_model: Path) -> None:
+    runs_everywhere(tmp_path, f"{SUMS}&last=2", env=task_sets, model=long_model)
+
+
 PUBLISHED = ("verifiers:stardata.envs.constraint_gym", "verifiers:sophistry-bench-sprint?n_items=4&passage_chars=100")
 """Environments that others have published on PyPI."""
 

@@ -46,6 +46,7 @@ NAMES = [
     "LearnerError",
     "LossInputs",
     "LossOptions",
+    "McpServer",
     "MemberSummary",
     "Message",
     "MetricsRow",

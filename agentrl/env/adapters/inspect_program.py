@@ -75,7 +75,7 @@ def outcome(sample: Any, wanted: str) -> dict[str, Any]:
 
 def main(words: list[str]) -> None:
     """Run a command."""
-    what, text, target = words
+    what, text, target = words[:3]
     spec = json.loads(text)
     if spec["folder"]:
         os.chdir(spec["folder"])  # Inspect finds files from the current folder only

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, cast
 from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Message, Prompt, Task
 from agentrl.env.adapters.specs import FLAG, class_name, import_suite, refused, split_spec
+from agentrl.env.adapters.verifiers_v1 import PYTHON, load_taskset
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import BlackBoxAgent, ModelEndpoint
 
@@ -91,14 +92,17 @@ class VerifiersAgent(BlackBoxAgent):
         return StepResult(state["reward"], info=metrics, truncated=bool(state.get("is_truncated")))
 
 
-def load_verifiers(spec: str) -> type[VerifiersAgent]:
-    """Return the class for ``verifiers:NAME[?option=value&...]``; options are arguments of its ``load_environment``."""
+def load_verifiers(spec: str) -> type[BlackBoxAgent]:
+    """Return the class for ``verifiers:NAME[?option=value&...]``, of version 0.4 or later if `python` is an option or if that is installed.
+
+    Before 0.4, options are arguments of the environment's ``load_environment``.
+    """
     name, options = split_spec(spec)
-    package = import_suite(spec, "verifiers", "verifiers")
-    load = getattr(package, LOADER, None)
+    if PYTHON in options:
+        return load_taskset(spec)
+    load = getattr(import_suite(spec, "verifiers", "verifiers"), LOADER, None)
     if load is None:
-        problem = f"verifiers {getattr(package, '__version__', '')} has no {LOADER}; its version 0.4 has other environments"
-        raise EnvLoadError(FLAG, spec, problem, "Run: pip install 'verifiers>=0.1.9,<0.1.10'.")
+        return load_taskset(spec)
     return verifiers_agent(spec, name.rpartition("/")[2], functools.partial(load, name, **options), __name__)
 
 

@@ -28,6 +28,14 @@ _BETWEEN = re.compile(r"[\s;,]*")
 _DECODER = json.JSONDecoder()
 
 
+class ToolCallError(ValueError):
+    """A call that cannot be run; the model reads the message."""
+
+
+class ToolFailedError(RuntimeError):
+    """A failure that the tool describes in words of its own; the model reads them as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call as the model wrote it, with arguments by name or in order."""

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from agentrl.core.types import Message, as_messages
+from agentrl.core.errors import RemoteError, SandboxError
+from agentrl.core.types import Message, Prompt, as_messages
 from agentrl.env.agent import AgentInstance, ResetResult, ResetState, StepResult, StepReturn, StepState
 from agentrl.env.boundary import Threads
 from agentrl.env.results import said
 from agentrl.env.timing import timed
-from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, parse_tool_calls
+from agentrl.env.tools.calls import BadCall, Parsed, ToolCall, ToolCallError, ToolFailedError, parse_tool_calls
+from agentrl.env.tools.mcp import McpSessions, McpTool
+from agentrl.env.tools.mcp_servers import McpServer, ServerLike, current_servers, servers_of
 
 Verdict: TypeAlias = StepReturn | float
 
@@ -31,10 +34,6 @@ TOOL_PROMPT = """You may call tools. To call one, write nothing but a JSON objec
 <tool_call>{"name": ..., "arguments": {...}}</tool_call>
 These are the tools:
 """
-
-
-class ToolCallError(ValueError):
-    """A call that cannot be run; the model reads the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +122,15 @@ class Toolbox:
         self,
         functions: Sequence[Callable[..., Any]],
         *,
+        others: Sequence[McpTool] = (),
         timeout_s: float = 10.0,
         max_output_chars: int = 4000,
         on_failure: Literal["tell", "raise"] = "tell",
     ) -> None:
-        self.tools = {tool.name: tool for tool in map(Tool, functions)}
-        if len(self.tools) < len(functions):
-            names = [function.__name__ for function in functions]
+        tools: list[Tool | McpTool] = [*map(Tool, functions), *others]
+        self.tools = {tool.name: tool for tool in tools}
+        if len(self.tools) < len(tools):
+            names = [tool.name for tool in tools]
             raise TypeError(f"several tools are called {max(names, key=names.count)}; a model cannot tell them apart")
         self._timeout_s, self._max_output_chars, self._on_failure = timeout_s, max_output_chars, on_failure
 
@@ -138,7 +139,12 @@ class Toolbox:
         return [tool.schema() for tool in self.tools.values()]
 
     async def run(self, call: Parsed) -> ToolOutcome:
-        """Run one call; an error in the call becomes text for the model, and with `on_failure` ``tell`` an exception of the tool, too."""
+        """Run one call; an error in the call becomes text for the model, and with `on_failure` ``tell`` an exception of the tool, too.
+
+        Raises:
+            RemoteError: If the tool's server is gone.
+            SandboxError: If its sandbox failed.
+        """
         if isinstance(call, BadCall):
             return _bad(call.problem)
         tool = self.tools.get(call.name)
@@ -151,13 +157,16 @@ class Toolbox:
         try:
             with timed(tool.name):
                 value = await self._limited(tool, arguments)
+        except (RemoteError, SandboxError):  # of a server that is gone, say, for which the model cannot answer
+            raise
         except Exception as error:
             if self._on_failure == "raise":
                 raise
-            return ToolOutcome(_cut(f"Error: {said(error)}", self._max_output_chars), "failed")
+            text = str(error) if isinstance(error, ToolFailedError) else said(error)
+            return ToolOutcome(_cut(f"Error: {text}", self._max_output_chars), "failed")
         return ToolOutcome(_cut(_as_text(value), self._max_output_chars))
 
-    async def _limited(self, tool: Tool, arguments: dict[str, Any]) -> Any:
+    async def _limited(self, tool: Tool | McpTool, arguments: dict[str, Any]) -> Any:
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
@@ -178,6 +187,8 @@ class ToolEnv(AgentInstance):
 
     Attributes:
         tools: Functions with type hints and Google-style docstrings.
+        mcp: Servers of the Model Context Protocol whose tools are offered too: `McpServer`, or a text as ``--mcp`` takes it. Sessions with
+            them begin in `reset` and end in `close`; what overrides these calls them.
         tool_prompt: System text that describes the tools. `None`: the model's chat template describes them, or, if it
             cannot, a system text with their schemas. Empty: no description, for tasks whose prompts contain one.
         tool_timeout_s: Time limit of one call.
@@ -187,17 +198,22 @@ class ToolEnv(AgentInstance):
     """
 
     tools: ClassVar[Sequence[Callable[..., Any]]] = ()
+    mcp: ClassVar[Sequence[ServerLike]] = ()
     tool_prompt: ClassVar[str | None] = None
     tool_timeout_s: ClassVar[float] = 10.0
     max_output_chars: ClassVar[int] = 4000
     max_calls: ClassVar[int] = 8
     on_tool_failure: ClassVar[Literal["tell", "raise"]] = "tell"
 
+    _sessions: McpSessions | None = None
+
     def __init_subclass__(cls) -> None:
         if not isinstance(cls.tools, Sequence):
             raise TypeError(f"{cls.__name__}.tools = {cls.tools!r:.80}: must be a tuple of functions")
-        for tool in Toolbox(cls.tools).tools.values():
-            tool.check()
+        Toolbox(cls.tools)
+        for function in cls.tools:
+            Tool(function).check()
+        servers_of(cls.mcp, f"{cls.__name__}.mcp")
 
     @classmethod
     def preload(cls) -> None:
@@ -221,9 +237,22 @@ class ToolEnv(AgentInstance):
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method judge(self, state)")
 
-    def reset(self, state: ResetState) -> ResetResult:
-        """Offer the tools to the model."""
-        prompt = state.task.prompt
+    def reset(self, state: ResetState) -> ResetResult | Awaitable[ResetResult]:
+        """Offer the tools to the model; with servers of tools the result has to be awaited."""
+        servers = (*servers_of(self.mcp, f"{type(self).__name__}.mcp"), *current_servers())
+        return self._connected(state.task.prompt, servers) if servers else self._offered(state.task.prompt)
+
+    async def close(self) -> None:
+        """End the sessions with servers of tools."""
+        if self._sessions is not None:
+            await self._sessions.close()
+
+    async def _connected(self, prompt: Prompt, servers: Sequence[McpServer]) -> ResetResult:
+        self._sessions = McpSessions()
+        await self._sessions.open(servers)
+        return self._offered(prompt)
+
+    def _offered(self, prompt: Prompt) -> ResetResult:
         if self.tool_prompt is None:
             return ResetResult(with_tools(prompt, self._box().schemas()))
         return ResetResult(with_system(prompt, self.tool_prompt) if self.tool_prompt else None)
@@ -251,7 +280,11 @@ class ToolEnv(AgentInstance):
 
     def _box(self) -> Toolbox:
         return Toolbox(
-            self.list_tools(), timeout_s=self.tool_timeout_s, max_output_chars=self.max_output_chars, on_failure=self.on_tool_failure
+            self.list_tools(),
+            others=self._sessions.tools if self._sessions is not None else (),
+            timeout_s=self.tool_timeout_s,
+            max_output_chars=self.max_output_chars,
+            on_failure=self.on_tool_failure,
         )
 
 

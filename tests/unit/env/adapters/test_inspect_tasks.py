@@ -33,7 +33,7 @@ def test_a_missing_package_is_told(tmp_path: Path) -> None:
 
 PROGRAM = """
 import json, sys
-what, spec, target = sys.argv[1:]
+what, spec, target = sys.argv[1:4]
 if what == "list":
     json.dump([{"id": "a", "input": [{"role": "user", "content": "Say 3."}], "target": "3"}], open(target, "w"))
 else:
@@ -46,7 +46,7 @@ else:
 async def test_an_outcome_that_cannot_be_read_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    monkeypatch.setattr("agentrl.env.adapters.inspect_tasks.PROGRAM", str(program))
+    monkeypatch.setattr("agentrl.env.adapters.inspect_tasks.InspectAgent.program", str(program))
     cls: Any = load_agent("inspect:installed/task").load()
     (task,) = cls.tasks()
     assert (task.id, task.label, task.prompt) == ("a", "3", [{"role": "user", "content": "Say 3."}])
