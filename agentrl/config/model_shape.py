@@ -122,6 +122,31 @@ def text_part(config: Any) -> Mapping[str, Any]:
     return {**text.to_dict(), **{name: getattr(text, name) for name in text.attribute_map}}
 
 
+IMAGE_TOKENS = ("image_token_id", "image_token_index")
+"""Fields with the token in whose places a model puts what it sees of an image."""
+
+
+def placeholder_ids(config: Any) -> tuple[int, ...]:
+    """Return the tokens in whose places a model puts what it sees, that of images first; () for a model that reads text only.
+
+    `config` is as in `text_part`.
+    """
+    outer: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
+    image = next((outer[name] for name in IMAGE_TOKENS if outer.get(name) is not None), None)
+    if not outer.get("vision_config") or image is None:
+        return ()
+    video = outer.get("video_token_id")
+    return (int(image),) if video is None else (int(image), int(video))
+
+
+def image_problem(config: Any) -> str:
+    """Return why a model's images cannot be trained on; "" if they can. `config` is as in `text_part`."""
+    rope = text_part(config).get("rope_parameters") or text_part(config).get("rope_scaling") or {}
+    if "mrope_section" in rope:
+        return "gives the tokens of images positions in three dimensions (M-RoPE), which rows of the learner do not carry"
+    return ""
+
+
 def layer_kinds(config: Any) -> tuple[str, ...]:
     """Return how each layer attends, as transformers calls it; () if the configuration does not say. `config` is as in `text_part`."""
     return tuple(text_part(config).get("layer_types") or ())
