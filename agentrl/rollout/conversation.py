@@ -123,8 +123,7 @@ class Conversation:
         if reader is None:
             self.images += images
         elif images or reader.placeholder in self.prompt:
-            found = await reader.read(images, self.name)
-            self.prompt, self.placed = reader.expand(self.prompt, found, len(self._context.placed), self.name)
+            self.prompt, self.placed = reader.expand(self.prompt, await reader.read(images), len(self._context.placed))
 
     async def generate(self, number: int) -> Turn:
         """Sample the turn with this number in the episode; it is unanswered until it is settled."""

@@ -72,8 +72,7 @@ class RecordedPolicy(Policy):
         placed: Sequence[PlacedImage] = ()
         expanded = prompt
         if (reader := self._codec.images) is not None:
-            where = f"task {self._group_request.task.id!r}"
-            expanded, placed = reader.expand(prompt, await reader.read(images, where), 0, where)
+            expanded, placed = reader.expand(prompt, await reader.read(images))
             images = ()
         sample = await self._recorder.sample(expanded, self._changed(sampling), images, placed=placed)
         generation = sample.generation

@@ -17,7 +17,7 @@ import numpy as np
 
 from agentrl.config.model_shape import image_problem, placeholder_ids
 from agentrl.config.schema import RolloutConfig
-from agentrl.core.errors import ConfigError, EnvError
+from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.images import ImageInput, ImageTensor, PlacedImage, expand
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.core.types import ints
@@ -48,37 +48,35 @@ class ImageReader:
         self._known: WeakValueDictionary[str, ImageInput] = WeakValueDictionary()  # by hash of the text that names it, and of its pixels
         self._kept: OrderedDict[str, ImageInput] = OrderedDict()
 
-    async def read(self, images: Sequence[Any], where: str) -> list[ImageInput]:
-        """Return images as the model reads them; `where` begins messages.
+    async def read(self, images: Sequence[Any]) -> list[ImageInput]:
+        """Return images as the model reads them.
 
         Raises:
-            EnvError: If one is no image, or too large.
+            EnvResultError: If one is no image, or too large.
             ConfigError: If the model's processor cannot be used.
         """
-        return await self._lane.run(lambda: [self._read(image, f"{where}, image {place}") for place, image in enumerate(images)], 0)
+        return await self._lane.run(lambda: [self._read(image, place) for place, image in enumerate(images)], 0)
 
-    def expand(
-        self, compact: Sequence[int], images: Sequence[ImageInput], before: int, where: str
-    ) -> tuple[list[int], tuple[PlacedImage, ...]]:
+    def expand(self, compact: Sequence[int], images: Sequence[ImageInput], before: int = 0) -> tuple[list[int], tuple[PlacedImage, ...]]:
         """Return the expanded form of new tokens of a context that has `before` images already.
 
         Raises:
-            EnvError: If there are more or fewer placeholders than images, or more images than a context may have.
+            EnvResultError: If there are more or fewer placeholders than images, or more images than a context may have.
         """
         limit = self._rollout.max_images
         if before + len(images) > limit:
-            raise EnvError(f"{where}: {before + len(images)} images are more than {limit} (--max-images)")
+            raise EnvResultError(f"{before + len(images)} images are more than {limit} (--max-images)")
         try:
             return expand(compact, images, self.placeholder)
         except ValueError as error:
-            raise EnvError(f"{where}: {error}") from error
+            raise EnvResultError(str(error)) from error
 
     @property
     def placeholder(self) -> int:
         """The token that stands for an image in a compact prompt."""
         return placeholder_ids(self._config)[0]
 
-    def _read(self, image: Any, where: str) -> ImageInput:
+    def _read(self, image: Any, place: int) -> ImageInput:
         try:
             text = image_text(image)
             name = _name_of(text)
@@ -86,7 +84,7 @@ class ImageReader:
                 found = self._processed(_bytes_of(text))
                 self._known[name] = found
         except (ValueError, OSError) as error:
-            raise EnvError(f"{where}: {error}") from error
+            raise EnvResultError(f"image {place}: {error}") from error
         self._keep(found)
         return found
 
