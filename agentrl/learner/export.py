@@ -15,6 +15,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from agentrl.config.model_shape import placeholder_ids
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
@@ -54,8 +55,25 @@ def save_pretrained(model: Any, parameters: Iterable[tuple[str, Tensor]], tokeni
 
     def write(state: dict[str, Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict={**state, **_buffers(model)})
+        copy_processor(model, folder)
 
     _save(parameters, write, tokenizer, path, ranks)
+
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "chat_template.json")
+"""Files of a processor, beside those of its tokenizer."""
+
+
+def copy_processor(model: Any, folder: Path) -> None:
+    """Copy the files of the processor of a model that reads images into a folder; nothing for a model of text."""
+    if not placeholder_ids(model.config):
+        return
+    from transformers.utils import cached_file
+
+    for name in PROCESSOR_FILES:
+        found = cached_file(model.name_or_path, name, _raise_exceptions_for_missing_entries=False)
+        if found is not None:
+            shutil.copyfile(found, folder / name)
 
 
 def save_adapter(model: Any, parameters: Iterable[tuple[str, Tensor]], tokenizer: Any, path: str | Path, ranks: Ranks) -> None:
