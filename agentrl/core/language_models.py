@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 
@@ -21,3 +23,19 @@ def set_text_attention(model: Any, name: str) -> None:
     """
     parts = {part for part in model.config.sub_configs if hasattr(model.config, part)}
     model.set_attn_implementation({"text_config": name} if "text_config" in parts else name)
+
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "chat_template.json")
+"""Files of a processor, beside those of its tokenizer."""
+
+
+def copy_processor(model: Any, folder: Path) -> None:
+    """Copy the files of the processor of a model that reads images into a folder; nothing for a model of text."""
+    if getattr(model.config, "vision_config", None) is None:
+        return
+    from transformers.utils import cached_file
+
+    for name in PROCESSOR_FILES:
+        found = cached_file(model.name_or_path, name, _raise_exceptions_for_missing_entries=False)
+        if found is not None:
+            shutil.copyfile(found, folder / name)

@@ -77,13 +77,13 @@ def lifted(prompt: Prompt, images: Iterable[Any]) -> tuple[Prompt, list[Any]]:
         problem = f"{missing} parts of messages have no image" if missing else f"{len(left)} images have no part"
         raise ValueError(f"the messages have {len(ordered)} parts for images and there are {len(given)} images beside them: {problem}")
     if left:
-        place = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=len(messages) - 1)
+        place = max((place for place, message in enumerate(messages) if message.get("role") == "user"), default=len(messages) - 1)
         messages[place] = _with_images(messages[place], len(left))
     return messages, ordered or left
 
 
 def _lifted_message(message: Message, waiting: Any, ordered: list[Any]) -> Message:
-    if isinstance(content := message["content"], str) or not any(map(_is_image, content or ())):
+    if isinstance(content := message.get("content"), str) or not any(map(_is_image, content or ())):
         return message
     parts: list[Any] = []
     for part in content:
@@ -107,7 +107,7 @@ def image_in(part: Mapping[str, Any]) -> Any:
 
 
 def _with_images(message: Message, count: int) -> Message:
-    content = message["content"]
+    content = message.get("content")
     texts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
     return {**message, "content": [*({"type": "image"} for _ in range(count)), *texts]}
 

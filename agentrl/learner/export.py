@@ -15,10 +15,10 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from agentrl.config.model_shape import placeholder_ids
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
+from agentrl.core.language_models import copy_processor
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
 from agentrl.learner.engine import copied, full_shape, whole_parameters
 from agentrl.learner.lora import (
@@ -58,22 +58,6 @@ def save_pretrained(model: Any, parameters: Iterable[tuple[str, Tensor]], tokeni
         copy_processor(model, folder)
 
     _save(parameters, write, tokenizer, path, ranks)
-
-
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "chat_template.json")
-"""Files of a processor, beside those of its tokenizer."""
-
-
-def copy_processor(model: Any, folder: Path) -> None:
-    """Copy the files of the processor of a model that reads images into a folder; nothing for a model of text."""
-    if not placeholder_ids(model.config):
-        return
-    from transformers.utils import cached_file
-
-    for name in PROCESSOR_FILES:
-        found = cached_file(model.name_or_path, name, _raise_exceptions_for_missing_entries=False)
-        if found is not None:
-            shutil.copyfile(found, folder / name)
 
 
 def save_adapter(model: Any, parameters: Iterable[tuple[str, Tensor]], tokenizer: Any, path: str | Path, ranks: Ranks) -> None:

@@ -55,7 +55,11 @@ class ImageReader:
             EnvResultError: If one is no image, or too large.
             ConfigError: If the model's processor cannot be used.
         """
-        return await self._lane.run(lambda: [self._read(image, place) for place, image in enumerate(images)], 0)
+        return await self._lane.run(lambda: self.read_here(images), 0)
+
+    def read_here(self, images: Sequence[Any]) -> list[ImageInput]:
+        """As `read`, on the calling thread; no two threads may at once."""
+        return [self._read(image, place) for place, image in enumerate(images)]
 
     def expand(self, compact: Sequence[int], images: Sequence[ImageInput], before: int = 0) -> tuple[list[int], tuple[PlacedImage, ...]]:
         """Return the expanded form of new tokens of a context that has `before` images already.

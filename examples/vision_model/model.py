@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
+from transformers import AutoModelForCausalLM, AutoTokenizer, Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from agentrl.assets import tiny_model_path
 
-SIDE, PATCH, SCALE = 64, 8, 2
+SIDE, PATCH, SCALE = 64, 8, 4
 """Pixels of a side of a picture and of its patches, and patches of a side that become one token."""
 TOKENS = (SIDE // PATCH // SCALE) ** 2
 SPECIAL = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
@@ -66,11 +66,23 @@ def make_config(tokenizer: Any, *, layers: int = 4) -> Idefics3Config:
     return Idefics3Config(text_config=text, vision_config=vision, scale_factor=SCALE, image_token_id=image, tie_word_embeddings=True, **ids)
 
 
+def _begin_with_text(model: Any) -> None:
+    """Give the text part the weights of the bundled chat model, whose tokens are the first."""
+    bundled = AutoModelForCausalLM.from_pretrained(tiny_model_path()).model.state_dict()
+    embedding = model.model.text_model.embed_tokens.weight
+    with torch.no_grad():
+        known = bundled.pop("embed_tokens.weight")
+        embedding[: len(known)] = known
+    model.model.text_model.load_state_dict(bundled, strict=False)
+
+
 def save_new_model(folder: str | Path, *, seed: int = 0, layers: int = 4) -> Path:
-    """Write a model with random weights, its tokenizer and its processor; return the folder."""
+    """Write a model whose vision part has random weights, its tokenizer and its processor; return the folder."""
     tokenizer = make_tokenizer()
     torch.manual_seed(seed)
     model = Idefics3ForConditionalGeneration(make_config(tokenizer, layers=layers))
+    if layers == 4:
+        _begin_with_text(model)
     images = Idefics3ImageProcessorPil(
         do_image_splitting=False, size={"longest_edge": SIDE}, max_image_size={"longest_edge": SIDE}, do_rescale=True, do_normalize=True
     )
