@@ -171,7 +171,7 @@ class ModelConfig:
     """The model to train."""
 
     model: Annotated[str, Alias("--pretrain", "--model-name-or-path")] = ""
-    """Hugging Face directory or hub name. Empty: the tiny chat model that ships with agentrl."""
+    """Hugging Face directory or hub name. Empty: the tiny chat model that ships with agentrl; ``tiny-vision``: that which reads images."""
     trust_remote_code: bool = False
     """Allow the model's own Python code to run."""
     chat_template: str = ""
