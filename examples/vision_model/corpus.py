@@ -42,7 +42,7 @@ def grid_row(rng: Random, mistakes: float) -> Row:
 def rows(count: int, *, seed: int, mistakes: float) -> list[Row]:
     """Return rows of a data set for ``agentrl sft``."""
     rng = Random(seed)
-    return [(shapes_row if rng.random() < 0.6 else grid_row)(rng, mistakes) for _ in range(count)]
+    return [(shapes_row if rng.random() < 0.75 else grid_row)(rng, mistakes) for _ in range(count)]
 
 
 def _row(turns: list[tuple[str, Any, str]]) -> Row:

@@ -20,8 +20,8 @@ from agentrl.tune import tune
 from examples.vision_model.corpus import MISTAKES, rows
 from examples.vision_model.model import save_new_model
 
-BATCH_SIZE, ROWS = 32, 16_000
-PHASES = ((0.0, 1500, 2e-3), (MISTAKES, 150, 5e-4))
+BATCH_SIZE, ROWS = 32, 4_000
+PHASES = ((0.0, 550, 1.5e-3), (MISTAKES, 80, 5e-4))
 """Share of mistakes, steps and learning rate of each phase."""
 
 
