@@ -7,9 +7,6 @@ file. The question stands behind the picture in the prompt. Run it with the bund
 
     user       [picture] What colour is the circle?
     assistant  red
-
-`Shuffled` asks the same questions about pictures of other tasks, so that nothing can be learned; a curve that rises there
-too shows that the model answers without looking.
 """
 
 from collections.abc import Iterable
@@ -83,22 +80,3 @@ class Shapes(AgentInstance):
     def step(self, state: StepState) -> StepResult:
         """Compare the answer with the label."""
         return StepResult(float(state.action_text.strip().lower() == state.label), terminated=True)
-
-
-class Shuffled(Shapes):
-    """The same questions beside pictures of other tasks."""
-
-    @classmethod
-    def tasks(cls) -> Iterable[Task]:
-        """Questions and answers with the pictures that belong to others."""
-        tasks = make_tasks(0, NUM_TASKS)
-        pictures = [task.images for task in tasks]
-        Random(2).shuffle(pictures)
-        return [Task(t.prompt, t.label, images=p, metadata=t.metadata) for t, p in zip(tasks, pictures, strict=True)]
-
-    @classmethod
-    def eval_tasks(cls) -> Iterable[Task]:
-        """The same of other pictures."""
-        tasks = make_tasks(1, NUM_EVAL)
-        pictures = [task.images for task in tasks[1:] + tasks[:1]]
-        return [Task(t.prompt, t.label, images=p, metadata=t.metadata) for t, p in zip(tasks, pictures, strict=True)]

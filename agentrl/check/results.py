@@ -12,6 +12,7 @@ from agentrl.check.findings import NO_TIME
 from agentrl.check.play import CheckedEpisode
 from agentrl.check.policies import CALL, FORMS, PLAIN, label_policy, recorded_policy, standard_policies
 from agentrl.check.probe import output_size
+from agentrl.config.model_shape import reads_images
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.types import Task
 
@@ -88,7 +89,7 @@ async def rehearse(context: Context, task: Task) -> None:
 
 
 def _report(context: Context, played: CheckedEpisode) -> None:
-    if played.images is not None:
+    if played.images is not None and not reads_images(context.settings.model.model):
         method, count = played.images
         context.found("images-unread", method, f"{count} image{'s' * (count != 1)} for the model (task {played.task.id!r})")
     if played.error is not None:

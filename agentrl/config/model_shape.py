@@ -139,6 +139,12 @@ def placeholder_ids(config: Any) -> tuple[int, ...]:
     return (int(image),) if video is None else (int(image), int(video))
 
 
+def reads_images(model: str) -> bool:
+    """Return True for a model that reads images, as far as its ``config.json`` is on this machine; `model` is as in `read_shape`."""
+    path = local_config(model)
+    return path is not None and bool(placeholder_ids(json.loads(path.read_text(encoding="utf-8"))))
+
+
 def image_problem(config: Any) -> str:
     """Return why a model's images cannot be trained on; "" if they can. `config` is as in `text_part`."""
     rope = text_part(config).get("rope_parameters") or text_part(config).get("rope_scaling") or {}

@@ -6,8 +6,9 @@ import base64
 import binascii
 import hashlib
 import io
+import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from agentrl.config.model_shape import image_problem, placeholder_ids
+from agentrl.config.model_shape import image_problem, local_config, placeholder_ids, reads_images
 from agentrl.config.schema import RolloutConfig
 from agentrl.core.errors import ConfigError, EnvResultError
 from agentrl.core.images import ImageInput, ImageTensor, PlacedImage, expand
@@ -37,7 +38,7 @@ class ImageReader:
 
     Args:
         model: Hugging Face directory or hub name.
-        config: What transformers made of the model's ``config.json``.
+        config: Contents of the model's ``config.json``.
         rollout: Budgets of episodes.
         trust_remote_code: Allow the model's own Python code to run.
     """
@@ -247,12 +248,7 @@ def _size_of(image: ImageInput) -> int:
 
 def open_reader(model: str, rollout: RolloutConfig, *, trust_remote_code: bool = False) -> ImageReader | None:
     """Return the reader of images of a model; `None` for a model that reads text only."""
-    import json
-
-    from agentrl.config.model_shape import local_config
-
     path = local_config(model)
-    if path is None:
+    if path is None or not reads_images(model):
         return None
-    settings: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return ImageReader(model, settings, rollout, trust_remote_code=trust_remote_code) if placeholder_ids(settings) else None
+    return ImageReader(model, json.loads(path.read_text(encoding="utf-8")), rollout, trust_remote_code=trust_remote_code)
