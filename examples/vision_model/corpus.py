@@ -25,10 +25,10 @@ def shapes_row(rng: Random, mistakes: float) -> Row:
 
 
 def grid_row(rng: Random, mistakes: float) -> Row:
-    """Return a walk to the goal, in which some moves are random."""
+    """Return the first moves of a walk to the goal, some of them random; few, so that all rows are about as long."""
     walker, goal = picture_grid.make_places(rng)
     turns = []
-    for turn in range(picture_grid.NUM_TURNS):
+    for turn in range(rng.randint(1, 2)):
         moves = list(picture_grid.MOVES) if rng.random() < mistakes else picture_grid.helpful(walker, goal)
         move = rng.choice(moves)
         turns.append((picture_grid.GO_ON if turn else picture_grid.PROMPT, picture_grid.draw(walker, goal), move))
@@ -42,7 +42,7 @@ def grid_row(rng: Random, mistakes: float) -> Row:
 def rows(count: int, *, seed: int, mistakes: float) -> list[Row]:
     """Return rows of a data set for ``agentrl sft``."""
     rng = Random(seed)
-    return [(shapes_row if rng.random() < 0.75 else grid_row)(rng, mistakes) for _ in range(count)]
+    return [(shapes_row if rng.random() < 0.7 else grid_row)(rng, mistakes) for _ in range(count)]
 
 
 def _row(turns: list[tuple[str, Any, str]]) -> Row:

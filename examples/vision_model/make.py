@@ -21,7 +21,7 @@ from examples.vision_model.corpus import MISTAKES, rows
 from examples.vision_model.model import save_new_model
 
 BATCH_SIZE, ROWS = 32, 4_000
-PHASES = ((0.0, 550, 1.5e-3), (MISTAKES, 80, 5e-4))
+PHASES = ((0.0, 600, 1.5e-3), (MISTAKES, 60, 5e-4))
 """Share of mistakes, steps and learning rate of each phase."""
 
 
