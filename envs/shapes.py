@@ -20,7 +20,7 @@ SIDE, RADIUS = 64, 11
 COLOURS = {"red": (225, 45, 40), "green": (40, 190, 70), "blue": (50, 90, 235), "white": (240, 240, 240)}
 FORMS = ("circle", "square", "cross")
 QUARTERS = ((16, 16), (48, 16), (16, 48), (48, 48))
-NUM_TASKS, NUM_EVAL = 512, 96
+NUM_TASKS, NUM_EVAL = 512, 128
 
 
 def draw(items: Iterable[tuple[str, str, int, int]]) -> np.ndarray:
@@ -71,7 +71,8 @@ class Shapes(AgentInstance):
     @classmethod
     def eval_tasks(cls) -> Iterable[Task]:
         """Other pictures, never trained on."""
-        return make_tasks(1, NUM_EVAL)
+        seen = {task.images[0].tobytes() for task in cls.tasks()}
+        return [task for task in make_tasks(1, NUM_EVAL) if task.images[0].tobytes() not in seen]
 
     def solve(self, state: StepState) -> str:
         """Return a right answer, for `agentrl check`."""
