@@ -23,6 +23,14 @@ def _forks_end() -> Iterator[None]:
     end_all()
 
 
+@pytest.fixture(scope="session")
+def vision_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model that reads images, with random weights."""
+    from examples.vision_model.model import save_new_model
+
+    return str(save_new_model(tmp_path_factory.mktemp("vision") / "model", layers=2))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Test files import PyTorch and much else, which later garbage collections need not look at again and again."""

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["environment_paths", "tiny_model_path"]
+__all__ = ["environment_paths", "located_model", "tiny_model_path"]
+
+VISION_MODEL = "tiny-vision"
+"""Name of the bundled model that reads images."""
 
 
 def tiny_model_path() -> Path:
     """Directory of the bundled chat model, in Hugging Face form; made by `examples.tiny_model.make`."""
     return Path(__file__).with_name("tiny-chat")
+
+
+def located_model(name: str) -> str:
+    """Return a model's directory or hub name; for the name of the bundled model that reads images its directory.
+
+    That is made by `examples.vision_model.make`.
+    """
+    return str(Path(__file__).with_name(VISION_MODEL)) if name == VISION_MODEL and not Path(name).exists() else name
 
 
 def environment_paths() -> dict[str, Path]:

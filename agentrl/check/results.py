@@ -14,6 +14,7 @@ from agentrl.check.play import CheckedEpisode, repeating
 from agentrl.check.policies import CALL, FORMS, PLAIN, label_policy, recorded_policy, standard_policies
 from agentrl.check.probe import output_size
 from agentrl.check.resources import left_processes, running_processes, settled_processes
+from agentrl.config.model_shape import reads_images
 from agentrl.core.errors import EnvError, EnvResultError, EnvTimeoutError
 from agentrl.core.types import Task
 from agentrl.env.isolation import system
@@ -116,7 +117,7 @@ async def _look_for_leaks(context: Context, played: CheckedEpisode, held: int, r
 
 
 def _report(context: Context, played: CheckedEpisode) -> None:
-    if played.images is not None:
+    if played.images is not None and not reads_images(context.settings.model.model):
         method, count = played.images
         context.found("images-unread", method, f"{count} image{'s' * (count != 1)} for the model (task {played.task.id!r})")
     if played.error is not None:

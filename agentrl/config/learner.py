@@ -61,6 +61,8 @@ class LearnerConfig:
     attn_implementation: Literal["auto", "sdpa", "eager", "varlen", "flash_attention_2", "flash_attention_3"] = "auto"
     """Attention kernel of the learner's model. ``sdpa`` and ``eager`` pad rows, the others put them back to back. ``auto``: ``sdpa`` on
     CPU, the newest flash attention installed on GPU, or else ``varlen`` (torch's own); ``sdpa`` or ``eager`` if the model needs it."""
+    train_vision: bool = False
+    """Train the vision part of a model that reads images too; off: only the layers behind it."""
     fp32_lm_head: bool = False
     """Compute the logits of training in float32 where the rest is bfloat16."""
     share_prompts: bool = True

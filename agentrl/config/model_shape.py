@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agentrl.assets import tiny_model_path
+from agentrl.assets import located_model, tiny_model_path
 from agentrl.core.errors import ConfigError
 
 EXACT = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v3"})
@@ -120,6 +120,37 @@ def text_part(config: Any) -> Mapping[str, Any]:
         return config.get("text_config") or config
     text = config.get_text_config()
     return {**text.to_dict(), **{name: getattr(text, name) for name in text.attribute_map}}
+
+
+IMAGE_TOKENS = ("image_token_id", "image_token_index")
+"""Fields with the token in whose places a model puts what it sees of an image."""
+
+
+def placeholder_ids(config: Any) -> tuple[int, ...]:
+    """Return the tokens in whose places a model puts what it sees, that of images first; () for a model that reads text only.
+
+    `config` is as in `text_part`.
+    """
+    outer: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
+    image = next((outer[name] for name in IMAGE_TOKENS if outer.get(name) is not None), None)
+    if not outer.get("vision_config") or image is None:
+        return ()
+    video = outer.get("video_token_id")
+    return (int(image),) if video is None else (int(image), int(video))
+
+
+def reads_images(model: str) -> bool:
+    """Return True for a model that reads images, as far as its ``config.json`` is on this machine; `model` is as in `read_shape`."""
+    path = local_config(model)
+    return path is not None and bool(placeholder_ids(json.loads(path.read_text(encoding="utf-8"))))
+
+
+def image_problem(config: Any) -> str:
+    """Return why a model's images cannot be trained on; "" if they can. `config` is as in `text_part`."""
+    rope = text_part(config).get("rope_parameters") or text_part(config).get("rope_scaling") or {}
+    if "mrope_section" in rope:
+        return "gives the tokens of images positions in three dimensions (M-RoPE), which rows of the learner do not carry"
+    return ""
 
 
 def layer_kinds(config: Any) -> tuple[str, ...]:
@@ -271,7 +302,7 @@ def find_shape(model: str) -> ModelShape:
 @cache
 def local_config(model: str) -> Path | None:
     """Return the ``config.json`` of a model without asking a network, as `read_shape` finds it; `None` if it is not on this machine."""
-    path = Path(model).expanduser() if model else tiny_model_path()
+    path = Path(located_model(model)).expanduser() if model else tiny_model_path()
     if path.is_dir():
         path = path / "config.json"
     if path.is_file():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from agentrl.core.images import PlacedImage
 from agentrl.core.manifest import FileEntry
 from agentrl.core.summaries import GroupSummary
 from agentrl.core.types import Generation, GroupRequest, IntArray, Sampling
@@ -42,7 +43,8 @@ class GenerationRequest:
     prompt_ids: IntArray  # [P] the whole context
     sampling: Sampling
     session: str = ""  # shared by the requests of one episode, for cache affinity
-    images: tuple[Any, ...] = ()  # those that the prompt refers to
+    images: tuple[Any, ...] = ()  # as user code gave them, for a model that reads text only
+    placed: tuple[PlacedImage, ...] = ()  # those in the prompt, which is an expanded one
     structure: Structure | None = None  # form that the text is held to; `None` leaves the policy free
     # Told of tokens as they are sampled, on the event loop of the caller of `generate`, before that returns. What it was told begins the
     # answer; an engine may tell nothing.

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.core.errors import BatchError
+from agentrl.core.images import PlacedImage
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -59,7 +60,7 @@ class Task:
         prompt: Text, or chat messages to be rendered by the model's chat template.
         label: Whatever the environment needs to judge the answer; passed through untouched.
         id: Stable name, unique within the data set; filled in from the position if empty.
-        images: Paths or data URLs of images that belong to the prompt.
+        images: Images that belong to the prompt: paths, data URLs, bytes of a file, PIL images or NumPy arrays.
         seed: Seed for the environment; the members of a group share it.
         metadata: Free-form, passed through to records and to the environment.
         position: Place in the epoch's order, the cursor of the data set; -1 before it is drawn.
@@ -184,6 +185,7 @@ class Turn:
     # [P + T, layers, top_k] experts of the token before the prompt and of all but the last of its own, one less where there is
     # none before; `None` if they are not known
     experts: ExpertArray | None = None
+    images: tuple[PlacedImage, ...] = ()  # those in the prompt
 
     def __post_init__(self) -> None:
         _aligned("Turn", self.token_ids, self.logprobs, self.versions)

@@ -49,7 +49,7 @@ class Batcher:
             else None
         )
         self.context = self._model.context or CPU_CONTEXT
-        self.vocabulary, self.end_ids = self._model.vocabulary, self._model.end_ids
+        self.vocabulary, self.end_ids, self.placeholders = self._model.vocabulary, self._model.end_ids, self._model.placeholders
         self.version = 0
         self.dead: str | None = None  # why it has ended
         self.load_now, self.ended = EngineLoad(), threading.Event()
@@ -224,7 +224,7 @@ class Batcher:
         if news := [(listener, token) for sequence, token in pairs if (listener := sequence.request.on_tokens) is not None]:
             self._tell(news)
         for sequence, token, logprob in zip(batch, tokens, logprobs, strict=True):
-            sequence.ids.append(token)
+            sequence.append(token)
             sequence.logprobs.append(logprob)
             sequence.versions.append(self.version)
             if token in sequence.ends or self._stopped(sequence):

@@ -19,6 +19,7 @@ from agentrl.core.errors import (
     WeightsDifferError,
     WeightSyncError,
 )
+from agentrl.core.images import check_places
 from agentrl.core.protocols import EngineLoad, EngineStats, GenerationRequest, Memory, WeightUpdate
 from agentrl.core.types import Generation
 from agentrl.engine.settings import EngineSettings
@@ -43,6 +44,7 @@ class FencedEngine(ABC):
         self._publishing = asyncio.Lock()
         self._asleep: set[Memory] = set()
         self._vocabulary = 0
+        self._placeholders: tuple[int, ...] = ()  # tokens in whose places the model puts what it sees; none if it reads text only
         self._load_now = EngineLoad()
         self._is_told = False  # of weights that are not compared
 
@@ -174,8 +176,10 @@ class FencedEngine(ABC):
             )
         if not len(ids) or ids.min() < 0 or ids.max() >= self._vocabulary:
             raise EngineError(f"{name}: the prompt must be token ids from 0 to {self._vocabulary - 1}, at least one; got {ids}")
-        if request.images:
-            raise EngineError(f"{name}: this engine takes text only, got {len(request.images)} images")
+        if (given := len(request.images) or len(request.placed)) and (request.images or not self._placeholders):
+            raise EngineError(f"{name}: this engine takes text only, got {given} images")
+        if self._placeholders:
+            check_places(name, ids, request.placed, self._placeholders)
         if request.structure is not None and (problem := self._structure_problem()):
             raise StructureError(f"{name}: {problem}")
         if request.sampling.stop and not self._settings.stop_strings:

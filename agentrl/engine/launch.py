@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from multiprocessing import spawn
@@ -16,20 +18,48 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentrl.config.engine_args import parse_engine_args
-from agentrl.config.model_shape import engine_context, trained_positions
-from agentrl.core.protocols import Structure
+from agentrl.config.model_shape import engine_context, placeholder_ids, trained_positions
+from agentrl.core.images import check_agreement, compacted
+from agentrl.core.protocols import GenerationRequest, Structure
 from agentrl.core.types import Sampling
 from agentrl.engine.adapters import SPARE_ADAPTERS, room_for
 from agentrl.engine.inprocess import with_core_stats
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.vllm_window import check_vllm
+from agentrl.rollout.images import decoded
 from agentrl.weights.vllm_backend import BACKEND, EXTENSION
 from agentrl.weights.vllm_groups import BACKENDS
 
 CPU_BLOCK = 32
 """Tokens of a block of the KV cache; only whole blocks are found again, and vLLM's 128 would be longer than many conversations."""
 
+EXCLUDED = -100.0
+"""Number that vLLM adds to logits of tokens that are never sampled, the lowest that it takes."""
+
 _BACKENDS = {"shm": BACKEND, **BACKENDS}
+
+
+def placeholders(llm: AsyncLLM) -> tuple[int, ...]:
+    """Return the tokens in whose places the model puts what it sees; () if it reads text only."""
+    config = llm.model_config
+    return placeholder_ids(config.hf_config) if config.is_multimodal_model else ()
+
+
+async def with_images(llm: AsyncLLM, request: GenerationRequest, salt: dict[str, str]) -> Any:
+    """Return the input of a request with images as vLLM's own processor makes it, on a thread of vLLM's.
+
+    vLLM is given the compact prompt, because it would expand an expanded one again without an error.
+
+    Raises:
+        EngineError: If its expanded prompt is not that of the request, which the learner trains on.
+    """
+    images = await asyncio.to_thread(lambda: [decoded(each.image.data, sys.maxsize) for each in request.placed])
+    compact = compacted(request.prompt_ids.tolist(), request.placed)
+    keys = [each.image.key for each in request.placed]
+    prompt = {"prompt_token_ids": compact, "multi_modal_data": {"image": images}, "multi_modal_uuids": {"image": keys}, **salt}
+    (found,) = await llm.renderer.render_cmpl_async([prompt])
+    check_agreement(f"request {request.request_id}", found["prompt_token_ids"], request.prompt_ids.tolist())
+    return found
 
 
 def build(settings: EngineSettings) -> AsyncLLM:
@@ -38,11 +68,11 @@ def build(settings: EngineSettings) -> AsyncLLM:
     own = parse_engine_args(settings.engine.engine_args)
     config = AutoConfig.from_pretrained(settings.model.model, trust_remote_code=settings.model.trust_remote_code)
     if settings.device == "cuda":
-        cuda = AsyncEngineArgs(**{**_common(settings), **_cuda(settings, config), **own})
+        cuda = AsyncEngineArgs(**{**_common(settings, config), **_cuda(settings, config), **own})
         with without_script():
             return with_core_stats(lambda: AsyncLLM.from_engine_args(cuda), in_process=False)
     _inspect_here(config)
-    arguments = AsyncEngineArgs(**{**_common(settings), **_cpu(settings, config), **own})
+    arguments = AsyncEngineArgs(**{**_common(settings, config), **_cpu(settings, config), **own})
     with warnings.catch_warnings(), without_script():
         warnings.simplefilter("ignore", FutureWarning)  # vLLM reads every attribute of every module, deprecated ones too
         return with_core_stats(lambda: AsyncLLM.from_engine_args(arguments), in_process=True)
@@ -75,11 +105,12 @@ def sampling_params(
     seed: int | None,
     structure: Structure | None = None,
     streams: bool = False,
+    excluded: Sequence[int] = (),
 ) -> SamplingParams:
     """Return the settings of a request in vLLM's form; `end_ids` end a turn too, and without a seed it is not reproducible.
 
     A request that `streams` has an output after each step, with all tokens so far. These are lists of vLLM's own that grow, so it costs no
-    more than the new tokens alone would, and the last output is the same as without.
+    more than the new tokens alone would, and the last output is the same as without. The `excluded` tokens are never sampled.
     """
     return SamplingParams(
         temperature=sampling.temperature,
@@ -94,6 +125,7 @@ def sampling_params(
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
+        logit_bias=dict.fromkeys(excluded, EXCLUDED) or None,
         structured_outputs=None if structure is None else _structured(structure),
         output_kind=RequestOutputKind.CUMULATIVE if streams else RequestOutputKind.FINAL_ONLY,
         skip_clone=True,  # made for this request alone; a deep copy takes longer than everything else here
@@ -114,14 +146,15 @@ def _inspect_here(config: Any) -> None:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
-def _common(settings: EngineSettings) -> dict[str, Any]:
+def _common(settings: EngineSettings, config: Any) -> dict[str, Any]:
     return {
         "model": settings.model.model,
         "dtype": settings.dtype,
         "max_num_seqs": settings.engine.max_num_seqs,
         "seed": settings.seed,
         "trust_remote_code": settings.model.trust_remote_code,
-        "skip_tokenizer_init": not settings.stop_strings,
+        "skip_tokenizer_init": not settings.stop_strings and not placeholder_ids(config),
+        **({"limit_mm_per_prompt": {"image": settings.max_images}} if placeholder_ids(config) else {}),
         "enable_prefix_caching": True,
         # Those of the distribution sampled from, as the learner computes them: vLLM's default is before the temperature.
         "logprobs_mode": "processed_logprobs",

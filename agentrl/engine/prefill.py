@@ -63,9 +63,11 @@ class Prefill:
 
     def _place(self, sequence: Sequence) -> _Placed:
         """Take a slot, and copy what is known into it."""
-        ids, table, session = sequence.ids, self._table, sequence.request.session
+        ids, table, session = sequence.marks, self._table, sequence.request.session
         fresh = len(ids) == sequence.prompt_length
         prompt = sequence.request.prompt_ids.tobytes() if fresh else b""
+        if prompt and sequence.request.placed:
+            prompt += "".join(each.image.key for each in sequence.request.placed).encode()
         same = table.with_prompt(prompt) if fresh else None
         before = same if same is not None else table.of_session(session, ids)
         if same is None and before in self._sources:
@@ -101,7 +103,8 @@ class Prefill:
                 ids[row, : each.new] = torch.tensor(each.sequence.ids[each.known :])
             keys = min(padded(max(len(each.sequence.ids) for each in batch)), self._model.cache.capacity)
             places = torch.tensor([each.slot for each in batch]), torch.tensor([each.known for each in batch])
-            logits, experts = self._model(ids, Step(*places, torch.tensor(counts), max(counts), keys))
+            images = [(row, each.known, each.sequence.request.placed) for row, each in enumerate(batch) if each.sequence.request.placed]
+            logits, experts = self._model(ids, Step(*places, torch.tensor(counts), max(counts), keys), images)
             for each, row, new in zip(batch, logits, experts, strict=True):
                 each.logits, each.experts = row, [*each.experts, *new[: each.new]]
                 self._note(each)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
+from agentrl.core.images import PlacedImage
 from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import ExpertArray, Generation
 
@@ -25,8 +27,18 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     experts: list[ExpertArray] = field(default_factory=list)  # [layers, top_k] of each token when it was first computed, if recorded
+    marks: list[int] = field(default_factory=list)  # `ids` with the tokens of images replaced by numbers that tell the images apart
     slot: int = -1
     cached: int = 0  # prompt tokens that were not computed again
+
+    def __post_init__(self) -> None:
+        self.marks = marked(self.ids, self.request.placed) if self.request.placed else self.ids
+
+    def append(self, token: int) -> None:
+        """Add a sampled token."""
+        self.ids.append(token)
+        if self.marks is not self.ids:
+            self.marks.append(token)
 
     @property
     def prompt_length(self) -> int:
@@ -38,7 +50,7 @@ class Sequence:
 class Slot:
     """Tokens whose keys and values a slot holds; they stay after the sequence has ended, until the slot is needed."""
 
-    ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)  # marks of a sequence
     experts: list[ExpertArray] = field(default_factory=list)  # [layers, top_k] of each token, if recorded
     session: str = ""
     prompt: bytes = b""  # of the sequence, if nothing had been sampled when it was computed
@@ -119,6 +131,15 @@ class SlotTable:
             if slot.owner is not None:
                 slot.owner.slot = target
         return table, {source: target for target, source in enumerate(keep)}
+
+
+def marked(ids: list[int], placed: Iterable[PlacedImage]) -> list[int]:
+    """Return token ids in which those of an image are replaced by negative numbers that depend on the image."""
+    marks = list(ids)
+    for each in placed:
+        first = -int(each.image.key[:15], 16) - 1
+        marks[each.place : each.end] = [first - place for place in range(each.end - each.place)]
+    return marks
 
 
 def common(one: list[int], other: list[int]) -> int:

@@ -112,6 +112,7 @@ class EngineSettings:
     adapters: int = 0  # low-rank adapters that are held at once; 0: weights come merged
     lora_rank: int = 0  # rank of those adapters
     routed_experts: bool = False  # report the experts that each token went through
+    max_images: int = 16  # images of a prompt at most, for a model that reads images
     stop_strings: bool = True  # load the tokenizer, so that requests may carry stop strings, as environments do at any turn
 
     @property

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from agentrl.config.model_shape import engine_context
+from agentrl.config.model_shape import engine_context, placeholder_ids
+from agentrl.core.language_models import language_model, set_text_attention
 from agentrl.core.types import ExpertArray
+from agentrl.engine.image_features import ImageFeatures, RowImages
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.slots import NAME, SlotCache, Step, make_rows_independent, padded, register, tune_by_place
 from agentrl.weights.rope import fix_rope
@@ -27,7 +28,7 @@ class SlotModel:
         self.device = torch.device("cuda" if settings.device == "cuda" else "cpu")
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
+        self._model: Any = language_model(settings.model.model, trust_remote_code=settings.model.trust_remote_code).from_pretrained(
             settings.model.model,
             dtype=getattr(torch, settings.dtype),
             attn_implementation="eager",  # what `_adopt_attention` compares with: it leaves nothing out
@@ -39,25 +40,30 @@ class SlotModel:
         fix_rope(self._model, self.context)
         self.end_ids = _end_ids(self._model)
         self.vocabulary = int(self._model.config.get_text_config().vocab_size)
+        self.placeholders = placeholder_ids(self._model.config)
+        self._images = ImageFeatures(self._model)
         self.cache: SlotCache = self._adopt_attention()
         self._routers = Routers(self._model) if settings.routed_experts else None
 
-    def __call__(self, ids: Tensor, step: Step) -> tuple[Tensor, Sequence[Sequence[ExpertArray]]]:
+    def __call__(self, ids: Tensor, step: Step, images: Sequence[RowImages] = ()) -> tuple[Tensor, Sequence[Sequence[ExpertArray]]]:
         """Run the model over new tokens # [B, n], with anything behind the last one of a row that has fewer.
+
+        `images` are those of rows that have some, with the number of the row and the place of its first new token.
 
         Returns:
             The logits after the last new token of each row # [B, V], and the experts of each token # B times n of [layers, top_k], or
             none if they are not asked for # B times 0.
         """
         if self._routers is None:
-            return self._logits(ids, step), [()] * len(ids)
-        logits, chosen = self._routers.record(lambda: self._logits(ids, step))
+            return self._logits(ids, step, images), [()] * len(ids)
+        logits, chosen = self._routers.record(lambda: self._logits(ids, step, images))
         return logits, [list(row) for row in self._routers.compact(chosen).reshape(*ids.shape, *chosen.shape[1:])]
 
-    def _logits(self, ids: Tensor, step: Step) -> Tensor:
+    def _logits(self, ids: Tensor, step: Step, images: Sequence[RowImages]) -> Tensor:
         self.cache.step = step = step.to(self.device)
+        ids = ids.to(self.device)
         out = self._model(
-            input_ids=ids.to(self.device),
+            **({"inputs_embeds": self._images.embedded(ids, images)} if images else {"input_ids": ids}),
             position_ids=step.places(),
             past_key_values=self.cache,
             use_cache=True,
@@ -65,7 +71,10 @@ class SlotModel:
             slot_step=step,
         )
         logits: Tensor = out.logits
-        return (self._last(logits) if logits.shape[1] > 1 else logits)[:, 0].float()
+        last = (self._last(logits) if logits.shape[1] > 1 else logits)[:, 0].float()
+        if self.placeholders:
+            last[:, list(self.placeholders)] = float("-inf")  # never sampled: the model would read pixels in their places
+        return last
 
     def _last(self, states: Tensor) -> Tensor:
         """Leave the last new token of each row # [B, count, ...] -> [B, 1, ...]."""
@@ -80,6 +89,7 @@ class SlotModel:
         """
         with safe_open(path, framework="pt", device="cpu") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open has no iterator
+        self._images.forget()
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         if not tensors.keys() <= parameters.keys():
             tensors = self._joined(tensors)
@@ -110,6 +120,7 @@ class SlotModel:
     def drop(self) -> None:
         """Free the model and its cache."""
         self._model = None
+        self._images.forget()
         self.cache.drop()
 
     def _adopt_attention(self) -> SlotCache:
@@ -147,7 +158,7 @@ def _compare(model: Any, count: int, vocabulary: int) -> SlotCache:
     expected = model(input_ids=ids, use_cache=False).logits.float()
     register()
     tune_by_place(model)
-    model.set_attn_implementation(NAME)
+    set_text_attention(model, NAME)
     cache = SlotCache(2, padded(count))
 
     def run(tokens: Tensor, slot: int, start: int) -> Tensor:

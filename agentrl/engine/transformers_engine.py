@@ -58,7 +58,7 @@ class TransformersEngine(FencedEngine):
             self._batcher = await asyncio.wrap_future(started)
         except Exception as error:
             raise EngineError(f"transformers did not start with model {self._settings.model.model!r}: {reason_of(error)}") from error
-        self._vocabulary = self._batcher.vocabulary
+        self._vocabulary, self._placeholders = self._batcher.vocabulary, self._batcher.placeholders
         self._meter, self._is_started = UsageMeter(), True
 
     async def abort(self, request_id: str) -> None:

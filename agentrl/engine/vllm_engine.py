@@ -44,6 +44,7 @@ class VllmEngine(FencedEngine):
         super().__init__(settings)
         self._llm: Any = None
         self._make_params: Callable[..., Any]
+        self._with_images: Callable[..., Any]
         self._update_info: dict[str, Any] = {}
         self._end_ids: tuple[int, ...] = ()
         self._version = 0  # of the weights that a request finds when it starts
@@ -117,9 +118,10 @@ class VllmEngine(FencedEngine):
         with without_gc():
             from agentrl.engine import launch
         self._stamps = stamps_tokens()
-        self._make_params = launch.sampling_params
+        self._make_params, self._with_images = launch.sampling_params, launch.with_images
         with without_main():
             self._llm = launch.build(self._settings)  # not returned: something in vLLM's start keeps the caller's future alive
+        self._placeholders = launch.placeholders(self._llm)
 
     async def _sample(self, request: GenerationRequest) -> Generation:
         async with self._gate.request(request.request_id) if self._gate else contextlib.nullcontext():
@@ -149,12 +151,14 @@ class VllmEngine(FencedEngine):
 
     async def _final_output(self, request: GenerationRequest, adapter: LoadedAdapter | None) -> Any:
         salt = {"cache_salt": str(self._version)} if self._keep_kv else {}
-        prompt = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist(), **salt}
+        prompt: Any = {"type": "token", "prompt_token_ids": request.prompt_ids.tolist(), **salt}
+        if request.placed:
+            prompt = await self._with_images(self._llm, request, salt)
         sampling, listener, final, told = request.sampling, request.on_tokens, None, 0
         seed = self._settings.seed if sampling.seed is None else sampling.seed
         budget = min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
-        ends, structure = self._end_ids, request.structure
-        params = self._make_params(sampling, max_tokens=budget, end_ids=ends, seed=seed, structure=structure, streams=listener is not None)
+        limits: dict[str, Any] = {"max_tokens": budget, "end_ids": self._end_ids, "excluded": self._placeholders}
+        params = self._make_params(sampling, **limits, seed=seed, structure=request.structure, streams=listener is not None)
         async for output in self._llm.generate(prompt, params, request.request_id, lora_request=adapter and adapter.request):
             final = output
             if listener is not None:
@@ -171,6 +175,8 @@ class VllmEngine(FencedEngine):
 
         try:
             yield
+        except EngineError:
+            raise
         except Exception as error:
             if isinstance(error, VllmDeadError) or self._dead or self._llm is None or self._llm.errored:
                 self._dead = self._dead or reason_of(error)

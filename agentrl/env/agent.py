@@ -116,7 +116,7 @@ class ResetResult:
         observation: First prompt of the model: text (one user message) or chat messages; `None`: the task's prompt.
         info: Numbers to log.
         sampling: Sampling settings to change for the first turn and those after it.
-        images: Paths or data URLs of images, added to the task's.
+        images: Images in any form that a task's may have, added to the task's.
         agent: Name of the agent that acts first and sees the observation; `None`: the first of the class's `agents`.
         observations: Agent -> what it sees before anything else: text or chat messages.
     """
@@ -124,7 +124,7 @@ class ResetResult:
     observation: Prompt | None = None
     info: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     sampling: Mapping[str, Any] | None = field(default=None, kw_only=True)
-    images: Sequence[str] = field(default=(), kw_only=True)
+    images: Sequence[Any] = field(default=(), kw_only=True)
     agent: str | None = field(default=None, kw_only=True)
     observations: Mapping[str, Prompt] = field(default_factory=dict, kw_only=True)
 
@@ -142,7 +142,7 @@ class StepResult:
         info: Numbers to log; the mean over the steps that logged them is kept.
         sampling: Sampling settings to change for the turns that follow.
         reward_parts: Named components of the reward, for logs and for ``gdpo``; summed over the turns.
-        images: Paths or data URLs of images that belong to the observation.
+        images: Images that belong to the observation, in any form that a task's may have.
         agent: Name of the agent that acts next and sees the observation; `None`: the one after the agent that acted, in `agents`.
         rewards: Agent -> reward, for any agents; each is added to what the agent's last turn is worth.
         scores: Agent -> score, for agents other than the one that acted.
@@ -156,7 +156,7 @@ class StepResult:
     info: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     sampling: Mapping[str, Any] | None = field(default=None, kw_only=True)
     reward_parts: Mapping[str, float] = field(default_factory=dict, kw_only=True)
-    images: Sequence[str] = field(default=(), kw_only=True)
+    images: Sequence[Any] = field(default=(), kw_only=True)
     agent: str | None = field(default=None, kw_only=True)
     rewards: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     scores: Mapping[str, float] = field(default_factory=dict, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any, cast
 from agentrl.core.errors import EnvResultError
 from agentrl.core.types import MAX_TEMPERATURE, MIN_TEMPERATURE, Message, Prompt
 from agentrl.env.agent import ResetResult, StepResult
+from agentrl.env.images import image_texts
 
 MAX_TEXT = 2**20
 MAX_NAME = 200  # characters of a metric's name
@@ -306,10 +307,13 @@ def _numbers(value: Any, where: str, field: str) -> dict[str, float]:
     return {key: number(item, where, f"{field}[{key!r}]") for key, item in value.items()}
 
 
-def _images(value: Any, where: str) -> tuple[Any, ...]:
+def _images(value: Any, where: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise bad_result(where, "images", value, "must be a list of images")
-    return tuple(value)
+    try:
+        return image_texts(value)
+    except ValueError as error:
+        raise bad_result(where, "images", value, str(error)) from error
 
 
 def _none_as(value: Mapping[str, Any], key: str, default: Any) -> Any:

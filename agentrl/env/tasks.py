@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.core.errors import ConfigError, DataError
 from agentrl.core.types import Task, derive_seed
+from agentrl.env.images import image_texts
 from agentrl.env.load import AgentSpec
 from agentrl.env.prompts import PromptSet, is_chat
 from agentrl.env.sampling import Sampling, TaskSampler
@@ -288,7 +289,18 @@ def checked(tasks: Iterable[Task], origin: str) -> Iterator[Task]:
         if not isinstance(task, Task):
             raise DataError(f"tasks[{index}]", task, f"is a {type(task).__name__}, not a Task ({origin})", "Wrap it: Task(prompt, label).")
         _check_prompt(task.prompt, f"tasks[{index}].prompt", origin)
-        yield task if task.id else replace(task, id=str(index))
+        yield _numbered(task, index, origin)
+
+
+def _numbered(task: Task, index: int, origin: str) -> Task:
+    """Return a task with an id, and with images as paths and data URLs."""
+    named = task if task.id else replace(task, id=str(index))
+    if not task.images:
+        return named
+    try:
+        return replace(named, images=image_texts(task.images))
+    except ValueError as error:
+        raise DataError(f"tasks[{index}].images", named.id, f"{error} ({origin})", "") from error
 
 
 def _check_prompt(prompt: Any, field: str, origin: str) -> None:

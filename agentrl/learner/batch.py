@@ -14,6 +14,7 @@ from torch import Tensor
 
 from agentrl.algo.advantages import AdvantageInputs
 from agentrl.core.errors import BatchError
+from agentrl.core.images import PlacedImage
 from agentrl.core.metrics import MetricSums
 from agentrl.core.types import FloatArray, Group, IntArray, Trajectory, Turn, floats, ints
 
@@ -57,6 +58,16 @@ class Row:
                 raise BatchError(f"trajectory {self.trajectory_id}: {problem}")
             parts.append(np.full((count, *shape), -1, np.int16) if turn.experts is None else turn.experts.astype(np.int16))
         return np.concatenate(parts)
+
+    @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """Images among its tokens, in their order."""
+        found: list[PlacedImage] = []
+        place = 0
+        for turn in self.turns:
+            found += [each.moved(place) for each in turn.images]
+            place += len(turn.prompt_ids) + len(turn.token_ids)
+        return tuple(found)
 
     @property
     def action_positions(self) -> IntArray:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from agentrl.core.disk import write_problem
 from agentrl.core.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.core.files import swap_directory
+from agentrl.core.language_models import copy_processor
 from agentrl.core.tokenizers import load_tokenizer, quiet_transformers
 from agentrl.learner.engine import copied, full_shape, whole_parameters
 from agentrl.learner.lora import (
@@ -54,6 +55,7 @@ def save_pretrained(model: Any, parameters: Iterable[tuple[str, Tensor]], tokeni
 
     def write(state: dict[str, Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict={**state, **_buffers(model)})
+        copy_processor(model, folder)
 
     _save(parameters, write, tokenizer, path, ranks)
 

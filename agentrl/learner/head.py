@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -26,6 +26,13 @@ def token_scores(logits: Tensor, targets: Tensor, temperature: Tensor, entropy_g
         p, finite = log_p.exp(), log_p.clamp(min=torch.finfo(log_p.dtype).min)
         entropy = -(p * finite if torch.is_grad_enabled() else p.mul_(finite)).sum(-1)
     return log_p.gather(-1, targets[:, None])[:, 0], entropy
+
+
+def without_tokens(logits: Tensor, excluded: Sequence[int]) -> Tensor:
+    """Return logits # [n, vocabulary] in which the excluded tokens have no probability; as they are if there are none."""
+    if not excluded:
+        return logits
+    return logits.index_fill(-1, torch.tensor(excluded, device=logits.device), float("-inf"))
 
 
 def scores_in_chunks(logits: Tensor, targets: Tensor, temperature: Tensor, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
@@ -60,7 +67,8 @@ class OutputLayer:
     body and output layer hand through what they get. `agentrl.learner.models.check_output` compares the result with the model itself.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, excluded: Sequence[int] = ()) -> None:
+        self._excluded = excluded  # tokens that have no probability
         self.layer, self.body = model.get_output_embeddings(), model.base_model
         # A shallow copy shares configuration and parameters, but has a table of submodules of its own.
         self._end = copy.copy(model)
@@ -102,7 +110,7 @@ class OutputLayer:
     def _finish(self, logits: Tensor) -> Tensor:
         """Return logits # [n, vocabulary] as the model hands them out, after its scale or soft cap."""
         finished: Tensor = type(self._end).forward(self._end, inputs_embeds=logits[None], use_cache=False, return_dict=True).logits[0]
-        return finished
+        return without_tokens(finished, self._excluded)
 
 
 class _Body(nn.Module):

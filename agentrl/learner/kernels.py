@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from agentrl.config.model_shape import attends_to_everything, layer_kinds, text_part
 from agentrl.core.errors import ConfigError
+from agentrl.core.language_models import set_text_attention
 from agentrl.learner.attention import EXTRAS, KERNELS, Kernel, choose_kernel, register, register_reference, separate_rows
 from agentrl.learner.engine import TrainEngine
 from agentrl.learner.layout import ROUNDING, Layout, MicroBatch, can_pack, can_share, one_row_bundles, probe_batch, share_prompts
@@ -171,7 +172,7 @@ def _shares(proof: Proof, kernel: Kernel, engine: TrainEngine) -> bool:
 def _take(kernel: Kernel, engine: TrainEngine, models: Sequence[Any]) -> str:
     """Give all models a kernel; return why the policy itself cannot have it, "" if it can."""
     model = models[0].model
-    before = model.config._attn_implementation
+    before = model.config.get_text_config()._attn_implementation
     for other in models:
         set_kernel(other.model, kernel)
     if not kernel.packed:
@@ -187,7 +188,7 @@ def _take(kernel: Kernel, engine: TrainEngine, models: Sequence[Any]) -> str:
                 separate_rows(other.model)
         return ""
     for other in models:
-        other.model.set_attn_implementation(before)
+        set_text_attention(other.model, before)
     return f"rows back to back would see each other in {type(model).__name__}"
 
 
@@ -195,8 +196,8 @@ def set_kernel(model: Any, kernel: Kernel) -> None:
     """Have a model of transformers compute attention with a kernel."""
     if kernel.packed:
         register(kernel.name)
-    if model.config._attn_implementation != kernel.implementation:
-        model.set_attn_implementation(kernel.implementation)
+    if model.config.get_text_config()._attn_implementation != kernel.implementation:
+        set_text_attention(model, kernel.implementation)
 
 
 def fit_teacher(teacher: PolicyModel, called: Any, name: str, device: torch.device, kernel: Kernel, *, share: bool) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from agentrl.config.model_shape import attends_to_everything, text_part
+from agentrl.core.images import ImageInput, joined_tensors
 from agentrl.core.metrics import MetricSums
 from agentrl.core.types import FinishReason, FloatArray, Group, IntArray, Status, Task, Trajectory, Turn, floats, ints
 from agentrl.learner.attention import BLOCK, PADDED, Costs, shared_prompt_mask
@@ -52,10 +53,11 @@ class MicroBatch:
     experts: Tensor | None = None  # [B * L, layers, top_k] int16: experts of each place in the engine, -1 where they are not known
     num_tokens: int  # tokens without padding
     num_row_tokens: int  # tokens that the rows would have alone
+    pixels: Mapping[str, Tensor] = field(default_factory=dict)  # arguments of the model with its images, in the order of their tokens
 
     def inputs(self) -> dict[str, Any]:
         """Arguments of a transformers model; a mask is made here, on the device, because it is larger than all the rest."""
-        inputs: dict[str, Any] = {"input_ids": self.input_ids, "position_ids": self.position_ids, "attention_mask": None}
+        inputs: dict[str, Any] = {"input_ids": self.input_ids, "position_ids": self.position_ids, "attention_mask": None, **self.pixels}
         if self.segment is not None and self.prompt is not None:
             packed = self.packed
             inputs["attention_mask"] = (
@@ -71,7 +73,8 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on another device."""
-        return moved(self, device)
+        pixels = {name: tensor.to(device, non_blocking=True) for name, tensor in self.pixels.items()}
+        return replace(moved(self, device), pixels=pixels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,6 +90,7 @@ class _Sequence:
     actions: Ints  # [a]: place of each action token among those of the batch
     experts: npt.NDArray[np.int16] | None  # [l, layers, top_k]: experts of each token in the engine, -1 where they are not known
     num_row_tokens: int  # tokens that the rows would have alone
+    images: tuple[ImageInput, ...] = ()  # in the order of their tokens
 
 
 class Layout:
@@ -96,6 +100,7 @@ class Layout:
         self._rows = batch.rows
         self._bounds = np.concatenate([[0], np.cumsum(batch.row_actions.numpy())])
         self._experts = experts_shape(turn for row in batch.rows for turn in row.turns)
+        self._image = next((each.image for row in batch.rows for turn in row.turns for each in turn.images), None)
 
     def micro_batch(self, bundles: Sequence[Bundle], *, packed: bool) -> MicroBatch:
         """Take bundles of rows out of the batch; none give a micro-batch without action tokens, for a rank with nothing left to do.
@@ -103,9 +108,11 @@ class Layout:
         Causal attention never looks to the right, so padding there needs no mask; tokens after the last action token of a row decide
         nothing and are left out. With `packed` rows are back to back in one sequence instead of padded.
         """
-        if not bundles:
+        if not bundles and self._image is None:
             return self._nothing()
         sequences = [self._sequence(bundle) for bundle in bundles]
+        if self._image is not None and not any(sequence.images for sequence in sequences):
+            sequences.append(self._only_image(self._image))
         lengths = np.asarray([len(sequence.tokens) for sequence in sequences])
         width = int(lengths.max())
         begins = np.cumsum(lengths) - lengths if packed else np.arange(len(sequences)) * width
@@ -125,6 +132,23 @@ class Layout:
             experts=_joined_experts(sequences, packed=packed),
             num_tokens=int(lengths.sum()),
             num_row_tokens=sum(sequence.num_row_tokens for sequence in sequences),
+            pixels=_pixels([image for sequence in sequences for image in sequence.images]),
+        )
+
+    def _only_image(self, image: ImageInput) -> _Sequence:
+        """An image without action tokens, for rows without images: ranks gather and sum the vision part's parameters together."""
+        length, nothing = len(image.token_ids), np.zeros(0, dtype=np.int64)
+        return _Sequence(
+            tokens=image.token_ids.astype(np.int64),
+            position=np.arange(length),
+            owner=np.zeros(length, dtype=np.int64),
+            select=nothing,
+            targets=nothing,
+            temperature=np.zeros(0, dtype=np.float32),
+            actions=nothing,
+            experts=None if self._experts is None else np.full((length, *self._experts), -1, np.int16),
+            num_row_tokens=length,
+            images=(image,),
         )
 
     def _sequence(self, bundle: Bundle) -> _Sequence:
@@ -152,6 +176,7 @@ class Layout:
             actions=np.concatenate([np.arange(self._bounds[row], self._bounds[row + 1]) for row in bundle.rows]),
             experts=self._bundle_experts(rows, prompt),
             num_row_tokens=at + (len(bundle.rows) - 1) * prompt,
+            images=tuple(each.image for number, row in enumerate(rows) for each in row.images if not number or each.place >= prompt),
         )
 
     def _bundle_experts(self, rows: Sequence[Row], prompt: int) -> npt.NDArray[np.int16] | None:
@@ -192,6 +217,11 @@ def _joined_experts(sequences: Sequence[_Sequence], *, packed: bool) -> Tensor |
     if not parts:
         return None
     return torch.cat(parts) if packed else pad_sequence(parts, batch_first=True, padding_value=-1).flatten(0, 1)
+
+
+def _pixels(images: Sequence[ImageInput]) -> dict[str, Tensor]:
+    """Return the arguments of the model with its images; nothing for none."""
+    return {name: torch.from_numpy(array) for name, array in joined_tensors(images).items()}
 
 
 def _segments(sequences: Sequence[_Sequence], *, packed: bool) -> dict[str, Any]:
@@ -280,7 +310,7 @@ def _same_prompts(batch: Batch) -> list[int]:
 
 def _beginning(turn: Turn) -> bytes:
     experts = b"" if turn.experts is None else turn.experts[: len(turn.prompt_ids)].tobytes()
-    return turn.prompt_ids.tobytes() + experts
+    return turn.prompt_ids.tobytes() + experts + "".join(each.image.key for each in turn.images).encode()
 
 
 def _shared(batch: Batch, prompts: Sequence[int], budget: int, hidden_size: int, costs: Costs) -> list[Bundle]:

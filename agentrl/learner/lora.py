@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.config.lora import ALL_LINEAR, WEIGHTS_FILE, LoraConfig
+from agentrl.config.model_shape import placeholder_ids
 from agentrl.core.errors import CheckpointError, ConfigError
 from agentrl.core.types import derive_seed
 from agentrl.learner.engine import TrainEngine, gathered_parameter
@@ -55,7 +56,7 @@ def add_adapter(model: Any, lora: LoraConfig, *, base: str) -> None:
         r=lora.lora_rank,
         lora_alpha=lora.lora_alpha,
         target_modules=ALL_LINEAR if names == (ALL_LINEAR,) else list(names),
-        exclude_modules=bypassed or None,
+        exclude_modules=[*bypassed, *outside_text(model)] or None,
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
     )
@@ -74,6 +75,14 @@ def add_adapter(model: Any, lora: LoraConfig, *, base: str) -> None:
         if id(layer) in ends or not hasattr(layer.get_base_layer(), "weight") or len(layer.lora_A) != 1:
             raise _not_possible(lora, f"{name} is no plain linear layer inside the model")
         layer.lora_dropout[ADAPTER] = StepDropout(lora.lora_dropout)
+
+
+def outside_text(model: Any) -> list[str]:
+    """Return the linear layers outside the text part of a model that reads images; they get no adapter."""
+    if not placeholder_ids(model.config):
+        return []
+    text = set(model.get_decoder().modules())
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module not in text]
 
 
 def _not_experts(model: nn.Module, lora: LoraConfig) -> None:

@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl.config.model_shape import engine_context, text_part
+from agentrl.config.model_shape import engine_context, placeholder_ids, text_part
 from agentrl.core.errors import ConfigError, LearnerError
+from agentrl.core.language_models import language_model
 from agentrl.core.tokenizers import quiet_transformers
 from agentrl.learner.dropout import disable_dropout
-from agentrl.learner.head import OutputLayer, only_positions, scores_in_chunks
+from agentrl.learner.head import OutputLayer, only_positions, scores_in_chunks, without_tokens
 from agentrl.learner.layout import MicroBatch, probe
 from agentrl.learner.lora import add_adapter
 from agentrl.learner.quantised import quantisation, use_one_product
@@ -31,9 +32,8 @@ def load_model(settings: LearnerSettings, ds_config: dict[str, Any], *, trained:
     With ZeRO-3 in `ds_config` every rank keeps only its part while loading; the activations of a trained model are recomputed in the
     backward pass if asked.
     """
-    from transformers import AutoModelForCausalLM
-
-    return _load(AutoModelForCausalLM, settings, ds_config, trained=trained)
+    kind = language_model(settings.model, trust_remote_code=settings.trust_remote_code)
+    return _load(kind, settings, ds_config, trained=trained)
 
 
 def load_value_backbone(settings: LearnerSettings, ds_config: dict[str, Any]) -> Any:
@@ -67,6 +67,8 @@ def _load(factory: Any, settings: LearnerSettings, ds_config: dict[str, Any], *,
     if settings.learner.tiled_mlp and not tile_mlps(model):
         name = type(model).__name__
         raise ConfigError("--tiled-mlp", "true", f"{name} has no MLP of one input and one output per layer", "Leave it out.")
+    if trained and not settings.learner.train_vision:
+        freeze_vision(model)
     if trained and settings.lora.lora_rank:
         add_adapter(model, settings.lora, base=settings.model)
     if trained and settings.learner.compile_layers:
@@ -75,6 +77,15 @@ def _load(factory: Any, settings: LearnerSettings, ds_config: dict[str, Any], *,
         offload = settings.learner.activation_offload and settings.device == "cuda"
         model.gradient_checkpointing_enable({"use_reentrant": False}, offload=offload)
     return model
+
+
+def freeze_vision(model: Any) -> None:
+    """Leave what a model sees of pixels as it is; the layers between that and the text are trained."""
+    if placeholder_ids(model.config):
+        vision = model.get_encoder(modality="image")
+        if vision is model.base_model or vision is model:
+            raise ConfigError("--no-train-vision", "", f"{type(model).__name__} has no vision part of its own", "Use --train-vision.")
+        vision.requires_grad_(False)
 
 
 TILES = 8
@@ -178,7 +189,8 @@ class PolicyModel(nn.Module):
             raise LearnerError(
                 f"{type(model).__name__} has no output embedding layer, so it is not a causal language model that can be trained"
             )
-        self._end = OutputLayer(model) if OutputLayer.fits(model) else None
+        self._excluded = placeholder_ids(self.model.config)  # tokens that engines never sample
+        self._end = OutputLayer(model, self._excluded) if OutputLayer.fits(model) else None
         self.whole = self._end is None
         self.sequence: SequenceGroup | None = None  # ranks to run micro-batches with
         self.routers: Routers | None = None  # of a mixture of experts, to take the experts that the engine took
@@ -215,7 +227,8 @@ class PolicyModel(nn.Module):
     def _through_model(self, micro: MicroBatch, inputs: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
         with only_positions(self.model.get_output_embeddings(), micro.select):
             output = self.model(**inputs)
-        return output, *scores_in_chunks(output.logits[0], micro.targets, micro.temperature, entropy_gradient=self.entropy_gradient)
+        logits = without_tokens(output.logits[0], self._excluded)
+        return output, *scores_in_chunks(logits, micro.targets, micro.temperature, entropy_gradient=self.entropy_gradient)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentrl.config.model_shape import layer_kinds, shape_of
+from agentrl.config.model_shape import layer_kinds, placeholder_ids, shape_of
 from agentrl.core.errors import ConfigError
 from agentrl.learner.attention import Kernel
 from agentrl.learner.layout import MicroBatch, probe
@@ -141,6 +141,9 @@ def run_together(kernel: Kernel, score: Callable[[MicroBatch], Tensor], models: 
         ConfigError: If the model cannot be run in parts.
     """
     config = models[0].model.config
+    if placeholder_ids(config):
+        why = f"{type(models[0].model).__name__} reads images, which cannot be divided"
+        raise ConfigError("--sequence-parallel", ranks.sequence_parallel, why, "Leave it at 1.")
     micro = probe(config, packed=True).to(ranks.device)
     alone = score(micro)
     group = join_group(ranks)

@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrl.algo.entropy import EntropyController
 from agentrl.algo.facts import facts_of
 from agentrl.algo.kl import KLController
-from agentrl.config.model_shape import text_part
+from agentrl.config.model_shape import placeholder_ids, text_part
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Group, derive_seed
@@ -192,6 +192,9 @@ def _layers_can_be_divided(settings: LearnerSettings) -> None:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
+    if placeholder_ids(config):
+        why = f"cannot divide the layers of {config.model_type}, which reads images"
+        raise ConfigError("--learner-tensor-parallel", size, why, "Leave it out; --zero-stage 3 divides any model.")
     text = text_part(config)
     heads, key_heads = text.get("num_attention_heads") or 0, text.get("num_key_value_heads") or text.get("num_attention_heads") or 0
     if heads % size or key_heads % size:

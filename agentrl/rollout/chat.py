@@ -16,6 +16,7 @@ from agentrl.env.tools.environment import describe_tools, with_system
 from agentrl.rollout import forms
 from agentrl.rollout.endpoint.answers import JSON_PARSER, AnswerParser, JsonAnswerParser
 from agentrl.rollout.forms import PROBE, QUESTION, SYSTEM, Messages, call_id, probe_call
+from agentrl.rollout.images import ImageReader
 from agentrl.rollout.template import OPENING, ChatTemplate
 from agentrl.rollout.text_codec import TextCodec, shared_length
 
@@ -63,6 +64,7 @@ class ChatCodec(TextCodec):
         self.template = template or ChatTemplate(tokenizer)
         self.parser: AnswerParser = JsonAnswerParser()
         self.tool_parser = JSON_PARSER  # name of the parser of tool calls
+        self.images: ImageReader | None = None  # of a model that reads images
         self._questions = lru_cache(maxsize=256)(lambda text: tuple(self.encode_chat([Message(role="user", content=text)])))
         self._answers = lru_cache(maxsize=1024)(lambda role, text, last_id, system: tuple(self._encode_text(role, text, last_id, system)))
         self._opening = lru_cache(maxsize=64)(self._find_opening)
@@ -109,7 +111,7 @@ class ChatCodec(TextCodec):
             template_tools=self._template_tools,
             template=self.template.with_variables(json.loads(variables)),
         )
-        made.lane = self.lane
+        made.lane, made.images = self.lane, self.images
         made.use_parser(self.parser, self.tool_parser)
         return made
 

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentrl.core.errors import EnvResultError
+from agentrl.core.images import PlacedImage, compacted
 from agentrl.core.types import Message, Prompt, Sampling, Turn, as_messages
 from agentrl.env.agent import StepResult
+from agentrl.env.images import lifted
 from agentrl.env.results import RawText
 from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.recorder import Recorder
@@ -24,7 +27,8 @@ class Conversation:
         self.prompt: list[int] = []  # tokens to be read before the next turn
         self.text = ""  # all text up to the end of the last turn
         self.unanswered: Turn | None = None  # a sampled turn that the environment has not answered
-        self.images: list[Any] = []  # seen so far
+        self.images: list[Any] = []  # seen so far by a model that reads text only
+        self.placed: tuple[PlacedImage, ...] = ()  # images of `prompt`
         self.parts: dict[str, float] = {}  # named components of the reward
         self.messages: list[Message] | None = []  # what was read and written as chat messages; `None` once raw text was read
         self._overflows = False
@@ -66,12 +70,18 @@ class Conversation:
         """Score that came with the last turn or after it; without one the reward, clipped to 0..1."""
         return min(max(self.reward, 0.0), 1.0) if self._score is None else self._score
 
-    def begin(self, prompt: Prompt, opening: Sequence[Message] | None = None) -> None:
-        """Take in the first prompt, after the messages that the agent read before it was to act.
+    @property
+    def prompt_text(self) -> str:
+        """Text of what is to be read before the next turn."""
+        return self._codec.decode(compacted(self.prompt, self.placed))
+
+    async def begin(self, prompt: Prompt, opening: Sequence[Message] | None = None, images: Sequence[Any] = ()) -> None:
+        """Take in the first prompt with its images, after the messages that the agent read before it was to act.
 
         A user's text at their end and at the beginning of `prompt` become one message, because many templates want the roles to alternate.
         """
         is_raw = isinstance(prompt, RawText) or (isinstance(prompt, str) and not self._settings.data.apply_chat_template)
+        prompt, images = self._lifted(prompt if is_raw or not images else as_messages(prompt), images)
         self.messages = None if is_raw or (opening is not None and isinstance(prompt, str)) else as_messages(prompt)
         if opening is not None and not isinstance(prompt, str):
             self.messages = _joined(opening, prompt)
@@ -80,12 +90,14 @@ class Conversation:
             self.prompt = self._codec.encode_chat(opening) + self._codec.encode_text(str(prompt))
         else:
             self.prompt = encode_prompt(self._codec, prompt, apply_chat_template=self._settings.data.apply_chat_template)
+        await self._place(images)
 
-    def read(self, observation: Prompt) -> None:
-        """Take in an observation before the next turn: raw text as it is, messages by the chat template.
+    async def read(self, observation: Prompt, images: Sequence[Any] = ()) -> None:
+        """Take in an observation with its images before the next turn: raw text as it is, messages by the chat template.
 
         An observation that cannot fit is not taken in, and leaves no room.
         """
+        observation, images = self._lifted(observation, images)
         self._overflows = self._codec.fewest_tokens(observation) > self.recorder.limit
         if self._overflows:
             return
@@ -94,10 +106,29 @@ class Conversation:
         elif not isinstance(observation, str):
             self.prompt = self._codec.encode_next(observation, self._context.tokens[-1], self.messages or ())
         self.messages = None if self.messages is None or isinstance(observation, str) else [*self.messages, *observation]
+        await self._place(images)
+
+    def _lifted(self, prompt: Prompt, images: Sequence[Any]) -> tuple[Prompt, Sequence[Any]]:
+        """Return a prompt with places for its images, and all of these in order; as it is for a model that reads text only."""
+        if self._codec.images is None:
+            return prompt, images
+        try:
+            return lifted(prompt, images)
+        except ValueError as error:
+            raise EnvResultError(str(error)) from error
+
+    async def _place(self, images: Sequence[Any]) -> None:
+        """Replace the placeholders of images in `prompt` by the tokens of these images."""
+        reader, self.placed = self._codec.images, ()
+        if reader is None:
+            self.images += images
+        elif images or reader.placeholder in self.prompt:
+            self.prompt, self.placed = reader.expand(self.prompt, await reader.read(images), len(self._context.placed))
 
     async def generate(self, number: int) -> Turn:
         """Sample the turn with this number in the episode; it is unanswered until it is settled."""
-        sample = await self.recorder.sample(self._context.tokens + self.prompt, self.sampling, self.images)
+        placed = [*self._context.placed, *(each.moved(len(self._context.tokens)) for each in self.placed)]
+        sample = await self.recorder.sample(self._context.tokens + self.prompt, self.sampling, self.images, placed=placed)
         self.unanswered = turn = self.recorder.turn(sample, self._context, number)
         return turn
 

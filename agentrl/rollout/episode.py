@@ -87,7 +87,7 @@ class Episode:
                 return Status.FINISHED
             if result.truncated or number + 1 == self._settings.rollout.max_turns:
                 break
-            self._hand_over(result)
+            await self._hand_over(result)
             if self._agents[self.agent].room < 1:
                 self._overflowed = self._agents[self.agent].overflowed
                 break
@@ -97,7 +97,7 @@ class Episode:
         """Return the state for `step` after a sampled turn; without one, before anything is written."""
         conversation = self._agents[self.agent]
         return make_step_state(
-            observation_text=conversation.text + (self._codec.decode(conversation.prompt) if turn is None else turn.prompt_text),
+            observation_text=conversation.text + (conversation.prompt_text if turn is None else turn.prompt_text),
             action_text="" if turn is None else self._codec.decode_answer(turn.token_ids.tolist(), conversation.tools),
             sampling_params=make_sampling_params(conversation.sampling),
             task=self._task,
@@ -130,11 +130,10 @@ class Episode:
             where = f"{self._agents_spec.env}.reset"
             for conversation in self._agents.values():
                 conversation.sampling = self._settings.changed_sampling(conversation.sampling, result.sampling, where)
-        self._agents[agent].images += task.images
-        self._show(result.images, 0)
-        self._begin(agent, result.observation)
+        self._note(result.images, 0)
+        await self._begin(agent, result.observation, (*task.images, *result.images))
 
-    def _begin(self, agent: str, observation: Prompt | None) -> None:
+    async def _begin(self, agent: str, observation: Prompt | None, images: Sequence[Any]) -> None:
         """Give an agent its first prompt: its opening, and what it is told now; if there is neither, the task's prompt."""
         conversation, opening = self._agents[agent], self._openings.get(agent)
         told = self._group_request.task.prompt if observation is None else observation
@@ -142,9 +141,9 @@ class Episode:
             raise self._first_prompt_error(agent, f"{fewest} tokens or more")
         with self._naming("reset"):
             if opening is not None and observation is None:
-                conversation.begin(opening)
+                await conversation.begin(opening, images=images)
             else:
-                conversation.begin(told, _messages(opening))
+                await conversation.begin(told, _messages(opening), images)
         if not 1 <= (size := len(conversation.prompt)) <= conversation.recorder.limit - 1:
             raise self._first_prompt_error(agent, f"{size} tokens")
 
@@ -153,25 +152,24 @@ class Episode:
         needs = f"it needs 1 to {conversation.recorder.limit - 1} ({conversation.recorder.limit_flag})"
         return EnvError(f"the first prompt of task {self._task.id!r}{whose} has {size}; {needs}")
 
-    def _hand_over(self, result: StepResult) -> None:
+    async def _hand_over(self, result: StepResult) -> None:
         """Make the next agent the acting one, and give it the observation."""
         self.agent = after = result.agent or self._agents_spec.after(self.agent)
         conversation = self._agents[after]
         if result.sampling:
             where = f"{self._agents_spec.env}.step (turn {self.number})"
             conversation.sampling = self._settings.changed_sampling(conversation.sampling, result.sampling, where)
-        self._show(result.images, self.number + 1)
+        self._note(result.images, self.number + 1)
         if not conversation.turns:
-            self._begin(after, result.observation)
+            await self._begin(after, result.observation, result.images)
         elif result.observation is None:
             raise bad_result(f"{self._agents_spec.env}.step", "observation", None, f"agent {after!r} acts next; {NEEDS_ONE}")
         else:
             with self._naming("step"):
-                conversation.read(result.observation)
+                await conversation.read(result.observation, result.images)
 
-    def _show(self, images: Sequence[Any], number: int) -> None:
-        """Show images to the acting agent, from the turn with this number on."""
-        self._agents[self.agent].images += images
+    def _note(self, images: Sequence[Any], number: int) -> None:
+        """Note images that the acting agent reads from the turn with this number on."""
         self._shown += [(self.agent, number, image) for image in images]
 
     async def _step(self, turn: Turn) -> StepResult:

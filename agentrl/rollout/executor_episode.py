@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.config.sections import changed
 from agentrl.core.errors import EngineError
+from agentrl.core.images import PlacedImage
 from agentrl.core.protocols import Engine
 from agentrl.core.types import GroupRequest, Message, Prompt, Sampling, Status, Task, Trajectory, as_messages
 from agentrl.env.agent import AgentClass, SamplingParams, StepResult
@@ -67,7 +68,13 @@ class RecordedPolicy(Policy):
     async def sample(self, prompt_ids: Sequence[int], sampling: Mapping[str, Any] | None = None) -> tuple[Completion, Sample]:
         """As `agentrl.env.openrlhf.executor.RecordingPolicy.sample`."""
         prompt = _token_ids(prompt_ids)
-        sample = await self._recorder.sample(prompt, self._changed(sampling), self._group_request.task.images)
+        images: Sequence[Any] = self._group_request.task.images
+        placed: Sequence[PlacedImage] = ()
+        expanded = prompt
+        if (reader := self._codec.images) is not None:
+            expanded, placed = reader.expand(prompt, await reader.read(images))
+            images = ()
+        sample = await self._recorder.sample(expanded, self._changed(sampling), images, placed=placed)
         generation = sample.generation
         completion = Completion(
             prompt_ids=tuple(prompt),
@@ -177,7 +184,7 @@ class ExecutorEpisode(ProgramEpisode):
         So requests that overlap, sub-agents and rewritten histories each keep the tokens that the engine saw.
         """
         for sample in self._llm.samples:
-            self._recorder.add(sample, self._recorder.longest(sample.prompt_ids), NEW_PROMPT)
+            self._recorder.add(sample, self._recorder.longest(sample), NEW_PROMPT)
         return (self._trajectory(status, error, timings, self._recorder.contexts, self._result.reward),)
 
 

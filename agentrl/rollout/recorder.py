@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.core.errors import ContextLengthError, EngineError
+from agentrl.core.images import PlacedImage, compacted
 from agentrl.core.protocols import Engine, GenerationRequest, Structure, TokenListener
 from agentrl.core.types import FinishReason, Generation, Sampling, Turn, experts_of, ints
 from agentrl.rollout.chat import ChatCodec
@@ -25,6 +26,7 @@ class Sample:
     generation: Generation  # its answer
     temperature: float  # temperature of the request
     budget: int  # tokens that the request was allowed, before the end of the context limits it
+    placed: tuple[PlacedImage, ...] = ()  # images of the prompt
 
 
 @dataclass(slots=True, eq=False)
@@ -35,11 +37,14 @@ class Context:
     tokens: list[int] = field(default_factory=list)  # [L]: every token up to the end of the last turn
     turns: list[Turn] = field(default_factory=list)  # its turns
     budgets: list[int] = field(default_factory=list)  # tokens that each turn was allowed
+    placed: list[PlacedImage] = field(default_factory=list)  # images among its tokens
     masked: str = ""  # why its tokens are not trained; "" if they are
 
-    def precedes(self, prompt_ids: Sequence[int]) -> bool:
-        """Return True if a prompt begins with every token of this context."""
-        return list(prompt_ids[: len(self.tokens)]) == self.tokens
+    def precedes(self, prompt_ids: Sequence[int], placed: Sequence[PlacedImage] = ()) -> bool:
+        """Return True if a prompt begins with every token and image of this context."""
+        if list(prompt_ids[: len(self.tokens)]) != self.tokens:
+            return False
+        return [each.image.key for each in self.placed] == [each.image.key for each in placed[: len(self.placed)]]
 
     def mask(self, reason: str) -> None:
         """Keep its tokens out of the training, for this reason."""
@@ -55,6 +60,7 @@ class Context:
         """Add a turn that goes on with this context."""
         self.turns.append(turn)
         self.budgets.append(budget)
+        self.placed += [each.moved(len(self.tokens)) for each in turn.images]
         self.tokens += [*turn.prompt_ids.tolist(), *turn.token_ids.tolist()]
 
 
@@ -118,11 +124,14 @@ class Recorder:
         sampling: Sampling,
         images: Sequence[Any] = (),
         *,
+        placed: Sequence[PlacedImage] = (),
         number: int | None = None,
         structure: Structure | None = None,
         on_tokens: TokenListener | None = None,
     ) -> Sample:
         """Sample one continuation of a whole context; requests may overlap, and have numbers from `reserve`.
+
+        `images` are those that a model of text cannot read, `placed` those in the prompt, which is an expanded one.
 
         A seed and the tokens that end a turn are added to the settings, and `max_tokens` is cut to the room there is. With a `structure`
         the tokens are no samples of the policy, and must not be trained. `on_tokens` is told of tokens as they are sampled, by engines that
@@ -136,7 +145,7 @@ class Recorder:
         number = self.reserve() if number is None else number
         start = time.perf_counter()
         try:
-            request = replace(self._request(number, prompt_ids, sampling, images, structure), on_tokens=on_tokens)
+            request = replace(self._request(number, prompt_ids, sampling, images, structure), placed=tuple(placed), on_tokens=on_tokens)
             generation = await self.engine.generate(request)
             is_empty = not len(generation.token_ids) and generation.finish_reason is not FinishReason.ABORTED
             if is_empty or not np.isfinite(generation.logprobs).all():
@@ -155,11 +164,13 @@ class Recorder:
             generation=generation,
             temperature=sampling.temperature,
             budget=sampling.max_tokens,
+            placed=tuple(placed),
         )
 
     def turn(self, sample: Sample, context: Context, number: int | None = None) -> Turn:
         """The turn that a sample makes of a context that its prompt extends, which is left as it is; `number` defaults to the request's."""
         generation, prompt_ids = sample.generation, sample.prompt_ids[len(context.tokens) :]
+        images = tuple(each.moved(-len(context.tokens)) for each in sample.placed if each.place >= len(context.tokens))
         experts, first = generation.experts, max(0, len(context.tokens) - 1)  # the last sampled token was never computed until now
         return Turn(
             prompt_ids=ints(prompt_ids),
@@ -170,16 +181,17 @@ class Recorder:
             fresh=bool(context.reason) and not context.turns,
             number=sample.number if number is None else number,
             temperature=sample.temperature,
-            prompt_text=self.codec.decode(prompt_ids),
+            prompt_text=self.codec.decode(compacted(prompt_ids, images) if images else prompt_ids),
             masked=context.masked,
             branch_reason="" if context.turns else context.reason,
             text=self.codec.decode(generation.token_ids.tolist()),
             experts=None if experts is None else experts_of(experts[first:]),
+            images=images,
         )
 
-    def longest(self, prompt_ids: Sequence[int]) -> Context | None:
-        """The longest context that a prompt extends; `None` if it extends none."""
-        fitting = [context for context in self.contexts if context.precedes(prompt_ids)]
+    def longest(self, sample: Sample) -> Context | None:
+        """The longest context that the prompt of a sample extends; `None` if it extends none."""
+        fitting = [context for context in self.contexts if context.precedes(sample.prompt_ids, sample.placed)]
         return max(fitting, key=lambda context: len(context.tokens), default=None)
 
     def add(self, sample: Sample, context: Context | None, reason: str = "", masked: str = "") -> Context:
@@ -200,8 +212,10 @@ class Recorder:
         turn, budget = context.turns.pop(), context.budgets.pop()
         before = context.tokens[: len(context.tokens) - len(turn.prompt_ids) - len(turn.token_ids)]
         context.tokens, own = before, self.open(reason)
+        images, context.placed = tuple(context.placed), [each for each in context.placed if each.place < len(before)]
         own.masked = reason
-        own.append(replace(turn, prompt_ids=ints([*before, *turn.prompt_ids.tolist()]), fresh=True, masked=reason, experts=None), budget)
+        whole = ints([*before, *turn.prompt_ids.tolist()])
+        own.append(replace(turn, prompt_ids=whole, images=images, fresh=True, masked=reason, experts=None), budget)
 
     def end(self) -> None:
         """The episode is over: later requests are refused."""

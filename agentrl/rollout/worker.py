@@ -34,6 +34,7 @@ from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.group import Member, Trajectories, make_member, run_group
 from agentrl.rollout.group_rewards import GroupRewards
+from agentrl.rollout.images import open_reader
 from agentrl.rollout.learned import LearnedRewards
 from agentrl.rollout.records import group_records
 from agentrl.rollout.settings import EpisodeSettings
@@ -193,6 +194,8 @@ class EpisodeWorker:
         await self._engine.start()
         tokenizer = load_tokenizer(self._settings.model.model, trust_remote_code=self._settings.model.trust_remote_code)
         self._codec = make_codec(tokenizer, self._settings, self._engine.end_token_ids)
+        model = self._settings.model
+        self._codec.images = open_reader(model.model, self._settings.rollout, trust_remote_code=model.trust_remote_code)
         if self._fit_parser is not None:
             await asyncio.to_thread(self._fit_parser, self._codec, self._settings.endpoint)
         if self._learned is not None:

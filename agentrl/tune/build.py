@@ -15,12 +15,13 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import ALL_LINEAR
 from agentrl.config.model_shape import trained_positions
 from agentrl.core.errors import ConfigError
+from agentrl.core.language_models import language_model
 from agentrl.learner.dropout import disable_dropout
 from agentrl.learner.merge import LABELS, TASKS
 from agentrl.tune.directory import CHECKPOINTS
 from agentrl.tune.methods import Method
 from agentrl.tune.objectives import OBJECTIVES
-from agentrl.tune.prepare import model_path
+from agentrl.tune.prepare import image_reader, model_path
 from agentrl.tune.rules import micro_batch, num_ranks
 from agentrl.tune.settings import ProcessMethodConfig, TuneConfig
 from agentrl.tune.trainer import Collator, MethodTrainer
@@ -108,7 +109,7 @@ def build_trainer(method: Method, config: TuneConfig, given: dict[str, Any], tok
     """
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    rows = {"train_dataset": train, "eval_dataset": held_out, "data_collator": Collator(tokenizer.pad_token_id)}
+    rows = {"train_dataset": train, "eval_dataset": held_out, "data_collator": Collator(tokenizer.pad_token_id, image_reader(config))}
     args = TrainingArguments(**given)  # before models are loaded, which ZeRO-3 divides while they are
     try:
         objective = functools.partial(OBJECTIVES[method.command], config.method, _frozen_model(config, args))
@@ -137,6 +138,8 @@ def _trained_model(method: Method, config: TuneConfig, pad_token_id: int) -> Any
     """Return the model to train, with its adapter if it gets one; weights are float32, in which they are updated."""
     transformers.set_seed(config.run.seed)
     kind: Any = getattr(transformers, TASKS[method.task])
+    if method.task == "CAUSAL_LM":
+        kind = language_model(model_path(config), trust_remote_code=config.model.trust_remote_code)
     labels = {"num_labels": LABELS[method.task]} if method.task in LABELS else {}
     model = kind.from_pretrained(model_path(config), dtype=torch.float32, trust_remote_code=config.model.trust_remote_code, **labels)
     model.config.get_text_config().pad_token_id = pad_token_id

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from agentrl.core.errors import ChatTemplateError, DataError
+from agentrl.core.errors import ChatTemplateError, DataError, EnvResultError
 from agentrl.core.types import Message, Prompt, as_messages
+from agentrl.rollout.images import ImageReader
 from agentrl.rollout.text_codec import TextCodec, shared_length
 from agentrl.tune.forms import Answer, Chat, Example, Labelled, Pair, Steps, Text
 from agentrl.tune.settings import TuneConfig
@@ -49,10 +50,11 @@ class Encoder:
     Args:
         codec: The model's tokenizer.
         config: Settings of the run.
+        reader: Of images; `None` for a model that reads text only.
     """
 
-    def __init__(self, codec: TextCodec, config: TuneConfig) -> None:
-        self._codec, self._data = codec, config.data
+    def __init__(self, codec: TextCodec, config: TuneConfig, reader: ImageReader | None = None) -> None:
+        self._codec, self._data, self._reader = codec, config.data, reader
         self._max, self._overlong = config.data.max_length, config.data.overlong
         self._train_on = getattr(config.method, "train_on", "answers")
         self._separator = codec.encode_plain(getattr(config.method, "step_separator", "\n"))
@@ -74,6 +76,8 @@ class Encoder:
             self.counts.examples += 1
             try:
                 rows += self._example(example)
+            except ImageError as error:
+                raise DataError(flag, example.source or self._data.data, f"{example.where}: {error}", "") from error
             except ChatTemplateError as error:
                 problem, _, remedy = str(error).rpartition(". ")
                 raise DataError(flag, example.source or self._data.data, f"{example.where}: {problem}", f"{remedy}.") from error
@@ -92,20 +96,43 @@ class Encoder:
         if isinstance(example, Chat):
             branches = self._chat(example)
             self.counts.branches += max(len(branches) - 1, 0)
-            return [row for ids, labels in branches for row in self._fitted_row(ids, labels)]
+            return [row for ids, labels in branches for row in self._fitted_row(ids, labels, example.images)]
         ids, labels = self._steps(example) if isinstance(example, Steps) else self._single(example)
+        if isinstance(example, Answer) and example.images:
+            return self._fitted_row(ids, labels, example.images)
         if isinstance(example, Text) and len(ids) > self._max and self._overlong == "split":
             self.counts.split += 1
             parts = [ids[at : at + self._max] for at in range(0, len(ids), self._max)]
             return [self._row(part, list(part)) for part in parts if len(part) > 1]
         return self._fitted_row(ids, labels)
 
-    def _fitted_row(self, ids: list[int], labels: list[Any]) -> list[Row]:
+    def _fitted_row(self, ids: list[int], labels: list[Any], images: Sequence[str] = ()) -> list[Row]:
+        if images:
+            return self._row_with_images(ids, labels, images)
         kept = self._fit(len(ids), self._max)
         if all(label == IGNORED for label in labels[1:kept]):  # nothing predicts the first token
             return self._drop()
         self.counts.cut += kept < len(ids)
         return [self._row(ids[:kept], labels[:kept])]
+
+    def _row_with_images(self, ids: list[int], labels: list[Any], images: Sequence[str]) -> list[Row]:
+        """Return a row in which tokens of images, which are not trained, stand in the places of these; none if it is too long."""
+        if self._reader is None:
+            raise ImageError(f"the row has {len(images)} images and the model reads text only")
+        used = images[: ids.count(self._reader.placeholder)] if len(ids) else images  # a branch may end before the last image
+        try:
+            expanded, placed = self._reader.expand(ids, self._reader.read_here(used))
+        except EnvResultError as error:
+            raise ImageError(str(error)) from error
+        targets: list[Any] = []
+        begin = 0
+        for place, image in zip((at for at, token in enumerate(ids) if token == self._reader.placeholder), placed, strict=True):
+            targets += [*labels[begin:place], *[IGNORED] * (image.end - image.place)]
+            begin = place + 1
+        targets += labels[begin:]
+        if len(expanded) > self._max or all(label == IGNORED for label in targets[1:]):
+            return self._drop()
+        return [{**self._row(expanded, targets), "images": list(used)}]
 
     def _drop(self) -> list[Row]:
         self.counts.dropped += 1
@@ -299,6 +326,10 @@ def _marked(codec: TextCodec, ids: Sequence[int], labels: Sequence[Any]) -> str:
     return text
 
 
+class ImageError(ValueError):
+    """Images of a row that cannot be used."""
+
+
 def fingerprint(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return a hash of the contents of rows, by which a resumed run knows its data."""
     digest = hashlib.sha256()
@@ -307,7 +338,7 @@ def fingerprint(rows: Iterable[Mapping[str, Any]]) -> str:
             value = row[name]
             numbers = value if isinstance(value, list) else [value]
             digest.update(name.encode())
-            digest.update(array("d", map(float, numbers)).tobytes())
+            digest.update("".join(numbers).encode() if name == "images" else array("d", map(float, numbers)).tobytes())
     return digest.hexdigest()
 
 

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from agentrl.config.lora import holds_adapter
 from agentrl.core.callbacks import Callback, MetricsRow
 from agentrl.core.files import remove_directory, replace_directory, temporary_directory, write_manifest
+from agentrl.core.language_models import copy_processor
 from agentrl.core.process import handling_signals
 from agentrl.tune.directory import PREFIX, checkpoints_in
 from agentrl.tune.methods import COMMON, LOWER_IS_BETTER, Method
@@ -133,6 +134,7 @@ def save_model(trainer: Any, folder: Path) -> None:
     trainer.save_model(str(partial))
     trainer.accelerator.wait_for_everyone()
     if first:
+        copy_processor(trainer.model, partial)
         (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle, which nothing here reads
         shutil.rmtree(partial / "original", ignore_errors=True)
         if holds_adapter(partial) and trainer.model.can_generate():  # peft writes the weights alone

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from agentrl.core.types import Message, Prompt
+from agentrl.env.images import IMAGE_PARTS, image_texts, lifted
 from agentrl.rollout.forms import REASONING
 from agentrl.rollout.template import plain_text
 from agentrl.tune.settings import (
@@ -45,6 +46,7 @@ class Chat(Located):
     """A dialogue; the answers of the assistant are trained."""
 
     messages: tuple[Message, ...]
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Answer(Located):
 
     prompt: Prompt
     answer: Message
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +106,33 @@ def dialogue(row: Row, data: DialogueDataConfig) -> list[Example]:
     form = data.form if data.form != "auto" else _form_of(row, data)
     if form == "chat":
         key = data.messages_key if data.messages_key in row or "conversations" not in row else "conversations"
-        messages = _with_tools(_messages(_column(row, key), key), row)
+        value, images = _with_images(_column(row, key), row, key)
+        messages = _with_tools(_messages(value, key, images=bool(images)), row)
         _check_turns(messages, data.messages_key)
-        return [Chat(tuple(_with_quality(messages, row, data)))]
+        return [Chat(tuple(_with_quality(messages, row, data)), images)]
     if form == "completion":
-        prompt = _with_quality(_prompt(row, data), row, data)
-        return [Answer(prompt, _answer(_column(row, data.completion_key), data.completion_key))]
+        value, images = _with_images(row.get(data.prompt_key), row, data.prompt_key)
+        prompt = _with_quality(_prompt({**row, data.prompt_key: value}, data, images=bool(images)), row, data)
+        return [Answer(prompt, _answer(_column(row, data.completion_key), data.completion_key), images)]
     return [Text(_text(row, data.text_key))]
+
+
+def _with_images(value: Any, row: Row, key: str) -> tuple[Any, tuple[str, ...]]:
+    """Return a prompt or a chat with places for its images, those of the columns ``images`` or ``image`` among them, and all images."""
+    given = row.get("images") or ([row["image"]] if row.get("image") is not None else [])
+    parts = [part for item in value if isinstance(item, Mapping) for part in _parts(item)] if _is_list(value) else []
+    if not given and not any(isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS for part in parts):
+        return value, ()
+    try:
+        prompt, found = lifted([Message(role="user", content=value)] if isinstance(value, str) else value, given)
+        return prompt, image_texts(found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RowError(key, f"has images that cannot be used: {error}") from error
+
+
+def _parts(item: Row) -> Sequence[Any]:
+    content = item.get("content")
+    return content if _is_list(content) else ()
 
 
 def _form_of(row: Row, data: DialogueDataConfig) -> str:
@@ -198,13 +221,13 @@ def _number(row: Row, key: str) -> float:
     return float(value)
 
 
-def _prompt(row: Row, data: TuneDataConfig) -> Prompt:
+def _prompt(row: Row, data: TuneDataConfig, *, images: bool = False) -> Prompt:
     value = _column(row, data.prompt_key)
     if isinstance(value, str):
         if not value:
             raise RowError(data.prompt_key, "is an empty text")
         return data.input_template.format(value) if data.input_template else value
-    messages = _with_tools(_messages(value, data.prompt_key), row)
+    messages = _with_tools(_messages(value, data.prompt_key, images=images), row)
     if messages[-1]["role"] == "assistant":
         raise RowError(data.prompt_key, "ends with a message of the assistant, where the answer is to begin")
     return messages
@@ -214,8 +237,8 @@ ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
 """Roles of the ShareGPT form -> ours."""
 
 
-def _messages(value: Any, key: str) -> list[Message]:
-    """Return chat messages, also those of the ShareGPT form (``from`` and ``value``)."""
+def _messages(value: Any, key: str, *, images: bool = False) -> list[Message]:
+    """Return chat messages, also those of the ShareGPT form (``from`` and ``value``), and with `images` those with parts for images."""
     if not _is_list(value) or not value:
         raise RowError(key, f"is no list of messages: {_shown(value)}")
     found: list[Message] = []
@@ -224,11 +247,11 @@ def _messages(value: Any, key: str) -> list[Message]:
             item = {"role": ROLES.get(item["from"], item["from"]), "content": item["value"]}
         if not isinstance(item, Mapping) or not isinstance(item.get("role"), str):
             raise RowError(key, f"holds no message with role and content at place {index}: {_shown(item)}")
-        found.append(_message(item, index, key))
+        found.append(_message(item, index, key, images=images))
     return found
 
 
-def _message(item: Mapping[str, Any], index: int, key: str) -> Message:
+def _message(item: Mapping[str, Any], index: int, key: str, *, images: bool) -> Message:
     """Return a message whose content is text and whose calls have objects as arguments."""
     message = {name: part for name, part in item.items() if part is not None}
     place = f"at place {index}"
@@ -236,7 +259,9 @@ def _message(item: Mapping[str, Any], index: int, key: str) -> Message:
         raise RowError(key, f"holds a message with function_call {place}, which templates leave out", "Write it as tool_calls.")
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [_call(call, place, key) for call in (calls if _is_list(calls) else [calls])]
-    content = _content(message.get("content", "" if calls else None), place, key)
+    content: Any = message.get("content", "" if calls else None)
+    if not (images and item["role"] != "assistant" and any(part == {"type": "image"} for part in _parts(item))):
+        content = _content(content, place, key)
     if content is None or not (content or calls):
         raise RowError(key, f"holds a message of {item['role']} whose content is no text, {place}: {_shown(item.get('content'))}")
     for name in REASONING:

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from agentrl.assets import tiny_model_path
+from agentrl.assets import located_model, tiny_model_path
+from agentrl.config.schema import RolloutConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.tokenizers import check_teacher, load_tokenizer
+from agentrl.rollout.images import ImageReader, open_reader
 from agentrl.rollout.tasks import check_model_name
 from agentrl.rollout.template import ChatTemplate
 from agentrl.rollout.text_codec import TextCodec
 from agentrl.tune.data import Examples, epoch_size
 from agentrl.tune.encode import Encoder, Row, pack, render
-from agentrl.tune.rules import named_models
+from agentrl.tune.rules import named_models, num_ranks
 from agentrl.tune.settings import TuneConfig
 
 SAMPLES = 3
@@ -54,7 +56,7 @@ def check_models(config: TuneConfig) -> None:
 
 def model_path(config: TuneConfig) -> str:
     """Return the directory or hub name of the model to train; the bundled model unless ``--model`` names one."""
-    return config.model.model or str(tiny_model_path())
+    return located_model(config.model.model) or str(tiny_model_path())
 
 
 def prepare(config: TuneConfig, examples: Examples) -> Prepared:
@@ -64,17 +66,34 @@ def prepare(config: TuneConfig, examples: Examples) -> Prepared:
         DataError: If the chat template refuses one, or all are too long.
     """
     codec = TextCodec(make_tokenizer(config))
-    encoder = Encoder(codec, config)
+    reader = image_reader(config)
+    encoder = Encoder(codec, config, reader)
     parts = tuple(tuple(encoder.encode(part)) for part in examples.parts)
     samples = tuple(render(codec, row) for row in parts[0][:SAMPLES])
-    evaluation = Encoder(codec, config)
+    evaluation = Encoder(codec, config, reader)
     held_out = tuple(evaluation.encode(examples.held_out, "--eval-data")) if examples.held_out else ()
+    _check_images(config, [row for part in (*parts, held_out) for row in part])
     if getattr(config.method, "packing", False):
         parts = tuple(tuple(pack(part, config.data.max_length)) for part in parts)
         held_out = tuple(pack(held_out, config.data.max_length))
     counts = {"train": asdict(encoder.counts), "eval": asdict(evaluation.counts)}
     ends = tuple(token for token, _ in encoder.ends.most_common())
     return Prepared(parts, held_out, counts, samples, ends)
+
+
+def image_reader(config: TuneConfig) -> ImageReader | None:
+    """Return the reader of the images of rows; `None` for a model that reads text only."""
+    return open_reader(model_path(config), RolloutConfig(), trust_remote_code=config.model.trust_remote_code)
+
+
+def _check_images(config: TuneConfig, rows: Sequence[Row]) -> None:
+    """Raise `ConfigError` for rows with images that cannot be trained so."""
+    with_images = sum("images" in row for row in rows)
+    if with_images and getattr(config.method, "packing", False):
+        raise ConfigError("--packing", True, f"cannot pack the {with_images} rows that have images", "Leave it out.")
+    if 0 < with_images < len(rows) and num_ranks(config) > 1:
+        problem = f"{with_images} of {len(rows)} rows have images, and ranks sum gradients of the same parameters in each step"
+        raise ConfigError("--data", config.data.data, problem, "Train on one rank, or on rows that all have images.")
 
 
 def make_tokenizer(config: TuneConfig) -> Any:

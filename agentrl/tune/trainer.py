@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 
+from agentrl.core.images import joined_tensors
+from agentrl.rollout.images import ImageReader
 from agentrl.tune.encode import IGNORED, Row
 from agentrl.tune.objectives import Batch, Measured, count_losses
 
@@ -84,23 +86,32 @@ class Collator:
 
     Args:
         pad_token_id: Token that fills rows.
+        reader: Of the images of rows; `None` for a model that reads text only.
     """
 
-    def __init__(self, pad_token_id: int) -> None:
-        self._pad = pad_token_id
+    def __init__(self, pad_token_id: int, reader: ImageReader | None = None) -> None:
+        self._pad, self._reader = pad_token_id, reader
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return a batch."""
         if "seq_lengths" in rows[0]:
             return _joined(rows)
         if "input_ids" in rows[0]:
-            return self._padded([row["input_ids"] for row in rows], [row["labels"] for row in rows])
+            return self._padded([row["input_ids"] for row in rows], [row["labels"] for row in rows]) | self._pixels(rows)
         if "chosen_ids" in rows[0]:
             answers = [row[name] for name in ("chosen_ids", "rejected_ids") for row in rows]
             return self._answers([*rows, *rows], answers) | {"margin": torch.tensor([row.get("margin", 0.0) for row in rows])}
         answers = [row["completion_ids"] for row in rows]
         mismatched = self._answers(rows, [answers[-1], *answers[:-1]])
         return self._answers(rows, answers) | {"desirable": torch.tensor([row["label"] for row in rows]), "mismatched": mismatched}
+
+    def _pixels(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return what the model is given of the images of rows, which are processed anew: those of a data set would fill the memory."""
+        names = [name for row in rows for name in row.get("images", ())]
+        if not names or self._reader is None:
+            return {}
+        arrays = joined_tensors(self._reader.read_here(names))
+        return {"pixels": {name: torch.from_numpy(array) for name, array in arrays.items()}}
 
     def _answers(self, rows: Sequence[Row], answers: Sequence[list[int]]) -> dict[str, Any]:
         prompts = [row["prompt_ids"] for row in rows]

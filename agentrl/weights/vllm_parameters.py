@@ -21,7 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 from agentrl.weights.digests import digest
 
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral"})
+FAMILIES = frozenset({"idefics3", "llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral"})
 """Types of models of which vLLM keeps the tensors of a checkpoint as they are; those of experts are not read."""
 
 PROBED = 256

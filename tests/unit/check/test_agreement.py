@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.api.checking import rehearse
-from agentrl.assets import tiny_model_path
+from agentrl.assets import located_model, tiny_model_path
 from agentrl.check.findings import Severity
 from agentrl.check.policies import label_text
 from agentrl.check.tokenizer import load_codec
@@ -33,23 +33,29 @@ FILES = [
 ]
 DATA = {"dictionary_form": DataConfig(prompts=str(ROOT / "examples" / "reverse.jsonl"), input_key="question", label_key="answer")}
 PACKAGES = {"reasoning": "reasoning_gym", "blackjack": "gymnasium", "frozen_lake": "gymnasium", "langgraph_agent": "langgraph"}
+MODELS = {"shapes": "tiny-vision", "picture_grid": "tiny-vision"}
 FAILING = [f"bad_results:{name}" for name in ("NeedsArguments", "ResetRaises", "GymnasiumTuple", "RewardKeyMisspelt", "DoneIsText")]
 """Environments in which every episode fails."""
 
 
+def model_of(env: str) -> ModelConfig:
+    """Return the model that a file of ours is for."""
+    return ModelConfig(model=located_model(MODELS.get(Path(env).stem, "")) or str(tiny_model_path()))
+
+
 async def is_found_broken(env: str, data: DataConfig) -> bool:
     """Return True if a check finds an error when it plays the policies; an executor is not played."""
-    return bool(ids((await played(env, data, episodes=1)).report, Severity.ERROR))
+    return bool(ids((await played(env, data, model=model_of(env).model, episodes=1)).report, Severity.ERROR))
 
 
 async def fails_in_a_run(env: str, data: DataConfig) -> bool:
     """Return True if an episode of the worker of a run fails, with an engine that writes the label."""
-    settings = replace(settings_of(env), data=data)
+    settings = replace(settings_of(env), data=data, model=model_of(env))
     spec, codec = load_agent(env), load_codec(settings)
     task = open_tasks(TrainConfig(data=replace(data, shuffle=False)), spec).draw()
     ids_of_label = [*codec.encode_text(label_text(task.label)), *codec.turn_end_ids]
     engine = ScriptedEngine(answer=lambda request: ids_of_label, max_model_len=4096, end_token_ids=codec.end_token_ids)
-    run = EpisodeSettings(data=data, model=ModelConfig(model=str(tiny_model_path())))
+    run = EpisodeSettings(data=data, model=model_of(env))
     worker = EpisodeWorker(engine, spec, run)
     await worker.start()
     try:

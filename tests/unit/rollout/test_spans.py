@@ -119,7 +119,7 @@ class Pictures(AgentInstance):
         return ResetResult("Go", images=["data:image/png;base64,AA=="])
 
     async def step(self, state: Any) -> StepResult:
-        images: list[Any] = ["board.png", object()]
+        images: list[Any] = ["board.png", b"GIF89a"]
         return StepResult(0.0, "More", images=images, terminated=state.turn == 1)
 
 
@@ -128,7 +128,7 @@ async def test_images_of_observations_are_recorded_with_the_turn_that_reads_them
     scene.group_request = replace(scene.group_request, task=replace(TASK, images=("task.png",)))
     trajectory = await scene.play()
     record = trajectory_record(scene.group_request, trajectory)
-    assert record["images"] == [[0, "data:image/png;base64,AA=="], [1, "board.png"], [1, "object"]]
+    assert record["images"] == [[0, "data:image/png;base64,AA=="], [1, "board.png"], [1, "data:image/gif;base64,R0lGODlh"]]
     assert record["task"]["images"] == ["task.png"]
     assert [len(request.images) for request in scene.engine.requests] == [2, 4]
     assert "images" not in trajectory_record(scene.group_request, replace(trajectory, images=()))

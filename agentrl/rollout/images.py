@@ -1,0 +1,254 @@
+"""From images as user code gives them to tensors and tokens, by the model's own processor, beside the event loop."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from agentrl.config.model_shape import image_problem, local_config, placeholder_ids, reads_images
+from agentrl.config.schema import RolloutConfig
+from agentrl.core.errors import ConfigError, EnvResultError
+from agentrl.core.images import ImageInput, ImageTensor, PlacedImage, expand
+from agentrl.core.tokenizers import quiet_transformers
+from agentrl.core.types import ints
+from agentrl.env.images import FORMS, image_text
+from agentrl.rollout.lane import Lane
+
+CACHE_BYTES = 2**28
+"""Bytes of images and their tensors that are kept beyond the episodes which read them."""
+PROBES = ((56, 56), (40, 80))
+"""Width and height of the drawn images on which a processor is tried."""
+TEXT_FIELDS = frozenset({"input_ids", "attention_mask"})
+MODES = ("RGB", "RGBA", "L", "LA", "P", "1")
+
+
+class ImageReader:
+    """Reads images for one model; everything heavy is loaded with the first image.
+
+    Args:
+        model: Hugging Face directory or hub name.
+        config: Contents of the model's ``config.json``.
+        rollout: Budgets of episodes.
+        trust_remote_code: Allow the model's own Python code to run.
+    """
+
+    def __init__(self, model: str, config: Any, rollout: RolloutConfig, *, trust_remote_code: bool = False) -> None:
+        self._model, self._config, self._rollout, self._trusted = model, config, rollout, trust_remote_code
+        self._lane = Lane(short=-1)
+        self._known: WeakValueDictionary[str, ImageInput] = WeakValueDictionary()  # by hash of the text that names it, and of its pixels
+        self._kept: OrderedDict[str, ImageInput] = OrderedDict()
+
+    async def read(self, images: Sequence[Any]) -> list[ImageInput]:
+        """Return images as the model reads them.
+
+        Raises:
+            EnvResultError: If one is no image, or too large.
+            ConfigError: If the model's processor cannot be used.
+        """
+        return await self._lane.run(lambda: self.read_here(images), 0)
+
+    def read_here(self, images: Sequence[Any]) -> list[ImageInput]:
+        """As `read`, on the calling thread; no two threads may at once."""
+        return [self._read(image, place) for place, image in enumerate(images)]
+
+    def expand(self, compact: Sequence[int], images: Sequence[ImageInput], before: int = 0) -> tuple[list[int], tuple[PlacedImage, ...]]:
+        """Return the expanded form of new tokens of a context that has `before` images already.
+
+        Raises:
+            EnvResultError: If there are more or fewer placeholders than images, or more images than a context may have.
+        """
+        limit = self._rollout.max_images
+        if before + len(images) > limit:
+            raise EnvResultError(f"{before + len(images)} images are more than {limit} (--max-images)")
+        try:
+            return expand(compact, images, self.placeholder)
+        except ValueError as error:
+            raise EnvResultError(str(error)) from error
+
+    @property
+    def placeholder(self) -> int:
+        """The token that stands for an image in a compact prompt."""
+        return placeholder_ids(self._config)[0]
+
+    def _read(self, image: Any, place: int) -> ImageInput:
+        try:
+            text = image_text(image)
+            name = _name_of(text)
+            if (found := self._known.get(name)) is None:
+                found = self._processed(_bytes_of(text))
+                self._known[name] = found
+        except (ValueError, OSError) as error:
+            raise EnvResultError(f"image {place}: {error}") from error
+        self._keep(found)
+        return found
+
+    def _processed(self, data: bytes) -> ImageInput:
+        image = decoded(data, self._rollout.max_image_pixels)
+        key = hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
+        if (found := self._known.get(key)) is None:
+            found = self._known[key] = self._processor.process(image, data, key)
+        return found
+
+    def _keep(self, image: ImageInput) -> None:
+        self._kept[image.key] = image
+        self._kept.move_to_end(image.key)
+        while len(self._kept) > 1 and sum(map(_size_of, self._kept.values())) > CACHE_BYTES:
+            self._kept.popitem(last=False)
+
+    @cached_property
+    def _processor(self) -> Processor:
+        return Processor(self._model, self._config, trust_remote_code=self._trusted)
+
+
+class Processor:
+    """The processor of a model, tried on drawn images: it must make of each image alone what it makes of several.
+
+    Raises:
+        ConfigError: If it cannot be loaded, or images cannot be processed one by one.
+    """
+
+    def __init__(self, model: str, config: Any, *, trust_remote_code: bool = False) -> None:
+        from transformers import AutoProcessor
+
+        self._name, self._ids = model, placeholder_ids(config)
+        if problem := image_problem(config):
+            raise self._refused(problem)
+        try:
+            with quiet_transformers():
+                self._processor: Any = AutoProcessor.from_pretrained(model, trust_remote_code=trust_remote_code)
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise self._refused(f"its processor cannot be loaded: {reason}") from error
+        if getattr(self._processor, "image_processor", None) is None:
+            raise self._refused("has no processor of images (preprocessor_config.json)")
+        self._text = self._processor.tokenizer.convert_ids_to_tokens(self._ids[0])
+        self._axes = self._prove()
+
+    def process(self, image: Any, data: bytes, key: str) -> ImageInput:
+        """Return an image as the model reads it."""
+        ids, arrays = self._run([image])
+        return ImageInput(
+            key=key,
+            data=data,
+            token_ids=ints(ids),
+            placeholder=self._ids[0],
+            tensors={name: ImageTensor(array, self._axes[name]) for name, array in arrays.items()},
+        )
+
+    def _run(self, images: Sequence[Any]) -> tuple[list[int], dict[str, Any]]:
+        text = self._text * len(images)
+        found = self._processor(text=[text], images=list(images), add_special_tokens=False, return_tensors="pt")
+        if strange := sorted(name for name in found if name.endswith("token_type_ids")):
+            raise self._refused(f"its processor marks the tokens of images ({strange[0]}), which attend to each other in both directions")
+        arrays = {name: tensor.numpy() for name, tensor in found.items() if name not in TEXT_FIELDS}
+        for array in arrays.values():
+            array.setflags(write=False)
+        return found["input_ids"][0].tolist(), arrays
+
+    def _prove(self) -> dict[str, int]:
+        """Return the axis along which arrays of several images are joined, by their name."""
+        images = [_drawn(*size) for size in PROBES]
+        alone, together = [self._run([image]) for image in images], self._run(images)
+        axes = {}
+        for name, array in together[1].items():
+            parts = [arrays[name] for _, arrays in alone]
+            joins = (axis for axis in range(array.ndim) if _same(parts, axis, array))
+            if (axis := next(joins, None)) is None:
+                raise self._refused(f"its processor makes another {name} of several images than of each alone")
+            axes[name] = axis
+        if [*alone[0][0], *alone[1][0]] != together[0]:
+            raise self._refused("its processor writes other tokens for several images than for each alone")
+        return axes
+
+    def _refused(self, problem: str) -> ConfigError:
+        return ConfigError("--model", self._name, problem, "Use another model, or tasks without images.")
+
+
+def _same(parts: Sequence[Any], axis: int, whole: Any) -> bool:
+    try:
+        return np.array_equal(np.concatenate(parts, axis=axis), whole)
+    except ValueError:  # of shapes that do not fit together
+        return False
+
+
+def _drawn(width: int, height: int) -> Any:
+    from PIL import Image
+
+    values = np.arange(width * height * 3, dtype=np.uint32) * 7 % 251
+    return Image.fromarray(values.astype(np.uint8).reshape(height, width, 3))
+
+
+def decoded(data: bytes, max_pixels: int) -> Any:
+    """Return the bytes of an image file as a PIL image of the mode RGB, transparent places in white.
+
+    Raises:
+        ValueError: If they are no image, or one that is damaged, too large, animated, empty, or of a mode without three colours.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(io.BytesIO(data))
+        width, height = image.size
+        if not width or not height:
+            raise ValueError("the image has no pixels")
+        if width * height > max_pixels:
+            raise ValueError(f"the image has {width} x {height} pixels, more than {max_pixels:,} (--max-image-pixels)")
+        if getattr(image, "n_frames", 1) > 1:
+            raise ValueError(f"the image is animated: it has {getattr(image, 'n_frames', 1)} frames; give one of them")
+        if image.mode not in MODES:
+            raise ValueError(f"the image is of the mode {image.mode}; convert it to RGB")
+        image.load()
+    except UnidentifiedImageError as error:
+        raise ValueError(f"the {len(data)} bytes are no image that can be read") from error
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # as PIL reports damaged files
+        raise ValueError(f"the image is damaged: {error}") from error
+    if image.mode in ("RGBA", "LA", "P"):
+        layered = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")
+    return image.convert("RGB")
+
+
+def _name_of(text: str) -> str:
+    """Return what tells an image apart by its text: a hash of a data URL; path, size and time of a file."""
+    if not text.startswith("data:"):
+        stat = Path(text).expanduser().stat() if "://" not in text else None
+        text = f"{text}\n{stat and (stat.st_size, stat.st_mtime_ns)}"
+    return "text-" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _bytes_of(text: str) -> bytes:
+    """Return the bytes of a data URL or of a file."""
+    if text.startswith("data:"):
+        head, _, body = text.partition(",")
+        if not head.endswith(";base64"):
+            raise ValueError("the data URL of an image must have base64 data")
+        try:
+            return base64.b64decode(body, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"the data URL of an image is damaged: {error}") from error
+    if "://" in text:
+        raise ValueError(f"images are not fetched from addresses such as {text[:60]!r}; {FORMS}")
+    return Path(text).expanduser().read_bytes()
+
+
+def _size_of(image: ImageInput) -> int:
+    return len(image.data) + sum(tensor.array.nbytes for tensor in image.tensors.values())
+
+
+def open_reader(model: str, rollout: RolloutConfig, *, trust_remote_code: bool = False) -> ImageReader | None:
+    """Return the reader of images of a model; `None` for a model that reads text only."""
+    path = local_config(model)
+    if path is None or not reads_images(model):
+        return None
+    return ImageReader(model, json.loads(path.read_text(encoding="utf-8")), rollout, trust_remote_code=trust_remote_code)

@@ -1,0 +1,91 @@
+"""A game of several turns whose every observation is a picture: walk to the green circle.
+
+It teaches how pictures come in later turns: `reset` and `step` return ``images``, and each stands before the text of its
+observation. The words say nothing about where the walker is. Run it with the bundled model that reads images::
+
+    agentrl train --agent envs/picture_grid.py --model tiny-vision
+
+    user       [picture] Go to green.
+    assistant  left
+    user       [picture] Go on.
+    assistant  up
+"""
+
+from collections.abc import Iterable
+from random import Random
+
+import numpy as np
+
+from agentrl import AgentInstance, ResetResult, ResetState, StepResult, StepState, Task
+
+CELLS, CELL = 4, 16
+BACKGROUND, WALKER, GOAL = (24, 24, 24), (240, 240, 240), (40, 190, 70)
+MOVES = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
+NUM_TURNS = 5
+PROMPT, GO_ON = "Go to green.", "Go on."
+
+
+def draw(walker: tuple[int, int], goal: tuple[int, int]) -> np.ndarray:
+    """Return a picture of the grid: the walker is a white square, the goal a green circle."""
+    picture = np.full((CELLS * CELL, CELLS * CELL, 3), BACKGROUND, dtype=np.uint8)
+    rows, columns = np.mgrid[: CELLS * CELL, : CELLS * CELL]
+    right, down = (values - CELL * place - CELL // 2 for values, place in zip((columns, rows), goal, strict=True))
+    picture[right**2 + down**2 <= (CELL // 2 - 1) ** 2] = GOAL
+    x, y = (CELL * place + 3 for place in walker)
+    picture[y : y + CELL - 6, x : x + CELL - 6] = WALKER
+    return picture
+
+
+def helpful(walker: tuple[int, int], goal: tuple[int, int]) -> list[str]:
+    """Return the moves that lead towards the goal."""
+    return [name for name, (dx, dy) in MOVES.items() if dx * (goal[0] - walker[0]) + dy * (goal[1] - walker[1]) > 0]
+
+
+def make_places(rng: Random) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return different places of walker and goal, at most as many moves apart as there are turns."""
+    while True:
+        walker, goal = ((rng.randrange(CELLS), rng.randrange(CELLS)) for _ in range(2))
+        if 0 < abs(walker[0] - goal[0]) + abs(walker[1] - goal[1]) <= NUM_TURNS - 1:
+            return walker, goal
+
+
+class PictureGrid(AgentInstance):
+    """A walk to a goal that only the pictures show."""
+
+    @classmethod
+    def tasks(cls) -> Iterable[Task]:
+        """Beginnings to train on."""
+        return cls._tasks(0, 256)
+
+    @classmethod
+    def eval_tasks(cls) -> Iterable[Task]:
+        """Other beginnings."""
+        return cls._tasks(1, 48)
+
+    @classmethod
+    def _tasks(cls, seed: int, count: int) -> list[Task]:
+        rng = Random(seed)
+        return [Task(PROMPT, label=make_places(rng)) for _ in range(count)]
+
+    def reset(self, state: ResetState) -> ResetResult:
+        """Show the grid as it is at the beginning."""
+        self.walker, self.goal = state.label
+        self.turns = 0
+        return ResetResult(PROMPT, images=[draw(self.walker, self.goal)])
+
+    def solve(self, state: StepState) -> str:
+        """Return a move towards the goal, for `agentrl check`."""
+        return helpful(self.walker, self.goal)[0]
+
+    def step(self, state: StepState) -> StepResult:
+        """Move, and show the grid again."""
+        move = MOVES.get(state.action_text.strip().lower())
+        if move is None:
+            return StepResult(0.0, terminated=True)
+        self.turns += 1
+        self.walker = tuple(min(max(at + by, 0), CELLS - 1) for at, by in zip(self.walker, move, strict=True))
+        if self.walker == self.goal:
+            return StepResult(1.0, terminated=True)
+        if self.turns == NUM_TURNS:
+            return StepResult(0.0, terminated=True)
+        return StepResult(0.0, GO_ON, images=[draw(self.walker, self.goal)])

@@ -1,0 +1,83 @@
+"""Questions about drawn pictures: the smallest environment for a model that reads images.
+
+It teaches how a picture travels: a task's ``images`` may hold a NumPy array, a PIL image, a path, a data URL or the bytes of a
+file. The question stands behind the picture in the prompt. Run it with the bundled model that reads images::
+
+    agentrl train --agent envs/shapes.py --model tiny-vision
+
+    user       [picture] What colour is the circle?
+    assistant  red
+"""
+
+from collections.abc import Iterable
+from random import Random
+
+import numpy as np
+
+from agentrl import AgentInstance, StepResult, StepState, Task
+
+SIDE, RADIUS = 64, 11
+COLOURS = {"red": (225, 45, 40), "green": (40, 190, 70), "blue": (50, 90, 235), "white": (240, 240, 240)}
+FORMS = ("circle", "square", "cross")
+QUARTERS = ((16, 16), (48, 16), (16, 48), (48, 48))
+NUM_TASKS, NUM_EVAL = 512, 128
+
+
+def draw(items: Iterable[tuple[str, str, int, int]]) -> np.ndarray:
+    """Return a picture of forms in their colours, each at a place given by its middle."""
+    picture = np.full((SIDE, SIDE, 3), 24, dtype=np.uint8)
+    rows, columns = np.mgrid[:SIDE, :SIDE]
+    for form, colour, x, y in items:
+        right, down = np.abs(columns - x), np.abs(rows - y)
+        inside = {
+            "circle": right**2 + down**2 <= RADIUS**2,
+            "square": np.maximum(right, down) <= RADIUS - 2,
+            "cross": (np.minimum(right, down) <= 3) & (np.maximum(right, down) <= RADIUS),
+        }[form]
+        picture[inside] = COLOURS[colour]
+    return picture
+
+
+def make_task(rng: Random) -> Task:
+    """Draw a picture, and ask for a colour, a number or a side."""
+    kind = rng.choice(("colour", "count", "side"))
+    count = rng.randint(1, 4) if kind == "count" else rng.randint(1, 3)
+    forms = rng.choices(FORMS, k=count) if kind == "count" else rng.sample(FORMS, count)
+    places = [(x + rng.randint(-4, 4), y + rng.randint(-4, 4)) for x, y in rng.sample(QUARTERS, count)]
+    items = [(form, rng.choice(list(COLOURS)), *place) for form, place in zip(forms, places, strict=True)]
+    form, colour, x, _ = items[0]
+    prompt, label = {
+        "colour": (f"What colour is the {form}?", colour),
+        "count": ("How many?", str(count)),
+        "side": (f"Where is the {form}?", "left" if x < SIDE // 2 else "right"),
+    }[kind]
+    return Task(prompt, label, images=(draw(items),), metadata={"kind": kind})
+
+
+def make_tasks(seed: int, count: int) -> list[Task]:
+    """Return tasks with different pictures for each seed."""
+    rng = Random(seed)
+    return [make_task(rng) for _ in range(count)]
+
+
+class Shapes(AgentInstance):
+    """Colour, number or side of drawn forms, asked once."""
+
+    @classmethod
+    def tasks(cls) -> Iterable[Task]:
+        """Pictures to train on."""
+        return make_tasks(0, NUM_TASKS)
+
+    @classmethod
+    def eval_tasks(cls) -> Iterable[Task]:
+        """Other pictures, never trained on."""
+        seen = {task.images[0].tobytes() for task in cls.tasks()}
+        return [task for task in make_tasks(1, NUM_EVAL) if task.images[0].tobytes() not in seen]
+
+    def solve(self, state: StepState) -> str:
+        """Return a right answer, for `agentrl check`."""
+        return str(state.label)
+
+    def step(self, state: StepState) -> StepResult:
+        """Compare the answer with the label."""
+        return StepResult(float(state.action_text.strip().lower() == state.label), terminated=True)

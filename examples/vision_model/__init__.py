@@ -1,0 +1,1 @@
+"""The making of the tiny vision model that ships with agentrl: `python -m examples.vision_model.make OUT`."""

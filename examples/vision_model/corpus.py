@@ -1,0 +1,53 @@
+"""Chats about drawn pictures that the bundled vision model is pretrained on, with as many mistakes as reinforcement learning needs.
+
+Pictures and prompts are those of ``envs/shapes.py`` and ``envs/picture_grid.py``.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from agentrl.env.images import image_text
+from envs import picture_grid, shapes
+
+Row = dict[str, Any]
+ANSWERS = {"colour": list(shapes.COLOURS), "count": list("1234"), "side": ["left", "right"]}
+MISTAKES = 0.5
+"""Share of the answers of the second phase that are drawn at random."""
+
+
+def shapes_row(rng: Random, mistakes: float) -> Row:
+    """Return a question about a picture with its answer."""
+    task = shapes.make_task(rng)
+    answer = rng.choice(ANSWERS[task.metadata["kind"]]) if rng.random() < mistakes else task.label
+    return _row([(task.prompt, task.images[0], answer)])
+
+
+def grid_row(rng: Random, mistakes: float) -> Row:
+    """Return the first moves of a walk to the goal, some of them random; few, so that all rows are about as long."""
+    walker, goal = picture_grid.make_places(rng)
+    turns = []
+    for turn in range(rng.randint(1, 2)):
+        moves = list(picture_grid.MOVES) if rng.random() < mistakes else picture_grid.helpful(walker, goal)
+        move = rng.choice(moves)
+        turns.append((picture_grid.GO_ON if turn else picture_grid.PROMPT, picture_grid.draw(walker, goal), move))
+        by = picture_grid.MOVES[move]
+        walker = tuple(min(max(at + step, 0), picture_grid.CELLS - 1) for at, step in zip(walker, by, strict=True))
+        if walker == goal:
+            break
+    return _row(turns)
+
+
+def rows(count: int, *, seed: int, mistakes: float) -> list[Row]:
+    """Return rows of a data set for ``agentrl sft``."""
+    rng = Random(seed)
+    return [(shapes_row if rng.random() < 0.7 else grid_row)(rng, mistakes) for _ in range(count)]
+
+
+def _row(turns: list[tuple[str, Any, str]]) -> Row:
+    messages = []
+    for text, _, answer in turns:
+        messages += [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
+        messages += [{"role": "assistant", "content": answer}]
+    return {"messages": messages, "images": [image_text(picture) for _, picture, _ in turns]}

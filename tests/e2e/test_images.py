@@ -1,0 +1,174 @@
+"""Engines that read images: their log-probabilities are the learner's, and no prompt is expanded twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.config.engine import EngineConfig
+from agentrl.config.schema import ModelConfig
+from agentrl.core.errors import EngineError
+from agentrl.core.images import PlacedImage
+from agentrl.core.protocols import Engine, GenerationRequest, WeightUpdate
+from agentrl.core.types import Generation, Group, Sampling, Status, Task, Trajectory, Turn, ints
+from agentrl.engine.settings import EngineSettings, prepare_environment
+from agentrl.engine.transformers_engine import TransformersEngine
+from agentrl.engine.vllm_engine import VllmEngine
+from agentrl.learner.batch import collate
+from agentrl.learner.layout import Layout, one_row_bundles
+from agentrl.learner.models import PolicyModel
+from agentrl.rollout.images import ImageReader
+from tests.image_support import picture, reader_of
+
+pytestmark = pytest.mark.anyio
+CLOSE = 1e-4
+"""Nats between engine and learner."""
+KINDS = [pytest.param(TransformersEngine, id="transformers"), pytest.param(VllmEngine, id="vllm", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def reader(vision_model: str) -> ImageReader:
+    return reader_of(vision_model)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+async def engine(request: pytest.FixtureRequest, vision_model: str) -> AsyncIterator[Engine]:
+    prepare_environment("cpu")
+    model, limits = ModelConfig(model=vision_model), EngineConfig(kv_cache_gib=0.05, max_num_seqs=8, max_model_len=256)
+    found: Engine = request.param(EngineSettings(model=model, engine=limits, max_images=4))
+    await found.start()
+    yield found
+    await found.close()
+
+
+class Player:
+    """Plays episodes of two turns, each with pictures."""
+
+    def __init__(self, engine: Engine, reader: ImageReader, name: str) -> None:
+        self.engine, self.reader, self.name = engine, reader, name
+
+    async def sample(self, episode: int, number: int, ids: Sequence[int], placed: Sequence[PlacedImage]) -> Generation:
+        return await self.engine.generate(
+            GenerationRequest(
+                request_id=f"{self.name}-{episode}-{number}",
+                prompt_ids=ints(list(ids)),
+                sampling=Sampling(max_tokens=8, seed=episode),
+                session=f"{self.name}-{episode}",
+                placed=tuple(placed),
+            )
+        )
+
+    async def play(self, episode: int) -> Trajectory:
+        mark, reader = self.reader.placeholder, self.reader
+        first, second, third = await reader.read([picture(episode % 2), picture(7), picture(episode + 10)])
+        ids, placed = reader.expand([3, mark, *range(20, 60), mark, 20 + episode, 1, 4], [first, second])
+        one = await self.sample(episode, 0, ids, placed)
+        before = [*ids, *one.token_ids.tolist()]
+        new, later = reader.expand([1, 3, mark, 40, 1, 4], [third])
+        two = await self.sample(episode, 1, [*before, *new], [*placed, *(each.moved(len(before)) for each in later)])
+        turns = (_turn(ids, one, placed), _turn(new, two, later))
+        name = f"{self.name}-{episode}"
+        return Trajectory(trajectory_id=name, episode_id=name, group_id=0, turns=turns, status=Status.FINISHED, reward=0.0)
+
+
+def _turn(ids: Sequence[int], generation: Generation, placed: tuple[PlacedImage, ...]) -> Turn:
+    return Turn(
+        prompt_ids=ints(list(ids)),
+        token_ids=generation.token_ids,
+        logprobs=generation.logprobs,
+        versions=generation.versions,
+        finish_reason=generation.finish_reason,
+        images=placed,
+    )
+
+
+@torch.no_grad()
+def mismatch(trajectories: Sequence[Trajectory], model: Any) -> float:
+    """Largest difference between the log-probabilities of the episodes and the learner's."""
+    batch = collate([Group(group_id=0, task=Task("x"), trajectories=tuple(trajectories))])
+    micro = Layout(batch).micro_batch(one_row_bundles(batch), packed=False)
+    found, _, _ = PolicyModel(model)(micro)
+    return float((found - batch.logprobs[micro.actions]).abs().max())
+
+
+def loaded(path: str) -> Any:
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(path)
+
+
+async def test_log_probabilities_are_the_learners_in_every_turn_and_after_a_publication(
+    engine: Engine, reader: ImageReader, vision_model: str, tmp_path: Path
+) -> None:
+    model = loaded(vision_model)
+    player = Player(engine, reader, "before")
+    played = await asyncio.gather(*(player.play(episode) for episode in range(6)))
+    assert mismatch(played, model) < CLOSE
+    assert engine.stats().cached_tokens > 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    model.save_pretrained(tmp_path / "new")
+    update = WeightUpdate(version=1, transport="shm", payload={"update": {"path": str(tmp_path / "new" / "model.safetensors")}})
+    assert await engine.load_weights(update) == 1
+    again = await asyncio.gather(*(Player(engine, reader, "after").play(episode) for episode in range(6)))
+    assert mismatch(again, model) < CLOSE
+    assert mismatch([replace(t, turns=t.turns[:1]) for t in played], model) > CLOSE
+
+
+async def test_prompts_that_do_not_fit_their_images_are_refused(engine: Engine, reader: ImageReader) -> None:
+    mark = reader.placeholder
+    (image,) = await reader.read([picture(1)])
+    ids, placed = reader.expand([3, mark, 20, 4], [image])
+    player = Player(engine, reader, "odd")
+    with pytest.raises(EngineError, match="1 placeholders of images in the prompt have no image, beside 0"):
+        await player.sample(0, 0, [3, mark, 20, 4], ())  # compact, which an engine would take for a picture of one token
+    with pytest.raises(EngineError, match="4 placeholders of images in the prompt have no image, beside 1"):
+        await player.sample(0, 1, [*ids, *image.token_ids.tolist(), 4], placed)
+    with pytest.raises(EngineError, match="tokens of an image are not at place 2"):
+        await player.sample(0, 2, ids, [each.moved(1) for each in placed])
+
+
+async def test_other_tokens_in_the_engine_are_refused_with_both_lengths(engine: Engine, reader: ImageReader) -> None:
+    """An image whose tokens are fewer than those that the engine's own processor makes of it."""
+    if not isinstance(engine, VllmEngine):
+        pytest.skip("this engine has no processor of its own")
+    (image,) = await reader.read([picture(1)])
+    short = replace(image, token_ids=image.token_ids[1:])
+    ids, placed = reader.expand([3, reader.placeholder, 20, 4], [short])
+    with pytest.raises(EngineError, match=f"made {len(ids) + 1} tokens of a prompt with images of which the learner has {len(ids)}"):
+        await Player(engine, reader, "short").sample(0, 0, ids, placed)
+
+
+async def test_placeholders_are_never_sampled(engine: Engine, reader: ImageReader) -> None:
+    (image,) = await reader.read([picture(1)])
+    ids, placed = reader.expand([3, reader.placeholder, 20, 4], [image])
+    name, wanted = "hot", Sampling(max_tokens=200, seed=1, temperature=2.0)
+    generation = await engine.generate(GenerationRequest(request_id=name, prompt_ids=ints(ids), sampling=wanted, placed=placed))
+    assert reader.placeholder not in generation.token_ids.tolist()
+
+
+async def test_an_engine_of_text_refuses_images_by_name(reader: ImageReader) -> None:
+    from agentrl.assets import tiny_model_path
+
+    prepare_environment("cpu")
+    limits = EngineConfig(kv_cache_gib=0.05, max_num_seqs=2, max_model_len=64)
+    engine = TransformersEngine(EngineSettings(model=ModelConfig(model=str(tiny_model_path())), engine=limits))
+    await engine.start()
+    try:
+        for given in ({"images": ("a.png",)}, {"placed": tuple(PlacedImage(0, each) for each in await reader.read([picture(1)]))}):
+            with pytest.raises(EngineError, match="this engine takes text only, got 1 images"):
+                await engine.generate(GenerationRequest(request_id="r", prompt_ids=ints([5, 6]), sampling=Sampling(), **given))
+    finally:
+        await engine.close()

@@ -1,0 +1,86 @@
+"""Groups of episodes with images, as rollout workers make them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from agentrl.config.schema import RolloutConfig
+from agentrl.core.images import ImageInput, PlacedImage
+from agentrl.core.types import FinishReason, Group, Status, Task, Trajectory, Turn, floats, ints
+from agentrl.rollout.images import ImageReader, open_reader
+
+
+def picture(seed: int, side: int = 64) -> np.ndarray[Any, Any]:
+    """Noise in three colours."""
+    return np.random.default_rng(seed).integers(0, 255, (side, side, 3), dtype=np.uint8)
+
+
+def reader_of(model: str) -> ImageReader:
+    """The reader of a model's images."""
+    found = open_reader(model, RolloutConfig())
+    assert found is not None
+    return found
+
+
+def read(reader: ImageReader, *seeds: int) -> list[ImageInput]:
+    """Pictures as the model reads them."""
+    return asyncio.run(reader.read([picture(seed) for seed in seeds]))
+
+
+def turn(reader: ImageReader, compact: list[int], images: list[ImageInput], sampled: list[int]) -> Turn:
+    """A turn whose prompt is the expanded form of `compact`."""
+    ids, placed = reader.expand(compact, images)
+    return Turn(
+        prompt_ids=ints(ids),
+        token_ids=ints(sampled),
+        logprobs=floats([-3.0] * len(sampled)),
+        versions=ints([0] * len(sampled)),
+        finish_reason=FinishReason.STOP,
+        images=placed,
+    )
+
+
+def group_with_images(reader: ImageReader, number: int = 0, members: int = 3, *, own_first: bool = False) -> Group:
+    """A group whose members begin with the same picture, or with `own_first` each with its own, and have others in a later turn."""
+    mark = reader.placeholder
+    trajectories = []
+    for member in range(members):
+        name = f"{number}-{member}"
+        first = read(reader, 100 * number + (member if own_first else 0))
+        later = read(reader, 100 * number + 50 + member)
+        turns = (
+            turn(reader, [3, mark, 20, 30, 1, 4], first, [40 + member, 50]),
+            turn(reader, [1, 3, 21, mark, 4], later, [60, 1 + member]),
+        )
+        reward = float(member % 2)
+        trajectories.append(
+            Trajectory(trajectory_id=name, episode_id=name, group_id=number, turns=turns, status=Status.FINISHED, reward=reward)
+        )
+    return Group(group_id=number, task=Task("x"), trajectories=tuple(trajectories))
+
+
+def group_of_text(number: int, members: int = 3) -> Group:
+    """A group without images."""
+    trajectories = []
+    for member in range(members):
+        name = f"{number}-{member}"
+        own = Turn(
+            prompt_ids=ints([3, 20, 21, 4]),
+            token_ids=ints([30 + member, 1]),
+            logprobs=floats([-3.0, -3.0]),
+            versions=ints([0, 0]),
+            finish_reason=FinishReason.STOP,
+        )
+        reward = float(member % 2)
+        trajectories.append(
+            Trajectory(trajectory_id=name, episode_id=name, group_id=number, turns=(own,), status=Status.FINISHED, reward=reward)
+        )
+    return Group(group_id=number, task=Task("x"), trajectories=tuple(trajectories))
+
+
+def moved(placed: tuple[PlacedImage, ...], by: int) -> tuple[PlacedImage, ...]:
+    """The same images in a prompt that begins earlier."""
+    return tuple(each.moved(by) for each in placed)

@@ -1,0 +1,79 @@
+"""Environments whose tasks are pictures: what is drawn is what is asked for."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from agentrl import ResetState, StepState, Task
+from envs import picture_grid, shapes
+from tests.unit.envs.play import load
+
+
+def coloured(picture: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
+    return (picture == np.array(colour, dtype=np.uint8)).all(-1)
+
+
+def test_the_answers_of_shapes_are_in_the_pictures() -> None:
+    for task in shapes.make_tasks(3, 200):
+        (picture,) = task.images
+        kind, label = task.metadata["kind"], str(task.label)
+        if kind == "colour":
+            assert coloured(picture, shapes.COLOURS[label]).any()
+        lit = (picture != 24).any(-1)
+        if kind == "count":
+            quarters = [lit[y : y + 32, x : x + 32].sum() > 60 for y in (0, 32) for x in (0, 32)]
+            assert sum(quarters) == int(label)
+        if kind == "side" and lit[:, 30:34].sum() == 0 and not (lit[:, :30].any() and lit[:, 34:].any()):
+            assert (label == "left") == bool(lit[:, :30].any())
+
+
+def test_no_picture_of_the_evaluation_is_trained_on() -> None:
+    cls = load("shapes")
+    train, held_out = ({np.asarray(task.images[0]).tobytes() for task in tasks()} for tasks in (cls.tasks, cls.eval_tasks))
+    assert not train & held_out
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("red", 1.0), (" Red ", 1.0), ("blue", 0.0), ("", 0.0)])
+def test_an_answer_is_compared_with_the_label(answer: str, reward: float) -> None:
+    task = Task("What colour is the circle?", "red")
+    state = StepState(task=task, label=task.label, action_text=answer, turn=0, finish_reason="stop")
+    result = shapes.Shapes().step(state)
+    assert (result.reward, result.terminated) == (reward, True)
+
+
+def test_a_solver_reaches_the_goal_in_every_grid() -> None:
+    rng = Random(0)
+    for _ in range(50):
+        task = Task(picture_grid.PROMPT, label=picture_grid.make_places(rng))
+        env = picture_grid.PictureGrid()
+        first = env.reset(ResetState(task=task, observation=task.prompt, label=task.label, seed=0))
+        shown = np.asarray(first.images[0])
+        assert coloured(shown, picture_grid.WALKER).any()
+        assert coloured(shown, picture_grid.GOAL).any()
+        for turn in range(picture_grid.NUM_TURNS):
+            state = StepState(task=task, label=task.label, action_text="", turn=turn, finish_reason="stop")
+            state = StepState(task=task, label=task.label, action_text=env.solve(state), turn=turn, finish_reason="stop")
+            result = env.step(state)
+            if result.terminated:
+                break
+            assert not np.array_equal(np.asarray(result.images[0]), shown)
+            shown = np.asarray(result.images[0])
+        assert (result.reward, result.terminated) == (1.0, True)
+
+
+def test_another_word_ends_a_walk_and_so_does_the_last_turn() -> None:
+    task = Task(picture_grid.PROMPT, label=((0, 0), (3, 1)))
+    env = picture_grid.PictureGrid()
+    env.reset(ResetState(task=task, observation=task.prompt, label=task.label, seed=0))
+    words = ["up"] * picture_grid.NUM_TURNS
+    results = [
+        env.step(StepState(task=task, label=task.label, action_text=word, turn=turn, finish_reason="stop"))
+        for turn, word in enumerate(words)
+    ]
+    assert [result.terminated for result in results] == [False] * (picture_grid.NUM_TURNS - 1) + [True]
+    assert sum(result.reward for result in results) == 0
+    other = env.step(StepState(task=task, label=task.label, action_text="north", turn=0, finish_reason="stop"))
+    assert (other.reward, other.terminated) == (0.0, True)
