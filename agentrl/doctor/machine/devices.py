@@ -16,8 +16,10 @@ from agentrl.doctor.machine.findings import Finding, Level, judged
 
 PART = "devices"
 MIB = 2**20
-FIELDS = ("name", "driver_version", "memory.total", "memory.used", "compute_mode", "mig.mode.current", "pcie.link.width.current")
-FIELDS = (*FIELDS, "pcie.link.width.max", "ecc.errors.uncorrected.volatile.total")
+FIELDS = (
+    *("name", "driver_version", "memory.total", "memory.used", "compute_mode", "mig.mode.current", "pcie.link.width.current"),
+    *("pcie.link.width.max", "ecc.errors.uncorrected.volatile.total"),
+)
 QUERY_TIMEOUT_S = 20.0
 TAKEN = 0.05
 """Share of a GPU's memory from which other programs are on it."""
@@ -44,7 +46,8 @@ def devices() -> Iterator[Finding]:
     yield seen(cuda, count)
     if not count:
         return
-    yield driver(cuda, cuda_of_driver())
+    if cuda:
+        yield driver(cuda, cuda_of_driver())
     cards = query()
     if not cards:
         yield Finding(

@@ -79,7 +79,9 @@ def facts() -> Iterator[Finding]:
     yield from devices()
 
 
-def run_trials(names: Sequence[str], kind: Literal["cpu", "cuda"], made: Trials, *, end: float, tell: Callable[[str], None] = str) -> None:
+def run_trials(
+    names: Sequence[str], kind: Literal["cpu", "cuda"], made: Trials, *, end: float, tell: Callable[[str], object] = str
+) -> None:
     """Run trials one after the other in a process, and in a new one after one that crashed or took too long."""
     left = list(names)
     while left and time.monotonic() < end:
@@ -90,7 +92,7 @@ def run_trials(names: Sequence[str], kind: Literal["cpu", "cuda"], made: Trials,
 
 
 def _follow(
-    names: list[str], lines: queue.SimpleQueue[str], errors: IO[str], made: Trials, end: float, tell: Callable[[str], None]
+    names: list[str], lines: queue.SimpleQueue[str], errors: IO[str], made: Trials, end: float, tell: Callable[[str], object]
 ) -> list[str]:
     """Take what a process tells of its trials; return those that a new process has to run."""
     deadline, left = min(end, time.monotonic() + IMPORTS_S + TRIALS[names[0]].limit_s), list(names)

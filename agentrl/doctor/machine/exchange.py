@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore
 
 from agentrl.core.files import memory_root
 from agentrl.core.process import end_with_parent
@@ -149,15 +150,16 @@ def _bucket(size: int, device: torch.device, seed: int) -> Tensor:
     return torch.randint(2**31, (size // 4,), generator=torch.Generator().manual_seed(seed), dtype=torch.int32).to(device)
 
 
-def _elsewhere(work: Callable[..., list[int]], words: tuple[Any, ...], send: Callable[[], None] = lambda: None) -> list[int]:
-    """Call `work` in a process of its own, `send` meanwhile in this one, and return the answer."""
+def _elsewhere(work: Callable[..., list[int]], words: tuple[Any, ...], send: Callable[[], None] | None = None) -> list[int]:
+    """Call `work` in a process of its own, `send` meanwhile on a thread of this one, and return the answer."""
     context: Any = torch.multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=_call, args=(work, words, theirs, os.getpid()), daemon=True)
     process.start()
     theirs.close()  # so that the end of the process is the end of the pipe
+    sending = threading.Thread(target=send or (lambda: None), daemon=True)
+    sending.start()
     try:
-        send()
         if not mine.poll(DEADLINE_S):
             raise TimeoutError(f"no answer of the other process within {DEADLINE_S:g} s")
         answer: list[int] | str = mine.recv()
@@ -168,6 +170,7 @@ def _elsewhere(work: Callable[..., list[int]], words: tuple[Any, ...], send: Cal
         process.join()
     if isinstance(answer, str):
         raise RuntimeError(answer)
+    sending.join(DEADLINE_S)
     return answer
 
 
@@ -189,13 +192,11 @@ def over_handles(device: torch.device, size: int, handles: type[Handles] = CudaH
     sent, took = list[int](), [0.0]
     with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as folder:
         path = str(Path(folder, "store"))
-        store = dist.FileStore(path, 2)
+        store = FileStore(path, 2)
         channel = SharedBuffers(store, 0, device, handles())
-        overdue = threading.Timer(DEADLINE_S, channel.abort)  # a reader that has died would be waited for
 
         def send() -> None:
             store.wait(["ready"], timedelta(seconds=DEADLINE_S))
-            overdue.start()
             buffer, begin = channel.buffer(size, device), time.perf_counter()
             for number in range(COUNT):
                 buffer.copy_(_bucket(size, device, number).view(torch.uint8))
@@ -206,12 +207,12 @@ def over_handles(device: torch.device, size: int, handles: type[Handles] = CudaH
         try:
             got = _elsewhere(_read_buffers, (path, str(device), size, handles), send)
         finally:
-            overdue.cancel()
+            channel.abort()  # a reader that has died would be waited for
     return sent, got, took[0]
 
 
 def _read_buffers(path: str, device: str, size: int, handles: type[Handles]) -> list[int]:
-    here, store = torch.device(device), dist.FileStore(path, 2)
+    here, store = torch.device(device), FileStore(path, 2)
     channel, found = SharedBuffers(store, 1, here, handles()), list[int]()
     torch.empty(1, device=here)  # the context of the device comes before the clock starts
     store.set("ready", "yes")

@@ -89,19 +89,23 @@ def _row_by_row(kernel: Kernel, lengths: Sequence[int]) -> Attention:
     function = ALL_ATTENTION_FUNCTIONS[kernel.implementation]
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        rows = zip(*(part.split(list(lengths), dim=2) for part in (query, key, value)), strict=True)
+        rows = _rows(lengths, query, key, value)
         return torch.cat([function(_layer(), *row, None, scaling=HEADS[2] ** -0.5)[0] for row in rows], dim=1)
 
     return run
 
 
+def _rows(lengths: Sequence[int], *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(torch.split(part, list(lengths), dim=2) for part in parts), strict=True)
+
+
 def _eager(lengths: Sequence[int], window: int | None) -> Attention:
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         outputs = []
-        for row in zip(*(part.split(list(lengths), dim=2) for part in (query, key, value)), strict=True):
-            places = torch.arange(row[0].shape[2], device=query.device)
+        for q, k, v in _rows(lengths, query, key, value):
+            places = torch.arange(q.shape[2], device=q.device)
             distance = places[:, None] - places
-            outputs.append(_plain(*row, (distance >= 0) & (distance < (window or len(places)))))
+            outputs.append(_plain(q, k, v, (distance >= 0) & (distance < (window or len(places)))))
         return torch.cat(outputs, dim=1)
 
     return run
