@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,20 +11,13 @@ from typing import Any
 
 from agentrl.certify.results import Certificate
 from agentrl.core.files import complete_file
+from agentrl.core.paths import cache_folder
 
-CACHE = "AGENTRL_CACHE"
-"""Environment variable with the folder of kept certificates, if it is not the usual one."""
 PACKAGES = ("transformers", "torch", "peft")
 SOURCES = ("certify", "learner", "engine", "weights")
 """Parts of agentrl that decide the outcome."""
 PASSED_OVER = ("_name_or_path", "transformers_version")
 """Fields of a configuration that decide nothing."""
-
-
-def cache_folder() -> Path:
-    """Return the user's folder for what can be computed again, ``~/.cache/agentrl`` unless ``AGENTRL_CACHE`` or XDG says otherwise."""
-    own = os.environ.get(CACHE)
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl"
 
 
 def certificate_file(settings: Mapping[str, Any], tried: Sequence[str]) -> Path:

@@ -40,7 +40,7 @@ COMMANDS = {
     "serve-reward-model": ("agentrl.cli.serve_reward_model:main", "offer a reward model over HTTP"),
     "serve-sandboxes": ("agentrl.cli.serve_sandboxes:main", "hold sandboxes for trainers on other machines"),
     "inspect": ("agentrl.cli.inspect:main", "show a run, its episodes, or one of them turn by turn"),
-    "doctor": ("agentrl.cli.doctor:main", "name the cause for which a run does not learn, and prove it"),
+    "doctor": ("agentrl.cli.doctor:main", "examine this machine; or name the cause for which a run does not learn"),
     "view": ("agentrl.cli.view:main", "show runs, episodes and tokens in the browser"),
     "profile": ("agentrl.cli.profile:main", "say where a run's time went, and what other sizes would give"),
     "scale": ("agentrl.cli.scale:main", "let engines join or leave a run under way"),

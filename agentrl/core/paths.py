@@ -5,7 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+CACHE = "AGENTRL_CACHE"
+"""Environment variable with the folder of what can be computed again, if it is not the usual one."""
+
 _typed: dict[Path, Path] = {}  # absolute path -> what the user wrote
+
+
+def cache_folder() -> Path:
+    """Return the user's folder for what can be computed again, ``~/.cache/agentrl`` unless ``AGENTRL_CACHE`` or XDG says otherwise."""
+    own = os.environ.get(CACHE)
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl"
 
 
 def absolute_path(path: str | os.PathLike[str]) -> Path:
