@@ -103,6 +103,7 @@ class EngineStats:
     load: EngineLoad = EngineLoad()  # at this moment
     sums: LoadSums = LoadSums()  # so far; filled in by the rollout worker
     tool_parser: str = ""  # of the model's own form of tool calls; filled in by the rollout worker
+    kv_tokens: int = 0  # that the key-value cache holds; 0 if the engine does not say
 
 
 class Engine(Protocol):

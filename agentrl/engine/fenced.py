@@ -43,7 +43,7 @@ class FencedEngine(ABC):
         self._publishing = asyncio.Lock()
         self._asleep: set[Memory] = set()
         self._vocabulary = 0
-        self._load_now = EngineLoad()
+        self._load_now, self._kv_tokens = EngineLoad(), 0
         self._is_told = False  # of weights that are not compared
 
     @property
@@ -119,7 +119,7 @@ class FencedEngine(ABC):
 
     def stats(self) -> EngineStats:
         """Counters since the start, and why the engine cannot be used if so."""
-        stats = replace(self._meter.stats(), load=self._load_now if self._meter.active else EngineLoad())
+        stats = replace(self._meter.stats(), load=self._load_now if self._meter.active else EngineLoad(), kv_tokens=self._kv_tokens)
         dead = self._dead or self._fault()
         return replace(stats, fault=dead) if dead else stats
 
