@@ -133,14 +133,14 @@ async def open_runtime(settings: TrainConfig) -> AsyncIterator[OpenRuntime]:
         ConfigError: If the environment, its tasks or the model cannot be used.
         AgentRLError: If engines or learner do not start.
     """
-    from agentrl.api.memory import with_shares
+    from agentrl.api.memory import gpu_bytes, with_shares
     from agentrl.api.training import uninterrupted
     from agentrl.cluster.build import load_environment
     from agentrl.cluster.runtime import learner_beside, make_runtime, pool_of
     from agentrl.rollout.tasks import check_model, open_tasks
 
     check_model(settings)
-    settings = with_shares(settings)
+    settings = with_shares(settings, gpu_bytes(settings.run.device))
     tasks = open_tasks(settings, load_environment(settings))
     runtime = make_runtime(settings, lambda stage: None)
     try:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
+from pathlib import Path
 from typing import Literal
 
 from agentrl.config.model_shape import read_shape
 from agentrl.config.schema import TrainConfig
+from agentrl.config.sections import flag
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import cuda_torch, num_gpus
 from agentrl.profile.memory import GIB
-from agentrl.profile.plan import SPARE, Hardware, Plan, Workload, improve, make_plan
+from agentrl.profile.plan import SPARE, Hardware, Plan, Workload, make_plan
+from agentrl.profile.search import memory_remedy, remedies
 from agentrl.track.tracker import RunWarning
 
 CERTAIN = 1.15
@@ -43,13 +48,40 @@ def anywhere(gpu: float) -> Hardware:
     return Hardware(gpus=10**6, gpu_bytes=gpu, gpus_per_node=10**6)
 
 
-def with_shares(config: TrainConfig) -> TrainConfig:
-    """Return the settings with the GPU memory that learner ranks keep beside their engines, unless the user or nobody knows it."""
+def with_shares(config: TrainConfig, gpu: float = 0.0) -> TrainConfig:
+    """Return the settings with the GPU memory that learner ranks keep beside their engines, unless the user or nobody knows it.
+
+    A run on one GPU of `gpu` bytes that does not fit into it gets the settings that save memory at the least cost of time, if there are
+    any: fewer tokens at once, activations computed again, an optimizer in CPU memory where there is room for it.
+    """
     shape = read_shape(config.model.model) if config.weights.colocate else None
     if shape is None:
         return config
-    work = Workload(prompt_tokens=1, answer_tokens=config.rollout.max_new_tokens)
+    work = _longest(config)
+    if gpu and config.learner.num_learners == 1 and config.training.check_memory and not config.run.ray_address:
+        plan = make_plan(config, shape, Hardware(gpus=1, gpu_bytes=gpu, host_bytes=host_bytes()), work)
+        if plan.problems and (remedy := memory_remedy(plan, work)) is not None:
+            config = remedy.plan.config
     return make_plan(config, shape, anywhere(GIB), work).sized
+
+
+def savings(asked: TrainConfig, config: TrainConfig) -> str:
+    """Return the flags that `with_shares` added to what was asked for; "" if there are none."""
+    saved = {name: value for name, value in vars(config.learner).items() if value != getattr(asked.learner, name)}
+    return " ".join(flag(name) if value is True else f"{flag(name)} {value}" for name, value in saved.items())
+
+
+def _longest(config: TrainConfig) -> Workload:
+    """Return the longest turn that the settings ask for; prompts are not known yet."""
+    return Workload(prompt_tokens=1, answer_tokens=config.rollout.max_new_tokens)
+
+
+def host_bytes() -> float:
+    """Return the CPU memory of this machine, or of the container that it is."""
+    total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with contextlib.suppress(OSError, ValueError):
+        total = min(total, float(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return total
 
 
 def memory_sign(config: TrainConfig, gpu: float) -> RunWarning | None:
@@ -61,7 +93,7 @@ def memory_sign(config: TrainConfig, gpu: float) -> RunWarning | None:
     shape = read_shape(config.model.model)
     if not gpu or shape is None:
         return None
-    work = Workload(prompt_tokens=1, answer_tokens=config.rollout.max_new_tokens)
+    work = _longest(config)
     plan = make_plan(config, shape, anywhere(gpu), work)
     if not plan.problems:
         return None
@@ -79,8 +111,9 @@ def _weights_are_too_large(plan: Plan) -> bool:
 
 
 def _remedy(plan: Plan, work: Workload) -> str:
-    better, flags = improve(plan, work)
-    if flags and not better.problems:
-        needs, limit = better.learner_bytes / GIB, SPARE * plan.hardware.gpu_bytes / GIB
-        return f"Add {' '.join(flags)}: then a learner rank needs {needs:.1f} GiB of {limit:.1f}."
-    return "Use more learner ranks with --zero-stage 3, or larger GPUs."
+    found = remedies(plan, work)
+    if not found:
+        return "Use more learner ranks with --zero-stage 3, or larger GPUs."
+    best, limit = found[0], SPARE * plan.hardware.gpu_bytes / GIB
+    needs = f"then a learner rank needs {best.plan.learner_bytes / GIB:.1f} GiB of {limit:.1f}"
+    return f"Add {best.flags}{f', {best.kind}' if best.kind else ''}: {needs}."

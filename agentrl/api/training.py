@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from agentrl.algo.estimators import estimator_facts
 from agentrl.api.checking import rehearse
 from agentrl.api.hub import check_hub, push_model
-from agentrl.api.memory import device_sign, gpu_bytes, memory_sign, with_shares
+from agentrl.api.memory import device_sign, gpu_bytes, memory_sign, savings, with_shares
 from agentrl.api.resume import ResumePoint, resume_point, rewind_records
 from agentrl.api.scaling import answer_requests
 from agentrl.api.storage import storage_sign
@@ -112,7 +112,7 @@ def _can_go_on(config: TrainConfig) -> bool:
 
 async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequence[CallbackLike], *, last: bool = False) -> RunResult:
     check_model(config)
-    config = with_shares(config)
+    asked, config = config, with_shares(config, gpu_bytes(config.run.device))
     agent, callbacks = load_environment(config), [*load_callbacks(config.record.callback), *own]
     tasks = open_tasks(config, agent)
     questions = run_eval_tasks(config, agent)
@@ -133,6 +133,8 @@ async def _train_once(config: TrainConfig, stop: StopRequest | None, own: Sequen
         copy_plugins((spec for _, spec in plugins(config)), run_dir)
         (run_dir / "config.json").write_text(to_json(config) + "\n", encoding="utf-8")
         await tracker.begin(config, rows)
+        if saved := savings(asked, config):
+            tracker.on_stage(f"to fit into the GPU: {saved}")
         first = tasks.first(PROMPTS_CHECKED)
         if (problem := missing_labels(config, agent, first)) is not None:
             tracker.warn(RunWarning("no-labels", *problem))
@@ -183,7 +185,9 @@ def preview(config: TrainConfig) -> list[str]:
     count, drawn = tasks.num_tasks, groups * steps
     greedy = ", and a greedy one beside each group" if estimator_facts(config.algo.advantage_estimator).greedy_baseline else ""
     endless = f"tasks without a known end, of which {drawn} are drawn"
-    signs = filter(None, (device_sign(config), memory_sign(with_shares(config), gpu_bytes(config.run.device))))
+    gpu = gpu_bytes(config.run.device)
+    fitted = with_shares(config, gpu)
+    saved, signs = savings(config, fitted), filter(None, (device_sign(config), memory_sign(fitted, gpu)))
     problem, sized, warning = missing_labels(config, agent, tasks.first(PROMPTS_CHECKED)), described(config), rate_warning(config)
     return [
         f"not the defaults: {', '.join(others)}",
@@ -192,6 +196,7 @@ def preview(config: TrainConfig) -> list[str]:
         *([f"{counted(len(questions), 'task')} to evaluate on"] if questions else []),
         *([f"goes on after step {begin.progress.step}"] if begin.progress.step else []),
         *([sized] if sized else []),
+        *([f"to fit into the GPU: {saved}"] if saved else []),
         *(f"warning: {text}. {remedy}" for text, remedy in filter(None, (problem, warning))),
         *(f"warning: {sign.text}. {sign.remedy}" for sign in signs),
     ]

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from agentrl.cli.words import Common
-from agentrl.config.commands import TRAIN
+from agentrl.config.commands import TRAIN, run_settings
 from agentrl.config.load import Command, load, read_flags
 from agentrl.config.model_shape import find_shape
 from agentrl.config.sections import settings_of
 from agentrl.config.words import others
-from agentrl.core.settings import Count, Positive
+from agentrl.core.settings import Count, NonNegative
+from agentrl.inspect.directory import RunDirectory
+from agentrl.profile.measured import compared_lines, read_measured
 from agentrl.profile.memory import GIB
-from agentrl.profile.plan import Hardware, Workload, divide, make_plan, plan_lines
+from agentrl.profile.plan import Hardware, Workload, divide, make_plan
+from agentrl.profile.plan_text import plan_lines
+from agentrl.profile.speed import card_named
 
 UNFIT = 1
-DIVISION = ("--num-engines", "--num-learners", "--tensor-parallel-size")
+DIVISION = ("num_engines", "num_learners", "tensor_parallel_size")
+MEMORY_GIB = 80.0
+"""Memory of a GPU of which nothing is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +32,17 @@ class PlanHardware:
 
     gpus: Count = 8
     """GPUs in all."""
-    gpu_memory: Positive = 80.0
-    """Memory of a GPU, GiB."""
+    gpu: str = ""
+    """Kind of GPU: a100, h100, h200, b200, 4090, 5090 or l40s, with memory and speed of their data sheets; or part of the name of a device
+    whose rates ``agentrl doctor`` measured, which count more. Empty: a GPU of ``--gpu-memory`` and unknown speed."""
+    gpu_memory: NonNegative = 0.0
+    """Memory of a GPU, GiB. 0: that of ``--gpu``, else 80."""
     gpus_per_node: Count = 8
     """GPUs of one machine, which an engine cannot exceed."""
+    host_memory: NonNegative = 0.0
+    """CPU memory of a machine, GiB. 0: any."""
+    measured: Path | None = None
+    """Directory of a run to compare the plan with; its settings, model and lengths of episodes are taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +69,20 @@ def main(words: list[str]) -> int:
     own, rest = others(words, settings_of(PlanConfig))
     asking = [word for word in rest if word in ("-h", "--help", "--completion")]
     args = load(PLAN, [*own, *asking])
-    config = read_flags(TRAIN, rest)[0]
+    asked, run = args.hardware, args.hardware.measured
+    config, given, _ = read_flags(TRAIN, rest, run_settings(run))
     shape = find_shape(config.model.model)
-    hardware = Hardware(gpus=args.hardware.gpus, gpu_bytes=args.hardware.gpu_memory * GIB, gpus_per_node=args.hardware.gpus_per_node)
-    named = any(word.partition("=")[0].replace("_", "-") in DIVISION for word in rest)
-    if not named and (config.engine.num_engines, config.learner.num_learners, config.engine.tensor_parallel_size) == (1, 1, 1):
-        config = divide(config, shape, hardware)
-    plan = make_plan(config, shape, hardware, args.work)
-    sys.stdout.write("\n".join(plan_lines(plan, args.work)) + "\n")
+    card = card_named(asked.gpu) if asked.gpu else None
+    memory = asked.gpu_memory or (card.memory_gib if card else 0.0) or MEMORY_GIB
+    sizes = {"gpus": asked.gpus, "gpus_per_node": asked.gpus_per_node, "host_bytes": asked.host_memory * GIB}
+    hardware = Hardware(**sizes, gpu_bytes=memory * GIB, card=card)
+    if not all(name in given for name in DIVISION):
+        config = divide(config, shape, hardware, given)
+    measured = read_measured(RunDirectory(str(run)).metrics(), max_staleness=config.flow.staleness) if run else None
+    work = replace(args.work, **measured.workload()) if measured else args.work
+    plan = make_plan(config, shape, hardware, work)
+    lines = plan_lines(plan, work)
+    if measured is not None:
+        lines += ["", *compared_lines(measured, plan, work)]
+    sys.stdout.write("\n".join(lines) + "\n")
     return UNFIT if plan.problems else 0

@@ -31,8 +31,11 @@ class TrainCommand(Command[TrainConfig]):
     """``agentrl train``."""
 
     def complete(self, config: TrainConfig, given: Container[str]) -> TrainConfig:
-        """Fill in the defaults of the model."""
-        return with_defaults(config, given)
+        """Fill in the defaults of the model, and where GPUs are shared the ranks that their engines leave no choice of."""
+        config = with_defaults(config, given)
+        if config.weights.colocate and "num_learners" not in given:
+            config = changed(config, num_learners=config.engine.num_engines * config.engine.gpus_per_engine)
+        return config
 
     def finish(self, config: TrainConfig, given: Container[str], saved: Mapping[str, Any]) -> TrainConfig:
         """Apply the rules of training."""

@@ -26,12 +26,21 @@ class LatentAttention:
     nope_dim: int  # rest of a head of queries and keys
     value_dim: int  # width of a head of values
 
+    @property
+    def head_dim(self) -> int:
+        """Width of a head of queries and keys."""
+        return self.nope_dim + self.rope_dim
+
+    def layers(self, hidden: int, heads: int) -> list[tuple[int, int]]:
+        """Return the widths of the inputs and outputs of the linear layers."""
+        wide = heads * self.head_dim
+        queries = [(hidden, self.query_rank), (self.query_rank, wide)] if self.query_rank else [(hidden, wide)]
+        cached = [(hidden, self.kv_rank + self.rope_dim), (self.kv_rank, heads * (self.nope_dim + self.value_dim))]
+        return [*queries, *cached, (heads * self.value_dim, hidden)]
+
     def parameters(self, hidden: int, heads: int) -> int:
         """Return the parameters of a layer's attention, its norms of the narrow vectors among them."""
-        head = self.nope_dim + self.rope_dim
-        queries = self.query_rank * (hidden + heads * head + 1) if self.query_rank else hidden * heads * head
-        cached = hidden * (self.kv_rank + self.rope_dim) + self.kv_rank * (1 + heads * (self.nope_dim + self.value_dim))
-        return queries + cached + heads * self.value_dim * hidden
+        return sum(width * out for width, out in self.layers(hidden, heads)) + self.query_rank + self.kv_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,12 +235,12 @@ def shape_of(config: Any) -> ModelShape:
         layers=layers,
         heads=heads,
         kv_heads=int(text.get("num_key_value_heads") or heads),
-        head_dim=int(text.get("head_dim") or hidden // heads),
+        head_dim=latent.head_dim if (latent := _latent(text)) is not None else int(text.get("head_dim") or hidden // heads),
         ffn_width=int(text.get("intermediate_size") or 4 * hidden),
         vocabulary=int(text["vocab_size"]),
         tied=bool(text.get("tie_word_embeddings", outer.get("tie_word_embeddings", kind.startswith("gemma")))),
         qkv_bias=bool(text.get("attention_bias", kind in ("qwen2", "qwen2_moe"))),
-        head_norms=kind.startswith(("qwen3", "gemma3")),
+        head_norms=kind.startswith(("qwen3", "gemma3")) or bool(text.get("use_qk_norm")),
         experts=experts,
         experts_per_token=int(text.get("num_experts_per_tok") or 0) if experts else 0,
         expert_width=int(text.get("moe_intermediate_size") or text["intermediate_size"]) if experts else 0,
@@ -239,7 +248,7 @@ def shape_of(config: Any) -> ModelShape:
         shared_gate=bool(experts and text.get("shared_expert_intermediate_size")),
         expert_layers=_expert_layers(text, layers) if experts else 0,
         max_positions=max_positions(text),
-        latent=_latent(text),
+        latent=latent,
         quantization=str((outer.get("quantization_config") or text.get("quantization_config") or {}).get("quant_method", "")),
     )
 

@@ -112,6 +112,7 @@ class EngineStats:
     sums: LoadSums = LoadSums()  # so far; filled in by the rollout worker
     tool_parser: str = ""  # of the model's own form of tool calls; filled in by the rollout worker
     rss_mib: float = 0.0  # resident memory of the rollout worker's process; filled in by it
+    kv_tokens: int = 0  # that the key-value cache holds; 0 if the engine does not say
 
 
 class Engine(Protocol):

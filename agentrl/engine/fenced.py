@@ -45,7 +45,7 @@ class FencedEngine(ABC):
         self._asleep: set[Memory] = set()
         self._vocabulary = 0
         self._placeholders: tuple[int, ...] = ()  # tokens in whose places the model puts what it sees; none if it reads text only
-        self._load_now = EngineLoad()
+        self._load_now, self._kv_tokens = EngineLoad(), 0
         self._is_told = False  # of weights that are not compared
 
     @property
@@ -121,7 +121,7 @@ class FencedEngine(ABC):
 
     def stats(self) -> EngineStats:
         """Counters since the start, and why the engine cannot be used if so."""
-        stats = replace(self._meter.stats(), load=self._load_now if self._meter.active else EngineLoad())
+        stats = replace(self._meter.stats(), load=self._load_now if self._meter.active else EngineLoad(), kv_tokens=self._kv_tokens)
         dead = self._dead or self._fault()
         return replace(stats, fault=dead) if dead else stats
 

@@ -87,6 +87,8 @@ class VllmEngine(FencedEngine):
             raise EngineError(f"vLLM did not start with model {self._settings.model.model!r}: {reason_of(error)}") from error
         self._end_ids = _end_token_ids(self._llm.model_config)
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
+        cache = self._llm.vllm_config.cache_config
+        self._kv_tokens = int(cache.num_gpu_blocks or 0) * int(cache.block_size or 0)
         self._meter, self._is_started = UsageMeter(), True
         self._llm.output_processor.update_scheduler_stats = self._loaded
 

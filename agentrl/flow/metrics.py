@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -272,6 +272,7 @@ def _engines(before: Mapping[str, EngineStats], after: Mapping[str, EngineStats]
         "engine/cached_prompt_share": cached / prompt if prompt else 0.0,
         **_load(pairs),
         **{f"worker/rss_mib/{name}": stats.rss_mib for name, stats in after.items() if stats.rss_mib},
+        **_cache(after.values()),
         "publish/pause_s": max((new.paused_s - old.paused_s for old, new in pairs), default=0.0),
     }
 
@@ -286,6 +287,12 @@ def _load(pairs: Sequence[tuple[EngineStats, EngineStats]]) -> dict[str, float]:
         "engine/waiting": sum(new.sums.waiting - old.sums.waiting for old, new in pairs) / seconds,
         "engine/concurrency": sum(new.sums.episodes - old.sums.episodes for old, new in pairs) / seconds,
     }
+
+
+def _cache(engines: Iterable[EngineStats]) -> dict[str, float]:
+    """Mean over the engines that say what their caches hold."""
+    sizes = [stats.kv_tokens for stats in engines if stats.kv_tokens]
+    return {"engine/kv_tokens": statistics.fmean(sizes)} if sizes else {}
 
 
 def _before(old: EngineStats | None, new: EngineStats) -> EngineStats:

@@ -306,12 +306,14 @@ def learning_rate(
 
 
 class Clock:
-    """Adds up the wall time of named phases; on a GPU a phase ends when the device has finished it."""
+    """Adds up the wall time of named phases, and on a GPU, where a phase ends when the device has finished it, takes the peak of memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._start = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -325,7 +327,9 @@ class Clock:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begin
 
     def record(self, stats: MetricSums) -> None:
-        """Report ``time/<phase>_s`` and ``time/train_s``; of several ranks, the slowest counts."""
+        """Report ``time/<phase>_s``, ``time/train_s`` and ``memory/peak_gib``; of several ranks, the slowest and the fullest count."""
         for name, seconds in self._seconds.items():
             stats.high(f"time/{name}_s", seconds)
         stats.high("time/train_s", time.perf_counter() - self._start)
+        if self._device.type == "cuda":
+            stats.high("memory/peak_gib", torch.cuda.max_memory_allocated(self._device) / 2**30)

@@ -17,7 +17,8 @@ _GRADIENTS = (OffloadStateTypeEnum.lp_grads, OffloadStateTypeEnum.contiguous_gra
 def offload(engine: Any, *, keep_weights: bool, pin: bool) -> None:
     """Move gradients, master weights and optimizer of a DeepSpeed engine to CPU memory, and the weights too unless they are kept.
 
-    What is there already stays, so that the weights can follow later. With `pin` the CPU memory is page-locked.
+    What is there already stays, so that the weights can follow later, and an optimizer that is always there is left alone. With `pin` the
+    CPU memory is page-locked.
     """
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
     if not stage:  # DeepSpeed moves nothing without ZeRO
@@ -26,9 +27,11 @@ def offload(engine: Any, *, keep_weights: bool, pin: bool) -> None:
         _empty_cache()
         return
     states = [*_GRADIENTS, *([] if keep_weights else [_WEIGHTS])]
-    if stage < 3:
+    if engine.zero_use_cpu_optimizer():  # what moved would come back to the GPU, where that optimizer cannot use it
+        pass
+    elif stage < 3:
         states += [_MASTER, _OPTIMIZER]
-    elif not engine.zero_use_cpu_optimizer():
+    else:
         _offload_sharded(optimizer, pin=pin)
     wanted = [state for state in states if state not in optimizer.offloaded_states]
     engine.offload_states(include=wanted, device=OffloadDeviceEnum.cpu, pin_memory=pin)

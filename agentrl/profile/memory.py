@@ -28,6 +28,10 @@ QUANTISED: dict[tuple[str, ...], float] = {
 }
 """Parts of the names of vLLM's quantisations, and the bytes of a parameter of a linear layer; with others it takes its data type's."""
 
+OFFLOADED_BYTES, OFFLOADED_BYTES_ZERO3 = 18, 20
+"""CPU memory of a parameter whose optimizer is there: master weight, two moments and gradient in float32, and a copy of the weight or,
+under ZeRO-3, of the gradient."""
+
 BATCH_BYTES = 96  # of a sampled token of the step: flat tensors, and float64 copies while advantages are computed
 
 
@@ -39,6 +43,7 @@ class EnginePlan:
     extra: float  # bytes beside weights and cache
     cache: float  # bytes left for the KV cache; negative if the weights alone do not fit
     cache_tokens: int  # tokens that the cache of the whole engine holds
+    token_bytes: float  # bytes of a token in the cache of one GPU
 
 
 def number_bytes(config: TrainConfig) -> int:
@@ -46,13 +51,14 @@ def number_bytes(config: TrainConfig) -> int:
     return 4 if config.learner.learner_dtype == "float32" else 2
 
 
-def learner_parts(config: TrainConfig, shape: ModelShape, *, step_tokens: int = 0) -> dict[str, float]:
+def learner_parts(config: TrainConfig, shape: ModelShape, *, step_tokens: int = 0, row_tokens: int = 0) -> dict[str, float]:
     """Return what the GPU of the busiest learner rank holds at the peak of a step, the largest thing of each kind, in bytes by name.
 
     Args:
         config: The settings.
         shape: Sizes of the model.
         step_tokens: Sampled tokens of a step.
+        row_tokens: Tokens of the longest row, which is a micro-batch also where it is longer than ``--micro-batch-tokens``.
     """
     learner, algo, width = config.learner, config.algo, number_bytes(config)
     parts_of_layers, native = learner.learner_tensor_parallel, config.weights.publish == "adapter"
@@ -63,9 +69,10 @@ def learner_parts(config: TrainConfig, shape: ModelShape, *, step_tokens: int = 
     adapter = adapter_parameters(shape, config.lora.lora_rank)
     states = [_adapted_states(size, adapter, shape, config) if adapter else _states(size, config) for size in models]
     sharded = learner.num_learners // parts_of_layers if learner.zero_stage == 3 else 1
-    offload = learner.optimizer_offload and learner.zero_stage > 0  # DeepSpeed then sums gradients in CPU memory as well
+    offload = learner.optimizer_offload and learner.zero_stage > 0
+    there = not offload or (learner.zero_stage < 3 and width == 2)  # in float32 below ZeRO-3, before they go to CPU memory
     parameters, gradients, optimizer = map(sum, zip(*states, strict=True))
-    parts = {"parameters": parameters, "gradients": 0.0 if offload else gradients, "optimizer": 0.0 if offload else optimizer}
+    parts = {"parameters": parameters, "gradients": gradients if there else 0.0, "optimizer": 0.0 if offload else optimizer}
     if learner.zero_hpz_size > 1 and learner.zero_stage == 3:
         parts["second copy (hpZ)"] = trained * width / learner.zero_hpz_size
     if algo.init_kl_coef > 0 and not adapter and not learner.reference_offload:  # the reference is the model with the adapter off
@@ -74,10 +81,14 @@ def learner_parts(config: TrainConfig, shape: ModelShape, *, step_tokens: int = 
         parts["teacher"] = taught.parameters * width / sharded
     if learner.ema_decay is not None and not learner.ema_offload:
         parts["moving average"] = (adapter or trained) * 4 / sharded
+    tokens = max(learner.micro_batch_tokens, row_tokens) / learner.sequence_parallel
+    checkpointing = learner.gradient_checkpointing
     parts |= micro_batch_parts(
-        shape, learner.micro_batch_tokens, width=width, checkpointing=learner.gradient_checkpointing, parts=parts_of_layers
+        shape, math.ceil(tokens), width=width, checkpointing=checkpointing, parts=parts_of_layers, frozen=bool(adapter)
     )
-    parts["buffers"] = _buffers(shape, config) + CONTEXT + BATCH_BYTES * step_tokens
+    parts["buffers"] = _buffers(shape, config, adapter or sum(models)) + CONTEXT + BATCH_BYTES * step_tokens
+    if _stage(config) == 1 and not offload:  # a copy of its own gradients when the rest of a step is over
+        parts["buffers"] += max(0.0, gradients / learner.num_learners - parts["activations"] - parts["logits"])
     if native:
         parts["for the engines"] = adapter * width
     elif config.weights.weight_transport in ("auto", "nccl", "ipc"):  # two buckets, which end with the tensor that fills them
@@ -100,6 +111,8 @@ def adapter_parameters(shape: ModelShape, rank: int) -> int:
     """Return the parameters of an adapter of `rank` beside every linear layer; fused experts have none."""
     width, queries, inner = shape.hidden_size, shape.heads * shape.head_dim, shape.shared_width if shape.experts else shape.ffn_width
     attention = 2 * (width + queries) + 2 * width + shape.kv_width
+    if shape.latent is not None:
+        attention = sum(map(sum, shape.latent.layers(width, shape.heads)))
     return rank * shape.layers * (attention + (3 * (width + inner) if inner else 0))
 
 
@@ -136,17 +149,27 @@ def _states(size: int, config: TrainConfig) -> tuple[float, float, float]:
     return parameters, gradients, sharded * 12
 
 
-def micro_batch_parts(shape: ModelShape, tokens: int, *, width: int, checkpointing: bool, parts: int = 1) -> dict[str, float]:
+def micro_batch_parts(
+    shape: ModelShape, tokens: int, *, width: int, checkpointing: bool, parts: int = 1, frozen: bool = False
+) -> dict[str, float]:
     """Return the activations and the logits of a micro-batch at its peak, all of whose tokens are sampled.
 
     The peak is either while the logits are there or in the backward pass of a layer; what the layer needs beyond the logits counts as
     activations. Attention keeps its inputs and its output, not the scores: true for the kernels that need no mask. A rank has one of
-    the `parts` of every layer, and computes with numbers of `width` bytes.
+    the `parts` of every layer, and computes with numbers of `width` bytes. The output layer of a `frozen` model has no gradient.
     """
-    layer, inner = _layer(shape, width, parts)
-    activations = tokens * shape.layers * (shape.hidden_size * width if checkpointing else layer)
-    temporary = tokens * (2 * inner * width + (layer if checkpointing else 0))
-    output = _logits(shape, tokens, width)
+    kinds = [(shape.expert_layers, *_layer(shape, width, parts, routed=True))] if shape.expert_layers else []
+    if shape.layers > shape.expert_layers:
+        kinds += [(shape.layers - shape.expert_layers, *_layer(shape, width, parts, routed=False))]
+    activations = tokens * sum(count * (shape.hidden_size * width if checkpointing else layer) for count, layer, _ in kinds)
+    temporary = max(tokens * (2 * inner * width + (layer if checkpointing else 0)) for _, layer, inner in kinds)
+    if shape.expert_layers and not frozen:  # the gradient of a block's first two matrices is one tensor, made when much else is gone
+        _, layer, inner = kinds[0]
+        gone = 2 * inner + shape.experts_per_token * shape.hidden_size
+        temporary = max(temporary, tokens * (layer - gone * width) + shape.expert_block * 2 / 3 * width)
+    if shape.tied and not frozen:  # that of the output layer waits for that of the embedding
+        temporary += shape.embedding * width
+    output = _logits(shape, tokens, width, frozen=frozen)
     return {"activations": activations + max(0.0, temporary - output), "logits": output}
 
 
@@ -155,69 +178,95 @@ def _norm(width: int) -> int:
     return 4 + 2 * width
 
 
-def _layer(shape: ModelShape, width: int, parts: int) -> tuple[float, float]:
-    """Bytes that a layer keeps for a token, and the inner width that the token goes through."""
+def _layer(shape: ModelShape, width: int, parts: int, *, routed: bool) -> tuple[float, float]:
+    """Bytes that a layer keeps for a token, and the inner width that the token goes through; `routed` for a layer with experts."""
     queries = shape.heads * shape.head_dim
-    inner: float = shape.ffn_width
-    routed = 0.0
-    if shape.experts:
+    inner, choosing = float(shape.ffn_width), 0.0
+    if routed:
         inner = shape.experts_per_token * shape.expert_width + shape.shared_width
-        routed = shape.experts_per_token * 3 * shape.hidden_size * width + 8 * shape.experts
+        choosing = shape.experts_per_token * 3 * shape.hidden_size * width + 8 * shape.experts
     heads = (queries + shape.kv_width / 2) * (4 + width) if shape.head_norms else 0.0
     attention = 2 * queries * width + shape.kv_width * width + 4 * shape.heads
-    return 2 * _norm(width) * shape.hidden_size + (attention + heads + 4 * inner * width) / parts + routed, inner / parts
+    if shape.latent is not None:  # queries, keys, what keys and values come from, outputs, and the narrow vectors with their norms
+        each = 2 * shape.head_dim + shape.latent.nope_dim + 2 * shape.latent.value_dim
+        attention = shape.heads * (each * width + 4) + (shape.latent.query_rank + shape.latent.kv_rank) * _norm(width)
+    return 2 * _norm(width) * shape.hidden_size + (attention + heads + 4 * inner * width) / parts + choosing, inner / parts
 
 
-def _logits(shape: ModelShape, tokens: int, width: int) -> float:
-    """Return the bytes of a chunk of logits, of the gradient of the output layer in float32, and of the hidden states before it."""
+def _logits(shape: ModelShape, tokens: int, width: int, *, frozen: bool) -> float:
+    """Return the bytes of a chunk of logits, of the gradient of the output layer in float32, and of the hidden states before it.
+
+    At the end, when the chunks are gone, that gradient is rounded.
+    """
     rows = min(tokens, chunk_rows(shape.vocabulary))
     chunks = math.ceil(tokens / rows)
     chunk = rows * shape.vocabulary * (12 + width + (width if chunks > 2 else 0))
-    gradient = shape.embedding * 4 if chunks > 1 else 0
-    return chunk + gradient + tokens * shape.hidden_size * (_norm(width) + (2 if chunks > 1 else 1) * width)
+    summed = 0 if frozen or chunks == 1 else shape.embedding * 4
+    rounded = shape.embedding * width if summed and width < 4 else 0
+    return max(chunk, rounded) + summed + tokens * shape.hidden_size * (_norm(width) + (2 if chunks > 1 else 1) * width)
 
 
-def _buffers(shape: ModelShape, config: TrainConfig) -> float:
-    stage, width = _stage(config), number_bytes(config)
-    reduce = BUCKET_ELEMENTS * width * (2 if stage in (1, 2) else 1 if stage else 0)  # two, so that one is sent while the other fills
+def _buffers(shape: ModelShape, config: TrainConfig, trained: int) -> float:
+    """Return the bytes of DeepSpeed's buckets, of the gradients in one while they are summed over ranks, and of gathered parameters."""
+    stage, width, filled = _stage(config), number_bytes(config), min(BUCKET_ELEMENTS, trained)
+    if stage == 3:
+        reduce = BUCKET_ELEMENTS * width + filled * (width + 4 / config.learner.num_learners)
+    else:
+        number = 4 if stage == 1 else width  # ZeRO-1 sums in float32 before it sends
+        buckets = 2 if stage == 2 or (stage and config.learner.optimizer_offload) else 0  # one is sent while the other fills
+        reduce = (buckets * BUCKET_ELEMENTS + (filled if stage else 0)) * number
     # A block of experts is gathered whole, whichever of them a rank's tokens go to.
     gathered = max(min(LIVE_PARAMETERS, shape.parameters), shape.expert_block) * width if stage == 3 else 0
     return reduce + gathered
 
 
 def host_bytes(config: TrainConfig, shape: ModelShape) -> float:
-    """Return the CPU memory of the first learner rank: while it loads, or later for what is offloaded, if that is more.
+    """Return the CPU memory of the first learner rank and of its engine: while it loads, or later for what is offloaded, if that is more.
 
     Under ZeRO-3 the first rank reads the whole model and hands it out, and layers are divided in CPU memory; otherwise weights go from
     their files to the GPU.
     """
-    size, learner, width = shape.parameters, config.learner, number_bytes(config)
+    loads = config.learner.zero_stage == 3 or config.learner.learner_tensor_parallel > 1
+    return max(shape.parameters * number_bytes(config) if loads else 0.0, offloaded_bytes(config, shape))
+
+
+def offloaded_bytes(config: TrainConfig, shape: ModelShape) -> float:
+    """Return the CPU memory of any learner rank and of the engine on its GPU for what is not on the GPU, always or at times."""
+    size, learner, weights = shape.parameters, config.learner, config.weights
     trained = adapter_parameters(shape, config.lora.lora_rank) or size  # the frozen weights of an adapter's model stay on the GPU
     sharded = learner.num_learners if learner.zero_stage == 3 else 1
-    offloaded = trained * 16 / learner.num_learners if learner.optimizer_offload else 0.0
+    each = OFFLOADED_BYTES_ZERO3 if learner.zero_stage == 3 else OFFLOADED_BYTES
+    offloaded = trained * each / learner.num_learners if learner.optimizer_offload else 0.0
     if learner.reference_offload:
-        offloaded += size * width / sharded
+        offloaded += size * number_bytes(config) / sharded
     if learner.ema_offload:
         offloaded += trained * 4 / sharded
-    if config.weights.sleeps:  # state of the learner or weights of the engine, and buffers of both stay
-        offloaded += sum(_states(trained, config)) + size * 2 / config.engine.gpus_per_engine
-    return max(size * width if learner.zero_stage == 3 or learner.learner_tensor_parallel > 1 else 0.0, offloaded)
+    if weights.sleeps:  # buffers of both stay
+        parameters, gradients, optimizer = _states(trained, config)
+        offloaded += parameters + (0.0 if learner.optimizer_offload else gradients + optimizer)
+    if weights.sleeps and weights.sleep_level == 1:
+        offloaded += served_bytes(config, shape) / config.engine.gpus_per_engine
+    return offloaded
 
 
 def engine_plan(config: TrainConfig, shape: ModelShape, gpu: float) -> EnginePlan:
     """Return the memory of a GPU of `gpu` bytes that serves an engine; layers are divided over tensor and pipeline parallel workers."""
     engine, arguments = config.engine, parse_engine_args(config.engine.engine_args)
-    number = 4 if engine.dtype("cuda") == "float32" else 2
-    weights = _served(shape, str(arguments.get("quantization") or shape.quantization), number) / engine.gpus_per_engine
+    weights = served_bytes(config, shape) / engine.gpus_per_engine
     cache = gpu * config.weights.memory_share(engine, gpu) - weights - ENGINE_EXTRA
-    cached = 1 if str(arguments.get("kv_cache_dtype", "")).startswith(("fp8", "int8")) else number
+    cached = 1 if str(arguments.get("kv_cache_dtype", "")).startswith(("fp8", "int8")) else _served_number(config)
     stages = engine.gpus_per_engine // engine.tensor_parallel_size
     per_token = shape.layers / stages * shape.cached_width(engine.tensor_parallel_size) * cached
-    return EnginePlan(weights=weights, extra=ENGINE_EXTRA, cache=cache, cache_tokens=max(0, int(cache / per_token)))
+    return EnginePlan(weights=weights, extra=ENGINE_EXTRA, cache=cache, cache_tokens=max(0, int(cache / per_token)), token_bytes=per_token)
 
 
-def _served(shape: ModelShape, method: str, number: int) -> float:
-    """Return the bytes of a model in an engine; a quantised one keeps embedding and output layer in numbers of `number` bytes."""
-    whole = shape.embedding * (1 if shape.tied else 2)
+def _served_number(config: TrainConfig) -> int:
+    return 4 if config.engine.dtype("cuda") == "float32" else 2
+
+
+def served_bytes(config: TrainConfig, shape: ModelShape) -> float:
+    """Return the bytes of the model in an engine; a quantised one keeps embedding and output layer as they are."""
+    method = str(parse_engine_args(config.engine.engine_args).get("quantization") or shape.quantization)
+    whole, number = shape.embedding * (1 if shape.tied else 2), _served_number(config)
     quantised = next((size for names, size in QUANTISED.items() if any(name in method for name in names)), float(number))
     return whole * number + (shape.parameters - whole) * quantised

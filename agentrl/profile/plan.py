@@ -1,18 +1,28 @@
-"""A plan of a run before it costs anything: what fits into the memory of the GPUs, which flags help, and how long a step takes."""
+"""A plan of a run before it costs anything: what fits into the memory of the GPUs, and how long a step takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
-from agentrl.config.model_shape import ModelShape, read_shape
+from agentrl.config.model_shape import ModelShape
 from agentrl.config.schema import TrainConfig
-from agentrl.config.sections import changed, flag
+from agentrl.config.sections import changed
 from agentrl.core.settings import Count, NonNegative
-from agentrl.profile.memory import CONTEXT, ENGINE_EXTRA, GIB, EnginePlan, engine_plan, host_bytes, learner_parts, parts_beside_engine
-from agentrl.track.text import counted
+from agentrl.profile.memory import (
+    CONTEXT,
+    ENGINE_EXTRA,
+    GIB,
+    EnginePlan,
+    engine_plan,
+    host_bytes,
+    learner_parts,
+    offloaded_bytes,
+    parts_beside_engine,
+    served_bytes,
+)
+from agentrl.profile.speed import Card, Range, decode_rate, learner_rate, over, train_seconds, turn_seconds
 
-LEAST_MICRO_BATCH = 4096
 FULL, HANDING_OVER = "a learner rank needs", "the weights of a learner rank and of its engine need"
 """Beginnings of sentences about what does not fit."""
 SPARE = 0.95
@@ -26,6 +36,8 @@ class Hardware:
     gpus: int
     gpu_bytes: float
     gpus_per_node: int = 8  # of one machine
+    host_bytes: float = 0.0  # CPU memory of one machine; 0 if unknown
+    card: Card | None = None  # their speed, if it is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +49,14 @@ class Workload:
     answer_tokens: Count = 1024
     """Tokens that are sampled in a typical episode."""
     learner_tflops: NonNegative = 0.0
-    """Measured speed of a learner rank, 1e12 floating-point operations per second. 0: the time of training is left out."""
+    """Measured speed of a learner rank, 1e12 floating-point operations per second. 0: as the GPU's speed lets expect, if that is known."""
     decode_tokens_per_s: NonNegative = 0.0
-    """Measured speed of an engine with many episodes, tokens per second. 0: the time of generation is left out."""
+    """Measured speed of an engine with many episodes, tokens per second. 0: as the GPU's speed lets expect, if that is known."""
+
+    @property
+    def episode_tokens(self) -> int:
+        """Tokens of a typical episode, prompt and answer."""
+        return self.prompt_tokens + self.answer_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +81,11 @@ class Plan:
         """GPUs that the settings ask for."""
         engine, ranks = self.config.engine, self.config.learner.num_learners
         return ranks if self.config.weights.colocate else ranks + engine.num_engines * engine.gpus_per_engine
+
+    @property
+    def host_bytes(self) -> float:
+        """Bytes of CPU memory on the machine of the first learner rank."""
+        return machine_bytes(self.config, self.shape, self.hardware.gpus_per_node)
 
     @property
     def episodes(self) -> int:
@@ -92,6 +114,9 @@ class Plan:
             yield f"an engine of {engine.gpus_per_engine} GPUs has to be on one machine, and {machine}"
         if self.gpus > self.hardware.gpus:
             yield f"engines and learner ranks need {self.gpus} GPUs, and there are {self.hardware.gpus}"
+        if self.hardware.host_bytes and self.host_bytes > self.hardware.host_bytes:
+            needed, there = self.host_bytes / GIB, self.hardware.host_bytes / GIB
+            yield f"what is kept in CPU memory needs {needed:.1f} GiB of the {there:.1f} of a machine"
 
     def _handing_over(self) -> Iterator[str]:
         """Yield a sentence if the weights of both do not fit while they go from a learner rank to its engine."""
@@ -105,7 +130,7 @@ class Plan:
 def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, work: Workload) -> Plan:
     """Compute the memory of a run."""
     groups = config.flow.groups_per_step * config.sampling.n_samples_per_prompt
-    parts = learner_parts(config, shape, step_tokens=groups * work.answer_tokens)
+    parts = learner_parts(config, shape, step_tokens=groups * work.answer_tokens, row_tokens=work.episode_tokens)
     sized = config
     if config.weights.colocate and not config.weights.learner_memory_gib:
         sized = changed(config, learner_memory_gib=sum(parts_beside_engine(config, parts).values()) / GIB)
@@ -116,159 +141,65 @@ def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, work: 
         hardware=hardware,
         parts=parts,
         engine=engine_plan(sized, shape, hardware.gpu_bytes),
-        episode_tokens=work.prompt_tokens + work.answer_tokens,
+        episode_tokens=work.episode_tokens,
     )
 
 
-def divide(config: TrainConfig, shape: ModelShape, hardware: Hardware) -> TrainConfig:
-    """Return the settings with the GPUs divided: half for the learner, the others in engines so wide that a third is left for the cache."""
+def divide(config: TrainConfig, shape: ModelShape, hardware: Hardware, given: Container[str] = ()) -> TrainConfig:
+    """Return the settings with the GPUs divided, but for what is `given` of it.
+
+    Half of them are the learner's, or all of them where they are shared. The others form engines that leave a third for the cache.
+    """
     if hardware.gpus == 1 and not config.weights.colocate:  # as a run on one GPU does by itself
         config = changed(config, colocate=True, sleep_level=0 if config.flow.staleness else config.weights.sleep_level)
-    if config.weights.colocate:
-        return changed(config, num_engines=hardware.gpus, num_learners=hardware.gpus)
-    usable = hardware.gpu_bytes * config.weights.memory_share(config.engine, hardware.gpu_bytes) * 2 / 3
-    parallel = 1
-    while shape.parameters * 2 / parallel > usable and 2 * parallel <= min(max(1, hardware.gpus // 2), hardware.gpus_per_node):
-        parallel *= 2
-    ranks = max(1, hardware.gpus // 2)
-    engines = max(1, (hardware.gpus - ranks) // parallel)
-    return changed(config, num_engines=engines, tensor_parallel_size=parallel, num_learners=ranks)
+    shared, gpus = config.weights.colocate, hardware.gpus
+    if "tensor_parallel_size" not in given:
+        usable = hardware.gpu_bytes * config.weights.memory_share(config.engine, hardware.gpu_bytes) * 2 / 3
+        widest = 1 if shared else min(max(1, gpus // 2), hardware.gpus_per_node)
+        parallel = 1
+        while served_bytes(config, shape) / parallel > usable and 2 * parallel <= widest:
+            parallel *= 2
+        config = changed(config, tensor_parallel_size=parallel)
+    width = config.engine.gpus_per_engine
+    engines = config.engine.num_engines if "num_engines" in given else 0
+    ranks = config.learner.num_learners if "num_learners" in given else 0
+    if shared:
+        engines = engines or max(1, (ranks or gpus) // width)
+        return changed(config, num_engines=engines, num_learners=ranks or engines * width)
+    ranks = ranks or max(1, gpus - engines * width if engines else gpus // 2)
+    return changed(config, num_engines=engines or max(1, (gpus - ranks) // width), num_learners=ranks)
 
 
-def improve(plan: Plan, work: Workload) -> tuple[Plan, list[str]]:
-    """Return a plan that fits, and the flags that lead to it; if nothing helps, the last plan that was tried.
+def machine_bytes(config: TrainConfig, shape: ModelShape, gpus_per_node: int) -> float:
+    """Return the CPU memory of the machine of the first learner rank, which has as many other ranks as fit on it.
 
-    Changes that cost little speed come first. A change that saves nothing is left out.
+    Only the first one reads the whole model; the others hold what is offloaded.
     """
-    tried, values_so_far = plan, dict[str, object]()
-    for change in CHANGES:
-        if not tried.problems:
-            break
-        if not (values := change(tried)):
-            continue
-        following = make_plan(changed(tried.config, **values), plan.shape, plan.hardware, work)
-        if following.learner_bytes < tried.learner_bytes or following.engine.cache > tried.engine.cache:
-            tried = following
-            values_so_far |= values
-    return tried, [flag(name) if value is True else f"{flag(name)} {value}" for name, value in values_so_far.items()]
+    first = host_bytes(config, shape)
+    others = min(config.learner.num_learners, gpus_per_node) - 1
+    return first + others * offloaded_bytes(config, shape)
 
 
-def _wider_engines(plan: Plan) -> dict[str, object]:
-    return _doubled(plan) if plan.engine.cache_tokens < plan.episode_tokens else {}
-
-
-def _narrower_shares(plan: Plan) -> dict[str, object]:
-    """Wider engines, of which a GPU that is shared holds less while weights are handed over."""
-    return _doubled(plan) if any(problem.startswith(HANDING_OVER) for problem in plan.problems) else {}
-
-
-def _doubled(plan: Plan) -> dict[str, object]:
-    room = plan.hardware.gpus - (0 if plan.config.weights.colocate else plan.config.learner.num_learners)
-    parallel = 2 * plan.config.engine.tensor_parallel_size
-    if parallel > min(room, plan.hardware.gpus_per_node):
-        return {}
-    return {"tensor_parallel_size": parallel, "num_engines": max(1, room // parallel)}
-
-
-def _fewer_tokens(plan: Plan) -> dict[str, object]:
-    tokens = plan.config.learner.micro_batch_tokens // 2
-    return {"micro_batch_tokens": tokens} if tokens >= LEAST_MICRO_BATCH and _learner_is_full(plan) else {}
-
-
-def _learner_with(name: str, value: object) -> Callable[[Plan], dict[str, object]]:
-    return lambda plan: {name: value} if _learner_is_full(plan) else {}
-
-
-def _learner_is_full(plan: Plan) -> bool:
-    return any(problem.startswith(FULL) for problem in plan.problems)
-
-
-CHANGES: Sequence[Callable[[Plan], dict[str, object]]] = (
-    _wider_engines,
-    _wider_engines,
-    _learner_with("gradient_checkpointing", True),
-    _learner_with("ema_offload", True),
-    _learner_with("reference_offload", True),
-    _learner_with("zero_stage", 3),
-    _fewer_tokens,
-    _fewer_tokens,
-    _narrower_shares,
-    _narrower_shares,
-    _narrower_shares,
-    _learner_with("optimizer_offload", True),
-)
-"""Changes of the settings of a plan that does not fit, which return no settings where they would not help."""
-
-
-def pass_flops(shape: ModelShape, length: int) -> int:
-    """Return the floating-point operations of a forward pass for a token of a row of `length` tokens; a backward pass takes twice that."""
-    return 2 * shape.active_parameters + 2 * shape.layers * shape.heads * shape.head_dim * length
-
-
-def step_seconds(plan: Plan, work: Workload) -> dict[str, float]:
+def step_seconds(plan: Plan, work: Workload) -> dict[str, Range]:
     """Return the seconds of generation and of training, and of a step, as far as the rates of both are known.
 
-    Training takes 6 multiplications and additions per parameter that a token meets, 8 if activations are computed again, and 2 for each
-    further pass of a frozen model; attention is added. In an asynchronous run the slower of the two decides.
+    In an asynchronous run the slower of the two decides; where both take turns on a GPU, moving their state is added.
     """
-    config, shape = plan.config, plan.shape
-    episodes = config.flow.groups_per_step * config.sampling.n_samples_per_prompt
-    seconds: dict[str, float] = {}
-    if work.learner_tflops:
-        passes = (4 if config.learner.gradient_checkpointing else 3) * config.algo.ppo_epochs
-        passes += 1 if config.algo.init_kl_coef else 0
-        token = passes * pass_flops(shape, plan.episode_tokens)
-        if config.algo.teacher and (teacher := read_shape(config.algo.teacher)) is not None:
-            token += pass_flops(teacher, plan.episode_tokens)
-        flops = token * plan.episode_tokens * episodes
-        seconds["train"] = flops / (work.learner_tflops * 1e12 * config.learner.num_learners)
-    if work.decode_tokens_per_s:
-        seconds["generate"] = episodes * work.answer_tokens / (work.decode_tokens_per_s * config.engine.num_engines)
+    config, shape, card = plan.config, plan.shape, plan.hardware.card
+    seconds: dict[str, Range] = {}
+    speed = (work.learner_tflops * 1e12,) * 2 if work.learner_tflops else learner_rate(card) if card else None
+    if speed is not None:
+        seconds["train"] = train_seconds(config, shape, plan.episode_tokens, speed)
+    sampled = config.flow.groups_per_step * config.sampling.n_samples_per_prompt * work.answer_tokens
+    rate = (work.decode_tokens_per_s,) * 2 if work.decode_tokens_per_s else None
+    if rate is None and card is not None and plan.engine.cache_tokens:
+        rate = decode_rate(plan.sized, shape, plan.engine, card, (work.prompt_tokens, work.answer_tokens))
+    if rate is not None:
+        seconds["generate"] = over(sampled / config.engine.num_engines, rate)
     if len(seconds) == 2:
-        seconds["step"] = max(seconds.values()) if config.flow.staleness else sum(seconds.values())
+        generate, train = seconds["generate"], seconds["train"]
+        if config.weights.sleeps:
+            seconds["turns"] = turn_seconds(config, shape)
+        together = generate.longer(train) if config.flow.staleness else generate + train
+        seconds["step"] = together + seconds.get("turns", Range(0.0, 0.0))
     return seconds
-
-
-def plan_lines(plan: Plan, work: Workload) -> list[str]:
-    """Return the plan as lines of text."""
-    config, shape, gpu = plan.config, plan.shape, plan.hardware.gpu_bytes
-    learner, engine = config.learner, config.engine
-    about = "" if shape.exact else f", taken for a decoder like Llama's since {shape.model_type or 'its type'} is not known exactly"
-    active = f", {shape.active_parameters / 1e9:.2f}e9 of them per token" if shape.experts else ""
-    how, switch = "sharing GPUs with" if config.weights.colocate else "and", "on" if learner.gradient_checkpointing else "off"
-    lines = [
-        f"{shape.model_type}: {shape.parameters / 1e9:.2f}e9 parameters{active}{about}",
-        f"{counted(engine.num_engines, 'engine')} of {counted(engine.tensor_parallel_size, 'GPU')} {how} "
-        f"{counted(learner.num_learners, 'learner rank')} with ZeRO-{learner.zero_stage}",
-        f"micro-batches of {learner.micro_batch_tokens:,} tokens, gradient checkpointing {switch}",
-        "",
-        f"learner rank 0, GiB of {gpu / GIB:.0f}",
-        *_rows({**plan.parts, "total": plan.learner_bytes}),
-        f"  host memory          {host_bytes(config, shape) / GIB:>8.1f}",
-        "",
-        f"GPU of an engine, GiB of {gpu / GIB:.0f}",
-        *_rows({"weights": plan.engine.weights, "graphs and buffers": plan.engine.extra, "KV cache": plan.engine.cache}),
-        f"  {plan.engine.cache_tokens:,} tokens per engine: {plan.episodes:,} episodes of {plan.episode_tokens:,} tokens in all engines",
-        "",
-    ]
-    seconds = step_seconds(plan, work)
-    if seconds:
-        lines += ["seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())]
-    return lines + _verdict(plan, work)
-
-
-def _rows(parts: Mapping[str, float]) -> list[str]:
-    return [f"  {name:<20} {size / GIB:>8.1f}" for name, size in parts.items()]
-
-
-def _verdict(plan: Plan, work: Workload) -> list[str]:
-    if not plan.problems:
-        return ["fits"]
-    better, flags = improve(plan, work)
-    lines = [f"does not fit: {problem}" for problem in plan.problems]
-    if not better.problems:
-        return [*lines, f"fits with {' '.join(flags)} ({better.learner_bytes / GIB:.1f} GiB on a learner rank)"]
-    tried = f", not even {' '.join(flags)}" if flags else ""
-    largest = sorted(better.parts.items(), key=lambda part: -part[1])[:2]
-    where = " and ".join(f"{name} {size / GIB:.1f}" for name, size in largest)
-    return [*lines, f"no flags help{tried}: {'; '.join(better.problems)} ({where}, above all)", "use more GPUs, or larger ones"]

@@ -82,7 +82,7 @@ def read_recorded(
         ConfigError: If there are too few steps to say anything.
     """
     notes: list[str] = []
-    rows = _paced(metrics, settings)
+    rows = paced(metrics, settings.max_staleness)
     if len(rows) < MIN_STEPS:
         remedy = "Let the run take more steps: those in which the line fills, and those after an evaluation, are left out."
         raise ConfigError("RUN", f"{len(rows)} steps", f"tells too little: a profile needs at least {MIN_STEPS} steady steps", remedy)
@@ -136,10 +136,10 @@ def draw_like(episodes: Sequence[RecordedEpisode]) -> DrawGroup:
     return draw
 
 
-def _paced(metrics: Sequence[Row], settings: FlowSettings) -> list[Row]:
-    """The steps whose length tells of the run's pace."""
+def paced(metrics: Sequence[Row], max_staleness: int) -> list[Row]:
+    """Return the steps whose length tells of the run's pace: not the first, which fill the queue, and none after an evaluation."""
     steps = [row for row in metrics if row.get("step") and row.get("time/step_s") is not None]
-    first = min(settings.max_staleness + 1, len(steps) // 3)
+    first = min(max_staleness + 1, len(steps) // 3)
     evaluated = {row["step"] for row in metrics if "eval/tasks" in row}
     return [row for row in steps[first:] if row["step"] - 1 not in evaluated]
 

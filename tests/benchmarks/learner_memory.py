@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,12 @@ class PeakMemory(TorchDispatchMode):
 
     def ignore(self, *tensors: Tensor) -> None:
         """Leave tensors out that were there before."""
-        for tensor in tensors:
-            self._known[tensor.untyped_storage()] = 0
+        self.ignore_storages(tensor.untyped_storage() for tensor in tensors)
+
+    def ignore_storages(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """Leave storages out that were there before."""
+        for storage in storages:
+            self._known[storage] = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count what it made."""
@@ -62,16 +67,46 @@ class PeakMemory(TorchDispatchMode):
         self.held -= size
 
 
-def build(shape: dict[str, Any], *, dtype: torch.dtype, tiled: bool = False) -> Any:
+class _Attention(torch.autograd.Function):
+    """Keeps what a kernel without a mask keeps: queries, keys, values, outputs, and a number per head and token."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        rows, heads, tokens, _ = queries.shape
+        out = queries.new_empty(rows, tokens, heads, values.shape[-1])
+        ctx.save_for_backward(queries, keys, values, out, queries.new_empty(rows, heads, tokens, dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
+        queries, keys, values, *_ = ctx.saved_tensors
+        return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
+
+
+SHAPES_ONLY = "shapes_only"
+
+
+def register_shapes_only() -> None:
+    """Make an attention known to transformers that has the memory of a kernel without a mask, and computes nothing."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    attention: Any = _Attention
+    AttentionInterface.register(SHAPES_ONLY, lambda module, queries, keys, values, *_, **__: (attention.apply(queries, keys, values), None))
+    AttentionMaskInterface.register(SHAPES_ONLY, lambda *_, **__: None)
+
+
+def build(shape: dict[str, Any], *, dtype: torch.dtype, tiled: bool = False, kernel: str = "sdpa") -> Any:
     """The policy of a case with random weights, checkpointed as in a run."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from agentrl.learner.models import PolicyModel, tile_mlps
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        model = Qwen2ForCausalLM(Qwen2Config(**shape, attn_implementation="sdpa", use_cache=False))
+        config = AutoConfig.for_model(**{"model_type": "qwen2", **shape, "use_cache": False})
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=kernel)
     finally:
         torch.set_default_dtype(before)
     if tiled:

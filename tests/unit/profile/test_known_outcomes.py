@@ -15,7 +15,8 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.profile.memory import GIB, engine_plan, host_bytes, learner_parts
-from agentrl.profile.plan import Hardware, Plan, Workload, divide, improve, make_plan
+from agentrl.profile.plan import Hardware, Plan, Workload, divide, make_plan
+from agentrl.profile.search import remedies
 
 ROOT = Path(__file__).parents[3]
 MODELS, FAMILIES = ROOT / "docs" / "models", ROOT / "tests" / "model_configs"
@@ -103,11 +104,11 @@ def test_host_memory_of_an_adapter_is_that_of_the_engine_and_the_adapter() -> No
 def test_wide_engines_let_large_models_share_gpus(shape: ModelShape, gpus: int, wide: int) -> None:
     plan = planned(shape, gpus, colocate=True)
     assert plan.problems
-    better, flags = improve(plan, Workload())
-    engine = better.config.engine
-    assert (better.problems, engine.tensor_parallel_size) == ([], wide)
-    assert engine.num_engines * wide == better.config.learner.num_learners == gpus
-    assert f"--tensor-parallel-size {wide}" in flags
+    best = remedies(plan, Workload())[0]
+    engine = best.plan.config.engine
+    assert (best.plan.problems, engine.tensor_parallel_size) == ([], wide)
+    assert engine.num_engines * wide == best.plan.config.learner.num_learners == gpus
+    assert f"--tensor-parallel-size {wide}" in best.flags
 
 
 def test_one_gpu_is_shared() -> None:

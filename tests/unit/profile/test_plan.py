@@ -15,7 +15,9 @@ from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
 from agentrl.profile.memory import GIB, host_bytes
-from agentrl.profile.plan import Hardware, Workload, divide, improve, make_plan, step_seconds
+from agentrl.profile.plan import Hardware, Workload, divide, make_plan, step_seconds
+from agentrl.profile.search import KEPT, remedies
+from agentrl.profile.speed import Range
 
 ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "docs" / "models"
@@ -37,11 +39,11 @@ def test_a_plan_that_does_not_fit_names_flags_with_which_it_does() -> None:
     config = divide(TrainConfig(), find_shape(SEVEN), EIGHT)
     plan = make_plan(config, find_shape(SEVEN), EIGHT, Workload())
     assert any("learner rank" in problem for problem in plan.problems)
-    better, flags = improve(plan, Workload())
-    assert better.problems == []
-    assert flags == ["--gradient-checkpointing"]
-    again = make_plan(changed(config, gradient_checkpointing=True), find_shape(SEVEN), EIGHT, Workload())
-    assert again.learner_bytes == better.learner_bytes
+    best = remedies(plan, Workload())[0]
+    assert (best.plan.problems, best.kind) == ([], KEPT)
+    assert best.flags == "--micro-batch-tokens 4096"  # quicker than to compute activations again
+    again = make_plan(changed(config, **best.values), find_shape(SEVEN), EIGHT, Workload())
+    assert again.learner_bytes == best.plan.learner_bytes
 
 
 def test_too_many_gpus_and_too_narrow_engines_are_named() -> None:
@@ -79,11 +81,12 @@ def test_seconds_follow_from_the_rates_that_are_given() -> None:
     assert step_seconds(plan, Workload()) == {}
     rates = Workload(learner_tflops=400.0, decode_tokens_per_s=5000.0)
     found = step_seconds(plan, rates)
-    assert found["generate"] == pytest.approx(128 * 1024 / 20000)
-    assert found["train"] == pytest.approx(6 * shape.active_parameters * 128 * 1536 / 1.6e15, rel=0.1)
-    assert found["step"] == found["generate"] + found["train"]
+    generate, train = found["generate"], found["train"]
+    assert generate.low == generate.high == pytest.approx(128 * 1024 / 20000)
+    assert train.low == train.high == pytest.approx(6 * shape.active_parameters * 128 * 1536 / 1.6e15, rel=0.1)
+    assert found["step"] == Range(generate.low + train.low, generate.high + train.high)
     ahead = make_plan(changed(config, asynchronous=True), shape, EIGHT, rates)
-    assert step_seconds(ahead, rates)["step"] == max(found["generate"], found["train"])
+    assert step_seconds(ahead, rates)["step"].low == max(generate.low, train.low)
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_loads() -> None:
