@@ -151,7 +151,7 @@ class AnswerSplitter:
             yield from self._settled(channels.text[len(self.text) :], text_only=True)[1]
 
     def _settled(self, rest: str, *, text_only: bool = False) -> tuple[int, list[Delta]]:
-        """What of a text without reasoning is settled, and how many of its characters that takes."""
+        """Return how many characters of a text without reasoning are settled, and their pieces."""
         if not self._tools:
             return len(rest), [Delta("text", rest)] if rest else []
         settled = self._parser.settled(rest, self._tools, begins=not self.text, is_held=not self._reasons)
