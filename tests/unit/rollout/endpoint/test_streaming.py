@@ -365,6 +365,25 @@ async def test_calls_of_custom_tools_and_of_one_call_at_most() -> None:
     assert trajectory.error is None
 
 
+async def test_arguments_of_a_call_whose_form_is_held_come_as_they_are_sampled() -> None:
+    async def run(task: Task, llm: ModelEndpoint) -> float:
+        async with llm.openai() as client:
+            stream = await client.chat.completions.create(model="m", messages=[user("?")], tools=[ADD], tool_choice="required", stream=True)
+            calls = [call.function async for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
+            assert calls[0].name == "add"
+            assert len(calls) > 4
+            assert "".join(call.arguments for call in calls) == '{"a": 1, "b": 2}'
+            await client.chat.completions.create(model="m", messages=[user("one")])
+        return 1.0
+
+    engine = ScriptedEngine(answer=says(CALL, "three"), max_model_len=4096, step_s=STEP_S)
+    await engine.start()
+    server = EndpointServer()
+    (trajectory,) = await Stage(agent(run), engine).play(server)
+    await server.close()
+    assert (trajectory.error, trajectory.turns[0].masked) == (None, "constrained")
+
+
 def test_what_tells_tokens_is_no_part_of_a_request() -> None:
     request = GenerationRequest(request_id="a", prompt_ids=np.zeros(1, dtype=np.int32), sampling=None)  # type: ignore[arg-type]
     assert "on_tokens" not in repr(request)
