@@ -105,7 +105,8 @@ class Agent:
 
     def body(self, messages: Any = None) -> dict[str, Any]:
         history = [{"role": "system", "content": self.system}, *(messages or self.messages)]
-        return {"model": "m", "messages": history, **({"tools": self.tools} if self.tools else {})}
+        stream = self.rng.random() < 0.5
+        return {"model": "m", "messages": history, "stream": stream, **({"tools": self.tools} if self.tools else {})}
 
     async def ask(self, body: dict[str, Any], *, leaves: bool = False) -> Any:
         try:
@@ -115,6 +116,7 @@ class Agent:
             if leaves:
                 if self.rng.random() < 0.5:  # else before the graph has seen the request
                     await asyncio.sleep(0)
+                exchange.begun = request.stream and self.rng.random() < 0.5
                 self.session.leave(exchange)
                 await asyncio.wait({exchange.task})
                 return None

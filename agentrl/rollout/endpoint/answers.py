@@ -30,7 +30,7 @@ AUTO_PARSER, JSON_PARSER = "auto", "json"
 """Names of the parser that reads what the chat template writes, and of the one that needs no vLLM."""
 THINK, THOUGHT = "<think>", "</think>"
 
-_HELD = re.compile(r'<tool_call>\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
+_HELD = re.compile(r'<tool_call>\n\{"name": ("(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"), "arguments": ')
 _HELD_END = f"}}\n{TAG_END}"
 
 

@@ -40,6 +40,8 @@ OFF: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
 }
 """Fields of some service that would change the tokens, with the values that do not; every dialect refuses them alike."""
+MAX_STRINGS, MAX_STRING = 64, 1000
+"""Stop strings of a request, and characters of one, at most."""
 IMAGES = ("image_url", "input_image", "image")
 """Types of parts that are images, in one dialect or another."""
 OMITTED = "[image omitted]"
@@ -154,6 +156,8 @@ class Fields:
         items = [value] if isinstance(value, str) else [] if value is None else value
         if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
             raise self.refused(name, "must be a string or a list of strings, none of them empty", "invalid_type")
+        if len(items) > MAX_STRINGS or any(len(item) > MAX_STRING for item in items):  # all are looked for behind each token
+            raise self.refused(name, f"may have {MAX_STRINGS} strings of {MAX_STRING} characters at most", "invalid_value")
         return tuple(items)
 
     def is_image(self) -> bool:

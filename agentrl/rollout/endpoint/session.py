@@ -308,7 +308,7 @@ class EndpointSession:
             self._parser,
             request.tools if request.calls_tools else (),
             reasons=request.constraint is None,
-            opening=marks.think if marks is not None and is_opened else "",
+            opening=marks.think if marks is not None and is_opened and request.constraint is None else "",
             most_calls=1 if request.one_call else None,
         )
         head = Answer(number=number, id=f"{self._name}-{number}", created=int(time.time()), text="", prompt_tokens=len(prompt_ids))

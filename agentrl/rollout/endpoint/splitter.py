@@ -24,7 +24,7 @@ class AnswerSplitter:
         parser: Reads whole answers, and says what is settled of one that is being sampled.
         tools: Tools that the answer may call; without any it has no calls.
         reasons: False for a text that is held to a structure, which has no reasoning.
-        opening: Text at the end of the prompt that opened the reasoning; "" if it did not.
+        opening: Text at the end of the prompt that opened the reasoning; "" if it did not, or there is none.
         most_calls: Calls that are given out at most.
     """
 
@@ -52,8 +52,10 @@ class AnswerSplitter:
 
     def end(self, sampled: str) -> tuple[Parts, list[Delta]]:
         """Return the parts of the whole text, and what was not given out of them."""
-        readings = list(self._readings(sampled))
-        parts = next(filter(self._goes_on, readings), None) or self._as_given(sampled, readings[0].calls)
+        parts = self._parser.parse(self._opening + sampled, self._tools, reasons=self._reasons)
+        parts = Parts(text=parts.text, reasoning=parts.reasoning, calls=parts.calls[: self._most_calls])
+        if not self._goes_on(parts):
+            parts = self._as_given(sampled, parts.calls)
         deltas = list[Delta]()
         if not (self.text or self.calls):
             deltas.append(Delta("reasoning", parts.reasoning[len(self.reasoning) :]))
@@ -62,12 +64,6 @@ class AnswerSplitter:
             deltas.append(Delta("arguments", parts.calls[len(self.calls) - 1][1][len(self.calls[-1][1]) :]))
         deltas = [delta for delta in deltas if delta.text]
         return parts, deltas + [Delta("call", name, arguments) for name, arguments in parts.calls[len(self.calls) :]]
-
-    def _readings(self, sampled: str) -> Iterator[Parts]:
-        """Read the whole text with its reasoning, and as one without."""
-        for reasons in (True, False) if self._reasons else (False,):
-            parts = self._parser.parse(self._opening + sampled if reasons else sampled, self._tools, reasons=reasons)
-            yield Parts(text=parts.text, reasoning=parts.reasoning, calls=parts.calls[: self._most_calls])
 
     def _as_given(self, sampled: str, calls: tuple[tuple[str, str], ...]) -> Parts:
         """The parts as far as given out, and the calls, or without any the rest of the text."""
@@ -151,7 +147,7 @@ class AnswerSplitter:
             yield from self._settled(channels.text[len(self.text) :], text_only=True)[1]
 
     def _settled(self, rest: str, *, text_only: bool = False) -> tuple[int, list[Delta]]:
-        """What of a text without reasoning is settled, and how many of its characters that takes."""
+        """Return how many characters of a text without reasoning are settled, and their pieces."""
         if not self._tools:
             return len(rest), [Delta("text", rest)] if rest else []
         settled = self._parser.settled(rest, self._tools, begins=not self.text, is_held=not self._reasons)

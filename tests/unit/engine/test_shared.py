@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -83,6 +84,19 @@ async def test_answers_are_those_of_the_engine_and_go_to_who_asked() -> None:
             assert generation.logprobs.tolist() == alone.logprobs.tolist()
             assert generation.finish_reason is FinishReason.STOP
         assert len(line.bundles) == 2  # requests of one turn of the event loop go together
+
+
+async def test_tokens_are_told_to_who_asked_as_they_are_sampled() -> None:
+    engine = ScriptedEngine(answer=lambda asked: [*range(10, 10 + len(asked.prompt_ids)), 1], step_s=0.005)
+    async with sharing(engine) as (shared, _):
+        told: list[list[list[int]]] = [[], []]
+        asked = [replace(request(f"{worker}", range(3, 9)), on_tokens=heard.append) for worker, heard in enumerate(told)]
+        found = await asyncio.gather(
+            *(each.generate(one) for each, one in zip(shared, asked, strict=True)), shared[0].generate(request("c"))
+        )
+        for heard, generation in zip(told, found, strict=False):
+            assert len(heard) > 2
+            assert [token for tokens in heard for token in tokens] == generation.token_ids.tolist()
 
 
 async def test_new_weights_stamp_the_tokens_after_them() -> None:

@@ -105,6 +105,8 @@ async def test_streamed_answers_are_recorded_as_plain_ones() -> None:
         ),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
+        ({"stop": ["a"] * 65}, "stop"),
+        ({"stop": "a" * 1001}, "stop"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_by_name(options: dict[str, Any], field: str) -> None:

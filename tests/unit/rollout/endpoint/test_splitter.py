@@ -136,6 +136,16 @@ def test_an_answer_that_ends_in_its_reasoning_is_reasoning() -> None:
     assert PARSER.parse("<think>a</think>b</think>c", [ADD]) == Parts(text="b</think>c", reasoning="a")
 
 
+@pytest.mark.parametrize("most", [1, 2, None])
+def test_no_more_calls_are_given_out_than_are_wanted(most: int | None) -> None:
+    text = "\n".join([CALL] * 3)
+    for pieces in ([text], list(text), []):
+        splitter = AnswerSplitter(PARSER, [ADD], most_calls=most)
+        deltas = fed(splitter, pieces)
+        whole, rest = splitter.end(text)
+        assert joined(deltas + rest).calls == whole.calls == (("add", ARGUMENTS),) * (most or 3)
+
+
 def test_calls_before_a_malformed_one_stand() -> None:
     text = f'So:\n{CALL}\n<tool_call>\n{{"name": "add", "argu'
     assert PARSER.parse(text, [ADD]) == Parts(text="So:", calls=(("add", ARGUMENTS),))
