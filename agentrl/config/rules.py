@@ -125,6 +125,11 @@ def _sandboxes_can_be_held(config: PlaySettings) -> None:
     if chosen.sandbox in ("local", "none"):
         refuse_set(chosen, ("sandbox_image",), "has no effect without containers", "Add --sandbox container.")
     _remote_sandboxes_can_be_reached(config)
+    has_wall = config.run.agent.startswith(PROGRAMS) and chosen.sandbox != "none"
+    is_https = bool(config.endpoint.endpoint_certificate) or config.endpoint.endpoint_url.startswith("https:")
+    if has_wall and is_https and chosen.sandbox_network == "endpoint":
+        problem = "gives programs the endpoint under an address of loopback, which no certificate is for"
+        raise ConfigError("--sandbox-network", "endpoint", problem, "Choose --sandbox-network all, or an endpoint without HTTPS.")
     programs, remedy = HOLDERS.get(chosen.sandbox, ((), ""))
     is_needed = config.run.agent.startswith(PROGRAMS) and not config.run.ray_address
     if programs and is_needed and not any(map(shutil.which, programs)):
