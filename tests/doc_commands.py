@@ -57,6 +57,7 @@ OTHER_PROGRAMS = [
     "make",
     "python",
     "pip",
+    "npm",
     "source",
     "ray",
     "sbatch",

@@ -194,7 +194,7 @@ async def check_harness(context: Context) -> None:
 
 
 def _why_not(context: Context, script: Script, first: Stage, name: str) -> str:
-    """Why a session is left out; "" if it is played."""
+    """Return the reason for which a session is left out; "" if it is played."""
     if not first.has_ended:
         return "the first one failed"
     if name == "small context" and not script.read:
