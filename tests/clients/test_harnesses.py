@@ -17,7 +17,7 @@ from agentrl.harness import HARNESSES
 from tests.clients.test_suites import long_model_in
 from tests.e2e.runs import succeeded, train
 from tests.harness_matrix import keep, places, program_of
-from tests.sandboxes import needs_sandbox
+from tests.sandboxes import IMAGE, container_engine, needs_sandbox
 from tests.unit.rollout.endpoint.support import play_one
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200), needs_sandbox]
@@ -55,6 +55,14 @@ async def first_prompt(name: str, dialect: str) -> int:
     stage, trajectory = await play_one(cls, "All done.", max_model_len=PLENTY, episode_timeout_s=300.0)
     assert (trajectory.error, trajectory.status) == (None, Status.FINISHED), name
     return max(len(request.prompt_ids) for request in stage.engine.requests)
+
+
+def test_a_program_in_a_container_reaches_nothing_but_its_model() -> None:
+    container_engine()
+    cls: Any = load_agent(f"{spec('claude-code', brief=True)}#judge=echo 1").load()
+    box = {"sandbox": "container", "sandbox_image": IMAGE, "sandbox_network": "endpoint"}
+    _, trajectory = asyncio.run(play_one(cls, "All done.", max_model_len=PLENTY, episode_timeout_s=300.0, **box))
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
 
 
 @pytest.fixture(scope="module")
