@@ -167,6 +167,10 @@ wire_api = "responses"
                 "include_permissions_instructions=false",
                 "include_environment_context=false",
                 "web_search=disabled",
+                "tools.view_image=false",
+                "features.goals=false",
+                "features.multi_agent=false",
+                "skills.bundled.enabled=false",
             )
             for word in ("-c", setting)
         ),
@@ -262,9 +266,7 @@ QWEN_CODE = Harness(
             )
         },
     ),
-    brief=Setup(
-        words=("--core-tools", "run_shell_command"), variables={"QWEN_SYSTEM_MD": "{home}/.qwen/brief.md"}, files={".qwen/brief.md": BRIEF}
-    ),
+    brief=Setup(words=("--bare", "--system-prompt", BRIEF, "--core-tools", "run_shell_command")),
     task=("--prompt={prompt}",),
     script=Script(
         read=(("read_file", {"file_path": "{file}"}), ("read_file", {"file_path": "{other}"})),

@@ -79,6 +79,7 @@ OTHER_PROGRAMS = [
     "make",
     "python",
     "pip",
+    "npm",
     "source",
     "ray",
     "sbatch",

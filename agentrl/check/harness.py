@@ -194,7 +194,7 @@ async def check_harness(context: Context) -> None:
 
 
 def _why_not(context: Context, script: Script, first: Stage, name: str) -> str:
-    """Why a session is left out; "" if it is played."""
+    """Return the reason for which a session is left out; "" if it is played."""
     if not first.has_ended:
         return "the first one failed"
     if name == "small context" and not script.read:
@@ -214,7 +214,7 @@ async def _play(
 ) -> tuple[PlayedAgent, Stage]:
     stage, task = Stage(), Task(PROMPT, id=name)
     model = SessionModel(context, task, said, stage, fails_at=fails_at)
-    limits = {"max_new_tokens": MAX_NEW_TOKENS, "episode_timeout_s": max(context.left(), 1.0), "max_episode_tokens": 0}
+    limits: dict[str, Any] = {"max_new_tokens": MAX_NEW_TOKENS, "episode_timeout_s": max(context.left(), 1.0), "max_episode_tokens": 0}
     one = await play_model(context, server, task, model, name=name, cls=stage.agent(cls), max_model_len=max_model_len, **limits)
     context.report.policies.append(policy_row(name, [one]))
     return one, stage

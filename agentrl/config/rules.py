@@ -166,7 +166,7 @@ HARNESS = "harness:"
 JUDGED_PROGRAMS = ("command:", HARNESS)
 """Agents that are programs and say themselves who judges them, or leave it to ``--reward``."""
 JUDGE, REWARD = "#judge=", "#reward="
-"""What begins the judge of a program in ``--agent``."""
+"""Beginnings of the judge of a program in ``--agent``."""
 ISOLATION_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _limits_have_processes,
     _processes_can_be_held,

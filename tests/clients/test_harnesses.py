@@ -17,10 +17,10 @@ from agentrl.harness import HARNESSES
 from tests.clients.test_suites import long_model_in
 from tests.e2e.runs import succeeded, train
 from tests.harness_matrix import keep, places, program_of
-from tests.sandboxes import needs_sandbox
+from tests.sandboxes import IMAGE, container_engine, needs_sandbox
 from tests.unit.rollout.endpoint.support import play_one
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), needs_sandbox]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200), needs_sandbox]
 
 PLENTY, LENGTH = 1_000_000, 32_768
 REWRITES_HISTORY = ("aider",)
@@ -37,7 +37,7 @@ def spec(name: str, dialect: str = "", *, brief: bool = False) -> str:
 
 @pytest.mark.parametrize(("name", "dialect"), places())
 def test_a_session_of_ten_edits_is_one_row_per_conversation(name: str, dialect: str) -> None:
-    result = agentrl.check(spec(name, dialect), budget_s=400.0)
+    result = agentrl.check(spec(name, dialect), budget_s=1000.0)
     measured = result.report.harness
     session = measured["session"]
     assert (session["error"], session["edits"]) == ("", NUM_EDITS), session
@@ -52,9 +52,17 @@ def test_a_session_of_ten_edits_is_one_row_per_conversation(name: str, dialect: 
 async def first_prompt(name: str, dialect: str) -> int:
     """Tokens of the first prompt of a brief start."""
     cls: Any = load_agent(f"{spec(name, dialect, brief=True)}#judge=echo 1").load()
-    stage, trajectory = await play_one(cls, "All done.", max_model_len=PLENTY, episode_timeout_s=120.0)
-    assert (trajectory.error, trajectory.status) == (None, Status.FINISHED)
+    stage, trajectory = await play_one(cls, "All done.", max_model_len=PLENTY, episode_timeout_s=300.0)
+    assert (trajectory.error, trajectory.status) == (None, Status.FINISHED), name
     return max(len(request.prompt_ids) for request in stage.engine.requests)
+
+
+def test_a_program_in_a_container_reaches_nothing_but_its_model() -> None:
+    container_engine()
+    cls: Any = load_agent(f"{spec('claude-code', brief=True)}#judge=echo 1").load()
+    box = {"sandbox": "container", "sandbox_image": IMAGE, "sandbox_network": "endpoint"}
+    _, trajectory = asyncio.run(play_one(cls, "All done.", max_model_len=PLENTY, episode_timeout_s=300.0, **box))
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +77,7 @@ def test_a_program_trains_two_steps(name: str, long_model: Path, tmp_path: Path)
     data = ("--prompts", str(tmp_path / "tasks.jsonl"), "--reward", str(tmp_path / "reward.py"), "--model", str(long_model))
     sizes = ("--num-steps", "2", "--groups-per-step", "2", "--n-samples-per-prompt", "2", "--max-new-tokens", "16")
     flags = ("--max-model-len", str(LENGTH), "--runtime", "local", "--train-branches", "agent", "--no-save-model")
-    run = succeeded(train(tmp_path / "run", *data, *sizes, *flags, agent=spec(name, brief=True), timeout_s=500, fork=False))
+    run = succeeded(train(tmp_path / "run", *data, *sizes, *flags, agent=spec(name, brief=True), timeout_s=1000, fork=False))
     ledger = run.summary["ledger"]
     assert (ledger["submitted"], ledger["trained"]) == (4, 4), run.output
     assert all(row["reward/mean"] > 0 for row in run.metrics)

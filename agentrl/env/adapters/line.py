@@ -20,7 +20,7 @@ SOCKET, PORT = "endpoint", 8731
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What a program needs to reach the model.
+    """The address of the model for a program, and the means to reach it.
 
     Attributes:
         llm: The address as the program sees it.

@@ -46,5 +46,6 @@ def test_reasons_and_masks_on_the_page_exist() -> None:
 def test_flags_on_the_page_exist() -> None:
     assert set(re.findall(r"--[a-z][a-z-]*", PAGE)) <= {flag(name) for name in settings_of(TrainConfig.schema({}))} | {
         "--agent",
+        "--reward",
         "--all",
     }  # the last is of `agentrl replay`
