@@ -29,6 +29,7 @@ from agentrl.check.play import make_player
 from agentrl.check.probe import Effects, Unanswered, Watch, importing, watch_background, watch_tasks
 from agentrl.check.resources import check_resources, running_processes
 from agentrl.check.results import play_standard, rehearse
+from agentrl.check.solutions import check_solutions
 from agentrl.check.speed import check_speed
 from agentrl.check.supervise import GIVEN
 from agentrl.check.tasks import read_tasks
@@ -69,7 +70,8 @@ def run_checks(
             spec.load()
         with watch.holding("import"):
             check_servers(spec, settings.sandbox.mcp)
-            cls = preload(spec)
+            preload(spec, ("preload",))
+        cls = preload(spec, ("prepare",))
         report.env = {"spec": settings.env, "name": spec.name, "source": os.path.basename(spec.source), "tasks": None}
         player = make_player(settings, spec, codec, watch)
         context = Context(settings, spec, cls, player, report, watch, started, recorded, after_import=random_states())
@@ -105,7 +107,8 @@ def run_rehearsal(settings: CheckSettings, task: Task, codec: ChatCodec, emit: E
             report.env = {"spec": settings.env, "name": spec.name, "source": os.path.basename(spec.source), "tasks": None}
             emit("preload", report)
             check_servers(spec, settings.sandbox.mcp)
-            cls = preload(spec)
+            preload(spec, ("preload",))
+        cls = preload(spec, ("prepare",))
         emit("one episode", report)
         context = Context(settings, spec, cls, make_player(settings, spec, codec, watch), report, watch, started)
         watch.effects = Effects(report, context.where, context.spec.source)
@@ -125,6 +128,7 @@ async def _play(context: Context, emit: Emit, command: Sequence[str]) -> None:
     context.watch.effects = effects = Effects(report, context.where, context.spec.source)
     watch_tasks(asyncio.get_running_loop(), report, context.where)
     phases: dict[str, Callable[[Context], Awaitable[None] | None]] = {
+        "solutions": check_solutions,
         "policies": play_standard,
         "resources": check_resources,
         "memory": check_memory,

@@ -129,8 +129,10 @@ def _sandboxes_can_be_held(config: PlaySettings) -> None:
     if chosen.sandbox in ("local", "none"):
         refuse_set(chosen, ("sandbox_image",), "has no effect without containers", "Add --sandbox container.")
     _remote_sandboxes_can_be_reached(config)
-    programs, remedy = HOLDERS.get(chosen.sandbox, ((), ""))
-    is_needed = config.run.agent.startswith(PROGRAMS) and not config.run.ray_address
+    agent = config.run.agent
+    kind = "container" if agent.startswith(CONTAINED) and PROGRAM not in agent else chosen.sandbox
+    programs, remedy = HOLDERS.get(kind, ((), ""))
+    is_needed = agent.startswith(PROGRAMS) and not config.run.ray_address
     if programs and is_needed and not any(map(shutil.which, programs)):
         problem = f"{config.run.agent} runs programs, and there is no {' or '.join(programs)}"
         raise ConfigError("--sandbox", chosen.sandbox, problem, remedy)
@@ -167,6 +169,8 @@ JUDGED_PROGRAMS = ("command:", HARNESS)
 """Agents that are programs and say themselves who judges them, or leave it to ``--reward``."""
 JUDGE, REWARD = "#judge=", "#reward="
 """Beginnings of the judge of a program in ``--agent``."""
+CONTAINED, PROGRAM = "harbor:", "#agent="
+"""Beginning of agents that need containers, unless they name a program of this machine."""
 ISOLATION_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _limits_have_processes,
     _processes_can_be_held,

@@ -359,15 +359,21 @@ def check_servers(agent: AgentSpec, servers: Sequence[str]) -> None:
         raise ConfigError(MCP_FLAG, servers[0], problem, "Leave it out, or let the class inherit from agentrl.ToolEnv.")
 
 
-def preload(agent: AgentSpec) -> AgentClass:
-    """Load the user's class, and have it load what its episodes share."""
+def preload(agent: AgentSpec, methods: Sequence[str] = ("preload", "prepare")) -> AgentClass:
+    """Load the user's class, and have it load what its episodes share.
+
+    Args:
+        agent: The class.
+        methods: Its class methods that do so: `preload`, and `prepare`, which may take minutes, as it builds images.
+    """
     cls = agent.load()
-    if callable(load := getattr(cls, "preload", None)):
-        try:
-            load()
-        except Exception as error:
-            problem = f"{cls.__name__}.preload raised {type(error).__name__}: {error}"
-            raise EnvLoadError("--agent", agent.spec, problem, "Correct it.") from error
+    for name in methods:
+        if callable(load := getattr(cls, name, None)):
+            try:
+                load()
+            except Exception as error:
+                problem = f"{cls.__name__}.{name} raised {type(error).__name__}: {error}"
+                raise EnvLoadError("--agent", agent.spec, problem, "Correct it.") from error
     return cls
 
 

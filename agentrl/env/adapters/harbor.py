@@ -1,6 +1,7 @@
 """Task folders of Harbor as environments of a program: ``--agent 'harbor:FOLDER#agent=CMD {prompt}'``.
 
-There are no containers: the program, and then ``tests/test.sh``, run in the sandbox of the episode, in its folder and with the network.
+Without ``#agent`` there are containers. Here there are none: the program, and then ``tests/test.sh``, run in the sandbox of the episode,
+in its folder and with the network.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import string
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from agentrl.core.errors import EnvError, EnvLoadError, EnvResultError
+from agentrl.core.errors import EnvError, EnvLoadError
 from agentrl.core.types import Task
 from agentrl.env.adapters.command import CommandAgent, command_words, files_of
+from agentrl.env.adapters.harbor_env import COMMAND_S, HarborEnv
 from agentrl.env.adapters.harbor_tasks import (
     DOCKERFILE,
     REWARDS,
@@ -33,6 +35,7 @@ from agentrl.env.adapters.harbor_tasks import (
     task_folders,
     with_paths,
 )
+from agentrl.env.adapters.harbor_trial import chosen_reward
 from agentrl.env.adapters.line import line_to
 from agentrl.env.adapters.specs import FLAG, class_name, split_spec
 from agentrl.env.agent import StepResult
@@ -114,11 +117,7 @@ class HarborAgent(CommandAgent):
                 f"{trial.folder.name}/{TEST} did not end within {trial.verifier_timeout_s:g} s ([verifier] timeout_sec)"
             ) from None
         rewards = read_rewards(await self._reward_files(), printed)
-        name = self.rewarded or ("reward" if "reward" in rewards or len(rewards) > 1 else next(iter(rewards)))
-        if name not in rewards:
-            raise EnvResultError(
-                f"the rewards of {trial.folder.name} are {', '.join(rewards)}; name the one to train on: harbor:FOLDER?reward=NAME"
-            )
+        name = chosen_reward(rewards, self.rewarded, trial.folder.name)
         return StepResult(rewards[name], info={other: value for other, value in rewards.items() if other != name}, truncated=self._is_late)
 
     def _lay_out(self, work: Path) -> None:
@@ -151,20 +150,26 @@ class HarborAgent(CommandAgent):
         return values
 
 
-def load_harbor(spec: str) -> type[HarborAgent]:
-    """Return the class for ``harbor:FOLDER[?run=shell&reward=NAME]#agent=CMD {prompt}``."""
+def load_harbor(spec: str) -> type[HarborAgent] | type[HarborEnv]:
+    """Return the class for ``harbor:FOLDER[?network=True&reward=NAME]``, in containers, or ``...[?run=shell]#agent=CMD {prompt}``."""
     place, found, command = spec.partition("#agent=")
-    if not found:
-        raise EnvLoadError(FLAG, spec, "names no program that works on the tasks", FORM)
     name, options = split_spec(place)
-    folder, runs, rewarded = Path(name).expanduser().absolute(), str(options.pop("run", RUNS[0])), str(options.pop("reward", ""))
-    if options:
-        raise EnvLoadError(FLAG, spec, f"there is no option {next(iter(options))!r}", f"There is run={'|'.join(RUNS)} and reward=NAME.")
-    if runs not in RUNS:
-        raise EnvLoadError(FLAG, spec, f"run = {runs!r} is unknown", f"Choose {', '.join(RUNS)}.")
-    words = command_words(spec, command, FORM)
-    folders = tuple(str(path) for path in task_folders(spec, folder))
+    folder, rewarded = Path(name).expanduser().absolute(), str(options.pop("reward", ""))
+    members: dict[str, Any] = {"rewarded": rewarded, "__module__": __name__, "__doc__": f"Tasks of {folder}."}
     _, query, rest = place.partition("?")
-    whole = f"harbor:{folder}{query}{rest}#agent={shlex.join(words)}"
-    members = {"command": words, "folders": folders, "runs": runs, "rewarded": rewarded, "spec": whole, "agent_spec": whole}
-    return type(class_name(folder.name, "Harbor"), (HarborAgent,), {**members, "__module__": __name__, "__doc__": f"Tasks of {folder}."})
+    whole = f"harbor:{folder}{query}{rest}"
+    if found:
+        runs, words = str(options.pop("run", RUNS[0])), command_words(spec, command, FORM)
+        whole += f"#agent={shlex.join(words)}"
+        members |= {"command": words, "runs": runs}
+        if runs not in RUNS:
+            raise EnvLoadError(FLAG, spec, f"run = {runs!r} is unknown", f"Choose {', '.join(RUNS)}.")
+        known = f"There is run={'|'.join(RUNS)} and reward=NAME."
+    else:
+        members |= {"network": bool(options.pop("network", False)), "command_s": float(options.pop("command_s", COMMAND_S))}
+        known = "There is network=True, command_s=SECONDS and reward=NAME; run= needs #agent=CMD."
+    if options:
+        raise EnvLoadError(FLAG, spec, f"there is no option {next(iter(options))!r}", known)
+    members |= {"folders": tuple(str(path) for path in task_folders(spec, folder)), "spec": whole, "agent_spec": whole}
+    base: type[Any] = HarborAgent if found else HarborEnv
+    return type(class_name(folder.name, "Harbor"), (base,), members)

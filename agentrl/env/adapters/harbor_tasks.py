@@ -125,28 +125,30 @@ def read_task(spec: str, folder: Path) -> HarborTask:
         config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise EnvLoadError(FLAG, spec, f"{folder.name}/{CONFIG} is not TOML: {error}", "Correct it.") from error
-    environment, verifier, agent = (_table(config, name) for name in ("environment", "verifier", "agent"))
+    environment, verifier, agent = (table(config, name) for name in ("environment", "verifier", "agent"))
     _check(spec, folder, config, environment, verifier)
     workdir, steps, variables = _dockerfile(spec, folder, str(environment.get("workdir") or APP))
     return HarborTask(
         folder=folder,
         instruction=(folder / INSTRUCTION).read_text(encoding="utf-8").strip(),
         workdir=str(environment.get("workdir") or workdir),
-        env={**variables, **_texts(environment)},
+        env={**variables, **texts(environment)},
         steps=steps,
         agent_timeout_s=agent.get("timeout_sec"),
         verifier_timeout_s=float(verifier.get("timeout_sec", 600.0)),
-        verifier_env=_texts(verifier),
+        verifier_env=texts(verifier),
     )
 
 
-def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of a configuration, empty if it is not there."""
     value = config.get(name, {})
     return value if isinstance(value, Mapping) else {}
 
 
-def _texts(table: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in _table(table, "env").items()}
+def texts(section: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment variables that a section of a configuration sets."""
+    return {str(name): str(value) for name, value in table(section, "env").items()}
 
 
 def _check(spec: str, folder: Path, config: Mapping[str, Any], environment: Mapping[str, Any], verifier: Mapping[str, Any]) -> None:

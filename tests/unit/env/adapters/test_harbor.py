@@ -186,7 +186,6 @@ def test_what_needs_a_container_is_refused(files: dict[str, str], problem: str, 
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        ("harbor:{folder}", "names no program"),
         ("harbor:{folder}#agent=echo", "is not told its task"),
         ("harbor:{folder}?run=docker#agent=echo {{prompt}}", "run = 'docker' is unknown"),
         ("harbor:{folder}?image=x#agent=echo {{prompt}}", "there is no option 'image'"),
