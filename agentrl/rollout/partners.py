@@ -128,10 +128,10 @@ class Partners:
             self._engines.move_to_end(where)
             self._users[where] += 1
             taken.append(where)
-            if codec is None:
-                codec = self._codecs.get(where) or await asyncio.to_thread(self._codec, where)
-                self._codecs[where] = codec
-        return Partner(engine=self._engines[where], codec=codec, info=info or {})
+            spoken = codec or self._codecs.get(where)
+            if spoken is None:
+                spoken = self._codecs[where] = await asyncio.to_thread(self._codec, where)
+        return Partner(engine=self._engines[where], codec=spoken, info=info or {})
 
     async def _started(self, where: str) -> Engine:
         if self._make_engine is None:
