@@ -43,11 +43,12 @@ from agentrl.evaluation.evaluations import open_evaluations, run_eval_tasks
 from agentrl.flow import RunResult, flow_settings, group_filter
 from agentrl.flow import train as run_loops
 from agentrl.flow.checkpoint import latest_checkpoint, repeated_tasks
+from agentrl.flow.past_weights import PastWeights
 from agentrl.flow.saving import Checkpoints
 from agentrl.flow.stall import StallReport
 from agentrl.flow.state import StopRequest
 from agentrl.flow.uploads import Uploads
-from agentrl.rollout.settings import episode_settings
+from agentrl.rollout.settings import episode_settings, partner_folder
 from agentrl.rollout.tasks import check_model, check_prompts, context_length, missing_labels, open_tasks
 from agentrl.track.callbacks import CallbackLike, load_callbacks
 from agentrl.track.text import counted
@@ -262,10 +263,13 @@ async def _train(
 ) -> RunResult:
     pool = pool_of(runtime)
     learner = learner_beside(pool, runtime, config, version=begin.progress.step)
+    past = _past_weights(config, learner)
     if begin.progress.step:
         source = f" from {begin.copy.address}" if begin.copy else ""
         tracker.on_stage(f"loading the checkpoint of step {begin.progress.step}{source}")
     loaded = await begin.restore(run_dir, learner)
+    if past:
+        await past.keep(begin.progress.step)  # the earlier part of the run may have ended before it did so
     uploads = _uploads(config, learner)
     if uploads and loaded:
         uploads.offer(loaded)  # it may have been killed before it was copied
@@ -284,7 +288,7 @@ async def _train(
             tasks=tasks,
             observer=tracker,
             keep=group_filter(config),
-            after_step=[evaluations],
+            after_step=[evaluations, *([past] if past else [])],
             progress=begin.progress,
             repeat=repeated_tasks(tasks, begin.progress),
             checkpoints=checkpoints,
@@ -303,6 +307,11 @@ async def _train(
     if uploads:
         return await _beside(uploads.run(checkpoints.remove_old), _beside(answer_requests(run_dir, pool), work()))
     return await _beside(answer_requests(run_dir, pool), work())
+
+
+def _past_weights(config: TrainConfig, learner: Learner) -> PastWeights | None:
+    folder = partner_folder(config)
+    return PastWeights(Path(folder), learner, every=config.partner.partner_every) if folder else None
 
 
 def _uploads(config: TrainConfig, learner: Learner) -> Uploads | None:

@@ -9,11 +9,13 @@ import os
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.assets import tiny_model_path
 from agentrl.config.engine import WeightsConfig
+from agentrl.config.partner import check_partners
 from agentrl.config.reward import ANSWER
 from agentrl.config.schema import PlaySettings, TrainConfig
 from agentrl.core.errors import EnvLoadError
@@ -24,6 +26,7 @@ from agentrl.core.scoring import Scorer
 from agentrl.engine.own import load_engine_class
 from agentrl.engine.settings import Device, EngineSettings, engine_environment, weight_transport
 from agentrl.env.load import AgentSpec, check_servers, load_agent
+from agentrl.env.multi_agent import multi_agent_spec
 
 if TYPE_CHECKING:
     from agentrl.weights.sender import WeightSender
@@ -52,11 +55,17 @@ def load_environment(config: PlaySettings) -> AgentSpec:
         load_engine_class(config.engine.engine)
     agent, isolated = load_agent(config.run.agent), config.isolation.env_isolation == "process"
     check_servers(agent, config.sandbox.mcp)
+    _check_partners(config, agent)
     size = len(pickle.dumps(agent)) if isolated or config.run.runtime == "ray" else 0
     if isolated and size > MAX_SENT:
         problem = f"takes {size:,} bytes with what it refers to, and --env-isolation process sends {MAX_SENT:,} at most"
         raise EnvLoadError("--agent", agent.spec, problem, "Load what is large inside reset, or put the class into a file and name that.")
     return agent
+
+
+def _check_partners(config: PlaySettings, agent: AgentSpec) -> None:
+    spec = multi_agent_spec(agent.load(), agent.source)
+    check_partners(config.partner, spec.agents if spec.several else (), sorted(spec.trained), agent.name)
 
 
 def device(asked: Literal["auto", "cpu", "cuda"] = "auto") -> Device:
@@ -162,7 +171,16 @@ def build_worker(
     from agentrl.rollout.worker import EpisodeWorker
 
     settings = episode_settings(config, model_path(config))
-    return EpisodeWorker(engine or build_engine(config, index, on), load_agent(config.run.agent), settings, fit_parser, scorers)
+    own = engine or build_engine(config, index, on)
+    return EpisodeWorker(own, load_agent(config.run.agent), settings, fit_parser, scorers, partial(_partner_engine, config, on))
+
+
+def _partner_engine(config: PlaySettings, on: Device | None, model: str) -> Engine:
+    """Return the engine of a partner's model, which never gets new weights."""
+    from agentrl.engine.transformers_engine import TransformersEngine
+
+    settings = engine_settings(config, 0, on)
+    return TransformersEngine(replace(settings, model=replace(settings.model, model=model), adapters=0, routed_experts=False))
 
 
 def build_learner_rank(config: TrainConfig, rank: int = 0, on: Device | None = None, host: str = LOOPBACK) -> Any:

@@ -18,6 +18,7 @@ from agentrl.config.engine_rules import ENGINE_RULES, WEIGHTS_RULES, share_only_
 from agentrl.config.evaluate import EvaluateConfig, SampleConfig
 from agentrl.config.learner_rules import check_learner, check_lora
 from agentrl.config.lora import holds_adapter
+from agentrl.config.partner import partner_specs
 from agentrl.config.places import with_absolute_paths
 from agentrl.config.plugins import resolve_plugins
 from agentrl.config.record import RecordConfig
@@ -275,6 +276,12 @@ def _reward_models_can_judge(config: PlaySettings) -> None:
         reward_model_facts(model, reward.value_head_prefix)
 
 
+def _partners_can_play(config: PlaySettings) -> None:
+    if not any(spec.kind == "past" for spec in partner_specs(config.partner)):
+        problem = "has no effect without --partner NAME=past"
+        refuse_set(config.partner, ("partner_every", "partner_pool"), problem, "Add it, or leave this out.")
+
+
 def _reward_servers_can_be_asked(config: PlaySettings) -> None:
     urls, limit = config.data.remote_rm_url, config.rollout.step_timeout_s
     if not urls or urls.endswith(".py"):
@@ -362,6 +369,7 @@ PLAY_RULES: tuple[Callable[[PlaySettings], None], ...] = (
     _programs_are_judged,
     _reward_servers_can_be_asked,
     _reward_models_can_judge,
+    _partners_can_play,
     *DATA_RULES,
     _model_exists,
     *ENGINE_RULES,

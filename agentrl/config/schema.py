@@ -23,6 +23,7 @@ from agentrl.config.engine import EngineConfig, WeightsConfig
 from agentrl.config.flow import FlowConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.lora import LoraConfig
+from agentrl.config.partner import PartnerConfig
 from agentrl.config.record import MIB, RECORD_BYTES, TOKEN_BYTES, RecordConfig, TrackConfig, num_recorded
 from agentrl.config.reward import PenaltyConfig, RewardConfig
 from agentrl.config.sandbox import SandboxConfig
@@ -314,6 +315,7 @@ class PlaySettings:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     penalty: PenaltyConfig = field(default_factory=PenaltyConfig)
+    partner: PartnerConfig = field(default_factory=PartnerConfig)
     isolation: IsolationConfig = field(default_factory=IsolationConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from agentrl.core.errors import EngineError, EnvError, EnvResultError, EnvTimeoutError
@@ -22,6 +24,7 @@ from agentrl.env.results import NEEDS_ONE, bad_result
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.codecs import encode_prompt
 from agentrl.rollout.conversation import Conversation
+from agentrl.rollout.partners import Partner
 from agentrl.rollout.penalties import penalize
 from agentrl.rollout.recorder import Context, Recorder
 from agentrl.rollout.settings import EpisodeSettings
@@ -47,6 +50,7 @@ class Episode:
         agents_spec: MultiAgentSpec = MultiAgentSpec(),  # noqa: B008
         sampling: Sampling | None = None,
         seeded: bool = True,
+        partners: Mapping[str, Partner] = MappingProxyType({}),
     ) -> None:
         self._task, self._group_request, self._index = group_request.task, group_request, index
         self._codec, self._env, self._settings, self._agents_spec = codec, env, settings, agents_spec
@@ -55,11 +59,14 @@ class Episode:
         for agent in agents_spec.agents:
             name, first = f"{self._id}-{agent}" if agent else self._id, agent == agents_spec.agents[0]
             seed_of = turn_seed(group_request, index, settings.run.seed, "" if first else agent) if seeded else _no_seed
-            recorder = Recorder(name, engine=engine, codec=codec, settings=settings, seed_of=seed_of)
+            own, spoken = engine, codec
+            if (partner := partners.get(agent)) is not None:
+                own, spoken = partner.engine_for(partial(self._messages_of, agent), engine), partner.codec
+            recorder = Recorder(name, engine=own, codec=spoken, settings=settings, seed_of=seed_of)
             self._agents[agent] = Conversation(recorder, sampling or settings.sampling)
         self.agent, self.number = agents_spec.agents[0], 0  # that acts now, and of its turn over all agents
         self._openings: Mapping[str, Prompt] = {}
-        self._logs: list[Mapping[str, float]] = []
+        self._logs: list[Mapping[str, float]] = [partner.info for partner in partners.values()]
         self._start_s, self._spans = time.perf_counter(), list[Span]()
         self._overflowed = False
         self._shown: list[tuple[str, int, Any]] = []  # images of observations: agent, number of the turn, image
@@ -96,9 +103,10 @@ class Episode:
     def state(self, turn: Turn | None = None) -> StepState:
         """Return the state for `step` after a sampled turn; without one, before anything is written."""
         conversation = self._agents[self.agent]
+        codec = conversation.recorder.codec
         return make_step_state(
             observation_text=conversation.text + (conversation.prompt_text if turn is None else turn.prompt_text),
-            action_text="" if turn is None else self._codec.decode_answer(turn.token_ids.tolist(), conversation.tools),
+            action_text="" if turn is None else codec.decode_answer(turn.token_ids.tolist(), conversation.tools),
             sampling_params=make_sampling_params(conversation.sampling),
             task=self._task,
             agent=self.agent,
@@ -113,6 +121,9 @@ class Episode:
         env_s = math.fsum(span.seconds for span in self._spans if span.name in ("reset", "step"))
         timings = {"generate_s": generate_s, "env_s": env_s, "total_s": total_s}
         return tuple(self._trajectory(agent, status, error, timings) for agent in self._agents_spec.agents)
+
+    def _messages_of(self, agent: str) -> list[Message] | None:
+        return self._agents[agent].messages
 
     async def _reset(self) -> None:
         """Begin the episode."""
@@ -137,7 +148,7 @@ class Episode:
         """Give an agent its first prompt: its opening, and what it is told now; if there is neither, the task's prompt."""
         conversation, opening = self._agents[agent], self._openings.get(agent)
         told = self._group_request.task.prompt if observation is None else observation
-        if (fewest := self._codec.fewest_tokens(told)) > conversation.recorder.limit:
+        if (fewest := conversation.recorder.codec.fewest_tokens(told)) > conversation.recorder.limit:
             raise self._first_prompt_error(agent, f"{fewest} tokens or more")
         with self._naming("reset"):
             if opening is not None and observation is None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from statistics import median
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from agentrl.core.protocols import Engine
@@ -20,6 +22,7 @@ from agentrl.rollout.endpoint.episode import BlackBoxEpisode
 from agentrl.rollout.endpoint.server import EndpointServer
 from agentrl.rollout.episode import Episode, episode_id
 from agentrl.rollout.executor_episode import ExecutorEpisode
+from agentrl.rollout.partners import Partner
 from agentrl.rollout.settings import EpisodeSettings, StragglerPolicy
 
 Trajectories: TypeAlias = tuple[Trajectory, ...]
@@ -124,11 +127,12 @@ def make_member(
     codec: ChatCodec,
     settings: EpisodeSettings,
     server: EndpointServer | None = None,
+    partners: Mapping[str, Partner] = MappingProxyType({}),
 ) -> Member:
     """Return the episode of member number `index` of a requested group, to be run once; what the group request changes for it is applied.
 
     `open_session` makes the environment, unless the class is an `Executor` or a `BlackBoxAgent`, which run in this process. A black-box
-    agent reaches the model through `server`, which its caller closes, or through one of its own.
+    agent reaches the model through `server`, which its caller closes, or through one of its own. `partners` play agents by name.
     """
     settings = settings.for_member(group_request, index)
     cls, source = agent.load(), agent.source
@@ -139,4 +143,6 @@ def make_member(
         black_box = BlackBoxSession(cls, source, settings.env, settings.program_limits)
         return BlackBoxEpisode(group_request, index, engine=engine, codec=codec, env=black_box, settings=settings, server=server)
     agents_spec = multi_agent_spec(cls, source)
-    return Episode(group_request, index, engine=engine, codec=codec, env=open_session(), settings=settings, agents_spec=agents_spec)
+    agents_spec = replace(agents_spec, trained=agents_spec.trained - partners.keys())
+    more: dict[str, Any] = {"agents_spec": agents_spec, "partners": partners}
+    return Episode(group_request, index, engine=engine, codec=codec, env=open_session(), settings=settings, **more)

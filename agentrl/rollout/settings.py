@@ -11,6 +11,7 @@ from typing import Any
 from agentrl.algo.estimators import estimator_facts
 from agentrl.config.algorithm import has_ratios
 from agentrl.config.evaluate import EvaluateConfig
+from agentrl.config.partner import partner_specs
 from agentrl.config.schema import IsolationConfig, PlaySettings, SamplingConfig, TrainConfig
 from agentrl.config.sections import changed, sections_of
 from agentrl.core.types import EvalSampling, GroupRequest, Sampling
@@ -24,6 +25,8 @@ TRUNCATED = (
     "truncated sampling biases the importance ratio of the turn; leave it out, or train with --off-policy none "
     "and without --reuse-behaviour-logprobs"
 )
+PARTNERS = "partners"
+"""Folder of a run directory with earlier weights that play agents."""
 EPISODES_PER_SEQUENCE = 4
 """Episodes to begin with for each sequence that an engine decodes at once: the others wait for their environments."""
 
@@ -55,6 +58,8 @@ class EpisodeSettings(PlaySettings):
         close_timeout_s: Deadline of an environment's `close`, seconds.
         run_name: Directory of the run, which containers bear as a label.
         group_reward: Reward that sees whole groups; `None` without one.
+        partner_folder: Directory with earlier weights of the run, which agents are played by with ``--partner NAME=past``; empty: the
+            policy plays them.
     """
 
     temperature: float = 1.0
@@ -64,6 +69,7 @@ class EpisodeSettings(PlaySettings):
     close_timeout_s: float = 10.0
     run_name: str = ""
     group_reward: GroupRewardSettings | None = None
+    partner_folder: str = ""
 
     @property
     def sampling(self) -> Sampling:
@@ -155,7 +161,7 @@ def episode_settings(config: PlaySettings, model: str) -> EpisodeSettings:
     if isinstance(config, TrainConfig):
         own |= {"is_training": True, "weighs_ratios": has_ratios(config.algo), "straggler_policy": _straggler_policy(config)}
         own["run_name"] = str(config.training.run_dir or "")
-        own |= {"group_reward": _group_reward(config)}
+        own |= {"group_reward": _group_reward(config), "partner_folder": partner_folder(config)}
     sections = {name: getattr(config, name) for name in sections_of(PlaySettings)}
     return changed(EpisodeSettings(**sections, **own), model=model)
 
@@ -173,6 +179,13 @@ def _straggler_policy(config: TrainConfig) -> StragglerPolicy | None:
         return None
     least = 2 if estimator_facts(config.algo.advantage_estimator).compares_group else 1
     return StragglerPolicy(quorum=config.flow.group_quorum, factor=config.flow.straggler_factor, least=least)
+
+
+def partner_folder(config: TrainConfig) -> str:
+    """Return the directory of earlier weights that agents are played by; empty if none are."""
+    if config.training.run_dir is None or not any(spec.kind == "past" for spec in partner_specs(config.partner)):
+        return ""
+    return str(config.training.run_dir.absolute() / PARTNERS)
 
 
 def _group_reward(config: TrainConfig) -> GroupRewardSettings | None:

@@ -36,6 +36,7 @@ from agentrl.rollout.group import Member, Trajectories, make_member, run_group
 from agentrl.rollout.group_rewards import GroupRewards
 from agentrl.rollout.images import open_reader
 from agentrl.rollout.learned import LearnedRewards
+from agentrl.rollout.partners import MakeEngine, Partner, Partners
 from agentrl.rollout.records import group_records
 from agentrl.rollout.settings import EpisodeSettings
 
@@ -169,6 +170,7 @@ class EpisodeWorker:
         settings: EpisodeSettings,
         fit_parser: Callable[[ChatCodec, EndpointConfig], str] | None = None,  # gives the codec a parser of answers other than JSON
         scorers: Mapping[str, Scorer] | None = None,  # reward models by name, which the caller closes
+        partner_engine: MakeEngine | None = None,  # makes the engines of partners that are models
     ) -> None:
         self._fit_parser = fit_parser
         self._engine, self._agent, self._settings = engine, agent, settings
@@ -176,6 +178,7 @@ class EpisodeWorker:
         self._codec: ChatCodec | None = None
         self._learned = LearnedRewards(settings, scorers, agent.spec) if scorers else None
         self._compared = GroupRewards(settings.group_reward) if settings.group_reward else None
+        self._partners = Partners(settings, partner_engine)
         self._sessions = open_sessions(agent, settings.env)
         self._server = EndpointServer(settings.endpoint)  # starts with the first episode that needs it
         self._live: set[asyncio.Task[Trajectories]] = set()
@@ -254,6 +257,7 @@ class EpisodeWorker:
         if live:
             await asyncio.wait(live)
         await self._server.close()
+        await self._partners.close()
         await self._sessions.close()
         await self._engine.close()
 
@@ -264,7 +268,7 @@ class EpisodeWorker:
         async def play(index: int) -> Trajectories:
             nonlocal left
             try:
-                member = self._episode(group_request, index)
+                member = self._episode(group_request, index, partners)
                 played = await member.run()
                 if isinstance(member, BlackBoxEpisode) and member.requests is not None:
                     logs[index] = member.requests
@@ -277,23 +281,28 @@ class EpisodeWorker:
 
         try:
             straggler_policy = None if group_request.eval_sampling else self._straggler_policy  # a measurement waits for everything
-            group = await run_group(group_request, play, self._live, straggler_policy)
+            async with self._partners.of_group(group_request, self._running_codec()) as partners:
+                group = await run_group(group_request, play, self._live, straggler_policy)
         finally:
             self._throttle.leave(left)  # those that were cancelled before they began
-        if self._compared is None or self._codec is None or group_request.eval_sampling:
+        if self._compared is None or group_request.eval_sampling:
             return group
-        return await self._compared.judge(group, self._codec)
+        return await self._compared.judge(group, self._running_codec())
 
-    def _episode(self, group_request: GroupRequest, index: int) -> Member:
+    def _running_codec(self) -> ChatCodec:
         if self._codec is None or self._closed:
             raise EngineError("this rollout worker is not running: it was not started, or it was closed")
+        return self._codec
+
+    def _episode(self, group_request: GroupRequest, index: int, partners: Mapping[str, Partner]) -> Member:
         return make_member(
             group_request,
             index,
             agent=self._agent,
             open_session=self._sessions.session,
             engine=self._engine,
-            codec=self._codec,
+            codec=self._running_codec(),
             settings=self._settings,
             server=self._server,
+            partners=partners,
         )

@@ -18,6 +18,7 @@ from typing import Any
 from agentrl.core.errors import ConfigError, RemoteError, RewardError
 from agentrl.core.types import Prompt
 from agentrl.env.agent import StepResult, StepState
+from agentrl.env.remote.completions import complete
 from agentrl.env.remote.wire import check_url
 from agentrl.env.results import bad_result
 from agentrl.env.rewards.function import RemoteReward
@@ -149,32 +150,21 @@ class JudgeReward(RemoteReward):
 
     async def _reply(self, messages: list[dict[str, str]]) -> tuple[str, float]:
         """Send one request; returns the reply and what it cost."""
-        from agentrl.env.remote.http import HttpSession
-
         settings, counts, client = self._settings, self._settings.counts, self._client
         if client is None:
             raise RewardError(f"judge {settings.model}: it is closed")
         if counts.cost >= settings.max_cost:
             raise RewardError(f"judge {settings.model}: {counts.cost:.2f} is spent, and max_cost is {settings.max_cost:g}")
-        body = {**settings.request, "messages": messages}
-        api_key = os.environ.get(settings.api_key_env, "")
-        session = HttpSession(headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
         try:
-            answer = (await client.call("POST", "/chat/completions", body, session=session)).json()
+            answer = await complete(client, {**settings.request, "messages": messages}, settings.api_key_env)
         except RemoteError as error:
             raise RewardError(f"judge {settings.model}: {error}") from error
-        try:
-            usage = answer.get("usage") or {}
-            tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-            content = answer["choices"][0]["message"]["content"]
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-            raise RewardError(f"judge {settings.model}: its answer is no chat completion: {answer!r:.200}") from error
         counts.calls += 1
-        counts.prompt_tokens += tokens[0]
-        counts.completion_tokens += tokens[1]
-        cost = (tokens[0] * settings.price_in + tokens[1] * settings.price_out) / 1e6
+        counts.prompt_tokens += answer.prompt_tokens
+        counts.completion_tokens += answer.completion_tokens
+        cost = (answer.prompt_tokens * settings.price_in + answer.completion_tokens * settings.price_out) / 1e6
         counts.cost += cost
-        return str(content or ""), cost
+        return answer.text, cost
 
     def _value(self, reply: str) -> float | None:
         """The number in a reply; `None` without one, or with one outside the scale."""
