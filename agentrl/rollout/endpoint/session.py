@@ -18,6 +18,7 @@ from agentrl.core.types import FinishReason, Sampling
 from agentrl.rollout.endpoint.answers import AnswerParser
 from agentrl.rollout.endpoint.graph import MessageGraph
 from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, texts_of
+from agentrl.rollout.endpoint.pictures import without_images
 from agentrl.rollout.endpoint.request_log import RequestLog
 from agentrl.rollout.lane import Turns
 from agentrl.rollout.recorder import Context, Recorder, Sample
@@ -101,6 +102,13 @@ class EndpointSession:
         """Tokens that a conversation may have."""
         return self._recorder.limit
 
+    def seen(self, request: ChatRequest) -> ChatRequest:
+        """Return a request as the model sees it: without images, if it reads text only."""
+        if not request.images or self._codec.images is not None:
+            return request
+        messages = [without_images(message, [mark for mark, _ in request.images]) for message in request.messages]
+        return replace(request, messages=messages, images=(), images_omitted=len(request.images))
+
     @property
     def limit_reached(self) -> bool:
         """True if a request was refused because there had been too many."""
@@ -121,6 +129,7 @@ class EndpointSession:
     def begin(self, digest: bytes, request: ChatRequest, branch: str, key: str = "") -> Exchange:
         """Answer a request; `ApiError` if the episode is over or there were too many requests."""
         self.check_open()
+        self.graph.images.update(request.images)
         self.counts.update(ignored_fields=len(request.ignored), images_omitted=request.images_omitted)
         asked, request = request, self._complete(request)
         if len(self.exchanges) >= self._max_requests:
@@ -139,6 +148,7 @@ class EndpointSession:
     async def count(self, request: ChatRequest) -> int:
         """Tokens of the prompt of a request; nothing is sampled."""
         self.check_open()
+        self.graph.images.update(request.images)
         with _reading():
             request = self._complete(request)
             await self._check_size(request)
@@ -231,7 +241,8 @@ class EndpointSession:
         self.exchanges[number].request = replace(request, messages=placed.messages)
         self.exchanges[number].sample = own = self._recorder.reserve()
         try:
-            sample = await self._recorder.sample(placed.prompt_ids, self._sampling(request), number=own, structure=structure)
+            given: Any = {"number": own, "structure": structure, "placed": placed.images}
+            sample = await self._recorder.sample(placed.prompt_ids, self._sampling(request), **given)
         except ContextLengthError as error:
             raise self._too_long(len(placed.prompt_ids)) from error
         except StructureError as error:
