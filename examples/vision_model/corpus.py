@@ -39,10 +39,35 @@ def grid_row(rng: Random, mistakes: float) -> Row:
     return _row(turns)
 
 
-def rows(count: int, *, seed: int, mistakes: float) -> list[Row]:
-    """Return rows of a data set for ``agentrl sft``."""
+def shapes_description(rng: Random) -> Row:
+    """Return a picture with the colours in its quarters: many words about each picture, so that the vision part learns fast."""
+    (picture,) = shapes.make_task(rng).images
+    words = []
+    for x, y in shapes.QUARTERS:
+        quarter = picture[y - 16 : y + 16, x - 16 : x + 16]
+        counts = {name: int((quarter == colour).all(-1).sum()) for name, colour in shapes.COLOURS.items()}
+        most = max(counts, key=lambda name: counts[name])
+        words.append(most if counts[most] else "no")
+    return _row([("List.", picture, " ".join(words))])
+
+
+def grid_description(rng: Random) -> Row:
+    """Return a grid with the places of walker and goal."""
+    walker, goal = picture_grid.make_places(rng)
+    return _row([("Where?", picture_grid.draw(walker, goal), " ".join(map(str, (*walker, *goal))))])
+
+
+def rows(count: int, *, seed: int, mistakes: float, descriptions: float) -> list[Row]:
+    """Return rows of a data set for ``agentrl sft``; a share of them describes the whole picture, without mistakes."""
     rng = Random(seed)
-    return [(shapes_row if rng.random() < 0.7 else grid_row)(rng, mistakes) for _ in range(count)]
+    found = []
+    for _ in range(count):
+        is_shapes = rng.random() < 0.7
+        if rng.random() < descriptions:
+            found.append((shapes_description if is_shapes else grid_description)(rng))
+        else:
+            found.append((shapes_row if is_shapes else grid_row)(rng, mistakes))
+    return found
 
 
 def _row(turns: list[tuple[str, Any, str]]) -> Row:

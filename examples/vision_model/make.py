@@ -20,18 +20,18 @@ from agentrl.tune import tune
 from examples.vision_model.corpus import MISTAKES, rows
 from examples.vision_model.model import save_new_model
 
-BATCH_SIZE, ROWS = 32, 4_000
-PHASES = ((0.0, 600, 1.5e-3), (MISTAKES, 60, 5e-4))
-"""Share of mistakes, steps and learning rate of each phase."""
+BATCH_SIZE, ROWS = 32, 1_800
+PHASES = ((0.0, 0.5, 330, 2e-3), (MISTAKES, 0.0, 40, 5e-4))
+"""Shares of mistakes and of descriptions, steps and learning rate of each phase."""
 
 
 def make(out: Path, *, seed: int = 0, scale: float = 1.0) -> None:
     """Write the model into a new directory; `scale` shortens the training."""
     with tempfile.TemporaryDirectory() as folder:
         model = save_new_model(Path(folder) / "new", seed=seed)
-        for number, (mistakes, steps, rate) in enumerate(PHASES):
+        for number, (mistakes, descriptions, steps, rate) in enumerate(PHASES):
             count, data = max(1, int(scale * steps)), Path(folder) / f"{number}.jsonl"
-            drawn = rows(min(ROWS, count * BATCH_SIZE), seed=seed + number, mistakes=mistakes)
+            drawn = rows(min(ROWS, count * BATCH_SIZE), seed=seed + number, mistakes=mistakes, descriptions=descriptions)
             data.write_text("\n".join(map(json.dumps, drawn)), encoding="utf-8")
             settings = {"num_steps": count, "batch_size": BATCH_SIZE, "learning_rate": rate, "lr_schedule": "cosine"}
             run = tune("sft", data=str(data), model=str(model), run_dir=f"{folder}/run-{number}", seed=seed, **settings)

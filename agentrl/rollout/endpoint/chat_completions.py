@@ -50,7 +50,7 @@ def parse(body: Json) -> ChatRequest:
         one_call=body.get("parallel_tool_calls") is False,
         stop=fields.strings("stop"),
         ignored=ignored,
-        images_omitted=len(fields.images),
+        images=tuple(fields.images),
         options={"include_usage": bool(fields.inner("stream_options").get("include_usage"))},
     )
 

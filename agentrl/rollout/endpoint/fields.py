@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.core.serving import ApiError
+from agentrl.env.images import image_in
 from agentrl.rollout.endpoint.neutral import Constraint, Json
 
 COMMON = ("top_k", "chat_template_kwargs", "enable_thinking")
@@ -54,7 +56,7 @@ class Fields:
 
     value: Json
     where: str = ""
-    images: list[str] = field(default_factory=list)  # places of the images that were left out, of the whole request
+    images: list[tuple[str, str]] = field(default_factory=list)  # marks and sources of the images of the whole request
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a field as it is."""
@@ -161,11 +163,15 @@ class Fields:
         return tuple(items)
 
     def is_image(self) -> bool:
-        """Return True for a part that is an image, which is noted as left out."""
-        if self.get("type") not in IMAGES:
-            return False
-        self.images.append(self.where)
-        return True
+        """Return True for a part that is an image."""
+        return self.get("type") in IMAGES
+
+    def mark(self) -> str:
+        """Return the text that stands for the image of a part, which is noted."""
+        source = _source(self.value)
+        mark = f"[image {hashlib.sha256(source.encode()).hexdigest()[:32]}]"
+        self.images.append((mark, source))
+        return mark
 
     def _top_k(self) -> int | None:
         """Number of candidates; 0, for which some services write -1, switches the limit off."""
@@ -189,10 +195,19 @@ class Fields:
     def _part(self, name: str, index: int, part: Any, kinds: Sequence[str]) -> str:
         fields = Fields(part if isinstance(part, Mapping) else {}, f"{self._place(name)}[{index}]", self.images)
         if fields.is_image():
-            return OMITTED
+            return fields.mark()
         if fields.get("type") not in kinds or not isinstance(fields.get("text"), str):
             raise fields.refused("type", f"only parts of the types {', '.join(kinds)} are taken")
         return fields.text("text")
+
+
+def _source(part: Json) -> str:
+    """Return the image of a part as a data URL, or as the address that it has in its place."""
+    given = part.get("source")
+    if isinstance(given, Mapping) and given.get("data"):
+        return f"data:{given.get('media_type')};base64,{given['data']}"
+    found = given.get("url") if isinstance(given, Mapping) else image_in(part)
+    return found if isinstance(found, str) else "an image without data"
 
 
 def constraint_of(choice: Any, choice_field: str, tool: Any, form: Any, form_field: str) -> Constraint | None:

@@ -10,10 +10,12 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from agentrl.core.errors import ConfigError, EnvResultError
+from agentrl.core.images import PlacedImage
 from agentrl.core.serving import ApiError
 from agentrl.core.types import Message
 from agentrl.rollout.chat import ChatCodec
 from agentrl.rollout.endpoint.neutral import Answer, ChatRequest, EchoedMessage, Json, parsed_arguments
+from agentrl.rollout.endpoint.pictures import marks_in, with_parts
 from agentrl.rollout.forms import with_calls_as_text
 from agentrl.rollout.lane import SHORT
 from agentrl.rollout.recorder import Context, Recorder, Sample
@@ -103,6 +105,7 @@ class Placed:
     keys: list[Key]
     messages: list[EchoedMessage]  # as they came first, so that the requests of a conversation share them
     prompt_ids: list[int]
+    images: Sequence[PlacedImage]  # of the prompt
     follows: Sampled | None  # the latest sampled answer among the messages, whose tokens begin the prompt
     reason: str  # why the answer opens a branch; "" if it goes on with a context
 
@@ -134,6 +137,7 @@ class MessageGraph:
         self._codec, self._recorder = recorder.codec, recorder
         self._roots: dict[str, Place] = {}
         self._latest_tools: tuple[Sequence[Json], str] = ((), "")
+        self.images: dict[str, str] = {}  # images of the episode as paths or data URLs, by the marks that stand for them in texts
         self.histories: list[History] = []  # one per context
 
     async def place(self, request: ChatRequest) -> Placed:
@@ -152,12 +156,41 @@ class MessageGraph:
         if follows is None or tail is None:
             reason, follows = "template" if follows is not None else reason, None
             whole = partial(self._whole, codec, _with_tools(path.sent, request.tools))
-            prompt_ids = await lane.run(whole, _length(keys) + len(tools))
+            compact = await lane.run(whole, _length(keys) + len(tools))
+            prompt_ids, images = await self._expanded(compact, path.sent, [])
         else:
-            prompt_ids = follows.context.tokens[: follows.length] + tail
+            before = [each for each in follows.context.placed if each.place < follows.length]
+            new, later = await self._expanded(tail, path.sent[path.number :], before)
+            prompt_ids = follows.context.tokens[: follows.length] + new
+            images = [*before, *(each.moved(follows.length) for each in later)]
         messages = [place.message or message for place, message in zip(path.places, path.sent, strict=True)]
         place = path.places[-1]
-        return Placed(place=place, tools=tools, keys=keys, messages=messages, prompt_ids=prompt_ids, follows=follows, reason=reason)
+        return Placed(
+            place=place,
+            tools=tools,
+            keys=keys,
+            messages=messages,
+            prompt_ids=prompt_ids,
+            images=images,
+            follows=follows,
+            reason=reason,
+        )
+
+    async def _expanded(
+        self, compact: list[int], messages: Sequence[Message], before: Sequence[PlacedImage]
+    ) -> tuple[list[int], Sequence[PlacedImage]]:
+        """Return the expanded form of the tokens of messages, and their images; `ApiError` for an image that cannot be used."""
+        reader = self._codec.images
+        if reader is None or not self.images:
+            return compact, ()
+        sources = [self.images[mark] for message in messages for mark in marks_in(message, self.images)]
+        if strange := next((source for source in sources if not source.startswith("data:")), None):  # a path would be one of this machine
+            raise ApiError(400, f"messages: the image {strange[:60]!r} is no data URL", "messages", "invalid_value")
+        try:
+            found = await reader.read(sources)
+            return reader.expand(compact, found, len(before))
+        except EnvResultError as error:
+            raise ApiError(400, f"messages: {error}", "messages", "invalid_value") from error
 
     async def tools_key(self, tools: Sequence[Json]) -> str:
         """The tools as one text, which is the same for the same tools."""
@@ -232,13 +265,14 @@ class MessageGraph:
         earlier = [*path.sent[: path.number - 1], follows.answer.message()]
         try:
             last_id = follows.context.tokens[follows.length - 1]
-            return codec.encode_next(path.sent[path.number :], last_id, _with_tools(earlier, tools))
+            new = [with_parts(message, self.images) for message in path.sent[path.number :]]
+            return codec.encode_next(new, last_id, _with_tools(earlier, tools))
         except EnvResultError:
             return None
 
     def _whole(self, codec: ChatCodec, messages: Sequence[Message]) -> list[int]:
         try:
-            return codec.encode_chat(messages)
+            return codec.encode_chat([with_parts(message, self.images) for message in messages])
         except EnvResultError as error:
             raise ApiError(400, f"messages: {error}", "messages", "invalid_value") from error
 

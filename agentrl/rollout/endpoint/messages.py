@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.core.serving import ApiError
-from agentrl.rollout.endpoint.fields import OMITTED, Fields, constraint_of, described
+from agentrl.rollout.endpoint.fields import Fields, constraint_of, described
 from agentrl.rollout.endpoint.neutral import (
     Answer,
     ChatRequest,
@@ -63,7 +63,7 @@ def parse_prompt(body: Json) -> ChatRequest:
         previous=fields.inner("thread").text("previous_message_id") if follows else "",
         inherits=True,
         ignored=ignored,
-        images_omitted=len(fields.images),
+        images=tuple(fields.images),
     )
 
 
@@ -150,7 +150,7 @@ def _user(blocks: list[Fields], role: str) -> list[EchoedMessage]:
         if not is_image and block.one_of("type", ("text", "tool_result"), "only text, image and tool_result are taken") == "tool_result":
             messages.append(EchoedMessage(role="tool", content=block.text_of("content"), tool_call_id=block.text("tool_use_id")))
             continue
-        text = OMITTED if is_image else block.text("text")
+        text = block.mark() if is_image else block.text("text")
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += f"\n{text}"
         else:

@@ -52,6 +52,7 @@ class ChatRequest:
     previous: str = ""  # id of the answer that the messages follow, if the endpoint is to keep the conversation
     inherits: bool = False  # tools and the text before all messages are those of the previous answer's request, if none are given
     ignored: tuple[str, ...] = ()  # names of fields that the endpoint does not know, and that change nothing
+    images: Sequence[tuple[str, str]] = ()  # the marks of images in the texts, and the images as paths or data URLs
     images_omitted: int = 0  # images that the model does not see
     options: Json = field(default_factory=dict)  # what only the dialect needs, to render the answer
 

@@ -59,7 +59,7 @@ def parse(body: Json) -> ChatRequest:
         one_call=body.get("parallel_tool_calls") is False,
         previous=fields.text("previous_response_id") if body.get("previous_response_id") else "",
         ignored=ignored,
-        images_omitted=len(fields.images),
+        images=tuple(fields.images),
         options={"body": {name: value for name, value in body.items() if name != "input"}, "kinds": kinds},
     )
 

@@ -181,7 +181,7 @@ class _Request:
     async def count(self) -> None:
         """Answer with the tokens of the prompt."""
         async with self._desk.body(self._headers, self._receive) as body:
-            asked = await self._desk.parsed(messages.parse_prompt, body)
+            asked = self.session.seen(await self._desk.parsed(messages.parse_prompt, body))
         tokens = await self.session.count(asked)
         await send_json(self.send, 200, {"input_tokens": tokens})
 
@@ -193,7 +193,7 @@ class _Request:
             digest = await self._desk.digest(body, self.scope["path"], self._branch)
             exchange = self.session.repeated(digest, _retry(self._headers), key)
             if exchange is None:
-                asked = await self._desk.parsed(self._dialect.parse, body)
+                asked = self.session.seen(await self._desk.parsed(self._dialect.parse, body))
                 self._desk.warn(asked)
                 exchange = self.session.begin(digest, asked, self._branch, key)
         exchange.clients += 1

@@ -19,6 +19,7 @@ from agentrl.rollout.endpoint.exchange import Exchange
 from agentrl.rollout.endpoint.graph import MessageGraph
 from agentrl.rollout.endpoint.live import LiveAnswer, cut_at_stop
 from agentrl.rollout.endpoint.neutral import Answer, Call, ChatRequest, EchoedMessage, call_id, texts_of
+from agentrl.rollout.endpoint.pictures import without_images
 from agentrl.rollout.endpoint.request_log import RequestLog
 from agentrl.rollout.endpoint.splitter import AnswerSplitter
 from agentrl.rollout.lane import Turns
@@ -70,6 +71,13 @@ class EndpointSession:
         """Tokens that a conversation may have."""
         return self._recorder.limit
 
+    def seen(self, request: ChatRequest) -> ChatRequest:
+        """Return a request as the model sees it: without images, if it reads text only."""
+        if not request.images or self._codec.images is not None:
+            return request
+        messages = [without_images(message, [mark for mark, _ in request.images]) for message in request.messages]
+        return replace(request, messages=messages, images=(), images_omitted=len(request.images))
+
     @property
     def limit_reached(self) -> bool:
         """True if a request was refused because there had been too many."""
@@ -90,6 +98,7 @@ class EndpointSession:
     def begin(self, digest: bytes, request: ChatRequest, branch: str, key: str = "") -> Exchange:
         """Answer a request; `ApiError` if the episode is over or there were too many requests."""
         self.check_open()
+        self.graph.images.update(request.images)
         self.counts.update(ignored_fields=len(request.ignored), images_omitted=request.images_omitted)
         asked, request = request, self._complete(request)
         if len(self.exchanges) >= self._max_requests:
@@ -108,6 +117,7 @@ class EndpointSession:
     async def count(self, request: ChatRequest) -> int:
         """Tokens of the prompt of a request; nothing is sampled."""
         self.check_open()
+        self.graph.images.update(request.images)
         with _reading():
             request = self._complete(request)
             await self._check_size(request)
@@ -205,9 +215,8 @@ class EndpointSession:
         live = self._live(exchange, number, placed.prompt_ids)
         exchange.live, listener = (live, live.take) if request.stream else (None, None)
         try:
-            sample = await self._recorder.sample(
-                placed.prompt_ids, self._sampling(request), number=own, structure=structure, on_tokens=listener
-            )
+            given: Any = {"number": own, "structure": structure, "placed": placed.images, "on_tokens": listener}
+            sample = await self._recorder.sample(placed.prompt_ids, self._sampling(request), **given)
         except ContextLengthError as error:
             raise self._too_long(len(placed.prompt_ids)) from error
         except StructureError as error:

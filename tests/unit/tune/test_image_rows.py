@@ -1,0 +1,107 @@
+"""Rows with images in supervised training: tokens of images are not trained, and pictures go to the model in their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.core.errors import ConfigError, DataError
+from agentrl.core.tokenizers import load_tokenizer
+from agentrl.env.images import image_text
+from agentrl.rollout.images import ImageReader
+from agentrl.rollout.text_codec import TextCodec
+from agentrl.tune.encode import IGNORED, Encoder, fingerprint
+from agentrl.tune.forms import RowError, dialogue, pair
+from agentrl.tune.objectives import inputs_of
+from agentrl.tune.prepare import _check_images
+from agentrl.tune.settings import DpoConfig, SftConfig, SftDataConfig, SftMethodConfig
+from agentrl.tune.trainer import Collator
+from tests.image_support import picture, reader_of
+
+PICTURES = [image_text(picture(seed)) for seed in range(2)]
+CHAT = [
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]},
+    {"role": "assistant", "content": "red"},
+    {"role": "user", "content": "And now?"},
+    {"role": "assistant", "content": "blue"},
+]
+
+
+@pytest.fixture(scope="module")
+def reader(vision_model: str) -> ImageReader:
+    return reader_of(vision_model)
+
+
+@pytest.fixture(scope="module")
+def codec(vision_model: str) -> TextCodec:
+    return TextCodec(load_tokenizer(vision_model))
+
+
+def encoded(codec: TextCodec, reader: ImageReader | None, row: dict[str, Any], **data: Any) -> list[dict[str, Any]]:
+    config = SftConfig(data=SftDataConfig(**data))
+    return Encoder(codec, config, reader).encode(dialogue(row, config.data))
+
+
+def test_a_chat_has_its_images_where_its_parts_are(codec: TextCodec, reader: ImageReader) -> None:
+    (row,) = encoded(codec, reader, {"messages": CHAT, "images": PICTURES[:1]})
+    (image,) = reader.read_here(PICTURES[:1])
+    count = len(image.token_ids)
+    begin = row["input_ids"].index(int(image.token_ids[0]))
+    assert row["input_ids"][begin : begin + count] == image.token_ids.tolist()
+    assert row["labels"][begin : begin + count] == [IGNORED] * count
+    assert codec.decode([label for label in row["labels"] if label != IGNORED]) == "red<|end|>blue<|end|>"
+    assert row["images"] == PICTURES[:1]
+
+
+def test_images_without_parts_come_first_and_a_completion_may_have_some(codec: TextCodec, reader: ImageReader) -> None:
+    plain = [{"role": "user", "content": "What?"}, CHAT[1]]
+    completion = {"prompt": "What?", "completion": "red", "image": PICTURES[0]}
+    (one,), (other,) = encoded(codec, reader, {"messages": plain, "images": PICTURES[:1]}), encoded(codec, reader, completion)
+    assert one["input_ids"] == other["input_ids"]
+    assert one["labels"] == other["labels"]
+
+
+def test_batches_have_the_pixels_of_all_rows_in_order(codec: TextCodec, reader: ImageReader) -> None:
+    rows = [encoded(codec, reader, {"messages": CHAT, "images": [name]})[0] for name in PICTURES]
+    batch = Collator(0, reader)(rows)
+    found = inputs_of(batch)["pixel_values"]
+    expected = [torch.tensor(image.tensors["pixel_values"].array) for image in reader.read_here(PICTURES)]
+    assert torch.equal(found, torch.cat(expected, 1))
+    assert "pixels" not in Collator(0, reader)([{"input_ids": [1, 2], "labels": [1, 2]}])
+
+
+def test_a_row_whose_images_do_not_fit_is_left_out_whole(codec: TextCodec, reader: ImageReader) -> None:
+    (row,) = encoded(codec, reader, {"messages": CHAT, "images": PICTURES[:1]})
+    with pytest.raises(DataError, match="leaves no row"):
+        encoded(codec, reader, {"messages": CHAT, "images": PICTURES[:1]}, max_length=len(row["input_ids"]) - 1, overlong="cut")
+
+
+@pytest.mark.parametrize(("images", "words"), [(PICTURES, "1 parts for images"), ([], "1 parts for images"), ([3], "is no image")])
+def test_images_that_do_not_fit_their_parts_are_refused(images: list[Any], words: str) -> None:
+    with pytest.raises(RowError, match=words):
+        dialogue({"messages": CHAT, "images": images}, SftDataConfig())
+
+
+def test_damaged_images_and_models_of_text_are_refused_by_name(codec: TextCodec, reader: ImageReader) -> None:
+    with pytest.raises(DataError, match="no image that can be read"):
+        encoded(codec, reader, {"messages": CHAT, "images": [b"nothing"]})
+    with pytest.raises(DataError, match="1 images and the model reads text only"):
+        encoded(codec, None, {"messages": CHAT, "images": PICTURES[:1]})
+
+
+def test_other_methods_refuse_parts_that_are_no_text() -> None:
+    with pytest.raises(RowError, match="part of the type image"):
+        pair({"prompt": CHAT[:1], "chosen": "red", "rejected": "blue"}, DpoConfig().data)
+
+
+def test_packing_is_refused(codec: TextCodec, reader: ImageReader) -> None:
+    rows = encoded(codec, reader, {"messages": CHAT, "images": PICTURES[:1]})
+    with pytest.raises(ConfigError, match="--packing"):
+        _check_images(SftConfig(method=SftMethodConfig(packing=True)), rows)
+
+
+def test_another_picture_is_other_data(codec: TextCodec, reader: ImageReader) -> None:
+    one, other = (encoded(codec, reader, {"messages": CHAT, "images": [name]}) for name in PICTURES)
+    assert fingerprint(one) != fingerprint(other)
