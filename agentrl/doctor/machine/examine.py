@@ -44,7 +44,7 @@ class Trials:
 
 
 def examine(
-    device: Device = "auto", *, trials: bool = True, budget_s: float = BUDGET_S, tell: Callable[[str], None] = str
+    device: Device = "auto", *, trials: bool = True, budget_s: float = BUDGET_S, tell: Callable[[str], object] = str
 ) -> MachineReport:
     """Look at this machine, try what a run needs, and keep the rates that were measured.
 
