@@ -38,7 +38,7 @@ COMMANDS = {
     "serve": ("agentrl.cli.serve:main", "offer a model to an agent over HTTP, as in training, to try the agent"),
     "serve-reward-model": ("agentrl.cli.serve_reward_model:main", "offer a reward model over HTTP"),
     "inspect": ("agentrl.cli.inspect:main", "show a run, its episodes, or one of them turn by turn"),
-    "doctor": ("agentrl.cli.doctor:main", "name the cause for which a run does not learn, and prove it"),
+    "doctor": ("agentrl.cli.doctor:main", "examine this machine; or name the cause for which a run does not learn"),
     "view": ("agentrl.cli.view:main", "show runs, episodes and tokens in the browser"),
     "profile": ("agentrl.cli.profile:main", "say where a run's time went, and what other sizes would give"),
     "scale": ("agentrl.cli.scale:main", "let engines join or leave a run under way"),

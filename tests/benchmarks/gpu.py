@@ -1,10 +1,10 @@
-"""One GPU in at most nine minutes: kernels, the learner's speed and memory, shared prompts, CUDA IPC, offloaded Adam, a run that learns.
+"""The acceptance run of one GPU, in at most nine minutes: ``agentrl doctor``, speed and memory of the learner, the demo with each engine.
 
     make gpu
 
-prints a table with date and device, and writes it to ``gpu-report.md``. Any Python with torch for CUDA will do (``GPU_PYTHON``); vLLM is
-not needed. What cannot run is a line of the table, and the rest goes on. Every measurement also runs on a CPU with
-sizes so small that the figures mean nothing; a test does that.
+prints a page with date, device, versions and figures, and writes it to ``gpu-report.md``. Any Python with torch for CUDA will do
+(``GPU_PYTHON``); vLLM and Ray are not needed. A part that cannot run is named on the page, and the rest goes on. Every part also runs on a
+CPU with sizes so small that the figures mean nothing; a test does that.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,12 +25,14 @@ from agentrl.config.model_shape import shape_of
 from agentrl.config.schema import TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.types import Group, Status, Task, Trajectory, ints
+from agentrl.doctor.machine.packages import installed
+from agentrl.doctor.machine.speed import matmul_rate
 from agentrl.learner.attention import KERNELS, Costs, register
 from agentrl.learner.batch import Batch, collate
 from agentrl.learner.layout import Layout, MicroBatch, one_row_bundles, share_prompts
 from agentrl.profile.memory import CONTEXT, learner_parts
 from agentrl.profile.plan import pass_flops
-from tests.benchmarks._gpu_checks import Found, buckets, kernels, trained
+from tests.benchmarks._gpu_checks import WHOLE, Found, demo, doctor, findings
 from tests.benchmarks.balance import answer
 from tests.benchmarks.learner_memory import PeakMemory, micro_batch
 
@@ -52,12 +55,11 @@ class Sizes:
     peaks: tuple[int, ...]  # tokens of the micro-batches whose memory is measured
     prompts: tuple[tuple[int, int], ...]  # tokens of a prompt that rows share, and of each answer
     members: int  # rows that share it
-    matmul: int  # side of the matrices that the device's rate is measured with
     adam: int  # parameters of the offloaded optimizer
     repeats: int  # steps that are timed
-    attention: tuple[int, int, int, int]  # rows, tokens of each, heads, heads of keys
-    buckets: tuple[int, int]  # buckets that go to another process, and bytes of each
-    train_steps: int  # of the run
+    trials: bool  # of `agentrl doctor`
+    engines: tuple[Literal["transformers", "vllm"], ...]  # of the demo
+    demo_steps: int
 
 
 QWEN_1B = {
@@ -76,12 +78,11 @@ FULL = Sizes(
     peaks=(8192, 16384, 32768),
     prompts=((4096, 1024), (1024, 4096)),
     members=8,
-    matmul=8192,
     adam=200_000_000,
     repeats=5,
-    attention=(6, 700, 12, 2),
-    buckets=(8, 64 * 2**20),
-    train_steps=40,
+    trials=True,
+    engines=("transformers", "vllm"),
+    demo_steps=WHOLE,
 )
 
 
@@ -91,7 +92,8 @@ class Bench:
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self.sizes, self.device = sizes, device
         self.shape = shape_of({**sizes.model, "model_type": "qwen2"})
-        self.matmul_rate = 0.0  # floating-point operations per second
+        self.examined: Mapping[str, Any] = {}  # report of `doctor`
+        self._matmul_rate = 0.0  # floating-point operations per second
         self._ranks: Any = None  # the learner's only rank, from the first measurement that needs one
 
     def close(self) -> None:
@@ -100,16 +102,24 @@ class Bench:
             self._ranks.leave()
             self._ranks = None
 
-    def pieces(self) -> list[Callable[[], Iterator[Found]]]:
-        """Return all measurements, the most important first."""
-        return [self.matmul, self.kernels, self.speed, self.memory, self.train, self.ipc, self.shared_prompts, self.adam]
+    def pieces(self) -> dict[str, Callable[[], Iterator[Found]]]:
+        """Return all parts by name, the most important first."""
+        demos = {f"demo_{engine}": partial(demo, engine, self.sizes.demo_steps, self.device) for engine in self.sizes.engines}
+        learner = {"speed": self.speed, "memory": self.memory, "shared_prompts": self.shared_prompts}
+        return {"doctor": self.doctor, **learner, **demos, "adam": self.adam}
 
-    def matmul(self) -> Iterator[Found]:
-        """Rate of large matrix products in bfloat16."""
-        side = self.sizes.matmul
-        left, right = (torch.randn(side, side, device=self.device, dtype=torch.bfloat16) for _ in range(2))
-        self.matmul_rate = 2 * side**3 / self._seconds(lambda: left @ right)
-        yield Found(name=f"matmul {side}, bfloat16", value=f"{self.matmul_rate / 1e12:.1f} TFLOP/s")
+    def doctor(self) -> Iterator[Found]:
+        """The machine, examined by ``agentrl doctor``: limits, versions, rates, kernels, bytes, two steps with each engine."""
+        self.examined = doctor(self.device, trials=self.sizes.trials)
+        return findings(self.examined)
+
+    @property
+    def matmul_rate(self) -> float:
+        """Measured rate of matrix products in bfloat16, by `doctor` or, where that failed, here."""
+        if not self._matmul_rate:
+            self._matmul_rate = float(self.examined.get("rates", {}).get("matmul_bfloat16", 0.0))
+            self._matmul_rate = self._matmul_rate or matmul_rate(self.device, torch.bfloat16)
+        return self._matmul_rate
 
     def speed(self) -> Iterator[Found]:
         """Training steps of the learner and of two plain loops, on equally long rows, so that padding is no disadvantage."""
@@ -165,18 +175,6 @@ class Bench:
                 times[name] = self._guarded(lambda micro=micro: policy(micro)[0].sum().backward())
             value = ", ".join(f"{name} {took if isinstance(took, str) else f'{took:.3f} s'}" for name, took in times.items())
             yield Found(name=f"prompt of {prompt:,}, {self.sizes.members} answers of {length:,}", value=value)
-
-    def kernels(self) -> Iterator[Found]:
-        """As `_gpu_checks.kernels`."""
-        return kernels(self.sizes.attention, self.device)
-
-    def ipc(self) -> Iterator[Found]:
-        """As `_gpu_checks.buckets`."""
-        return buckets(*self.sizes.buckets, self.device)
-
-    def train(self) -> Iterator[Found]:
-        """As `_gpu_checks.trained`."""
-        return trained(self.sizes.train_steps, self.device, whole=self.sizes.train_steps >= FULL.train_steps)
 
     def adam(self) -> Iterator[Found]:
         """An optimizer step in CPU memory, by torch's fused kernel and by its plain one."""
@@ -301,29 +299,61 @@ def use(model: Any, kernel: str) -> None:
     model.set_attn_implementation(KERNELS[kernel].implementation)
 
 
-def measure(bench: Bench, *, limit_s: float = LIMIT_S) -> list[Found]:
-    """Run all measurements; one that fails is a line of the table, and none begins after the limit."""
-    begin, found = time.perf_counter(), list[Found]()
-    for piece in bench.pieces():
+def measure(bench: Bench, *, limit_s: float = LIMIT_S) -> dict[str, list[Found]]:
+    """Run all parts, and return their lines by name; a part that fails is a line, and none begins when too little time is left."""
+    begin, found = time.perf_counter(), dict[str, list[Found]]()
+    for name, piece in bench.pieces().items():
+        lines = found.setdefault(name, [])
         if time.perf_counter() - begin > 0.8 * limit_s:
-            found.append(Found(name=piece.__name__, value="left out, no time", met=False))
+            lines.append(Found(name=name, value="left out, no time", met=False))
             continue
         try:
-            found.extend(piece())
+            lines.extend(piece())
         except Exception as error:  # the others are worth having
             reason = next(iter(str(error).strip().splitlines()), "")
-            found.append(Found(name=piece.__name__, value=f"failed: {type(error).__name__}: {reason}", met=False))
+            lines.append(Found(name=name, value=f"failed: {type(error).__name__}: {reason}", met=False))
         if bench.device.type == "cuda":
             torch.cuda.empty_cache()
     bench.close()
     return found
 
 
-def table(found: list[Found], device: str) -> str:
-    """Return the lines as a table with date and device."""
-    title = f"`make gpu`, {device}, torch {torch.__version__}, {datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
-    rows = [f"| {line.name} | {line.value} | {line.target and line.target + ('' if line.met else ', MISSED')} |" for line in found]
-    return "\n".join([title, "", "| measurement | result | target |", "|---|---|---|", *rows, ""])
+TITLES = {
+    "doctor": "The machine",
+    "speed": "Speed of the learner",
+    "memory": "Memory of the learner against `agentrl plan`",
+    "shared_prompts": "Shared prompts",
+    "demo_transformers": "`make demo` with the engine of transformers",
+    "demo_vllm": "`make demo` with vLLM",
+    "adam": "The optimizer in CPU memory",
+}
+
+
+def page(found: Mapping[str, list[Found]], device: str) -> str:
+    """Return the figures as a page: what it ran on, what missed its target or did not run, and a table for each part."""
+    versions = {
+        name: version for name, version in installed().items() if name in ("python", "torch", "transformers", "deepspeed", "vllm", "ray")
+    }
+    missed = [line.name for lines in found.values() for line in lines if not line.met]
+    text = [
+        f"# `make gpu` on {device}",
+        "",
+        f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}; {', '.join(f'{name} {version}' for name, version in versions.items())}.",
+        "",
+        f"Missed or not run: {', '.join(missed)}." if missed else "Every target was met.",
+    ]
+    for name, lines in found.items():
+        rows = [
+            f"| {cell(line.name)} | {cell(line.value)} | {line.target and line.target + ('' if line.met else ', MISSED')} |"
+            for line in lines
+        ]
+        text += ["", f"## {TITLES.get(name, name)}", "", "| what | result | target |", "|---|---|---|", *rows]
+    return "\n".join([*text, ""])
+
+
+def cell(text: str) -> str:
+    """Return a text as it stands in a cell of a table."""
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def main() -> int:
@@ -334,11 +364,12 @@ def main() -> int:
             print(f"torch {torch.__version__} is built without CUDA; name another Python with make gpu GPU_PYTHON=python3")
         return 0
     device = torch.device("cuda", 0)
+    name = torch.cuda.get_device_name(device)
     found = measure(Bench(replace(FULL), device))
-    report = table(found, torch.cuda.get_device_name(device))
+    report = page(found, name)
     REPORT.write_text(report, encoding="utf-8")
     print(report)
-    return 0 if all(line.met for line in found) else 1
+    return 0 if all(line.met for lines in found.values() for line in lines) else 1
 
 
 if __name__ == "__main__":

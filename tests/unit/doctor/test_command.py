@@ -32,9 +32,9 @@ def flat(tmp_path: Path) -> Path:
     return run.folder
 
 
-def test_a_request_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) == 2
-    assert "RUN" in capsys.readouterr().err
+def test_a_request_for_a_run_and_for_machines_is_refused(flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(flat), "--ray-address", "auto"]) == 2
+    assert "--ray-address = 'auto': examines machines, and a run is named too" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
