@@ -83,7 +83,7 @@ bench: $(STAMP)  ## run the benchmarks and print their figures
 bench-trl: $(STAMP)  ## the same training with agentrl and with TRL, three seeds; about 12 minutes
 	$(PY) -m tests.benchmarks.trl_side_by_side
 
-gpu:  ## try and measure one GPU (at most 9 minutes), or say that there is none; GPU_PYTHON names a Python with torch for CUDA
+gpu:  ## accept one GPU (9 minutes): doctor, speed, memory, demo; or say that there is none; GPU_PYTHON names a Python with torch for CUDA
 	$(GPU_PYTHON) -m tests.benchmarks.gpu
 
 study: $(STAMP)  ## compare staleness bounds and off-policy corrections; about 30 minutes

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig
-from vllm import ModelRegistry
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.models.registry import ModelRegistry
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -29,6 +29,13 @@ class Used:
 
 _LLM, _CORE, _BASE = "vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.distributed.weight_transfer.base"
 _LAYERS = "vllm.model_executor.layers"
+_ARGUMENTS = (
+    *("model", "dtype", "seed", "trust_remote_code", "skip_tokenizer_init", "disable_log_stats", "use_tqdm_on_load", "max_model_len"),
+    *("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "gpu_memory_utilization", "enable_prefix_caching"),
+    *("enable_chunked_prefill", "enable_sleep_mode", "enforce_eager", "async_scheduling", "tensor_parallel_size"),
+    *("distributed_executor_backend", "worker_extension_cls", "weight_transfer_config", "structured_outputs_config", "logprobs_mode"),
+    *("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras", "enable_return_routed_experts"),
+)
 
 USED = (
     Used(_LLM, "AsyncLLM.from_engine_args", ("engine_args",)),
@@ -52,9 +59,24 @@ USED = (
     Used("vllm.v1.engine.output_processor", "OutputProcessor.propagate_error"),
     Used("vllm.v1.engine.output_processor", "OutputProcessor.update_scheduler_stats"),
     Used("vllm.v1.core.sched.interface", "PauseState"),
+    Used("vllm.v1.engine", "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
+    Used("vllm.v1.engine", "EngineCoreOutputs", ("outputs",)),
+    Used("vllm.v1.engine", "FinishReason"),
+    Used("vllm.v1.engine.exceptions", "EngineDeadError"),
+    Used("vllm.exceptions", "VLLMValidationError"),
+    Used("vllm.engine.arg_utils", "AsyncEngineArgs"),
+    Used("vllm.engine.arg_utils", "EngineArgs", _ARGUMENTS),
+    Used("vllm.sampling_params", "SamplingParams", ("include_stop_str_in_output", "flat_logprobs", "structured_outputs", "output_kind")),
+    Used("vllm.sampling_params", "StructuredOutputsParams", ("json", "structural_tag")),
+    Used("vllm.sampling_params", "RequestOutputKind"),
+    Used("vllm.lora.request", "LoRARequest", ("lora_name", "lora_int_id", "lora_path")),
+    Used("vllm.model_executor.models.registry", "ModelRegistry"),
+    Used("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank"),
     Used("vllm.distributed.parallel_state", "destroy_model_parallel"),
     Used("vllm.distributed.parallel_state", "_WORLD"),
     Used("vllm.distributed.parallel_state", "_NODE_COUNT"),
+    Used(_BASE, "WeightTransferInitInfo"),
+    Used(_BASE, "WeightTransferUpdateInfo"),
     Used(_BASE, "WeightTransferInitRequest", ("init_info",)),
     Used(_BASE, "WeightTransferUpdateRequest", ("update_info",)),
     Used(_BASE, "WeightTransferEngine.start_weight_update"),
@@ -63,6 +85,10 @@ USED = (
     Used("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory.register_engine"),
     Used(f"{_LAYERS}.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
     Used(f"{_LAYERS}.vocab_parallel_embedding", "ParallelLMHead"),
+    Used(f"{_LAYERS}.vocab_parallel_embedding", "VocabParallelEmbedding"),
+    Used(f"{_LAYERS}.linear", "LinearBase"),
+    Used(f"{_LAYERS}.linear", "ColumnParallelLinear"),
+    Used(f"{_LAYERS}.linear", "RowParallelLinear"),
     Used(f"{_LAYERS}.linear", "QKVParallelLinear"),
     Used(f"{_LAYERS}.linear", "MergedColumnParallelLinear"),
     Used("vllm.model_executor.model_loader.reload", "initialize_layerwise_reload", ("model",)),
@@ -71,7 +97,19 @@ USED = (
     Used("vllm.distributed.device_communicators.pynccl", "PyNcclCommunicator.broadcast", ("tensor", "src", "stream")),
     Used("vllm.distributed.device_communicators.pynccl", "PyNcclCommunicator.destroy"),
     Used("vllm.distributed.utils", "create_tcp_store"),
+    Used("vllm.distributed.utils", "StatelessProcessGroup", ("rank", "world_size", "store")),
 )
+
+LATER = (
+    Used("vllm.tool_parsers", "ToolParserManager"),
+    Used("vllm.reasoning", "ReasoningParserManager"),
+    Used("vllm.tokenizers.hf", "get_cached_tokenizer", ("tokenizer",)),
+    Used("vllm.entrypoints.openai.chat_completion.protocol", "ChatCompletionRequest"),
+)
+"""Names that parsers of tool calls alone need; they are not looked for when an engine starts, because importing them takes a second."""
+
+BRIDGED = (Used("vllm.utils.nccl", "unpinned_nccl_env"),)
+"""Names that agentrl does without where they are missing."""
 
 STAMPS = (
     Used(_LLM, "AsyncLLM.update_weight_version"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     LinearBase,

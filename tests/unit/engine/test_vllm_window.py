@@ -14,7 +14,7 @@ import pytest
 from agentrl.core.errors import ConfigError, TransferAbandonedError
 from agentrl.engine import vllm_window
 from agentrl.engine.gate import Gate
-from agentrl.engine.vllm_window import STAMPS, USED, Used, check_vllm, stamps_tokens
+from agentrl.engine.vllm_window import BRIDGED, LATER, STAMPS, USED, Used, check_vllm, stamps_tokens
 
 WHEELS = os.environ.get("AGENTRL_WHEELS", "")
 """Folder with wheels of vLLM and torch; none is fetched."""
@@ -84,6 +84,17 @@ def lacking(read: Read, names: tuple[Used, ...]) -> Iterator[str]:
 def test_the_installed_vllm_has_every_name() -> None:
     check_vllm()
     assert stamps_tokens()
+    assert not [problem for used in LATER if (problem := vllm_window._problem(used))]
+
+
+def test_every_name_of_vllm_that_is_imported_is_listed() -> None:
+    listed = {(used.module, used.name.partition(".")[0]) for used in (*USED, *LATER, *STAMPS, *BRIDGED)}
+    modules = {module for module, _ in listed}
+    for path in sorted(Path(vllm_window.__file__).parents[1].rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "vllm":
+                names = {(node.module, alias.name) for alias in node.names if f"{node.module}.{alias.name}" not in modules}
+                assert names <= listed, f"{path.name} imports names that agentrl/engine/vllm_window.py does not list"
 
 
 def test_another_vllm_is_one_error_with_the_names_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +116,7 @@ def test_wheels_of_the_window_have_every_name(name: str) -> None:
             if name == "torch":
                 assert parameters(read, "torch.nn.attention.varlen", "varlen_attn") >= {"scale", "window_size"}, path.name  # type: ignore[operator]
                 continue
-            assert list(lacking(read, USED)) == [], path.name
+            assert list(lacking(read, (*USED, *LATER))) == [], path.name
             minor = int(path.name.split("-")[1].split(".")[1])
             assert bool(list(lacking(read, STAMPS))) == (minor < 32), path.name
 
