@@ -132,6 +132,10 @@ class LearnerRank:
         """Undo `offload`."""
         self._started.reload()
 
+    def digests(self) -> list[int]:
+        """Return the digests of the policy's weights, and of this rank's master weights and optimizer."""
+        return self._started.digests()
+
     def save_model(self, path: str) -> None:
         """Write the policy as a Hugging Face directory, atomically, and its moving average beside it if one is kept."""
         self._sender.settle()

@@ -33,6 +33,7 @@ from agentrl.learner.sequence import run_together
 from agentrl.learner.settings import LearnerSettings
 from agentrl.learner.step import Models, TrainingStep
 from agentrl.learner.targets import Algorithm, load_algorithm
+from agentrl.weights.digests import digest
 
 
 class LearnerState:
@@ -98,6 +99,14 @@ class LearnerState:
         """Undo `offload`."""
         for engine in self._trained:
             reload(engine.engine, self.ranks.device)
+
+    def digests(self) -> list[int]:
+        """Return the digests of the policy's weights, and of this rank's master weights and optimizer."""
+        wrapped = self.models.policy.engine.optimizer
+        optimizer = getattr(wrapped, "optimizer", wrapped)
+        masters = (part for group in optimizer.param_groups for part in group["params"])
+        states = (part for state in optimizer.state.values() for part in state.values() if isinstance(part, Tensor) and part.numel() > 1)
+        return [digest(part, part.dtype) for part in (*(weight for _, weight in self.named_weights()), *masters, *states)]
 
     @property
     def _trained(self) -> list[TrainEngine]:

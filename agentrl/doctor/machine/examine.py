@@ -64,7 +64,7 @@ def examine(
         run_trials(names, kind_of_device(device), made, end=begin + budget_s, tell=tell)
         if made.rates.date:
             kept = keep_rates(made.device, made.rates)
-            where = f"in {rates_file()}" if kept else f"not: {rates_file()} cannot be written"
+            where = f"rates.json in {rates_file().parent}" if kept else f"not: {rates_file()} cannot be written"
             made.findings.append(Finding(part="rates", name="kept", found=where))
     name = made.device or socket.gethostname()
     return MachineReport(
@@ -87,8 +87,12 @@ def run_trials(
     while left and time.monotonic() < end:
         with _child(left, kind) as (lines, errors):
             left = _follow(left, lines, errors, made, end, tell)
-    for name in left:
-        made.findings.append(Finding(part=TRIALS[name].part, name=TRIALS[name].doc, level=Level.UNTRIED, found="no time was left"))
+    made.findings.extend(map(_cut_off, left))
+
+
+def _cut_off(name: str) -> Finding:
+    """Return the finding of a trial that the whole examination had no time for, as on a busy machine."""
+    return Finding(part=TRIALS[name].part, name=TRIALS[name].doc, level=Level.UNTRIED, found="no time was left")
 
 
 def _follow(
@@ -100,8 +104,7 @@ def _follow(
         try:
             line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            late = time.monotonic() >= end
-            made.findings.append(failed(left[0], f"did not end {'before all time was used up' if late else 'within its time'}"))
+            made.findings.append(_cut_off(left[0]) if deadline >= end else failed(left[0], "did not end within its time"))
             return left[1:]
         if not line:  # the process has ended
             made.findings.append(failed(left[0], f"its process ended: {_last(errors)}"))

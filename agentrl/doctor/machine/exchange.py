@@ -150,28 +150,32 @@ def _bucket(size: int, device: torch.device, seed: int) -> Tensor:
     return torch.randint(2**31, (size // 4,), generator=torch.Generator().manual_seed(seed), dtype=torch.int32).to(device)
 
 
-def _elsewhere(work: Callable[..., list[int]], words: tuple[Any, ...], send: Callable[[], None] | None = None) -> list[int]:
-    """Call `work` in a process of its own, `send` meanwhile on a thread of this one, and return the answer."""
+def _elsewhere(
+    work: Callable[..., list[int]], words: tuple[Any, ...], send: Callable[[], object] = list, abandon: Callable[[], object] = list
+) -> list[int]:
+    """Call `work` in a process of its own, `send` meanwhile on a thread of this one, and return the answer; `abandon` ends `send`."""
     context: Any = torch.multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=_call, args=(work, words, theirs, os.getpid()), daemon=True)
     process.start()
     theirs.close()  # so that the end of the process is the end of the pipe
-    sending = threading.Thread(target=send or (lambda: None), daemon=True)
+    sending = threading.Thread(target=send, daemon=True)
     sending.start()
     try:
         if not mine.poll(DEADLINE_S):
             raise TimeoutError(f"no answer of the other process within {DEADLINE_S:g} s")
         answer: list[int] | str = mine.recv()
+        if isinstance(answer, str):
+            raise RuntimeError(answer)
+        sending.join(DEADLINE_S)
+        return answer
     except EOFError:
         raise RuntimeError("the other process ended without an answer") from None
     finally:
         process.kill()
         process.join()
-    if isinstance(answer, str):
-        raise RuntimeError(answer)
-    sending.join(DEADLINE_S)
-    return answer
+        abandon()
+        sending.join(1.0)
 
 
 def _call(work: Callable[..., list[int]], words: tuple[Any, ...], pipe: Any, parent: int) -> None:
@@ -190,7 +194,7 @@ def _read_files(folder: str, count: int) -> list[int]:
 def over_handles(device: torch.device, size: int, handles: type[Handles] = CudaHandles) -> Sent:
     """Send buckets by the channel of colocated engines: the other process maps them by their handles and copies them."""
     sent, took = list[int](), [0.0]
-    with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as folder:
+    with tempfile.TemporaryDirectory(prefix="agentrl-doctor-", ignore_cleanup_errors=True) as folder:
         path = str(Path(folder, "store"))
         store = FileStore(path, 2)
         channel = SharedBuffers(store, 0, device, handles())
@@ -204,10 +208,7 @@ def over_handles(device: torch.device, size: int, handles: type[Handles] = CudaH
                 channel.begin(buffer)()
             took[0] = time.perf_counter() - begin
 
-        try:
-            got = _elsewhere(_read_buffers, (path, str(device), size, handles), send)
-        finally:
-            channel.abort()  # a reader that has died would be waited for
+        got = _elsewhere(_read_buffers, (path, str(device), size, handles), send, channel.abort)
     return sent, got, took[0]
 
 

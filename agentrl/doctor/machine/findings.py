@@ -14,7 +14,7 @@ class Level(StrEnum):
     """Verdict on one thing."""
 
     GOOD = "good"
-    """Nothing to do."""
+    """As it should be."""
     WARNING = "warning"
     """Runs work, but slowly or not all of them."""
     WRONG = "wrong"

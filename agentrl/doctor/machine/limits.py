@@ -41,7 +41,8 @@ def limits() -> Iterator[Finding]:
     """Look at everything that the system limits."""
     yield processors()
     yield memory()
-    yield shared_memory()
+    if sys.platform == "linux":
+        yield shared_memory()
     yield open_files()
     yield processes()
     for name, folder in used_folders():

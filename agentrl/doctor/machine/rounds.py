@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from agentrl.cluster.build import build_engine, build_learner_rank, model_path, worker_environment
 from agentrl.config.schema import TrainConfig
@@ -19,7 +18,6 @@ from agentrl.core.protocols import Engine, GenerationRequest
 from agentrl.core.tokenizers import load_tokenizer
 from agentrl.core.types import Generation, Group, IntArray, Sampling, Status, Task, Trajectory, Turn, ints
 from agentrl.doctor.machine.findings import Finding, Level, judged
-from agentrl.weights.digests import digest
 
 PART = "training"
 TEXTS = ("What is 3 + 4?", "Name a colour.", "Repeat: one two three four five six seven.", "Yes or no?")
@@ -118,11 +116,11 @@ async def _published(name: str, learner: Any, engine: Engine, prompts: Sequence[
 
 def moved(learner: Any, device: torch.device) -> Finding:
     """Move weights, master weights and optimizer out of the device's memory and back, and compare them by digest."""
-    before, held = _digests(learner), _held(device)
+    before, held = learner.digests(), _held(device)
     learner.offload(keep_weights=False)
     left = _held(device)
     learner.reload()
-    same = before == _digests(learner)
+    same = before == learner.digests()
     found = f"{len(before)} tensors {'equal' if same else 'differ'} by digest"
     found += f"; {size_text(held)} of the GPU became {size_text(left)}" if device.type == "cuda" else ""
     kept = device.type == "cuda" and left >= held
@@ -134,16 +132,6 @@ def moved(learner: Any, device: torch.device) -> Finding:
 
 def _held(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def _digests(learner: Any) -> list[int]:
-    """Return the digests of the policy's weights and of the optimizer's state."""
-    engine = learner._state.models.policy.engine
-    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    states: Iterator[Tensor] = (
-        part for state in optimizer.state.values() for part in state.values() if isinstance(part, Tensor) and part.numel() > 1
-    )
-    return [digest(tensor, tensor.dtype) for tensor in (*(tensor for _, tensor in learner._state.named_weights()), *states)]
 
 
 async def slept(name: str, engine: Any, prompts: Sequence[IntArray], device: torch.device) -> Finding:

@@ -31,7 +31,7 @@ WORDS = {
     "view": "[RUN|FOLDER|FILE]",
     "merge": "SOURCE ...",
     "inspect": "RUN [EPISODE]",
-    "doctor": "RUN",
+    "doctor": "[RUN]",
     "replay": "RUN [EPISODE ...]",
     "export": "RUN [OUT]",
     "get-model": "NAME [OUT]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -9,17 +10,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from agentrl.core.errors import MismatchError, WeightsDifferError
+from agentrl.core.types import FinishReason, Generation, floats, ints
 from agentrl.doctor.machine import examine as examination
 from agentrl.doctor.machine import exchange, kernels, rounds, speed
 from agentrl.doctor.machine.examine import Trials, run_trials
 from agentrl.doctor.machine.findings import Finding, Level
 from agentrl.doctor.machine.trials import TRIALS, failed
+from agentrl.engine.settings import weight_transport
 from agentrl.learner import attention, head
 from agentrl.profile.rates import Rates, read_rates
 from tests.shared_files import FileHandles
@@ -204,19 +210,14 @@ def test_no_trial_begins_when_the_time_is_used_up() -> None:
     begin = time.monotonic()
     run_trials(["collective", "head"], "cpu", made, end=begin + 0.5)
     assert time.monotonic() - begin < 5
-    assert [finding.found for finding in made.findings] == ["did not end before all time was used up", "no time was left"]
-    assert [finding.level for finding in made.findings] == [Level.WRONG, Level.UNTRIED]
+    assert [(finding.found, finding.level) for finding in made.findings] == [("no time was left", Level.UNTRIED)] * 2
 
 
 def test_a_trial_that_failed_says_how_to_see_more() -> None:
     assert "agentrl.doctor.machine.trials DEVICE 0 vllm" in failed("vllm", "TypeError: x").remedy
 
 
-def test_answers_before_and_after_sleep_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncio
-
-    from agentrl.core.types import FinishReason, Generation, floats, ints
-
+def test_answers_before_and_after_sleep_are_compared() -> None:
     class Sleeper:
         """An engine that answers differently once it has slept, by log-probability or by token."""
 
@@ -239,6 +240,73 @@ def test_answers_before_and_after_sleep_are_compared(monkeypatch: pytest.MonkeyP
     assert found(Sleeper(0.0)).found == "the same answers, off by 0.0e+00 nats"
     assert found(Sleeper(0.5)).level is Level.WRONG
     assert found(Sleeper(0.0, token=8)).found == "other answers"
+
+
+class Learner:
+    """A learner whose state has other digests after each move, and that finds a given difference to its engine."""
+
+    def __init__(self, *, kept: bool, mismatch: float = 0.0) -> None:
+        self.kept, self.mismatch, self.moves = kept, mismatch, 0
+
+    def digests(self) -> list[int]:
+        return [1, 2] if self.kept else [1, self.moves]
+
+    def offload(self, keep_weights: bool) -> None:
+        self.moves += not keep_weights
+
+    def reload(self) -> None:
+        self.moves += 1
+
+    def train(self, step: int, *groups: Any) -> Any:
+        if self.mismatch > 1.0:
+            raise MismatchError("step 1: the learner and the engine disagree\nLikely causes")
+        return SimpleNamespace(metrics={"mismatch/mean": self.mismatch, "grad_norm": 1.0})
+
+    def export_weights(self, version: int) -> None:
+        return
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_state_that_changes_on_its_way_is_wrong(kept: bool) -> None:
+    found = rounds.moved(Learner(kept=kept), CPU)
+    assert found.level is (Level.GOOD if kept else Level.WRONG)
+    assert found.found == f"2 tensors {'equal' if kept else 'differ'} by digest"
+
+
+@pytest.mark.parametrize(("mismatch", "level"), [(0.001, "good"), (0.5, "wrong"), (math.nan, "wrong"), (2.0, "wrong")])
+def test_an_engine_that_computes_something_else_is_wrong(mismatch: float, level: str) -> None:
+    config = rounds.settings("transformers", CPU)
+    found = rounds._step("an engine", Learner(kept=True, mismatch=mismatch), 0, [], config, "cpu")
+    assert str(found.level) == level
+
+
+def test_weights_that_did_not_arrive_are_wrong() -> None:
+    class Engine:
+        async def load_weights(self, update: Any) -> None:
+            raise WeightsDifferError("1 of 12 tensors are not the learner's: lm_head.weight")
+
+    config = rounds.settings("vllm", CPU)
+    engine: Any = Engine()
+    found = asyncio.run(rounds._published("after a publication", Learner(kept=True), engine, [], config, "cpu"))
+    assert (found.level, found.found) == (Level.WRONG, "1 of 12 tensors are not the learner's: lm_head.weight")
+
+
+def test_kernels_take_the_shapes_of_a_gpu() -> None:
+    """Fake tensors on a GPU, through the signature of torch's kernel; nothing is computed."""
+    device = torch.device("cuda", 0)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        parts = kernels._parts(sum(kernels.ROWS["cuda"]), device)
+        for window in (None, 50):
+            output = kernels._packed(attention.KERNELS["varlen"], kernels.ROWS["cuda"], window)(*parts)
+            assert (output.shape, output.device, output.dtype) == ((1, sum(kernels.ROWS["cuda"]), 8, 64), device, torch.bfloat16)
+
+
+def test_settings_of_a_gpu_let_every_engine_sleep_and_take_files() -> None:
+    config = rounds.settings("vllm", torch.device("cuda", 0))
+    assert config.weights.sleeps
+    assert weight_transport(config.engine, config.weights, "cuda") == "shm"
+    assert config.mismatch_limit("cuda") == 0.1
+    assert config.weights.memory_share(config.engine, 8e10) == rounds.GPU_SHARE
 
 
 @pytest.mark.slow
