@@ -67,7 +67,8 @@ def with_shares(config: TrainConfig, gpu: float = 0.0) -> TrainConfig:
 
 def savings(asked: TrainConfig, config: TrainConfig) -> str:
     """Return the flags that `with_shares` added to what was asked for; "" if there are none."""
-    saved = {name: value for name, value in vars(config.learner).items() if value != getattr(asked.learner, name)}
+    now, before = ({**vars(each.learner), "weight_bucket_mib": each.weights.weight_bucket_mib} for each in (config, asked))
+    saved = {name: value for name, value in now.items() if value != before[name]}
     return " ".join(flag(name) if value is True else f"{flag(name)} {value}" for name, value in saved.items())
 
 

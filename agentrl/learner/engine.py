@@ -81,7 +81,10 @@ class TrainEngine:
             betas=(config.adam_beta1, config.adam_beta2),
             fused=ranks.device.type == "cuda" or config.optimizer_offload,  # on a CPU 3.7 times as fast, with other rounding
         )
-        self.engine = _initialize(module, deepspeed_config(config, bf16=bf16), optimizer)
+        options = deepspeed_config(config, bf16=bf16)
+        trained = sum(full_shape(parameter).numel() for group in optimizer.param_groups for parameter in group["params"])
+        options["zero_optimization"]["reduce_bucket_size"] = min(BUCKET_ELEMENTS, trained)  # it is made whole, for an adapter too
+        self.engine = _initialize(module, options, optimizer)
         self.engine.train()
         if config.deepcompile:
             self.engine.compile()

@@ -210,11 +210,11 @@ def _buffers(shape: ModelShape, config: TrainConfig, trained: int) -> float:
     """Return the bytes of DeepSpeed's buckets, of the gradients in one while they are summed over ranks, and of gathered parameters."""
     stage, width, filled = _stage(config), number_bytes(config), min(BUCKET_ELEMENTS, trained)
     if stage == 3:
-        reduce = BUCKET_ELEMENTS * width + filled * (width + 4 / config.learner.num_learners)
+        reduce = filled * (2 * width + 4 / config.learner.num_learners)
     else:
         number = 4 if stage == 1 else width  # ZeRO-1 sums in float32 before it sends
         buckets = 2 if stage == 2 or (stage and config.learner.optimizer_offload) else 0  # one is sent while the other fills
-        reduce = (buckets * BUCKET_ELEMENTS + (filled if stage else 0)) * number
+        reduce = (buckets + bool(stage)) * filled * number
     # A block of experts is gathered whole, whichever of them a rank's tokens go to.
     gathered = max(min(LIVE_PARAMETERS, shape.parameters), shape.expert_block) * width if stage == 3 else 0
     return reduce + gathered

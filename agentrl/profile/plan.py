@@ -99,7 +99,7 @@ class Plan:
 
     def _problems(self) -> Iterator[str]:
         limit = SPARE * self.hardware.gpu_bytes
-        engine, weights = self.sized.engine, self.sized.weights
+        config, engine, weights = self.sized, self.sized.engine, self.sized.weights
         if weights.sleeps:  # it keeps its process
             limit -= ENGINE_EXTRA
             yield from self._handing_over()
@@ -107,8 +107,12 @@ class Plan:
             limit -= self.hardware.gpu_bytes * weights.memory_share(engine, self.hardware.gpu_bytes)
         if self.learner_bytes > limit * (1 + 1e-9):  # where both stay, the limit is these bytes, but for the rounding of their share
             yield f"{FULL} {self.learner_bytes / GIB:.1f} GiB of the {limit / GIB:.1f} that it may fill"
-        if self.engine.cache_tokens < self.episode_tokens:
-            yield f"an engine has {max(0.0, self.engine.cache) / GIB:.1f} GiB per GPU left for its KV cache, which holds no whole episode"
+        least = (
+            config.sampling.n_samples_per_prompt if weights.colocate and not weights.sleeps else 1
+        )  # where both stay, a group is the least
+        if self.engine.cache_tokens < least * self.episode_tokens:
+            holds = "no whole episode" if least == 1 else f"fewer than {least} episodes of {self.episode_tokens:,} tokens"
+            yield f"an engine has {max(0.0, self.engine.cache) / GIB:.1f} GiB per GPU left for its KV cache, which holds {holds}"
         if engine.gpus_per_engine > self.hardware.gpus_per_node:
             machine = f"a machine has {self.hardware.gpus_per_node} (--gpus-per-node)"
             yield f"an engine of {engine.gpus_per_engine} GPUs has to be on one machine, and {machine}"

@@ -60,7 +60,7 @@ def _verdict(plan: Plan, work: Workload) -> Iterator[str]:
     yield from (f"does not fit: {problem}" for problem in plan.problems)
     found = remedies(plan, work)
     yield from (f"fits with {remedy_text(remedy)}" for remedy in found)
-    if found and found[0].kind == KEPT:
+    if any(remedy.kind == KEPT for remedy in found):
         return
     if (larger := more_gpus(plan, work)) is not None:
         yield f"fits on {larger.plan.hardware.gpus} GPUs with {remedy_text(larger)}"

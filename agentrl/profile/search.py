@@ -14,6 +14,7 @@ from agentrl.profile.speed import CARDS
 Values: TypeAlias = Mapping[str, Any]
 
 LEAST_MICRO_BATCH = 4096
+LEAST_BUCKET_MIB = 64
 WIDEST = 8
 """Times as many GPUs as an engine has that are tried for it."""
 MOST_GPUS = 4096
@@ -32,6 +33,7 @@ class Remedy:
     values: Values  # settings that are not those of the run
     kind: str  # text for people about more than memory that they change; empty if they do not
     seconds: float  # of a step, to compare with others
+    work_s: float  # of generation and training together
 
     @property
     def flags(self) -> str:
@@ -82,21 +84,22 @@ def _quickest(plan: Plan, work: Workload, values: Values, kind: str, *, wider: b
         tried |= division
         planned = make_plan(changed(plan.config, **tried), plan.shape, plan.hardware, work)
         if not planned.problems:
-            fitting.append(Remedy(plan=planned, values=tried, kind=kind, seconds=_seconds(planned, work)))
+            step_s, work_s = _seconds(planned, work)
+            fitting.append(Remedy(plan=planned, values=tried, kind=kind, seconds=step_s, work_s=work_s))
     return min(fitting, key=_order, default=None)
 
 
-def _order(remedy: Remedy) -> tuple[bool, int, float, int]:
+def _order(remedy: Remedy) -> tuple[bool, int, float, float, int]:
     """Return the place of a remedy among others: an optimizer in CPU memory and wider engines are for when nothing else helps."""
-    config = remedy.plan.config
-    return config.learner.optimizer_offload, config.engine.tensor_parallel_size, round(remedy.seconds, 3), len(remedy.values)
+    config, seconds = remedy.plan.config, (round(remedy.seconds, 3), round(remedy.work_s, 3))
+    return config.learner.optimizer_offload, config.engine.tensor_parallel_size, *seconds, len(remedy.values)
 
 
 def _combinations(plan: Plan, *, wider: bool) -> Iterator[dict[str, Any]]:
     """Yield the changes to try, with few before many."""
-    engine, learner, algo = plan.config.engine, plan.config.learner, plan.config.algo
+    engine, learner, algo, weights = plan.config.engine, plan.config.learner, plan.config.algo, plan.config.weights
     widths = [engine.tensor_parallel_size * 2**times for times in range(WIDEST.bit_length())] if wider else []
-    sharded = learner.num_learners > 1 and not learner.load_in_4bit
+    sharded = not learner.load_in_4bit  # on one GPU too, where it keeps no gradients beside an optimizer in CPU memory
     options: Sequence[tuple[str, Any, Sequence[Any]]] = (
         ("tensor_parallel_size", engine.tensor_parallel_size, [width for width in widths if width <= plan.hardware.gpus_per_node]),
         ("gradient_checkpointing", learner.gradient_checkpointing, [True]),
@@ -104,6 +107,7 @@ def _combinations(plan: Plan, *, wider: bool) -> Iterator[dict[str, Any]]:
         ("ema_offload", learner.ema_offload, [True] if learner.ema_decay is not None else []),
         ("zero_stage", learner.zero_stage, [3] if sharded else []),
         ("micro_batch_tokens", learner.micro_batch_tokens, _fewer_tokens(learner.micro_batch_tokens)),
+        ("weight_bucket_mib", weights.weight_bucket_mib, [LEAST_BUCKET_MIB] if weights.weight_bucket_mib > LEAST_BUCKET_MIB else []),
         ("optimizer_offload", learner.optimizer_offload, [True] if learner.zero_stage else []),
     )
     choices = [[(name, value, now) for value in dict.fromkeys((now, *values))] for name, now, values in options]
@@ -149,8 +153,8 @@ def _adapters(plan: Plan) -> Iterator[Values]:
         yield {**rank, "load_in_4bit": True, **({"zero_stage": 2} if plan.config.learner.zero_stage == 3 else {})}
 
 
-def _seconds(plan: Plan, work: Workload) -> float:
-    """Return the seconds of a step by which settings are compared."""
+def _seconds(plan: Plan, work: Workload) -> tuple[float, float]:
+    """Return the seconds of a step, and those of generation and training one after the other, by which settings are compared."""
     hardware = plan.hardware if plan.hardware.card else replace(plan.hardware, card=NOMINAL)
     seconds = step_seconds(replace(plan, hardware=hardware), work)
-    return seconds["step"].middle if "step" in seconds else float("inf")
+    return seconds["step"].middle, seconds["generate"].middle + seconds["train"].middle

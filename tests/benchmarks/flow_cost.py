@@ -1,20 +1,23 @@
 """What the flow itself costs: driver CPU per group, with workers and a learner that only wait, on virtual time; and a run of
 1,024 engines with 100,000 episodes at once, whose staleness and accounts are checked.
 
-python -m tests.benchmarks.flow_cost
+python -m tests.benchmarks.flow_cost [sizes]
+
+With ``sizes`` it simulates runs of 1 to 4,096 engines with prompts, caches that fill up, and publications that grow with the engines.
 """
 
 from __future__ import annotations
 
 import pickle
 import random
+import sys
 import time
 
 from agentrl.core.process import collect_rarely
 from agentrl.core.summaries import GroupSummary, MemberSummary
 from agentrl.core.types import GroupRequest
 from agentrl.profile.simulated_engine import EngineModel
-from agentrl.profile.simulation import LearnerModel, Plan, constant, episodes_of, lognormal, simulate
+from agentrl.profile.simulation import LearnerModel, Plan, Simulated, constant, episodes_of, lognormal, simulate
 from tests.unit.flow.fakes import Scene, ScriptedLearner, ScriptedWorker, flow_of, member
 
 
@@ -88,8 +91,47 @@ def unpickling_us(n_samples_per_prompt: int = 8, repetitions: int = 2000) -> flo
     return 1e6 * min(once() for _ in range(5))
 
 
+SIZES = (1, 16, 256, 1024, 4096)
+PAUSE_S, PAUSE_S_PER_ENGINE = 0.5, 0.002
+"""Seconds of a publication, and those that every engine adds where the driver speaks to one after the other; both assumed."""
+
+
+def sized(num_engines: int, *, per_engine_s: float = PAUSE_S_PER_ENGINE, num_steps: int = 4) -> tuple[Simulated, float]:
+    """Return a simulated run of so many engines, with 4 groups of 8 in a step for each, and the seconds of CPU that it took.
+
+    Prompts of about 500 tokens are computed at 20,000 tokens/s, and a cache of 24,000 tokens holds a part of an engine's episodes.
+    """
+    settings = flow_of(num_steps=num_steps, groups_per_step=4 * num_engines, n_samples_per_prompt=8, max_staleness=1, stall_timeout_s=1e9)
+    engine = EngineModel(
+        token_s=0.01,
+        token_s_per_sequence=0.0001,
+        prefill_token_s=5e-5,
+        kv_tokens=24_000,
+        pause_s=constant(PAUSE_S),
+        pause_s_per_engine=per_engine_s,
+    )
+    episodes = episodes_of(tokens=lognormal(150, 0.7), env_s=lognormal(0.3, 1.0), turns=2, prompt=lognormal(500, 0.3))
+    plan = Plan(settings=settings, num_engines=num_engines, engine=engine, learner=LearnerModel(step_s=5.0), episodes=episodes)
+    begin = time.process_time()
+    return simulate(plan), time.process_time() - begin
+
+
+def sizes() -> None:
+    """Print a row of a table for each number of engines."""
+    print("| engines | live episodes | step, s | episodes/s | engines idle or paused | learner idle | CPU of the simulation, s |")
+    print("|---|---|---|---|---|---|---|")
+    for num_engines in SIZES:
+        run, cpu_s = sized(num_engines)
+        idle, waits = run.mean("idle/generator"), run.mean("idle/learner")
+        speed = f"{run.step_s:.1f} | {run.episodes_per_s:,.0f} | {idle:.0%} | {waits:.0%}"
+        print(f"| {num_engines:,} | {run.peak_episodes:,} | {speed} | {cpu_s:.0f} |", flush=True)
+
+
 def main() -> None:
     """Print one line per size, and whether the largest keeps its bound."""
+    if sys.argv[1:] == ["sizes"]:
+        sizes()
+        return
     for num_workers, groups_per_step in [(1, 16), (2, 64), (16, 512), (64, 1024), (1024, 6250)]:
         episodes = 2 * groups_per_step * 8
         micros = cost(num_workers=num_workers, groups_per_step=groups_per_step)

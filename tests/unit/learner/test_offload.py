@@ -46,6 +46,22 @@ def test_moving_the_state_changes_nothing(tiny_model: str, stage: int, dtype: st
     assert largest_difference(trained(tiny_model, moved=False, **settings), trained(tiny_model, moved=True, **settings)) == 0.0
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_optimizer_in_cpu_memory_stays_there(tiny_model: str, stage: int) -> None:
+    """DeepSpeed would bring what moved back to the GPU."""
+    learner = LearnerRank(make_settings(tiny_model, learner={"zero_stage": stage, "optimizer_offload": True}), CollectingSender())
+    learner.start(0, 1, 0)
+    engine = learner._started._trained[0].engine
+    before = {pointer(master) for master in masters(engine)}
+    learner.offload(keep_weights=False)
+    assert moves._MASTER not in engine.optimizer.offloaded_states
+    assert moves._OPTIMIZER not in engine.optimizer.offloaded_states
+    learner.reload()
+    assert {pointer(master) for master in masters(engine)} == before
+    learner.train(0, *make_groups())
+    learner.close()
+
+
 def pointer(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 

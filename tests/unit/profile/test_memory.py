@@ -166,11 +166,13 @@ def test_deepspeed_holds_what_is_computed(stage: int, dtype: str, tmp_path: Path
     learner.start(0, 1, 0)
     learner.train(0, *make_groups(2, 2))
     sizes = [storage.nbytes() for address, storage in live_storages().items() if address not in before]
-    held = sum(size for size in sizes if size < 2**28)  # the rest are DeepSpeed's buckets, as large for any model
+    held = sum(sizes)
     learner.close()
     config = changed(TrainConfig(), zero_stage=stage, num_learners=1, learner_dtype=dtype)
     parts = learner_parts(config, find_shape(model))
     kept = 0.0 if (stage, dtype) == (0, "float32") else parts["gradients"]  # without ZeRO the gradients are gone after the step
+    if stage == 3:  # and its bucket stays
+        kept += parts["parameters"]
     assert parts["parameters"] + parts["optimizer"] + kept == pytest.approx(held, rel=0.1)
 
 

@@ -91,11 +91,11 @@ def test_seconds_follow_from_the_rates_that_are_given() -> None:
 
 def test_a_run_that_cannot_fit_is_refused_before_it_loads() -> None:
     config = changed(TrainConfig(), model=SEVEN, num_learners=4)
-    with pytest.raises(ConfigError, match="--gradient-checkpointing"):
+    with pytest.raises(ConfigError, match="Add --micro-batch-tokens 4096: then a learner rank needs"):
         memory_sign(config, 80 * GIB)
     sign = memory_sign(changed(config, check_memory=False), 80 * GIB)
     assert sign is not None
-    assert "--gradient-checkpointing" in sign.remedy
+    assert "--micro-batch-tokens" in sign.remedy
     assert memory_sign(changed(config, gradient_checkpointing=True), 80 * GIB) is None
     assert memory_sign(changed(config, model="some/model-that-is-not-here"), 80 * GIB) is None
     assert memory_sign(TrainConfig(), 8 * GIB) is None
