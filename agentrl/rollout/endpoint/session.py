@@ -215,8 +215,9 @@ class EndpointSession:
         live = self._live(exchange, number, placed.prompt_ids)
         exchange.live, listener = (live, live.take) if request.stream else (None, None)
         try:
-            given: Any = {"number": own, "structure": structure, "placed": placed.images, "on_tokens": listener}
-            sample = await self._recorder.sample(placed.prompt_ids, self._sampling(request), **given)
+            sample = await self._recorder.sample(
+                placed.prompt_ids, self._sampling(request), placed=placed.images, number=own, structure=structure, on_tokens=listener
+            )
         except ContextLengthError as error:
             raise self._too_long(len(placed.prompt_ids)) from error
         except StructureError as error:
