@@ -13,7 +13,7 @@ from agentrl.check.play import TextPolicy
 from agentrl.check.report import print_report
 from agentrl.core.types import Task
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.endpoint.answers import AnswerParser, JsonAnswerParser, Parts
+from agentrl.rollout.endpoint.answers import AnswerParser, JsonAnswerParser, Parts, Settled
 from tests.unit.check.support import BROKEN, checked, ids
 from tests.unit.rollout.endpoint.support import ADD, TASK
 from tests.unit.rollout.templates import tokenizer
@@ -74,9 +74,14 @@ def test_answers_go_through_the_parser_of_the_settings() -> None:
 class NamedCalls:
     """A parser that takes calls in the form of a template only: ``<function=NAME>``."""
 
+    marks = None
+
     def parse(self, sampled: str, tools: Sequence[Any], *, reasons: bool = True) -> Parts:
         found = sampled.removeprefix("<function=").removesuffix(">")
         return Parts(text="", calls=((found, "{}"),)) if sampled == f"<function={found}>" else Parts(text=sampled)
+
+    def settled(self, rest: str, tools: Sequence[Any], *, begins: bool, is_held: bool = False) -> Settled:
+        return Settled()
 
     def structure(self, schema: Any, tools: Sequence[Any]) -> None:
         return None

@@ -22,7 +22,7 @@ from agentrl.config.evaluate import ServeConfig
 from agentrl.config.schema import EndpointConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError
-from agentrl.rollout.endpoint.answers import Parts
+from agentrl.rollout.endpoint.answers import Parts, Settled
 
 READY = re.compile(r"serving (\S+) at (http://127\.0\.0\.1:\d+) key (\S+)")
 QUESTION = [{"role": "user", "content": "Who is there?"}]
@@ -86,11 +86,16 @@ async def test_requests_are_answered_and_the_end_says_what_happened() -> None:
 class ShoutedCalls:
     """A parser of a form that only the test knows: every answer calls the function ``shout``."""
 
+    marks = None
+
     def __init__(self, config: EndpointConfig) -> None:
         self.config = config
 
     def parse(self, sampled: str, tools: Sequence[Any], *, reasons: bool = True) -> Parts:
         return Parts(text="", calls=(("shout", json.dumps({"text": sampled})),)) if tools else Parts(text=sampled)
+
+    def settled(self, rest: str, tools: Sequence[Any], *, begins: bool, is_held: bool = False) -> Settled:
+        return Settled()
 
     def structure(self, schema: Any, tools: Sequence[Any]) -> None:
         return None

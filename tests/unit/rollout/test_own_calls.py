@@ -18,7 +18,7 @@ from agentrl.env.isolation import wire
 from agentrl.env.tools.calls import BadCall, ParsedText, ToolCall, parse_tool_calls
 from agentrl.env.tools.environment import with_tools
 from agentrl.rollout.chat import ChatCodec
-from agentrl.rollout.endpoint.answers import Parts, split_thought
+from agentrl.rollout.endpoint.answers import Parts, Settled, split_thought
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.endpoint.support import caller, play_one
 from tests.unit.rollout.endpoint.support import says as says_at_endpoint
@@ -36,6 +36,8 @@ SETTINGS = changed(PATIENT, max_new_tokens=300)
 class OwnCalls:
     """A parser of calls with a tag for each parameter, all of them numbers."""
 
+    marks = None
+
     def parse(self, sampled: str, tools: Sequence[Any], *, reasons: bool = True) -> Parts:
         reasoning, text = split_thought(sampled) if reasons else ("", sampled)
         calls = [
@@ -44,6 +46,9 @@ class OwnCalls:
         ]
         before = text.partition("<tool_call>")[0].rstrip() if calls else text
         return Parts(text=before, reasoning=reasoning, calls=tuple(calls) if tools else ())
+
+    def settled(self, rest: str, tools: Sequence[Any], *, begins: bool, is_held: bool = False) -> Settled:
+        return Settled()
 
     def structure(self, schema: Any, tools: Sequence[Any]) -> None:
         return None
