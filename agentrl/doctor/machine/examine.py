@@ -133,10 +133,17 @@ def _take(finding: Finding, made: Trials) -> None:
 def _child(names: Sequence[str], kind: str) -> Iterator[tuple[queue.SimpleQueue[str], IO[str]]]:
     """Start a process with trials; yields its lines, an empty one at its end, and the file of its errors."""
     words = [sys.executable, "-m", "agentrl.doctor.machine.trials", kind, str(os.getpid()), *names]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # Ray's processes have another working directory
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8", start_new_session=True
+            words,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            encoding="utf-8",
+            start_new_session=True,
         )
         reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
         reader.start()

@@ -33,6 +33,8 @@ DISK_GIB, FULL_GIB = 10.0, 1.0
 SKEW_S = 2.0
 """Seconds between two clocks from which times of records, deadlines and tokens are not what they seem."""
 ANSWER_S = 3.0
+BUSY = 1.5
+"""Programs per core that want to run, from which measured times say little about the machine."""
 _UNSYNCHRONISED = 5
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -40,6 +42,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 def limits() -> Iterator[Finding]:
     """Look at everything that the system limits."""
     yield processors()
+    yield load()
     yield memory()
     if sys.platform == "linux":
         yield shared_memory()
@@ -81,6 +84,13 @@ def _quota(cgroup: Path) -> float:
         return 0.0 if quota == "max" else float(quota) / float(period)
     except (OSError, ValueError):
         return 0.0
+
+
+def load() -> Finding:
+    """Programs that want to run at the same time, over the last minute."""
+    wanted, present = os.getloadavg()[0], os.cpu_count() or 1
+    remedy = "End other programs first: rates are too low meanwhile, and trials may not end within their time."
+    return judged(PART, "load", f"{wanted:.1f} on {present} cores", warning=wanted > BUSY * present, remedy=remedy)
 
 
 def memory(cgroup: Path = _CGROUP) -> Finding:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,15 @@ def test_the_whole_doctor_and_the_demo_with_vllm_are_parts() -> None:
     assert not [line for line in lines(found) if not line.met]
     assert bench.matmul_rate == bench.examined["rates"]["matmul_bfloat16"] > 0
     assert [line.name for line in found["demo_vllm"]][:2] == ["vllm: engine and learner, mean difference", "vllm: reward of the calculator"]
+
+
+@pytest.mark.slow
+def test_neither_ray_nor_vllm_is_needed() -> None:
+    blocked = "import sys; sys.modules.update(ray=None, vllm=None)"
+    code = f"{blocked}; import tests.benchmarks.gpu; from agentrl.cli.main import main; sys.exit(main(['doctor', '--no-trials']))"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "limits" in ran.stdout
 
 
 def test_where_there_is_no_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

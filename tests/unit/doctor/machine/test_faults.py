@@ -135,6 +135,15 @@ def test_few_processes_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (bad["level"], bad["found"]) == ("warning", "64")
 
 
+def test_a_busy_machine_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 1.0, 1.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    busy = limits.load()
+    assert (busy.level, busy.found) == (Level.WARNING, "9.0 on 4 cores")
+    monkeypatch.setattr(os, "getloadavg", lambda: (5.0, 9.0, 9.0))
+    assert limits.load().level is Level.GOOD
+
+
 def test_a_sound_machine_has_nothing_wrong_and_every_bad_finding_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     code, findings = examined(capsys)
     assert code == 0
