@@ -6,7 +6,7 @@ rule pays the share of the facts that are right. With `JUDGE_URL` and `JUDGE_MOD
 rates how the customer was treated. Its mark counts a quarter and is no part of the score, so that courtesy alone solves nothing. A judge
 that fails makes a failed episode, not a reward of 0. Run it with::
 
-    agentrl train --agent envs/support_desk.py --model Qwen/Qwen3-0.6B --partner customer=endpoint:http://127.0.0.1:8000/v1#model=user
+    agentrl train --agent envs/support_desk.py --model Qwen/Qwen3-0.6B --partner "customer=endpoint:http://127.0.0.1:8000/v1#model=user"
 
     assistant                                  customer
     user       A customer is waiting. Ask ...

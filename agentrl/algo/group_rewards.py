@@ -23,7 +23,7 @@ class GroupAnswer:
     """One episode of a group that ended well.
 
     Attributes:
-        texts: What the policy wrote, turn by turn, without the tokens that end turns.
+        texts: Texts that the policy wrote, turn by turn, without the tokens that end turns.
         reward: Reward of the environment.
         score: Score of the environment, 0 to 1; `None` where there is none.
         truncated: True if a limit ended the last turn.
@@ -38,7 +38,7 @@ class GroupAnswer:
 
     @property
     def text(self) -> str:
-        """What the policy wrote last."""
+        """Text that the policy wrote last."""
         return self.texts[-1] if self.texts else ""
 
 

@@ -28,7 +28,7 @@ class FlowConfig:
     curriculum_key: str = ""
     """With ``--task-sampling curriculum``: number in a task's metadata that orders tasks of the same pass rate, the smallest first."""
     dynamic_filtering: bool = False
-    """Train only on groups whose mean score lies strictly inside ``--dynamic-filtering-range`` and whose rewards differ."""
+    """Train only on groups with different rewards and a mean score strictly inside ``--dynamic-filtering-range``."""
     dynamic_filtering_range: Annotated[tuple[float, float], Alias("--dynamic-filtering-reward-range")] = (0.0, 1.0)
     """Open interval of mean scores that are kept."""
     group_filter: Annotated[str, UserFile] = ""

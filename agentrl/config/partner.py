@@ -20,7 +20,7 @@ PartnerKind: TypeAlias = Literal["past", "model", "endpoint"]
 
 @dataclass(frozen=True, kw_only=True)
 class PartnerConfig:
-    """Agents that are played by another model, a service, or earlier weights of the run."""
+    """Agents that the policy does not play."""
 
     partner: tuple[str, ...] = ()
     """Agents that the policy does not play, and who does: ``NAME=past``, earlier weights of this run (self-play); ``NAME=model:DIR``,
