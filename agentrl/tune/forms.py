@@ -131,7 +131,7 @@ def _with_images(value: Any, row: Row, key: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def _parts(item: Row) -> Sequence[Any]:
-    content = item.get("content")
+    content: Any = item.get("content")
     return content if _is_list(content) else ()
 
 

@@ -73,7 +73,7 @@ def labelled(batch: Batch) -> Tensor:
 def inputs_of(batch: Batch) -> dict[str, Any]:
     """Return the arguments of a model for a batch."""
     given = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
-    return given | batch.get("pixels", {}) | {"use_cache": False}
+    return {**given, **batch.get("pixels", {}), "use_cache": False}
 
 
 def label_logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:

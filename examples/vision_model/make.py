@@ -36,7 +36,7 @@ def make(out: Path, *, seed: int = 0, scale: float = 1.0) -> None:
             settings = {"num_steps": count, "batch_size": BATCH_SIZE, "learning_rate": rate, "lr_schedule": "cosine"}
             run = tune("sft", data=str(data), model=str(model), run_dir=f"{folder}/run-{number}", seed=seed, **settings)
             model = run.model
-        shutil.copytree(model, out)
+        shutil.copytree(model, out, ignore=shutil.ignore_patterns("manifest.json"))
 
 
 if __name__ == "__main__":
