@@ -123,14 +123,15 @@ def _copies_have_checkpoints(config: TrainConfig) -> None:
 def _sandboxes_can_be_held(config: PlaySettings) -> None:
     chosen = config.sandbox
     if chosen.sandbox == "none":
-        refuse_set(chosen, ("sandbox_read", "sandbox_network"), "has no effect without a wall", "Leave out --sandbox none.")
-    if chosen.sandbox_network == "endpoint":
-        remedy = "Leave it out: a socket leads to the endpoint beside the rollout worker, without HTTPS."
-        refuse_set(config.endpoint, ("endpoint_url", "endpoint_certificate"), "does not go with --sandbox-network endpoint", remedy)
+        refuse_set(chosen, ("sandbox_read",), "has no effect without a wall", "Leave out --sandbox none.")
     if chosen.sandbox in ("local", "none"):
         refuse_set(chosen, ("sandbox_image",), "has no effect without containers", "Add --sandbox container.")
     _remote_sandboxes_can_be_reached(config)
     agent = config.run.agent
+    is_https = bool(config.endpoint.endpoint_certificate) or config.endpoint.endpoint_url.startswith("https:")
+    if agent.startswith(PROGRAMS) and chosen.sandbox != "none" and is_https and chosen.sandbox_network == "endpoint":
+        problem = "gives programs the endpoint under an address of loopback, which no certificate is for"
+        raise ConfigError("--sandbox-network", "endpoint", problem, "Choose --sandbox-network all, or an endpoint without HTTPS.")
     kind = "container" if agent.startswith(CONTAINED) and PROGRAM not in agent else chosen.sandbox
     programs, remedy = HOLDERS.get(kind, ((), ""))
     is_needed = agent.startswith(PROGRAMS) and not config.run.ray_address

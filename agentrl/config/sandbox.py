@@ -18,9 +18,9 @@ class SandboxConfig:
     podman or docker; ``remote`` on a machine with ``agentrl serve-sandboxes``; ``none`` has limits only, and no wall."""
     sandbox_read: Annotated[tuple[str, ...], ResumeMayChange] = ()
     """Files and folders that the programs may read, besides those of the system and of Python, or of the image."""
-    sandbox_network: Annotated[Literal["host", "endpoint"], ResumeMayChange] = "host"
-    """Network of programs that talk to the model (``command:``, ``harness:``, ``harbor:``): that of the machine (``host``), or nothing but
-    the ``endpoint``, through a socket. Other programs have none."""
+    sandbox_network: Annotated[Literal["endpoint", "all"], ResumeMayChange] = "endpoint"
+    """Network of programs that are agents (``command:``, ``harness:``, ``harbor:``) behind a wall: the model's endpoint, or all that this
+    machine reaches."""
     sandbox_image: Annotated[str, ResumeMayChange] = DEFAULT_IMAGE
     """Image of containers: a name, or the path of a Containerfile or of a folder with one, beginning with ``/`` or ``.``, built once."""
     sandbox_url: Annotated[str, ResumeMayChange] = ""

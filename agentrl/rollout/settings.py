@@ -120,6 +120,7 @@ class EpisodeSettings(PlaySettings):
             network=chosen.sandbox_network,
             run=self.run_name,
             url=chosen.sandbox_url,
+            network=chosen.sandbox_network,
             max_starting=chosen.sandbox_max_starting,
             max_running=chosen.sandbox_max_running,
         )
