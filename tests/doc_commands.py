@@ -12,7 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.check.findings import CHECK
-from agentrl.cli import doctor, export, get_model, inspect, merge, new, plan, profile, replay, scale, serve_reward_model, view
+from agentrl.cli import (
+    doctor,
+    export,
+    get_model,
+    inspect,
+    merge,
+    new,
+    plan,
+    profile,
+    replay,
+    scale,
+    serve_reward_model,
+    serve_sandboxes,
+    view,
+)
 from agentrl.config.certify import CERTIFY
 from agentrl.config.commands import EVAL, PLAY, SAMPLE, SERVE, TRAIN
 from agentrl.config.iterate import load_iterate
@@ -46,7 +60,15 @@ COMMANDS: dict[str, Command[Any]] = {
             inspect.INSPECT,
             merge.MERGE,
         ),
-        *(new.NEW, profile.PROFILE, replay.REPLAY, scale.SCALE, serve_reward_model.SERVE_REWARD_MODEL, view.VIEW),
+        *(
+            new.NEW,
+            profile.PROFILE,
+            replay.REPLAY,
+            scale.SCALE,
+            serve_reward_model.SERVE_REWARD_MODEL,
+            serve_sandboxes.SERVE_SANDBOXES,
+            view.VIEW,
+        ),
         *(TuneCommand(method) for method in METHODS.values()),
     )
 }

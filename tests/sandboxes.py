@@ -17,7 +17,7 @@ from agentrl.env.sandbox.engine import Engine, find_engine
 from agentrl.env.sandbox.local import check_local
 
 IMAGE = "localhost/agentrl-tests:base"
-PACKAGES = "python3-minimal,procps"
+PACKAGES = "python3,procps"
 MIRROR = "http://deb.debian.org/debian"
 
 

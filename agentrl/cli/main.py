@@ -37,6 +37,7 @@ COMMANDS = {
     "play": ("agentrl.cli.play:main", "be the policy in the terminal, or watch a model"),
     "serve": ("agentrl.cli.serve:main", "offer a model to an agent over HTTP, as in training, to try the agent"),
     "serve-reward-model": ("agentrl.cli.serve_reward_model:main", "offer a reward model over HTTP"),
+    "serve-sandboxes": ("agentrl.cli.serve_sandboxes:main", "hold sandboxes for trainers on other machines"),
     "inspect": ("agentrl.cli.inspect:main", "show a run, its episodes, or one of them turn by turn"),
     "doctor": ("agentrl.cli.doctor:main", "name the cause for which a run does not learn, and prove it"),
     "view": ("agentrl.cli.view:main", "show runs, episodes and tokens in the browser"),
@@ -50,7 +51,7 @@ COMMANDS = {
 }
 
 GROUPS = {
-    "Environments": ("new", "check", "play", "serve"),
+    "Environments": ("new", "check", "play", "serve", "serve-sandboxes"),
     "Training": ("train", "sft", "dpo", "kto", "orpo", "distill", "reward-model", "process-reward-model", "iterate"),
     "Models": ("eval", "sample", "certify", "merge", "export", "get-model", "serve-reward-model"),
     "Runs": ("view", "inspect", "doctor", "replay", "profile", "plan", "scale"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 import sys
@@ -121,12 +122,15 @@ def _copies_have_checkpoints(config: TrainConfig) -> None:
 def _sandboxes_can_be_held(config: PlaySettings) -> None:
     chosen = config.sandbox
     if chosen.sandbox == "none":
-        refuse_set(chosen, ("sandbox_read", "sandbox_network"), "has no effect without a wall", "Leave out --sandbox none.")
-    if chosen.sandbox_network == "endpoint":
-        remedy = "Leave it out: a socket leads to the endpoint beside the rollout worker, without HTTPS."
-        refuse_set(config.endpoint, ("endpoint_url", "endpoint_certificate"), "does not go with --sandbox-network endpoint", remedy)
-    if chosen.sandbox != "container":
+        refuse_set(chosen, ("sandbox_read",), "has no effect without a wall", "Leave out --sandbox none.")
+    if chosen.sandbox in ("local", "none"):
         refuse_set(chosen, ("sandbox_image",), "has no effect without containers", "Add --sandbox container.")
+    _remote_sandboxes_can_be_reached(config)
+    has_wall = config.run.agent.startswith(PROGRAMS) and chosen.sandbox != "none"
+    is_https = bool(config.endpoint.endpoint_certificate) or config.endpoint.endpoint_url.startswith("https:")
+    if has_wall and is_https and chosen.sandbox_network == "endpoint":
+        problem = "gives programs the endpoint under an address of loopback, which no certificate is for"
+        raise ConfigError("--sandbox-network", "endpoint", problem, "Choose --sandbox-network all, or an endpoint without HTTPS.")
     programs, remedy = HOLDERS.get(chosen.sandbox, ((), ""))
     is_needed = config.run.agent.startswith(PROGRAMS) and not config.run.ray_address
     if programs and is_needed and not any(map(shutil.which, programs)):
@@ -135,6 +139,22 @@ def _sandboxes_can_be_held(config: PlaySettings) -> None:
     for path in chosen.sandbox_read:
         if not Path(path).is_absolute():
             raise ConfigError("--sandbox-read", path, "is no absolute path", f"Write {Path(path).absolute()}.")
+
+
+def _remote_sandboxes_can_be_reached(config: PlaySettings) -> None:
+    chosen = config.sandbox
+    if chosen.sandbox != "remote":
+        refuse_set(chosen, ("sandbox_url",), "has no effect on sandboxes of this machine", "Add --sandbox remote.")
+        return
+    if not chosen.sandbox_url.startswith(("http://", "https://")):
+        problem = "is no address of a server" if chosen.sandbox_url else "is missing"
+        raise ConfigError("--sandbox-url", chosen.sandbox_url, problem, "Write the http://HOST:PORT that agentrl serve-sandboxes printed.")
+    if not os.environ.get(sandboxes.KEY):
+        raise ConfigError(sandboxes.KEY, "", "is not set, and the server asks for it", "Set the key that agentrl serve-sandboxes printed.")
+    refuse_set(chosen, ("sandbox_read",), "names files of this machine, and the sandboxes are elsewhere", "Leave it out.")
+    if config.run.agent.startswith(PROGRAMS):
+        problem = f"{config.run.agent} works in a folder of this machine"
+        raise ConfigError("--sandbox", "remote", problem, "Choose --sandbox local or container.")
 
 
 HOLDERS = {

@@ -257,16 +257,17 @@ class IsolationConfig:
 class SandboxConfig:
     """Sandboxes of programs that environments run."""
 
-    sandbox: Annotated[Literal["local", "container", "none"], ResumeMayChange] = "local"
+    sandbox: Annotated[Literal["local", "container", "remote", "none"], ResumeMayChange] = "local"
     """``local`` hides other processes, files and the network from programs, and needs bubblewrap; ``container`` runs them in containers of
-    podman or docker; ``none`` has limits only, and no wall."""
+    podman or docker; ``remote`` on a machine with ``agentrl serve-sandboxes``; ``none`` has limits only, and no wall."""
     sandbox_read: Annotated[tuple[str, ...], ResumeMayChange] = ()
     """Files and folders that the programs may read, besides those of the system and of Python, or of the image."""
-    sandbox_network: Annotated[Literal["host", "endpoint"], ResumeMayChange] = "host"
-    """Network of programs that talk to the model (``command:``, ``harness:``, ``harbor:``): that of the machine (``host``), or nothing but
-    the ``endpoint``, through a socket. Other programs have none."""
     sandbox_image: Annotated[str, ResumeMayChange] = DEFAULT_IMAGE
     """Image of containers: a name, or the path of a Containerfile or of a folder with one, beginning with ``/`` or ``.``, built once."""
+    sandbox_url: Annotated[str, ResumeMayChange] = ""
+    """Address of a server of sandboxes, for ``--sandbox remote``; its key is read from the environment variable ``AGENTRL_SANDBOX_KEY``."""
+    sandbox_network: Annotated[Literal["endpoint", "all"], ResumeMayChange] = "endpoint"
+    """Network of the programs of ``command:``, ``harness:`` and ``harbor:`` behind a wall: the model's endpoint, or all that this machine reaches."""
     sandbox_max_running: Annotated[CountOrZero, ResumeMayChange] = 0
     """Sandboxes of a rollout worker that are open at a time; an episode that needs its first one waits. 0: no limit."""
     sandbox_max_starting: Annotated[CountOrZero, ResumeMayChange] = 0

@@ -11,12 +11,14 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from agentrl.core.errors import EnvError, EnvLoadError, EnvResultError
+from agentrl.core.process import LOOPBACK
 from agentrl.core.types import Task
-from agentrl.env.adapters.line import Line, line_to
 from agentrl.env.adapters.specs import FLAG
 from agentrl.env.agent import AgentClass, SamplingParams, StepResult
 from agentrl.env.black_box import BlackBoxAgent, ModelEndpoint
@@ -81,8 +83,17 @@ class CommandAgent(BlackBoxAgent):
     async def _act(self, task: Task, llm: ModelEndpoint, work: Path) -> str:
         """Run the program to its end, and return what it printed."""
         home = str(Path.home() if self.keeps_home else self._folder / "home")
-        async with line_to(llm, self._sandbox) as line:
-            return await self._run_on(line, self._words(task, line.llm, work), work, {"HOME": home}, files_of(self.command))
+        llm, network = self._reached(llm)
+        words = self._words(task, llm, work)
+        return await self._run(words, work, {**llm.env(), "HOME": home}, read=files_of(self.command), network=network)
+
+    def _reached(self, llm: ModelEndpoint) -> tuple[ModelEndpoint, bool | str]:
+        """Return the endpoint as the program finds it, and the network that the program is given."""
+        if self._sandbox.kind == "none" or current_choice().network == "all":
+            return llm, True
+        address = urlsplit(llm.root)
+        inside = address._replace(netloc=f"{LOOPBACK}:{address.port}").geturl()
+        return replace(llm, root=inside), f"{address.hostname}:{address.port}"
 
     def _words(self, task: Task, llm: ModelEndpoint, work: Path) -> list[str]:
         values = values_of(task, llm, work)
@@ -137,11 +148,6 @@ class CommandAgent(BlackBoxAgent):
             return {name: os.environ[name] for name in passed if name in os.environ}
         return child_environment(os.environ, passed)
 
-    async def _run_on(self, line: Line, words: list[str], work: Path, variables: dict[str, str], read: Sequence[str]) -> str:
-        """Run a program that talks to the model, as `_run` does."""
-        whole = [*line.words, *words]
-        return await self._run(whole, work, {**line.llm.env(), **variables}, read=(*read, *line.read), network=line.network)
-
     async def _run(
         self,
         words: list[str],
@@ -150,10 +156,10 @@ class CommandAgent(BlackBoxAgent):
         *,
         may_fail: bool = False,
         read: Sequence[str] = (),
-        network: bool | None = None,
+        network: bool | str = True,
     ) -> str:
         """Run a program to its end and return what it printed; nothing that it started is left. `EnvError` if it fails and must not."""
-        limits, network = self.process_limits, current_choice().network == "host" if network is None else network
+        limits = self.process_limits
         environment = {**self._passed(), **variables, "PWD": str(work)}
         ended = await self._sandbox.exec(
             *words, timeout_s=math.inf, env=environment, cwd=work, read=read, network=network, output=MAX_OUTPUT, keep="last"

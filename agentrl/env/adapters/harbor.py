@@ -33,7 +33,6 @@ from agentrl.env.adapters.harbor_tasks import (
     task_folders,
     with_paths,
 )
-from agentrl.env.adapters.line import line_to
 from agentrl.env.adapters.specs import FLAG, class_name, split_spec
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import ModelEndpoint
@@ -95,9 +94,9 @@ class HarborAgent(CommandAgent):
         """Run the program for as long as the task allows; what it has done by then is judged."""
         try:
             async with asyncio.timeout(self._trial.agent_timeout_s):
-                async with line_to(llm, self._sandbox) as line:
-                    variables = {**self._variables(self._folder), **line.llm.env(), "HOME": str(self._folder / "home")}
-                    return await self._run_on(line, self._words(task, line.llm, work), work, variables, files_of(self.command))
+                llm, network = self._reached(llm)
+                variables = {**self._variables(self._folder), **llm.env(), "HOME": str(self._folder / "home")}
+                return await self._run(self._words(task, llm, work), work, variables, read=files_of(self.command), network=network)
         except TimeoutError:
             self._is_late = True
             return ""

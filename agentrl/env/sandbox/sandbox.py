@@ -39,7 +39,7 @@ class Sandbox:
         asked, choice = spec or SandboxSpec(), current_choice()
         self.kind: Kind = asked.kind or choice.kind
         self.spec = replace(asked, kind=self.kind, image=asked.image or choice.image, read=(*asked.read, *choice.read))
-        self._backend: Backend = ContainerSandbox(self.spec) if self.kind == "container" else ProcessSandbox(self.spec)
+        self._backend = _backend(self.spec)
         self._place = RunningPlace()
 
     async def __aenter__(self) -> Sandbox:
@@ -66,12 +66,12 @@ class Sandbox:
 
     @property
     def folder(self) -> Path:
-        """The folder, which has this name inside and outside."""
+        """The folder, which has this name inside and outside; `SandboxError` for a remote sandbox, whose folder is elsewhere."""
         return self._backend.folder
 
     @property
     def python(self) -> str:
-        """The Python that programs find: this one, or in a container ``python3`` of its image."""
+        """The Python that programs find: this one, or ``python3`` of a container's image, or that of a server."""
         return self._backend.python
 
     async def read(self, name: str, limit: int = MAX_FILE) -> bytes:
@@ -103,7 +103,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         cwd: Path | str = "",
         read: Sequence[str] = (),
-        network: bool | None = None,
+        network: bool | str | None = None,
         output: int = MAX_OUTPUT,
         keep: Keep = "first",
     ) -> ExecResult:
@@ -114,9 +114,10 @@ class Sandbox:
             timeout_s: Time limit from the beginning of the program; infinite for none.
             stdin: Standard input.
             env: Environment variables besides ``PATH`` and ``HOME``.
-            cwd: Working folder, by default that of the sandbox.
+            cwd: Working folder, relative to that of the sandbox unless it is absolute.
             read: Files and folders that this program may read, besides those of the spec.
-            network: True or False in place of the spec's.
+            network: True or False in place of the spec's; or ``HOST:PORT``, the only address that the program reaches, where it finds it
+                as ``127.0.0.1:PORT``.
             output: Bytes of output that are kept.
             keep: ``first`` ends the program at more output than that; ``last`` keeps its end.
 
@@ -131,8 +132,17 @@ class Sandbox:
                 env=dict(env or {}),
                 cwd=str(cwd),
                 read=(*self.spec.read, *read),
-                network=self.spec.network if network is None else network,
+                network=self.spec.network if network is None else network is True,
+                connect=network if isinstance(network, str) else "",
                 output=output,
                 keep=keep,
             )
         )
+
+
+def _backend(spec: SandboxSpec) -> Backend:
+    if spec.kind == "remote":
+        from agentrl.env.sandbox.remote import RemoteSandbox  # which loads a client for HTTP
+
+        return RemoteSandbox(spec)
+    return ContainerSandbox(spec) if spec.kind == "container" else ProcessSandbox(spec)

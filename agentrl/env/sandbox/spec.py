@@ -11,7 +11,7 @@ from agentrl.core.errors import SandboxError
 from agentrl.core.sandboxes import DEFAULT_IMAGE
 from agentrl.env.isolation.system import ProcessLimits
 
-Kind: TypeAlias = Literal["local", "container", "none"]
+Kind: TypeAlias = Literal["local", "container", "remote", "none"]
 Ended: TypeAlias = Literal["exit", "timeout", "output", "memory", "disk"]
 Keep: TypeAlias = Literal["first", "last"]
 
@@ -23,8 +23,8 @@ class SandboxSpec:
     """The limits of a sandbox, and what its programs may see.
 
     Attributes:
-        kind: ``local`` (bubblewrap), ``container`` (podman or docker) or ``none`` (a process with limits and no wall); `None`: that of
-            ``--sandbox``.
+        kind: ``local`` (bubblewrap), ``container`` (podman or docker), ``remote`` (on a server) or ``none`` (a process with limits and no
+            wall); `None`: that of ``--sandbox``.
         image: Image of a container: a name, or the path of a Containerfile or of a folder with one, which is built once; such a path
             begins with ``/`` or ``.``. Empty: that of ``--sandbox-image``.
         build_timeout_s: Seconds for pulling or building the image.
@@ -72,9 +72,10 @@ class Command:
         timeout_s: Time limit from the beginning of the program.
         stdin: Standard input.
         env: Environment variables that are given.
-        cwd: Working folder; empty: that of the sandbox.
+        cwd: Working folder, relative to that of the sandbox unless it is absolute.
         read: Files and folders of this machine that it may read, with those of the spec.
         network: True if it reaches the network.
+        connect: ``HOST:PORT``, the only address that it reaches if it has no network, as ``127.0.0.1:PORT``; empty for none.
         output: Bytes of output that are kept.
         keep: ``first`` ends the program at more output than that; ``last`` keeps its end.
     """
@@ -86,6 +87,7 @@ class Command:
     cwd: str = ""
     read: tuple[str, ...] = ()
     network: bool = False
+    connect: str = ""
     output: int = MAX_OUTPUT
     keep: Keep = "first"
 
@@ -123,8 +125,9 @@ class SandboxChoice:
         kind: Kind of those that do not name one.
         image: Image of containers that do not name one.
         read: Files and folders that the programs of all may read.
-        network: Network of programs that talk to the model: that of the machine (``host``), or nothing but the ``endpoint``.
         run: Name of the run, which containers bear as a label.
+        url: Address of the server of remote ones.
+        network: Network of programs that are agents: ``endpoint`` for the model's alone, or ``all``.
         max_starting: Programs that start at a time; 0: two for each core.
         max_running: Sandboxes that are open at a time; 0: as many as are asked for.
     """
@@ -132,8 +135,9 @@ class SandboxChoice:
     kind: Kind = "local"
     image: str = DEFAULT_IMAGE
     read: tuple[str, ...] = ()
-    network: Literal["host", "endpoint"] = "host"
     run: str = ""
+    url: str = ""
+    network: Literal["endpoint", "all"] = "endpoint"
     max_starting: int = 0
     max_running: int = 0
 

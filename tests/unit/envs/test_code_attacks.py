@@ -19,11 +19,12 @@ from agentrl.env.boundary import EnvLimits, make_step_state
 from agentrl.env.isolation.pool import open_sessions
 from agentrl.env.isolation.system import ProcessLimits, processes
 from agentrl.env.load import load_agent
-from agentrl.env.sandbox.spec import SandboxChoice, use_choice
-from tests.sandboxes import needs_sandbox
+from agentrl.env.sandbox.spec import Kind, SandboxChoice, use_choice
+from tests.sandboxes import IMAGE, container_engine, containers, needs_sandbox
 from tests.unit.envs.play import ENVS, load
 
-pytestmark = [pytest.mark.anyio, needs_sandbox]
+pytestmark = pytest.mark.anyio
+KINDS = [pytest.param("local", marks=needs_sandbox), pytest.param("container", marks=pytest.mark.slow)]
 
 Code = load("code")
 TASK = next(task for task in Code.tasks() if task.id == "add-0")
@@ -219,8 +220,12 @@ async def say(code: str) -> StepResult:
     return await Code().step(StepState(task=TASK, label=TASK.label, action_text=f"```python\n{code}\n```", turn=0))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_an_attack_earns_nothing_and_harms_nothing(name: str, port: int, bystander: subprocess.Popen[bytes]) -> None:
+async def test_an_attack_earns_nothing_and_harms_nothing(name: str, kind: Kind, port: int, bystander: subprocess.Popen[bytes]) -> None:
+    if kind == "container":
+        engine = container_engine()
+        use_choice(SandboxChoice(kind="container", image=IMAGE))
     before = _state()
     result = await say(ATTACKS[name].replace("PORT", str(port)))
     assert (result.reward, result.score, result.terminated) == (0.0, 0.0, False), result.observation
@@ -228,6 +233,7 @@ async def test_an_attack_earns_nothing_and_harms_nothing(name: str, port: int, b
     assert _state() == before
     assert not _left()
     assert (await say("def add(a, b): return a + b")).reward == 1.0
+    assert kind != "container" or containers(engine) == []
 
 
 @pytest.mark.parametrize("name", ["the environment's file", "the network", "memory and files of processes"])
@@ -253,6 +259,7 @@ def _left() -> list[int]:
     return found
 
 
+@needs_sandbox
 @pytest.mark.parametrize("process", [None, ProcessLimits()])
 async def test_sandboxes_work_in_a_process_of_the_episode_too(process: ProcessLimits | None) -> None:
     sessions = open_sessions(load_agent(str(ENVS / "code.py")), EnvLimits(process=process))

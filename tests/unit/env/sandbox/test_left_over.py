@@ -58,7 +58,7 @@ async def main():
 asyncio.run(main())
 """
 PHASES = ("starting", "running", "scoring", "ending")
-LOCAL = [pytest.param("local", phase, marks=needs_sandbox) for phase in PHASES]
+LOCAL = [pytest.param("local", phase, marks=[needs_sandbox, *([] if phase == "running" else [pytest.mark.slow])]) for phase in PHASES]
 CONTAINER = [pytest.param("container", phase, marks=pytest.mark.slow) for phase in ("building", *PHASES)]
 
 
