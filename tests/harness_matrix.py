@@ -64,7 +64,7 @@ def _end(session: Mapping[str, Any] | None) -> str:
     if session is None:
         return "not tried"
     how = "compacts, " if "compacted" in session["branches"] else ""
-    return f"{how}goes on" if session["ended"] else f"{how}gives up"
+    return f"{how}goes on" if session["complete"] else f"{how}{'ends early' if session['ended'] else 'gives up'}"
 
 
 def rewrites(measured: Mapping[str, Any]) -> str:

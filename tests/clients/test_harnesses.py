@@ -40,7 +40,7 @@ def test_a_session_of_ten_edits_is_one_row_per_conversation(name: str, dialect: 
     result = agentrl.check(spec(name, dialect), budget_s=1000.0)
     measured = result.report.harness
     session = measured["session"]
-    assert (session["error"], session["edits"]) == ("", NUM_EDITS), session
+    assert (session["error"], session["edits"], session["complete"]) == ("", NUM_EDITS, True), session
     assert not result.errors
     if name not in REWRITES_HISTORY:
         agents = 1 + session["branches"].get("sub-agent", 0) - len(session["helpers"])
