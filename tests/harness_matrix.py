@@ -73,12 +73,19 @@ def rewrites(measured: Mapping[str, Any]) -> str:
     return f"| {measured['title']} | {DIALECTS[measured['dialect']]} | {changes or 'nothing'} |"
 
 
+def left(harness: Harness) -> str:
+    """A line of the table of what programs leave behind."""
+    names = [f"`{name}`" for name in harness.writes]
+    return f"| {harness.title} | `{harness.install}` | {', '.join(names)} |"
+
+
 def tables(kept: Mapping[str, Any]) -> str:
-    """Both tables, in the order of `HARNESSES`."""
+    """All tables, in the order of `HARNESSES`."""
     known = [kept[f"{name} {dialect}"] for name, dialect in places() if f"{name} {dialect}" in kept]
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS), *map(row, known), ""]
     lines += ["| program | API | changes of answers that it sends back |", "|---|---|---|", *map(rewrites, known)]
-    return "\n".join(lines)
+    lines += ["", "| program | installation | files that it leaves in its home, or with `./` in the working folder |", "|---|---|---|"]
+    return "\n".join([*lines, *map(left, HARNESSES.values())])
 
 
 def main(words: Sequence[str]) -> None:

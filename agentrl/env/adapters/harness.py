@@ -33,7 +33,7 @@ ANSWER_SHARE, MAX_ANSWER = 4, 8192
 SYSTEM = "/usr"
 """Folder of programs that sandboxes show in any case."""
 ROOMY = 200_000
-"""Context that a program is told of where nothing limits it."""
+"""Tokens of context that a program is told of at most, as many as the models that it was made for have."""
 
 
 class HarnessAgent(CommandAgent):
