@@ -140,7 +140,7 @@ def edits_of(script: Script) -> list[Said]:
     """The answers of a session that reads two files side by side and then edits a file ten times."""
     edits = [_with_lines(script.edit, number) for number in range(NUM_EDITS)]
     if script.together:
-        edits = ["\n\n".join(map(str, edits))]
+        return ["\n\n".join(map(str, edits))]
     return [*([script.read] if script.read else []), *edits, script.end]
 
 
