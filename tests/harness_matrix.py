@@ -52,9 +52,10 @@ def keep(name: str, dialect: str, harness: Mapping[str, Any], brief: int) -> Non
 def row(measured: Mapping[str, Any]) -> str:
     """A line of the table."""
     session, full, failed = measured["session"], measured.get("small context"), measured["failing engine"]
+    brief = measured["first_brief"]
     cells = (
         *(measured["title"], measured["version"], DIALECTS[measured["dialect"]]),
-        *(f"{session['first_prompt']:,}", f"{measured['first_brief']:,}", session["requests"], len(session["rows"])),
+        *(f"{session['first_prompt']:,}", f"{brief:,}" if brief else "not measured", session["requests"], len(session["rows"])),
         *(f"{sum(session['rows']):,}", f"{session['wasted']:,}", len(session["helpers"]), _end(full), _end(failed)),
     )
     return f"| {' | '.join(map(str, cells))} |"
