@@ -26,8 +26,6 @@ from tests.unit.rollout.endpoint.support import play_one
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200), needs_sandbox]
 
 PLENTY, LENGTH = 1_000_000, 32_768
-REWRITES_HISTORY = ("aider",)
-"""Programs that show files in the middle of their prompts, and so open a branch with each new content."""
 TRAINED = ("claude-code", "codex", "opencode")
 
 
@@ -45,9 +43,8 @@ def test_a_session_of_ten_edits_is_one_row_per_conversation(name: str, dialect: 
     session = measured["session"]
     assert (session["error"], session["edits"], session["complete"]) == ("", NUM_EDITS, True), session
     assert not result.errors
-    if name not in REWRITES_HISTORY:
-        agents = 1 + session["branches"].get("sub-agent", 0) - len(session["helpers"])
-        assert (len(session["rows"]), session["wasted"]) == (agents, 0), session
+    agents = 1 + session["branches"].get("sub-agent", 0) - len(session["helpers"])
+    assert (len(session["rows"]), session["wasted"]) == (agents, 0), session
     assert measured["version"] == HARNESSES[name].version
     keep(name, dialect, measured, asyncio.run(first_prompt(name, dialect)))
 
