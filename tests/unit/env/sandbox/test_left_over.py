@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.env.sandbox import engine as engines
-from agentrl.env.sandbox import folders
+from agentrl.env.sandbox import folders, reaper
 from agentrl.env.sandbox.spec import Kind
 from tests.sandboxes import IMAGE, container_engine, containers, has_builds, has_image, image_of, needs_sandbox
 
@@ -136,8 +136,8 @@ def test_nothing_is_left_of_a_trainer_that_is_ended(kind: Kind, phase: str, numb
 def test_the_next_start_removes_containers_whose_owner_and_its_second_process_were_killed(tmp_path: Path) -> None:
     engine = container_engine()
     trainer, root = started("container", "running", tmp_path)
-    reaper = next(pid for pid, line in command_lines() if b"reaper.py" in line and str(root).encode() in line)
-    os.kill(reaper, signal.SIGKILL)
+    second = next(pid for pid, line in command_lines() if b"reaper.py" in line and str(root).encode() in line)
+    os.kill(second, signal.SIGKILL)
     ended(trainer, signal.SIGKILL)
     time.sleep(1.0)
     assert len(containers(engine, root)) == 1
@@ -153,7 +153,7 @@ def test_the_next_start_removes_containers_whose_owner_and_its_second_process_we
 def test_containers_of_owners_that_live_or_are_elsewhere_stay(tmp_path: Path) -> None:
     engine = container_engine()
     trainer, root = started("container", "running", tmp_path)
-    elsewhere = f"{engines.reaper.OWNER}=another-machine:{tempfile.gettempdir()}/{folders.PREFIX}gone"
+    elsewhere = f"{reaper.OWNER}=another-machine:{tempfile.gettempdir()}/{folders.PREFIX}gone"
     words = [*engine.program, "create", "--label", elsewhere, IMAGE, "true"]
     other = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     try:
