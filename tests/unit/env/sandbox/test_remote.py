@@ -17,7 +17,7 @@ import pytest
 
 from agentrl.cli.main import main
 from agentrl.config.rules import ISOLATION_RULES
-from agentrl.config.sandbox_serving import SandboxServing, serving_key
+from agentrl.config.sandboxes import SandboxServing, serving_key
 from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, SandboxError
