@@ -1,18 +1,40 @@
-"""Settings of ``agentrl serve-sandboxes``."""
+"""Settings of sandboxes: those of a run, and those of ``agentrl serve-sandboxes``."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.process import LOOPBACK
 from agentrl.core.sandboxes import DEFAULT_IMAGE, KEY
-from agentrl.core.settings import Count, CountOrZero, Port
+from agentrl.core.settings import Count, CountOrZero, Port, ResumeMayChange
 
 MIN_KEY = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxConfig:
+    """Sandboxes of programs that environments run."""
+
+    sandbox: Annotated[Literal["local", "container", "remote", "none"], ResumeMayChange] = "local"
+    """``local`` hides other processes, files and the network from programs, and needs bubblewrap; ``container`` runs them in containers of
+    podman or docker; ``remote`` on a machine with ``agentrl serve-sandboxes``; ``none`` has limits only, and no wall."""
+    sandbox_read: Annotated[tuple[str, ...], ResumeMayChange] = ()
+    """Files and folders that the programs may read, besides those of the system and of Python, or of the image."""
+    sandbox_image: Annotated[str, ResumeMayChange] = DEFAULT_IMAGE
+    """Image of containers: a name, or the path of a Containerfile or of a folder with one, beginning with ``/`` or ``.``, built once."""
+    sandbox_url: Annotated[str, ResumeMayChange] = ""
+    """Address of a server of sandboxes, for ``--sandbox remote``; its key is read from the environment variable ``AGENTRL_SANDBOX_KEY``."""
+    sandbox_network: Annotated[Literal["endpoint", "all"], ResumeMayChange] = "endpoint"
+    """Network of programs that are agents (``command:``, ``harness:``, ``harbor:``) behind a wall: the model's endpoint, or all that this
+    machine reaches."""
+    sandbox_max_running: Annotated[CountOrZero, ResumeMayChange] = 0
+    """Sandboxes of a rollout worker that are open at a time; an episode that needs its first one waits. 0: no limit."""
+    sandbox_max_starting: Annotated[CountOrZero, ResumeMayChange] = 0
+    """Programs of a rollout worker whose sandboxes start at a time, apart from those that run. 0: two for each core."""
 
 
 @dataclass(frozen=True, kw_only=True)
