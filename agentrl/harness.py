@@ -27,7 +27,7 @@ class Setup:
     In each of them these stand for values of the episode: ``{prompt}``, ``{task_id}``, ``{folder}`` (the working folder), ``{home}``,
     ``{model}`` and ``{named}`` (the model's name as the program wants it), ``{base_url}`` (of OpenAI's APIs), ``{anthropic_base_url}``,
     ``{address}`` (that of the dialect), ``{api}`` (the program's own name for the dialect), ``{api_key}``, ``{context}`` (tokens that a
-    conversation may have).
+    conversation may have) and ``{answer}`` (tokens that the program should leave for one answer).
 
     Attributes:
         words: Arguments.

@@ -52,9 +52,10 @@ def keep(name: str, dialect: str, harness: Mapping[str, Any], brief: int) -> Non
 def row(measured: Mapping[str, Any]) -> str:
     """A line of the table."""
     session, full, failed = measured["session"], measured.get("small context"), measured["failing engine"]
+    brief = measured["first_brief"]
     cells = (
         *(measured["title"], measured["version"], DIALECTS[measured["dialect"]]),
-        *(f"{session['first_prompt']:,}", f"{measured['first_brief']:,}", session["requests"], len(session["rows"])),
+        *(f"{session['first_prompt']:,}", f"{brief:,}" if brief else "not measured", session["requests"], len(session["rows"])),
         *(f"{sum(session['rows']):,}", f"{session['wasted']:,}", len(session["helpers"]), _end(full), _end(failed)),
     )
     return f"| {' | '.join(map(str, cells))} |"
@@ -64,7 +65,7 @@ def _end(session: Mapping[str, Any] | None) -> str:
     if session is None:
         return "not tried"
     how = "compacts, " if "compacted" in session["branches"] else ""
-    return f"{how}goes on" if session["ended"] else f"{how}gives up"
+    return f"{how}goes on" if session["complete"] else f"{how}{'ends early' if session['ended'] else 'gives up'}"
 
 
 def rewrites(measured: Mapping[str, Any]) -> str:
@@ -73,12 +74,19 @@ def rewrites(measured: Mapping[str, Any]) -> str:
     return f"| {measured['title']} | {DIALECTS[measured['dialect']]} | {changes or 'nothing'} |"
 
 
+def left(harness: Harness) -> str:
+    """A line of the table of what programs leave behind."""
+    names = [f"`{name}`" for name in harness.writes]
+    return f"| {harness.title} | `{harness.install}` | {', '.join(names)} |"
+
+
 def tables(kept: Mapping[str, Any]) -> str:
-    """Both tables, in the order of `HARNESSES`."""
+    """All tables, in the order of `HARNESSES`."""
     known = [kept[f"{name} {dialect}"] for name, dialect in places() if f"{name} {dialect}" in kept]
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS), *map(row, known), ""]
     lines += ["| program | API | changes of answers that it sends back |", "|---|---|---|", *map(rewrites, known)]
-    return "\n".join(lines)
+    lines += ["", "| program | installation | files that it leaves in its home, or with `./` in the working folder |", "|---|---|---|"]
+    return "\n".join([*lines, *map(left, HARNESSES.values())])
 
 
 def main(words: Sequence[str]) -> None:

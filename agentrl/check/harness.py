@@ -32,7 +32,7 @@ PROMPT = f"Change each line of {FILE} to upper case, one line at a time."
 NOTHING = "Nothing has to be done in this file."
 LINES, NUM_LONG = 60, 36
 """Lines of a long file, and long files, which are read one after the other to fill a small context."""
-ROOM = 60_000
+ROOM = 65_000
 """Tokens that a small context has behind the first prompt; fewer than the long files, and enough for a program to compact in time."""
 CONTEXT, MAX_NEW_TOKENS = 1_000_000, 8192
 OWN_CONVERSATION = ("", "sub-agent")
@@ -71,6 +71,7 @@ class SessionModel(ScriptedModel):
             return await super().answer(asked, number)
         said = self._said[min(self.turn, len(self._said) - 1)]
         self.turn += 1
+        self._place.is_complete = self.turn >= len(self._said)
         values = self._place.values
         if isinstance(said, str):
             return self._codec_of_session.encode_text(filled(said, values))
@@ -91,6 +92,7 @@ class Stage:
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
         self.num_edits = 0
+        self.is_complete = False  # the model has said all that it has to say
         self.has_ended = False
 
     def prepare(self, work: Path) -> None:
@@ -138,7 +140,7 @@ def edits_of(script: Script) -> list[Said]:
     """The answers of a session that reads two files side by side and then edits a file ten times."""
     edits = [_with_lines(script.edit, number) for number in range(NUM_EDITS)]
     if script.together:
-        edits = ["\n\n".join(map(str, edits))]
+        return ["\n\n".join(map(str, edits))]
     return [*([script.read] if script.read else []), *edits, script.end]
 
 
@@ -252,6 +254,7 @@ def end_report(one: PlayedAgent, stage: Stage) -> dict[str, Any]:
         "retries": session.counts["retries"],
         "branches": dict(reasons),
         "ended": stage.has_ended,
+        "complete": stage.has_ended and stage.is_complete,
         "error": " ".join(str(one.session.error or error or "").split())[-MAX_ERROR:],
     }
 

@@ -179,4 +179,6 @@ def _harness_lines(harness: Mapping[str, Any]) -> list[str]:
 
 def _end(session: Mapping[str, Any]) -> str:
     opened = f"branches: {_reasons(session)}; " if session["branches"] else ""
-    return f"{opened}{'it goes on to its end' if session['ended'] else 'it gives up: ' + session['error']}"
+    if session["complete"]:
+        return f"{opened}it goes on to its end"
+    return f"{opened}{'it ends early' if session['ended'] else 'it gives up: ' + session['error']}"

@@ -117,7 +117,6 @@ class EpisodeSettings(PlaySettings):
             kind=chosen.sandbox,
             image=chosen.sandbox_image,
             read=chosen.sandbox_read,
-            network=chosen.sandbox_network,
             run=self.run_name,
             url=chosen.sandbox_url,
             network=chosen.sandbox_network,

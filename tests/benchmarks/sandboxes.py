@@ -6,26 +6,30 @@ With the name of an image, containers are measured too.
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import sys
 import time
 from pathlib import Path
 from statistics import median
 
-from agentrl.env.isolation.system import MIB, processes
+from agentrl.env.isolation.system import MIB, families, processes
+from agentrl.env.sandbox import reaper
+from agentrl.env.sandbox.engine import find_engine, owner_label
 from agentrl.env.sandbox.sandbox import Sandbox
 from agentrl.env.sandbox.spec import Kind, SandboxSpec
 
-HOLD_S: dict[Kind, float] = {"local": 12.0, "none": 8.0, "container": 45.0}
-"""Seconds for which programs sleep: all of them have begun two seconds before the end."""
-OURS = (b"system.py", b"bwrap", b"sleep", b"conmon", b"podman", b"docker", b"containerd-shim", b"reaper.py")
-"""Words in the command lines of processes that hold a sandbox."""
+KINDS: tuple[Kind, ...] = ("local", "none", "container")
+SLEEP = "sleep 3600"
+ALL_S = 300.0
+"""Seconds in which all sandboxes have begun."""
 
 
 async def one(kind: Kind, image: str, line: str) -> float:
     """Run a line of the shell in a sandbox of its own, and return the seconds that it took with start and end."""
     begin = time.perf_counter()
     async with Sandbox(SandboxSpec(kind=kind, image=image)) as sandbox:
-        (await sandbox.exec("sh", "-c", line)).check()
+        (await sandbox.exec("sh", "-c", line, timeout_s=math.inf)).check()
     return time.perf_counter() - begin
 
 
@@ -41,18 +45,35 @@ def proportional(pids: list[int]) -> float:
     return total * 1024 / MIB
 
 
-def held(before: set[int]) -> list[int]:
-    """Return the processes that came since: those of containers are children of nobody here."""
+def holders() -> list[int]:
+    """Return the processes of this one's sandboxes; those of containers descend from podman's monitors."""
     table = processes()
-    return [pid for pid in table if pid not in before and table[pid].state not in "ZX" and _is_ours(pid)]
+    ids = reaper.call(find_engine().program, "ps", "--quiet", "--no-trunc", "--filter", f"label={reaper.OWNER}={owner_label()}").split()
+    monitors = [pid for pid in table if any(name.encode() in words_of(pid) for name in ids)] if ids else []
+    members = families(table, [os.getpid(), *monitors])
+    return sorted({pid for family in members.values() for pid in family} - {os.getpid()})
 
 
-def _is_ours(pid: int) -> bool:
+def words_of(pid: int) -> bytes:
+    """Return the command line of a process."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return False
-    return any(word in words for word in OURS)
+        return b""
+
+
+async def hold(kind: Kind, image: str, number: int) -> tuple[float, int]:
+    """Have so many sandboxes run at once, and return their memory, MiB, and the number of their processes."""
+    holding = [asyncio.create_task(one(kind, image, SLEEP)) for _ in range(number)]
+    async with asyncio.timeout(ALL_S):
+        while sum(words_of(pid) == SLEEP.replace(" ", "\0").encode() + b"\0" for pid in holders()) < number:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+    own = holders()
+    memory = proportional(own)
+    for task in holding:
+        task.cancel()
+    await asyncio.gather(*holding, return_exceptions=True)
+    return memory, len(own)
 
 
 async def measure(kind: Kind, number: int, image: str = "") -> str:
@@ -61,21 +82,18 @@ async def measure(kind: Kind, number: int, image: str = "") -> str:
     begin, cpu = time.perf_counter(), time.process_time()
     seconds = await asyncio.gather(*(one(kind, image, "true") for _ in range(number)))
     wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
-    before, hold_s = set(processes()), HOLD_S[kind]
-    holding = [asyncio.create_task(one(kind, image, f"sleep {hold_s}")) for _ in range(number)]
-    await asyncio.sleep(hold_s - 2.0)
-    own = held(before)
-    memory = proportional(own) / number
-    await asyncio.gather(*holding)
-    figures = f"{number / wall:.0f} | {median(seconds):.2f} | {1000 * cpu / number:.1f} | {memory:.1f} | {len(own) / number:.1f}"
+    memory, held = await hold(kind, image, number)
+    figures = f"{number / wall:.1f} | {median(seconds):.2f} | {1000 * cpu / number:.1f} | {memory / number:.1f} | {held / number:.1f}"
     return f"| `{kind}` | {figures} |"
 
 
 async def main(number: int, image: str = "") -> None:
     """Print the table."""
-    rows = [await measure("local", number), await measure("none", number)] + ([await measure("container", number, image)] if image else [])
     head = "| sandbox | starts per second | start to end, s (p50) | trainer's CPU per start, ms | memory, MiB (PSS) | processes |"
-    sys.stdout.write("\n".join([head, "|---|---|---|---|---|---|", *rows, ""]))
+    sys.stdout.write(f"{head}\n|---|---|---|---|---|---|\n")
+    for kind in KINDS if image else KINDS[:-1]:
+        sys.stdout.write(await measure(kind, number, image) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from agentrl.core.errors import EnvLoadError, EnvResultError
 from agentrl.core.plugins import suggest
 from agentrl.core.types import Task
 from agentrl.env.adapters.command import CommandAgent, filled, judged_members, split_options, values_of
-from agentrl.env.adapters.line import line_to
 from agentrl.env.adapters.specs import FLAG, check_options, class_name, split_spec
 from agentrl.env.agent import StepResult
 from agentrl.env.black_box import ModelEndpoint
@@ -34,7 +33,7 @@ ANSWER_SHARE, MAX_ANSWER = 4, 8192
 SYSTEM = "/usr"
 """Folder of programs that sandboxes show in any case."""
 ROOMY = 200_000
-"""Context that a program is told of where nothing limits it."""
+"""Tokens of context that a program is told of at most, as many as the models that it was made for have."""
 
 
 class HarnessAgent(CommandAgent):
@@ -56,16 +55,15 @@ class HarnessAgent(CommandAgent):
 
     async def _act(self, task: Task, llm: ModelEndpoint, work: Path) -> str:
         """Write the program's settings into its home, run it to its end, and return what it printed."""
-        async with line_to(llm, self._sandbox) as line:
-            home = self._folder / "home"
-            values = {**values_of(task, line.llm, work), **self._own_values(line.llm, home)}
-            setups = (self.harness.start, *((self.harness.brief,) if self.is_brief else ()))
-            for name, text in ((name, text) for setup in setups for name, text in setup.files.items()):
-                await self._sandbox.write(f"home/{name}", filled(text, values))
-            own = {name: filled(text, values) for setup in setups for name, text in setup.variables.items()}
-            more = [word for setup in setups for word in setup.words]
-            words = [self.program, *(filled(word, values) for word in (*more, *self.harness.task))]
-            return await self._run_on(line, words, work, {"HOME": str(home), **own}, self.places)
+        home, (llm, network) = self._folder / "home", self._reached(llm)
+        values = {**values_of(task, llm, work), **self._own_values(llm, home)}
+        setups = (self.harness.start, *((self.harness.brief,) if self.is_brief else ()))
+        for name, text in ((name, text) for setup in setups for name, text in setup.files.items()):
+            await self._sandbox.write(f"home/{name}", filled(text, values))
+        own = {name: filled(text, values) for setup in setups for name, text in setup.variables.items()}
+        more = [word for setup in setups for word in setup.words]
+        words = [self.program, *(filled(word, values) for word in (*more, *self.harness.task))]
+        return await self._run(words, work, {**llm.env(), "HOME": str(home), **own}, read=self.places, network=network)
 
     def _own_values(self, llm: ModelEndpoint, home: Path) -> dict[str, str]:
         context = min(llm.max_model_len or ROOMY, ROOMY)

@@ -1,8 +1,9 @@
 """Linux calls: limits and environment variables of an episode's process, and all its descendants, also detached ones.
 
 Run as ``python -I -S system.py LIMITS OWNER TELL PORT PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the
-program, so that between fork and program no code of a busy process runs; therefore it needs nothing but the standard library. Run as
-``... guard OWNER PROGRAM ARGUMENT...`` it stands over a program that makes containers; as ``... listen PID PORT TELL`` it listens in one.
+program, so that between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
+Run as ``... guard OWNER WAIT PROGRAM ARGUMENT...`` it stands over a program that makes containers, and as ``... listen PID PORT TELL``
+it listens in one.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _limit(kind: int, value: int) -> None:
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NAME, _SET_SUBREAPER = 1, 4, 15, 36
 GUARD, LISTEN = "guard", "listen"
 LOOPBACK = "127.0.0.1"
-ABORT_S, ABORT_AGAIN_S = 20.0, 0.1
+ABORT_AGAIN_S = 0.1
 _PAGE = resource.getpagesize()
 _ROUNDS = 200
 
@@ -310,28 +311,29 @@ def _outlive(program: int, owner: int) -> NoReturn:
             os._exit(code if code >= 0 else 128 - code)
 
 
-def guard(owner: int, words: list[str]) -> NoReturn:
+def guard(owner: int, wait_s: float, words: list[str]) -> NoReturn:
     """Run a program that itself runs others in containers, and end as it does.
 
     Args:
         owner: End of a pipe. When it closes, the programs in containers are killed, again and again, so that the program fails and
-            removes what it made; it is killed itself only if that takes too long.
+            removes what it made.
+        wait_s: Seconds after which it is killed itself.
         words: The program and its arguments.
     """
     become("agentrl-guard", death_signal=0)
     os.set_inheritable(owner, False)
     program = os.posix_spawnp(words[0], words, os.environ)
-    threading.Thread(target=_abort, args=(owner,), daemon=True).start()
+    threading.Thread(target=_abort, args=(owner, wait_s), daemon=True).start()
     while True:
         pid, status = os.wait()
         if pid == program:
             os._exit(os.waitstatus_to_exitcode(status) % 256)
 
 
-def _abort(owner: int) -> None:
+def _abort(owner: int, wait_s: float) -> None:
     os.read(owner, 1)
     outside = os.readlink("/proc/self/ns/pid")
-    for _ in range(int(ABORT_S / ABORT_AGAIN_S)):
+    for _ in range(int(wait_s / ABORT_AGAIN_S)):
         send((pid for pid in _descendants() if _namespace(pid) not in (outside, "")), signal.SIGKILL)
         time.sleep(ABORT_AGAIN_S)
     send(_descendants(), signal.SIGKILL)
@@ -355,7 +357,7 @@ def _end_with(owner: int) -> NoReturn:
 
 if __name__ == "__main__":
     if sys.argv[1] == GUARD:
-        guard(int(sys.argv[2]), sys.argv[3:])
+        guard(int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
     elif sys.argv[1] == LISTEN:
         listen(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     else:

@@ -168,6 +168,6 @@ def _whole(source: Path) -> str:
 
 
 def _found(answer: Answer, name: str) -> Answer:
-    if answer.code and any(words in answer.error.lower() for words in ("could not be found", "could not find")):
+    if answer.code and any(words in answer.error.lower() for words in ("could not be found", "could not find", "no such container:path")):
         raise FileNotFoundError(f"there is no {name} in the sandbox")
     return answer.check(f"{name!r} of a sandbox cannot be read")

@@ -23,7 +23,8 @@ from agentrl.env.timing import timed
 LIMITS = HttpLimits(timeout_s=120.0, attempt_timeout_s=protocol.WAIT_S + 50.0, attempts=8, max_bytes=protocol.MAX_BODY, connections=256)
 OPEN_S = 3600.0
 """Seconds for which a full server is asked again; the time limit of building an image is the server's."""
-TOLD = (404, 422)
+TOLD, FULL = (404, 422), 503
+AGAIN_S = 1.0
 _clients: dict[str, SharedClient] = {}
 
 
@@ -60,11 +61,22 @@ class RemoteSandbox:
         shared = _clients.setdefault(self._url, SharedClient(lambda url=self._url: JsonClient([url], LIMITS)))  # type: ignore[misc]
         self._client = shared.open()
         body = {"spec": protocol.spec_fields(self.spec), "run": current_choice().run}
-        async with asyncio.timeout(OPEN_S):
-            while (answer := await self._call("PUT", "", body)).get("state") == "opening":
-                body = {}
+        try:
+            async with asyncio.timeout(OPEN_S):
+                answer = await self._opened(body)
+        except TimeoutError:
+            raise SandboxError(f"{self._url} had no place for a sandbox, or did not open it, within {OPEN_S:g} s") from None
         self.python = str(answer.get("python", self.python))
         self._lease = asyncio.create_task(self._renew())
+
+    async def _opened(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask again while the server is full, and while it opens the sandbox."""
+        while (answer := await self._call("PUT", "", body, told=(*TOLD, FULL))).get("state") != "open":
+            if "state" in answer:
+                body = {}
+            else:
+                await asyncio.sleep(AGAIN_S)
+        return answer
 
     async def exec(self, command: Command) -> ExecResult:
         """Run a program to its end, and end all that it started."""
@@ -130,11 +142,11 @@ class RemoteSandbox:
             with contextlib.suppress(SandboxError):
                 await self._call("POST", "/lease")
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None, told: tuple[int, ...] = TOLD) -> dict[str, Any]:
         if self._client is None:
             raise SandboxError("the sandbox is not open; use it as in `async with Sandbox() as sandbox:`")
         try:
-            reply = await self._client.call(method, self._path + path, body or {}, session=self._session, told=TOLD)
+            reply = await self._client.call(method, self._path + path, body or {}, session=self._session, told=told)
             answer = reply.json()
         except RemoteError as error:
             raise SandboxError(f"the server of sandboxes failed: {error}") from error

@@ -125,7 +125,6 @@ class SandboxChoice:
         kind: Kind of those that do not name one.
         image: Image of containers that do not name one.
         read: Files and folders that the programs of all may read.
-        network: Network of programs that talk to the model: that of the machine (``host``), or nothing but the ``endpoint``.
         run: Name of the run, which containers bear as a label.
         url: Address of the server of remote ones.
         network: Network of programs that are agents: ``endpoint`` for the model's alone, or ``all``.
@@ -136,7 +135,6 @@ class SandboxChoice:
     kind: Kind = "local"
     image: str = DEFAULT_IMAGE
     read: tuple[str, ...] = ()
-    network: Literal["host", "endpoint"] = "host"
     run: str = ""
     url: str = ""
     network: Literal["endpoint", "all"] = "endpoint"

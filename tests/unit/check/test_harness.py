@@ -43,8 +43,8 @@ def test_a_session_that_only_goes_on_is_one_row(monkeypatch: pytest.MonkeyPatch,
 def test_a_context_that_is_full_and_an_engine_that_fails_are_survived(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     report = check_toy(monkeypatch, tmp_path)
     full, failed = report.harness["small context"], report.harness["failing engine"]
-    assert (full["ended"], full["refused"] > 0, "compacted" in full["branches"]) == (True, True, True)
-    assert (failed["ended"], failed["retries"], failed["error"]) == (True, 1, "")
+    assert (full["complete"], full["refused"] > 0, "compacted" in full["branches"]) == (True, True, True)
+    assert (failed["complete"], failed["retries"], failed["error"]) == (True, 1, "")
     assert [row["policy"] for row in report.policies] == ["ten edits", "small context", "failing engine"]
 
 

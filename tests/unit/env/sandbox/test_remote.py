@@ -17,7 +17,7 @@ import pytest
 
 from agentrl.cli.main import main
 from agentrl.config.rules import ISOLATION_RULES
-from agentrl.config.sandbox_serving import SandboxServing, serving_key
+from agentrl.config.sandboxes import SandboxServing, serving_key
 from agentrl.config.schema import RunConfig, TrainConfig
 from agentrl.config.sections import changed
 from agentrl.core.errors import ConfigError, SandboxError
@@ -126,12 +126,12 @@ async def test_a_cancelled_program_is_ended() -> None:
 async def test_a_program_is_started_once_although_its_request_is_sent_again() -> None:
     async with served() as (_, url), httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}) as client:
         root = f"{url}{protocol.ROOT}/one"
-        for _ in range(2):
-            assert (await client.put(root, json={"spec": {}})).json()["state"] == "open"
+        while (await client.put(root, json={"spec": {}})).json()["state"] != "open":
+            pass
         body = {"words": ["sh", "-c", "echo x >> count; sleep 0.5; wc -l < count"]}
-        first, second = await asyncio.gather(*(client.put(f"{root}/programs/1", json=body) for _ in range(2)))
-        assert first.json() == second.json() == {"state": "running"}
-        await asyncio.sleep(0.6)
+        await asyncio.gather(*(client.put(f"{root}/programs/1", json=body) for _ in range(3)))
+        while (await client.put(f"{root}/programs/1", json={})).json() == {"state": "running"}:
+            pass
         for _ in range(2):
             assert (await client.put(f"{root}/programs/1", json={})).json() == {"code": 0, "output": "1\n", "ended": "exit"}
         for _ in range(2):
@@ -259,7 +259,7 @@ def test_settings_of_remote_sandboxes_are_checked(monkeypatch: pytest.MonkeyPatc
         ({**remote, "agent": "command:ls {prompt}#judge=true"}, "works in a folder of this machine"),
     ):
         with pytest.raises(ConfigError, match=problem):
-            check(**values)  # type: ignore[arg-type]
+            check(**values)
     monkeypatch.delenv("AGENTRL_SANDBOX_KEY")
     with pytest.raises(ConfigError, match="is not set"):
         check(**remote)
