@@ -5,7 +5,8 @@ The example shows how to run a model's code, and a reward that the code cannot r
 reference solutions never enter it. The code sees neither this file, nor other processes, nor the network, and nothing
 that it starts outlives it. With `--sandbox none` it is only limited, and can read this file. Wrong code is a reward
 of 0; a sandbox that does not start is an error, which is not trained on. The sandbox needs bubblewrap
-(`apt-get install bubblewrap`); the task suits a pretrained model. Run it with::
+(`apt-get install bubblewrap`), or with `--sandbox container` podman or docker; the task suits a pretrained model.
+Run it with::
 
     agentrl train --agent envs/code.py --async --model Qwen/Qwen3-0.6B --max-new-tokens 256
 

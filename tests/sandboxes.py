@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +12,8 @@ import pytest
 
 from agentrl.core.errors import SandboxError
 from agentrl.env.sandbox.engine import Engine, find_engine
+from agentrl.env.sandbox.folders import own_root
+from agentrl.env.sandbox.images import REPOSITORY, content_hash, find_containerfile
 from agentrl.env.sandbox.local import check_local
 
 IMAGE = "localhost/agentrl-tests:base"
@@ -40,7 +40,7 @@ def container_engine() -> Engine:
         engine = find_engine()
     except SandboxError as error:
         pytest.skip(str(error))
-    if subprocess.run([*engine.program, "image", "inspect", IMAGE], capture_output=True, check=False).returncode:
+    if not has_image(engine, IMAGE):
         _make_image(engine)
     return engine
 
@@ -55,23 +55,25 @@ def _make_image(engine: Engine) -> None:
         pytest.skip("no image for tests could be made of Debian's packages")
 
 
-@contextmanager
-def built_images(engine: Engine) -> Iterator[None]:
-    """Remove the images that a test builds."""
-    before = images(engine)
-    yield
-    for image in images(engine) - before:
-        subprocess.run([*engine.program, "rmi", "--force", image], capture_output=True, check=False)
+def image_of(folder: Path) -> str:
+    """Return the name under which the image of a Containerfile is kept."""
+    return f"{REPOSITORY}:{content_hash(find_containerfile(str(folder)))}"
 
 
-def images(engine: Engine) -> set[str]:
-    """Return the ids of all images."""
-    listed = subprocess.run([*engine.program, "images", "--all", "--quiet", "--no-trunc"], capture_output=True, text=True, check=False)
-    return set(listed.stdout.split())
+def has_image(engine: Engine, name: str) -> bool:
+    """Return True if an image is there."""
+    return not subprocess.run([*engine.program, "image", "inspect", name], capture_output=True, check=False).returncode
 
 
-def containers(engine: Engine, root: Path | str = "") -> list[str]:
-    """Return the ids of containers whose owner's folder is `root`, or of those of all owners."""
-    label = f"label=agentrl.owner={socket.gethostname()}:{root}" if root else "label=agentrl.owner"
+def has_builds(engine: Engine) -> bool:
+    """Return True if podman has containers of a build on `IMAGE`."""
+    words = [*engine.program, "ps", "--all", "--external", "--format", "{{.Names}}"]
+    listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    return engine.is_podman and "agentrl-tests-working" in listed
+
+
+def containers(engine: Engine, root: Path | None = None) -> list[str]:
+    """Return the ids of the containers of an owner, whose folder is `root`; without one of this process."""
+    label = f"label=agentrl.owner={socket.gethostname()}:{root or own_root()}"
     listed = subprocess.run([*engine.program, "ps", "--all", "--quiet", "--filter", label], capture_output=True, text=True, check=False)
     return listed.stdout.split()

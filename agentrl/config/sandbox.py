@@ -22,6 +22,8 @@ class SandboxConfig:
     """Image of containers: a name, or the path of a Containerfile or of a folder with one, beginning with ``/`` or ``.``, built once."""
     sandbox_url: Annotated[str, ResumeMayChange] = ""
     """Address of a server of sandboxes, for ``--sandbox remote``; its key is read from the environment variable ``AGENTRL_SANDBOX_KEY``."""
+    sandbox_network: Annotated[Literal["endpoint", "all"], ResumeMayChange] = "endpoint"
+    """Network of the programs of ``command:`` and ``harbor:`` behind a wall: the model's endpoint, or all that this machine reaches."""
     sandbox_max_running: Annotated[CountOrZero, ResumeMayChange] = 0
     """Sandboxes of a rollout worker that are open at a time; an episode that needs its first one waits. 0: no limit."""
     sandbox_max_starting: Annotated[CountOrZero, ResumeMayChange] = 0

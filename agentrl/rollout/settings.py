@@ -110,6 +110,7 @@ class EpisodeSettings(PlaySettings):
             read=chosen.sandbox_read,
             run=self.run_name,
             url=chosen.sandbox_url,
+            network=chosen.sandbox_network,
             max_starting=chosen.sandbox_max_starting,
             max_running=chosen.sandbox_max_running,
         )

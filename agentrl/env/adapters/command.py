@@ -11,10 +11,13 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from agentrl.core.errors import EnvError, EnvLoadError, EnvResultError
+from agentrl.core.process import LOOPBACK
 from agentrl.core.types import Task
 from agentrl.env.adapters.specs import FLAG
 from agentrl.env.agent import AgentClass, SamplingParams, StepResult
@@ -80,7 +83,17 @@ class CommandAgent(BlackBoxAgent):
     async def _act(self, task: Task, llm: ModelEndpoint, work: Path) -> str:
         """Run the program to its end, and return what it printed."""
         home = str(Path.home() if self.keeps_home else self._folder / "home")
-        return await self._run(self._words(task, llm, work), work, {**llm.env(), "HOME": home}, read=files_of(self.command))
+        llm, network = self._reached(llm)
+        words = self._words(task, llm, work)
+        return await self._run(words, work, {**llm.env(), "HOME": home}, read=files_of(self.command), network=network)
+
+    def _reached(self, llm: ModelEndpoint) -> tuple[ModelEndpoint, bool | str]:
+        """Return the endpoint as the program finds it, and the network that the program is given."""
+        if self._sandbox.kind == "none" or current_choice().network == "all":
+            return llm, True
+        address = urlsplit(llm.root)
+        inside = address._replace(netloc=f"{LOOPBACK}:{address.port}").geturl()
+        return replace(llm, root=inside), f"{address.hostname}:{address.port}"
 
     def _words(self, task: Task, llm: ModelEndpoint, work: Path) -> list[str]:
         text = task.prompt if isinstance(task.prompt, str) else "\n\n".join(str(message["content"]) for message in task.prompt)
@@ -145,7 +158,7 @@ class CommandAgent(BlackBoxAgent):
         *,
         may_fail: bool = False,
         read: Sequence[str] = (),
-        network: bool = True,
+        network: bool | str = True,
     ) -> str:
         """Run a program to its end and return what it printed; nothing that it started is left. `EnvError` if it fails and must not."""
         limits = self.process_limits

@@ -97,8 +97,9 @@ class HarborAgent(CommandAgent):
         """Run the program for as long as the task allows; what it has done by then is judged."""
         try:
             async with asyncio.timeout(self._trial.agent_timeout_s):
+                llm, network = self._reached(llm)
                 variables = {**self._variables(self._folder), **llm.env(), "HOME": str(self._folder / "home")}
-                return await self._run(self._words(task, llm, work), work, variables, read=files_of(self.command))
+                return await self._run(self._words(task, llm, work), work, variables, read=files_of(self.command), network=network)
         except TimeoutError:
             self._is_late = True
             return ""

@@ -1,8 +1,9 @@
 """Linux calls: limits and environment variables of an episode's process, and all its descendants, also detached ones.
 
-Run as ``python -I -S system.py LIMITS OWNER TELL PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the program,
-so that between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
-Run as ``... guard OWNER PROGRAM ARGUMENT...`` it stands over a program that makes containers.
+Run as ``python -I -S system.py LIMITS OWNER TELL PORT PROGRAM ARGUMENT...``, with limits in JSON, it limits its process and becomes the
+program, so that between fork and program no code of a busy process runs; therefore it needs nothing but the standard library.
+Run as ``... guard OWNER WAIT PROGRAM ARGUMENT...`` it stands over a program that makes containers, and as ``... listen PID PORT TELL``
+it listens in one.
 """
 
 from __future__ import annotations
@@ -113,8 +114,9 @@ def _limit(kind: int, value: int) -> None:
 
 
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NAME, _SET_SUBREAPER = 1, 4, 15, 36
-GUARD = "guard"
-ABORT_S, ABORT_AGAIN_S = 20.0, 0.1
+GUARD, LISTEN = "guard", "listen"
+LOOPBACK = "127.0.0.1"
+ABORT_AGAIN_S = 0.1
 _PAGE = resource.getpagesize()
 _ROUNDS = 200
 
@@ -217,13 +219,14 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def main(limits: ProcessLimits, owner: int, tell: int, words: list[str]) -> None:
+def main(limits: ProcessLimits, owner: int, tell: int, port: int, words: list[str]) -> None:
     """Limit the calling process and have it become a program; the first process of a sandbox starts it instead, and ends as it does.
 
     Args:
         limits: Limits of the program.
         owner: In a sandbox the end of a pipe that closes when its owner ends.
-        tell: End of a pipe that is told when the program begins.
+        tell: End of a pair of sockets that is told when the program begins.
+        port: Port of loopback on which a socket listens that is handed over with that word; 0: none.
         words: The program and its arguments.
     """
     if os.getpid() == 1:
@@ -240,11 +243,34 @@ def main(limits: ProcessLimits, owner: int, tell: int, words: list[str]) -> None
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # a machine without memory is to end this first, not the trainer
     os.set_inheritable(tell, False)
-    os.write(tell, b"1")
+    _tell(tell, port)
     try:
         os.execvp(words[0], words)
     except OSError as error:
         sys.exit(f"{words[0]}: {error.strerror}")
+
+
+def listen(pid: int, port: int, tell: int) -> None:
+    """Hand over a socket that listens on loopback in the network of another process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    places = [f"/proc/{pid}/ns/{name}" for name in ("user", "net")]
+    if os.readlink(places[0]) == os.readlink("/proc/self/ns/user"):
+        del places[0]
+    for descriptor in [os.open(place, os.O_RDONLY) for place in places]:
+        if libc.setns(descriptor, 0):
+            sys.exit(f"setns: {os.strerror(ctypes.get_errno())}")
+    _tell(tell, port)
+
+
+def _tell(tell: int, port: int) -> None:
+    """Say that a program begins, and hand over what listens for it; without a port, as always, nothing is loaded for that."""
+    if not port:
+        os.write(tell, b"1")
+        return
+    import socket
+
+    with socket.socket(fileno=os.dup(tell)) as told, socket.create_server((LOOPBACK, port)) as listener:
+        socket.send_fds(told, [b"1"], [listener.fileno()])
 
 
 def _outlive(program: int, owner: int) -> NoReturn:
@@ -261,28 +287,29 @@ def _outlive(program: int, owner: int) -> NoReturn:
             os._exit(code if code >= 0 else 128 - code)
 
 
-def guard(owner: int, words: list[str]) -> NoReturn:
+def guard(owner: int, wait_s: float, words: list[str]) -> NoReturn:
     """Run a program that itself runs others in containers, and end as it does.
 
     Args:
         owner: End of a pipe. When it closes, the programs in containers are killed, again and again, so that the program fails and
-            removes what it made; it is killed itself only if that takes too long.
+            removes what it made.
+        wait_s: Seconds after which it is killed itself.
         words: The program and its arguments.
     """
     become("agentrl-guard", death_signal=0)
     os.set_inheritable(owner, False)
     program = os.posix_spawnp(words[0], words, os.environ)
-    threading.Thread(target=_abort, args=(owner,), daemon=True).start()
+    threading.Thread(target=_abort, args=(owner, wait_s), daemon=True).start()
     while True:
         pid, status = os.wait()
         if pid == program:
             os._exit(os.waitstatus_to_exitcode(status) % 256)
 
 
-def _abort(owner: int) -> None:
+def _abort(owner: int, wait_s: float) -> None:
     os.read(owner, 1)
     outside = os.readlink("/proc/self/ns/pid")
-    for _ in range(int(ABORT_S / ABORT_AGAIN_S)):
+    for _ in range(int(wait_s / ABORT_AGAIN_S)):
         send((pid for pid in _descendants() if _namespace(pid) not in (outside, "")), signal.SIGKILL)
         time.sleep(ABORT_AGAIN_S)
     send(_descendants(), signal.SIGKILL)
@@ -306,5 +333,8 @@ def _end_with(owner: int) -> NoReturn:
 
 if __name__ == "__main__":
     if sys.argv[1] == GUARD:
-        guard(int(sys.argv[2]), sys.argv[3:])
-    main(ProcessLimits(**json.loads(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+        guard(int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
+    elif sys.argv[1] == LISTEN:
+        listen(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main(ProcessLimits(**json.loads(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from agentrl.env.sandbox.engine import Answer, Engine, owner_label, process_limi
 from agentrl.env.sandbox.files import copy_out_beneath
 from agentrl.env.sandbox.folders import own_root
 from agentrl.env.sandbox.program import size
+from agentrl.env.sandbox.relay import listen_in
 from agentrl.env.sandbox.spec import SandboxSpec, current_choice
 
 IDLE = "sleep 2147483647 & wait"
@@ -80,6 +82,7 @@ class Container:
         self.form, self.name = form, name
         self._engine = engine
         self._is_stopped = False
+        self._pid = 0  # its first process
         self._changes = ""  # folder of its changes to the image, empty if unknown
         self._processes: Path | None = None  # control groups of its processes and of its memory, if they can be read
         self._memory: Path | None = None
@@ -107,6 +110,10 @@ class Container:
         self._is_stopped = True
         (await self._engine.call("stop", self.name)).check("a container did not stop")
 
+    async def listen(self, port: int) -> socket.socket:
+        """Return a socket that listens on loopback within the container."""
+        return await listen_in(self._pid, port)
+
     async def remove(self) -> None:
         """Remove the container, also if it runs or is not there."""
         await self._engine.call("rm", "--force", "--volumes", self.name)
@@ -114,7 +121,8 @@ class Container:
     async def _look(self) -> None:
         answer = (await self._engine.call("inspect", "--format", STATE, self.name)).check("a container is gone")
         pid, _, self._changes = answer.text.partition(" ")
-        self._processes, self._memory = cgroup.folder_of(int(pid), "pids"), cgroup.folder_of(int(pid), "memory")
+        self._pid = int(pid)
+        self._processes, self._memory = cgroup.folder_of(self._pid, "pids"), cgroup.folder_of(self._pid, "memory")
 
     @property
     def is_idle(self) -> bool:
@@ -160,6 +168,6 @@ def _whole(source: Path) -> str:
 
 
 def _found(answer: Answer, name: str) -> Answer:
-    if answer.code and any(words in answer.error.lower() for words in ("could not be found", "could not find")):
+    if answer.code and any(words in answer.error.lower() for words in ("could not be found", "could not find", "no such container:path")):
         raise FileNotFoundError(f"there is no {name} in the sandbox")
     return answer.check(f"{name!r} of a sandbox cannot be read")

@@ -21,6 +21,8 @@ from agentrl.env.timing import timed
 NAMES = ("Containerfile", "Dockerfile")
 REPOSITORY = "localhost/agentrl-sandbox"
 AGAIN_S = 0.1
+ABORT_S = 20.0
+"""Seconds in which a build that is to end removes what it made."""
 _ready: set[tuple[Engine, str]] = set()  # images that were found to be there
 
 
@@ -99,11 +101,12 @@ async def _pull(engine: Engine, name: str, timeout_s: float) -> None:
 async def _build(engine: Engine, file: Path, name: str, timeout_s: float) -> None:
     """Build an image in a process that does not outlive this one."""
     limits = process_limits(1024) if engine.is_podman else ()
+    wait_s = ABORT_S if engine.is_podman else 0.0  # docker's daemon removes what it made when its client is gone
     words = (*engine.program, "build", *limits, "--force-rm", "--tag", name, "--file", str(file), str(file.parent))
     watched, held = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", system.__file__, system.GUARD, str(watched), *words),
+            *(sys.executable, "-I", "-S", system.__file__, system.GUARD, str(watched), str(wait_s), *words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

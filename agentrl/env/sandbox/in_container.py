@@ -26,6 +26,7 @@ from agentrl.env.sandbox.images import ready_image
 from agentrl.env.sandbox.in_folder import FolderSandbox
 from agentrl.env.sandbox.places import starting
 from agentrl.env.sandbox.program import SHOWN, SIGNALLED, START_S, WATCH_S, Output, Program, finish
+from agentrl.env.sandbox.relay import relayed, split_address
 from agentrl.env.sandbox.spec import Command, Ended, ExecResult, SandboxSpec
 from agentrl.env.sandbox.watched import begin_watch, end_watch
 from agentrl.env.timing import timed
@@ -77,13 +78,15 @@ class ContainerSandbox(FolderSandbox):
                     async with starting():
                         await self.give()
                         container = await self._ready(command.network, command.read)
+                        listener = await container.listen(split_address(command.connect)[1]) if command.connect else None
                         process, output = await self._start(container, command)
                         run = _Run(container, process, self.written)
                         program = Program(process, output, run.kill, run.watch)
                         self.programs.add(program)
                         is_begun = await program.begins(START_S)
                 with timed("sandbox exec"):
-                    result = await program.run(command if is_begun else replace(command, timeout_s=0.0))
+                    async with relayed(listener, command.connect):
+                        result = await program.run(command if is_begun else replace(command, timeout_s=0.0))
             finally:
                 if program is not None:
                     await finish(program.end())

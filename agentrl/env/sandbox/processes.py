@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
+import socket
 import sys
 from dataclasses import asdict, replace
 
@@ -19,6 +19,7 @@ from agentrl.env.sandbox.folders import owner_pipe
 from agentrl.env.sandbox.in_folder import FolderSandbox
 from agentrl.env.sandbox.places import starting
 from agentrl.env.sandbox.program import END_S, SHOWN, SIGNALLED, START_S, WATCH_S, Output, Program, finish, resident
+from agentrl.env.sandbox.relay import receive_listener, relayed, split_address
 from agentrl.env.sandbox.spec import Command, Ended, ExecResult
 from agentrl.env.timing import timed
 
@@ -47,14 +48,15 @@ class ProcessSandbox(FolderSandbox):
         try:
             with timed("sandbox start"):
                 async with starting():
-                    process, begun = await self._start(command)
+                    process, told = await self._start(command)
                     program = Program(
                         process, Output(command.output, command.keep), lambda: self._kill(process), lambda: self._watch(process)
                     )
                     self.programs.add(program)
-                    is_begun = await _begins(begun)
+                    is_begun, listener = await _begins(told)
             with timed("sandbox exec"):
-                result = await program.run(command if is_begun else replace(command, timeout_s=0.0))
+                async with relayed(listener, command.connect):
+                    result = await program.run(command if is_begun else replace(command, timeout_s=0.0))
         finally:
             if program is not None:
                 await finish(program.end())
@@ -64,34 +66,35 @@ class ProcessSandbox(FolderSandbox):
         is_signal = self.spec.kind == "local" and SIGNALLED < result.code <= SIGNALLED + 64
         return await self.judged(replace(result, code=SIGNALLED - result.code) if is_signal else result, num_killed)
 
-    async def _start(self, command: Command) -> tuple[asyncio.subprocess.Process, int]:
-        """Start a program; the end of a pipe tells when it begins."""
+    async def _start(self, command: Command) -> tuple[asyncio.subprocess.Process, socket.socket]:
+        """Start a program; a socket tells when it begins."""
         await self.give()
         walled, owner, where = self.spec.kind == "local", owner_pipe(), str(self.folder / command.cwd)
         variables = {"PATH": PATH, "HOME": str(self.folder), **command.env}
         if walled and "TMPDIR" in variables:
             variables["TMPDIR"] = "/tmp"
         spec = replace(self.spec, read=command.read, network=command.network)
-        begun, tell = os.pipe()
+        told, tell = socket.socketpair()
+        port = split_address(command.connect)[1] if command.connect and walled else 0
         limits = json.dumps(asdict(spec.limits()))
         try:
             process = await asyncio.create_subprocess_exec(
                 *(local.wall(spec, self.user, self.folder, where) if walled else ()),
-                *(sys.executable, "-I", "-S", system.__file__, limits, str(owner), str(tell), *command.words),
+                *(sys.executable, "-I", "-S", system.__file__, limits, str(owner), str(tell.fileno()), str(port), *command.words),
                 cwd=self.folder if walled else where,
                 env=variables if walled else {**variables, MARK: str(self.folder)},
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=(owner, tell) if walled else (tell,),
+                pass_fds=(owner, tell.fileno()) if walled else (tell.fileno(),),
             )
         except OSError as error:
-            os.close(begun)
+            told.close()
             raise SandboxError(f"a sandbox could not start {command.words[0]}: {error}") from error
         finally:
-            os.close(tell)
-        return process, begun
+            tell.close()
+        return process, told
 
     async def _kill(self, process: asyncio.subprocess.Process) -> None:
         if self.spec.kind == "none":
@@ -111,19 +114,20 @@ class ProcessSandbox(FolderSandbox):
                 return "disk"
 
 
-async def _begins(end: int) -> bool:
-    """Return True once a program begins, False if it never does."""
+async def _begins(told: socket.socket) -> tuple[bool, socket.socket | None]:
+    """Return True once a program begins, False if it never does, and the socket on which one listens for it."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(end, readable.set)
+    loop.add_reader(told, readable.set)
     try:
         async with asyncio.timeout(START_S):
             await readable.wait()
-        return bool(os.read(end, 1))
-    except TimeoutError:
-        return False
+        word, listener = receive_listener(told)
+    except (TimeoutError, ConnectionError):
+        return False, None
     finally:
-        loop.remove_reader(end)
-        os.close(end)
+        loop.remove_reader(told)
+        told.close()
+    return bool(word), listener
 
 
 def _end_unwalled(pid: int, mark: str) -> None:

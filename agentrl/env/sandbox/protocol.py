@@ -71,14 +71,17 @@ def read_spec(values: Any) -> SandboxSpec:
 def command_fields(command: Command) -> dict[str, Any]:
     """Return a program as JSON has it."""
     limit = None if math.isinf(command.timeout_s) else command.timeout_s
-    return {**asdict(command), "timeout_s": limit, "stdin": pack(command.stdin), "words": list(command.words)} | {"read": None}
+    return {**asdict(command), "timeout_s": limit, "stdin": pack(command.stdin), "words": list(command.words)} | {
+        "read": None,
+        "connect": None,
+    }
 
 
 def read_command(values: Any) -> Command:
     """Return the program that a client asks for; `ValueError` if it is none."""
     if not isinstance(values, Mapping):
         raise ValueError("is no object")
-    given = {name: value for name, value in values.items() if name != "read"}
+    given = {name: value for name, value in values.items() if name not in ("read", "connect")}
     limit, stdin, words = given.pop("timeout_s", None), unpack(given.pop("stdin", "")), given.pop("words", [])
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         raise ValueError("words: must be a list of texts, the program first")

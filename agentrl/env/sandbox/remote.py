@@ -47,7 +47,7 @@ class RemoteSandbox:
 
     @property
     def folder(self) -> Path:
-        """Nothing: the folder is the server's."""
+        """Refuse: the folder is the server's."""
         raise SandboxError("the folder of a remote sandbox is on its server; use read, write, copy_in and copy_out")
 
     async def open(self) -> None:
@@ -68,8 +68,9 @@ class RemoteSandbox:
 
     async def exec(self, command: Command) -> ExecResult:
         """Run a program to its end, and end all that it started."""
-        if command.read:
-            raise SandboxError(f"read = {command.read} is on this machine, and the sandbox is not; use copy_in")
+        if command.read or command.connect:
+            given = f"read = {command.read}" if command.read else f"network = {command.connect!r}"
+            raise SandboxError(f"{given} is on this machine, and the sandbox is not; use copy_in, and network=True")
         self._num_programs += 1
         path, body = f"/programs/{self._num_programs}", protocol.command_fields(command)
         try:

@@ -103,7 +103,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         cwd: Path | str = "",
         read: Sequence[str] = (),
-        network: bool | None = None,
+        network: bool | str | None = None,
         output: int = MAX_OUTPUT,
         keep: Keep = "first",
     ) -> ExecResult:
@@ -116,7 +116,8 @@ class Sandbox:
             env: Environment variables besides ``PATH`` and ``HOME``.
             cwd: Working folder, relative to that of the sandbox unless it is absolute.
             read: Files and folders that this program may read, besides those of the spec.
-            network: True or False in place of the spec's.
+            network: True or False in place of the spec's; or ``HOST:PORT``, the only address that the program reaches, where it finds it
+                as ``127.0.0.1:PORT``.
             output: Bytes of output that are kept.
             keep: ``first`` ends the program at more output than that; ``last`` keeps its end.
 
@@ -131,7 +132,8 @@ class Sandbox:
                 env=dict(env or {}),
                 cwd=str(cwd),
                 read=(*self.spec.read, *read),
-                network=self.spec.network if network is None else network,
+                network=self.spec.network if network is None else network is True,
+                connect=network if isinstance(network, str) else "",
                 output=output,
                 keep=keep,
             )

@@ -75,6 +75,7 @@ class Command:
         cwd: Working folder, relative to that of the sandbox unless it is absolute.
         read: Files and folders of this machine that it may read, with those of the spec.
         network: True if it reaches the network.
+        connect: ``HOST:PORT``, the only address that it reaches if it has no network, as ``127.0.0.1:PORT``; empty for none.
         output: Bytes of output that are kept.
         keep: ``first`` ends the program at more output than that; ``last`` keeps its end.
     """
@@ -86,6 +87,7 @@ class Command:
     cwd: str = ""
     read: tuple[str, ...] = ()
     network: bool = False
+    connect: str = ""
     output: int = MAX_OUTPUT
     keep: Keep = "first"
 
@@ -125,6 +127,7 @@ class SandboxChoice:
         read: Files and folders that the programs of all may read.
         run: Name of the run, which containers bear as a label.
         url: Address of the server of remote ones.
+        network: Network of programs that are agents: ``endpoint`` for the model's alone, or ``all``.
         max_starting: Programs that start at a time; 0: two for each core.
         max_running: Sandboxes that are open at a time; 0: as many as are asked for.
     """
@@ -134,6 +137,7 @@ class SandboxChoice:
     read: tuple[str, ...] = ()
     run: str = ""
     url: str = ""
+    network: Literal["endpoint", "all"] = "endpoint"
     max_starting: int = 0
     max_running: int = 0
 

@@ -47,6 +47,14 @@ def test_a_path_is_absolute_and_needs_a_wall() -> None:
         check("env.py", sandbox="none", sandbox_read=("/opt/tools",))
 
 
+def test_an_endpoint_with_a_certificate_is_not_given_behind_a_wall() -> None:
+    for values in ({"endpoint_certificate": "cert.pem"}, {"endpoint_url": "https://trainer:{port}"}):
+        check("env.py", **values)
+        check("command:ls {prompt}#judge=true", sandbox_network="all", **values)
+        with pytest.raises(ConfigError, match="which no certificate is for"):
+            check("command:ls {prompt}#judge=true", **values)
+
+
 def test_an_image_is_for_containers() -> None:
     check("env.py", sandbox="container", sandbox_image="debian")
     with pytest.raises(ConfigError, match="has no effect without containers"):

@@ -17,7 +17,7 @@ from agentrl.env.adapters.harbor_containers import read_container_task
 from agentrl.env.load import load_agent
 from tests.e2e.runs import start, succeeded, train
 from tests.harbor_tasks import EXAMPLES, write_tasks
-from tests.sandboxes import built_images, container_engine, containers
+from tests.sandboxes import built_images, container_engine
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.config.test_check_sandbox import check
 from tests.unit.rollout.scenes import PATIENT, Scene, says
@@ -138,7 +138,6 @@ async def test_solutions_earn_1_and_nothing_earns_0(tasks: Path) -> None:
     earned = {item.id: [await cls.try_solution(item, solved=solved) for solved in (True, False)] for item in cls.tasks()}
     assert earned == {example.name: [1.0, 0.0] for example in EXAMPLES}
     assert len(earned) == 10
-    assert containers(container_engine()) == []
 
 
 @pytest.mark.slow
@@ -199,7 +198,6 @@ def test_check_tries_the_solutions(tasks: Path, tmp_path: Path) -> None:
     assert "solution-fails" in output
     assert "task sort-words: the reward is 0" in output
     assert "nothing-earns" not in output
-    assert containers(container_engine()) == []
 
 
 @pytest.mark.slow
@@ -210,4 +208,3 @@ def test_a_folder_of_tasks_is_trained(tasks: Path, tmp_path: Path) -> None:
         train(tmp_path / "run", *sizes, "--runtime", "local", "--no-check-env", agent=f"harbor:{tasks}", timeout_s=800, fork=False)
     )
     assert run.summary["ledger"]["trained"] == 4, run.output
-    assert containers(container_engine()) == []

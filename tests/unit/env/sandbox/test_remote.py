@@ -154,6 +154,7 @@ async def test_a_server_that_is_full_makes_clients_wait() -> None:
         assert (most, app.num_opened) == (1, 2)
 
 
+@pytest.mark.slow
 async def test_sandboxes_of_clients_that_are_gone_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     client = (
         "import asyncio, sys\nfrom agentrl import Sandbox, SandboxSpec\nfrom agentrl.env.sandbox.spec import SandboxChoice, use_choice\n"

@@ -162,6 +162,46 @@ async def test_a_user_namespace_is_a_wall_too(monkeypatch: pytest.MonkeyPatch) -
     assert running("3584") == []
 
 
+CONNECT = """
+import socket, sys
+for port in map(int, sys.argv[1:]):
+    try:
+        with socket.create_connection(("127.0.0.1", port), 5) as connection:
+            connection.sendall(b"question" * 20000)
+            connection.shutdown(socket.SHUT_WR)
+            answer = b""
+            while chunk := connection.recv(65536):
+                answer += chunk
+            print(len(answer), answer[-6:].decode())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "none"])
+async def test_one_address_alone_is_reached(kind: Kind) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read() + b"answer")
+        writer.close()
+
+    servers = [await asyncio.start_server(answer, "127.0.0.1", 0) for _ in range(2)]
+    ports = [server.sockets[0].getsockname()[1] for server in servers]
+    async with Sandbox(spec_of(kind)) as sandbox:
+        words = (sandbox.python, "-c", CONNECT, *map(str, ports))
+        for network, expected in (
+            (f"127.0.0.1:{ports[0]}", ["160006 answer", "ConnectionRefusedError"]),
+            (False, ["ConnectionRefusedError"] * 2),
+        ):
+            assert (await sandbox.exec(*words, network=network)).output.splitlines() == expected
+        several = "import subprocess, sys; [p.wait() for p in [subprocess.Popen(sys.argv[1:]) for _ in range(5)]]"
+        result = await sandbox.exec(sandbox.python, "-c", several, *words[:-1], network=f"localhost:{ports[0]}")
+        assert result.output.splitlines() == ["160006 answer"] * 5
+        with pytest.raises(SandboxError, match=r"is no address that a program may connect to; write HOST:PORT"):
+            await sandbox.exec("true", network="everywhere")
+    for server in servers:
+        server.close()
+
+
 @needs_sandbox
 async def test_processes_are_limited_for_each_sandbox_alone() -> None:
     line = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 2 & done; echo started; wait"

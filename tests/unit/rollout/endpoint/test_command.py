@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from agentrl.core.errors import EnvLoadError
 from agentrl.core.types import Status, Trajectory
 from agentrl.env.isolation.system import ProcessLimits, processes
 from agentrl.env.load import load_agent
-from tests.sandboxes import needs_sandbox
+from tests.sandboxes import IMAGE, container_engine, needs_sandbox
 from tests.unit.rollout.endpoint.support import TASK, Stage, play_one
 
 pytestmark = [pytest.mark.anyio, needs_sandbox]
@@ -54,6 +55,35 @@ async def test_a_program_is_told_the_task_and_judged_by_another(folder: Path) ->
     )
     assert (trajectory.error, trajectory.reward, len(trajectory.turns)) == (None, 1.0, 1)
     assert str(TASK.prompt) in stage.codec.decode(stage.engine.requests[0].prompt_ids.tolist())
+
+
+ELSEWHERE = """
+import socket
+try:
+    socket.create_connection(("127.0.0.1", PORT), 5)
+except OSError:
+    pass
+else:
+    open("reached", "w")
+"""
+
+
+@pytest.mark.parametrize(
+    ("python", "values"),
+    [
+        (sys.executable, {}),
+        (sys.executable, {"sandbox_network": "all"}),
+        pytest.param("env python3", {"sandbox": "container", "sandbox_image": IMAGE}, marks=pytest.mark.slow),
+    ],
+)
+async def test_a_program_reaches_the_endpoint_and_nothing_else(folder: Path, python: str, values: dict[str, str]) -> None:
+    if "sandbox" in values:
+        container_engine()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        (folder / "ask.py").write_text(ELSEWHERE.replace("PORT", str(other.getsockname()[1])) + ASK)
+        _, trajectory = await run(f"command:{python} {folder}/ask.py {{prompt}}#judge=sh -c 'ls | wc -l'", "three", **values)
+    number = 2.0 if values.get("sandbox_network") == "all" else 1.0
+    assert (trajectory.error, trajectory.reward, len(trajectory.turns)) == (None, number, 1)
 
 
 async def test_a_reward_function_judges_what_it_printed(folder: Path) -> None:
