@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from agentrl.env.adapters.harbor_containers import read_container_task
 from agentrl.env.load import load_agent
 from tests.e2e.runs import start, succeeded, train
 from tests.harbor_tasks import EXAMPLES, write_tasks
-from tests.sandboxes import built_images, container_engine
+from tests.sandboxes import container_engine, containers, has_image, image_of
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.config.test_check_sandbox import check
 from tests.unit.rollout.scenes import PATIENT, Scene, says
@@ -112,9 +113,11 @@ def test_containers_are_asked_for_before_anything_starts(tmp_path: Path, monkeyp
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Ten tasks, whose images are removed at the end."""
-    engine = container_engine()
-    with built_images(engine):
-        yield write_tasks(tmp_path_factory.mktemp("harbor"))
+    engine, folder = container_engine(), write_tasks(tmp_path_factory.mktemp("harbor"))
+    boxes = [file.parent for file in folder.rglob("Dockerfile")]
+    yield folder
+    names = [name for name in map(image_of, boxes) if has_image(engine, name)]
+    subprocess.run([*engine.program, "rmi", "--force", *names], capture_output=True, check=False)
 
 
 async def play(folder: Path, name: str, *texts: str, **settings: Any) -> Trajectory:
@@ -138,6 +141,7 @@ async def test_solutions_earn_1_and_nothing_earns_0(tasks: Path) -> None:
     earned = {item.id: [await cls.try_solution(item, solved=solved) for solved in (True, False)] for item in cls.tasks()}
     assert earned == {example.name: [1.0, 0.0] for example in EXAMPLES}
     assert len(earned) == 10
+    assert containers(container_engine()) == []
 
 
 @pytest.mark.slow
