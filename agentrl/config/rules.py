@@ -128,12 +128,13 @@ def _sandboxes_can_be_held(config: PlaySettings) -> None:
         refuse_set(chosen, ("sandbox_image",), "has no effect without containers", "Add --sandbox container.")
     _remote_sandboxes_can_be_reached(config)
     agent = config.run.agent
+    is_contained = agent.startswith(CONTAINED) and PROGRAM not in agent
+    has_wall = agent.startswith(PROGRAMS) and not is_contained and chosen.sandbox != "none"
     is_https = bool(config.endpoint.endpoint_certificate) or config.endpoint.endpoint_url.startswith("https:")
-    if agent.startswith(PROGRAMS) and chosen.sandbox != "none" and is_https and chosen.sandbox_network == "endpoint":
+    if has_wall and is_https and chosen.sandbox_network == "endpoint":
         problem = "gives programs the endpoint under an address of loopback, which no certificate is for"
         raise ConfigError("--sandbox-network", "endpoint", problem, "Choose --sandbox-network all, or an endpoint without HTTPS.")
-    kind = "container" if agent.startswith(CONTAINED) and PROGRAM not in agent else chosen.sandbox
-    programs, remedy = HOLDERS.get(kind, ((), ""))
+    programs, remedy = HOLDERS.get("container" if is_contained else chosen.sandbox, ((), ""))
     is_needed = agent.startswith(PROGRAMS) and not config.run.ray_address
     if programs and is_needed and not any(map(shutil.which, programs)):
         problem = f"{config.run.agent} runs programs, and there is no {' or '.join(programs)}"

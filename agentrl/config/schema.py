@@ -26,7 +26,7 @@ from agentrl.config.lora import LoraConfig
 from agentrl.config.partner import PartnerConfig
 from agentrl.config.record import MIB, RECORD_BYTES, TOKEN_BYTES, RecordConfig, TrackConfig, num_recorded
 from agentrl.config.reward import PenaltyConfig, RewardConfig
-from agentrl.config.sandbox import SandboxConfig
+from agentrl.config.sandboxes import SandboxConfig
 from agentrl.config.sections import sections_of, settings_of
 from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import restorable

@@ -96,7 +96,7 @@ class ContainerTask:
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Its containers."""
+        """Containers of the agent and of the tests."""
         return (self.box,) if self.verifier is None else (self.box, self.verifier)
 
 

@@ -94,7 +94,7 @@ class HarborEnv(ToolEnv):
             return f"{done.output}\n[stopped after {self.command_s:g} s]"
         return f"{done.output}\n[exit code {done.code}]" if done.code else done.output
 
-    async def reset(self, state: ResetState) -> ResetResult:  # type: ignore[override]  # it may await
+    async def reset(self, state: ResetState) -> ResetResult:
         """Start the container, and offer the tool."""
         task = await asyncio.to_thread(self._task, str(state.task.metadata[FOLDER]))
         self._trial = Trial(task, network=self.network)
@@ -112,7 +112,7 @@ class HarborEnv(ToolEnv):
         judged = await self.judge(state)
         return replace(judged, terminated=False, truncated=True, info={**result.info, **judged.info})
 
-    async def judge(self, state: StepState) -> StepResult:  # type: ignore[override]  # it always awaits
+    async def judge(self, state: StepState) -> StepResult:
         """Run the task's tests."""
         assert self._trial is not None
         rewards = await self._trial.verify()

@@ -45,7 +45,7 @@ class McpTool:
 
     @functools.cached_property
     def _validator(self) -> Any:
-        from jsonschema.validators import validator_for
+        from jsonschema.validators import validator_for  # type: ignore[import-untyped]
 
         return validator_for(self._parameters)(self._parameters)
 

@@ -33,7 +33,7 @@ from tests.sandboxes import needs_sandbox
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.rollout.scenes import PATIENT, Scene, says
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 FILE = Path(__file__).parent / "mcp_server.py"
 COMMAND = (sys.executable, str(FILE))
