@@ -74,8 +74,9 @@ def main(words: list[str]) -> int:
     shape = find_shape(config.model.model)
     card = card_named(asked.gpu) if asked.gpu else None
     memory = asked.gpu_memory or (card.memory_gib if card else 0.0) or MEMORY_GIB
-    sizes = {"gpus": asked.gpus, "gpus_per_node": asked.gpus_per_node, "host_bytes": asked.host_memory * GIB}
-    hardware = Hardware(**sizes, gpu_bytes=memory * GIB, card=card)
+    hardware = Hardware(
+        gpus=asked.gpus, gpu_bytes=memory * GIB, gpus_per_node=asked.gpus_per_node, host_bytes=asked.host_memory * GIB, card=card
+    )
     if not all(name in given for name in DIVISION):
         config = divide(config, shape, hardware, given)
     measured = read_measured(RunDirectory(str(run)).metrics(), max_staleness=config.flow.staleness) if run else None

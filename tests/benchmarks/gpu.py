@@ -31,7 +31,7 @@ from agentrl.learner.attention import KERNELS, Costs, register
 from agentrl.learner.batch import Batch, collate
 from agentrl.learner.layout import Layout, MicroBatch, one_row_bundles, share_prompts
 from agentrl.profile.memory import CONTEXT, learner_parts
-from agentrl.profile.plan import pass_flops
+from agentrl.profile.speed import pass_flops
 from tests.benchmarks._gpu_checks import WHOLE, Found, demo, doctor, findings
 from tests.benchmarks.balance import answer
 from tests.benchmarks.learner_memory import PeakMemory, micro_batch
