@@ -80,6 +80,7 @@ OTHER_PROGRAMS = [
     "python",
     "pip",
     "npm",
+    "export",
     "source",
     "ray",
     "sbatch",
