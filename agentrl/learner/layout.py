@@ -113,6 +113,7 @@ class Layout:
         sequences = [self._sequence(bundle) for bundle in bundles]
         if self._image is not None and not any(sequence.images for sequence in sequences):
             sequences.append(self._only_image(self._image))
+        images = [image for sequence in sequences for image in sequence.images]
         lengths = np.asarray([len(sequence.tokens) for sequence in sequences])
         width = int(lengths.max())
         begins = np.cumsum(lengths) - lengths if packed else np.arange(len(sequences)) * width
@@ -132,7 +133,7 @@ class Layout:
             experts=_joined_experts(sequences, packed=packed),
             num_tokens=int(lengths.sum()),
             num_row_tokens=sum(sequence.num_row_tokens for sequence in sequences),
-            pixels=_pixels([image for sequence in sequences for image in sequence.images]),
+            pixels={name: torch.from_numpy(array) for name, array in joined_tensors(images).items()},
         )
 
     def _only_image(self, image: ImageInput) -> _Sequence:
@@ -217,11 +218,6 @@ def _joined_experts(sequences: Sequence[_Sequence], *, packed: bool) -> Tensor |
     if not parts:
         return None
     return torch.cat(parts) if packed else pad_sequence(parts, batch_first=True, padding_value=-1).flatten(0, 1)
-
-
-def _pixels(images: Sequence[ImageInput]) -> dict[str, Tensor]:
-    """Return the arguments of the model with its images; nothing for none."""
-    return {name: torch.from_numpy(array) for name, array in joined_tensors(images).items()}
 
 
 def _segments(sequences: Sequence[_Sequence], *, packed: bool) -> dict[str, Any]:
