@@ -154,7 +154,7 @@ def _common(settings: EngineSettings, config: Any) -> dict[str, Any]:
         "seed": settings.seed,
         "trust_remote_code": settings.model.trust_remote_code,
         "skip_tokenizer_init": not settings.stop_strings and not placeholder_ids(config),
-        **({"limit_mm_per_prompt": {"image": settings.max_images}} if placeholder_ids(config) else {}),
+        **(_images(settings) if placeholder_ids(config) else {}),
         "enable_prefix_caching": True,
         # Those of the distribution sampled from, as the learner computes them: vLLM's default is before the temperature.
         "logprobs_mode": "processed_logprobs",
@@ -170,6 +170,11 @@ def _common(settings: EngineSettings, config: Any) -> dict[str, Any]:
         **_adapters(settings),
         **({"enable_return_routed_experts": True} if settings.routed_experts else {}),
     }
+
+
+def _images(settings: EngineSettings) -> dict[str, Any]:
+    # vLLM's cache of processed images wants requests in the order of their processing; of several under way at once, some would fail.
+    return {"limit_mm_per_prompt": {"image": settings.max_images}, "mm_processor_cache_gb": 0}
 
 
 def _adapters(settings: EngineSettings) -> dict[str, Any]:
