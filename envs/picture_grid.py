@@ -12,6 +12,7 @@ observation. The words say nothing about where the walker is. Run it with the bu
 """
 
 from collections.abc import Iterable
+from itertools import product
 from random import Random
 
 import numpy as np
@@ -21,7 +22,7 @@ from agentrl import AgentInstance, ResetResult, ResetState, StepResult, StepStat
 CELLS, CELL = 4, 16
 BACKGROUND, WALKER, GOAL = (24, 24, 24), (240, 240, 240), (40, 190, 70)
 MOVES = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
-NUM_TURNS = 5
+NUM_TURNS, NUM_EVAL = 5, 40
 PROMPT, GO_ON = "Go to green.", "Go on."
 
 
@@ -41,12 +42,12 @@ def helpful(walker: tuple[int, int], goal: tuple[int, int]) -> list[str]:
     return [name for name, (dx, dy) in MOVES.items() if dx * (goal[0] - walker[0]) + dy * (goal[1] - walker[1]) > 0]
 
 
-def make_places(rng: Random) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return different places of walker and goal, at most as many moves apart as there are turns."""
-    while True:
-        walker, goal = ((rng.randrange(CELLS), rng.randrange(CELLS)) for _ in range(2))
-        if 0 < abs(walker[0] - goal[0]) + abs(walker[1] - goal[1]) <= NUM_TURNS - 1:
-            return walker, goal
+def beginnings() -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return all places of walker and goal that are fewer moves apart than there are turns, in an order of chance."""
+    cells = list(product(range(CELLS), repeat=2))
+    found = [(a, b) for a, b in product(cells, cells) if 0 < abs(a[0] - b[0]) + abs(a[1] - b[1]) < NUM_TURNS]
+    Random(0).shuffle(found)
+    return found
 
 
 class PictureGrid(AgentInstance):
@@ -55,17 +56,12 @@ class PictureGrid(AgentInstance):
     @classmethod
     def tasks(cls) -> Iterable[Task]:
         """Beginnings to train on."""
-        return cls._tasks(0, 256)
+        return [Task(PROMPT, label=places) for places in beginnings()[NUM_EVAL:]]
 
     @classmethod
     def eval_tasks(cls) -> Iterable[Task]:
-        """Other beginnings."""
-        return cls._tasks(1, 48)
-
-    @classmethod
-    def _tasks(cls, seed: int, count: int) -> list[Task]:
-        rng = Random(seed)
-        return [Task(PROMPT, label=make_places(rng)) for _ in range(count)]
+        """Other beginnings, never trained on."""
+        return [Task(PROMPT, label=places) for places in beginnings()[:NUM_EVAL]]
 
     def reset(self, state: ResetState) -> ResetResult:
         """Show the grid as it is at the beginning."""

@@ -55,9 +55,12 @@ def make_task(rng: Random) -> Task:
 
 
 def make_tasks(seed: int, count: int) -> list[Task]:
-    """Return tasks with different pictures for each seed."""
-    rng = Random(seed)
-    return [make_task(rng) for _ in range(count)]
+    """Return tasks, no two of them alike, with different pictures for each seed."""
+    rng, found = Random(seed), dict[tuple[str, bytes], Task]()
+    while len(found) < count:
+        task = make_task(rng)
+        found[str(task.prompt), task.images[0].tobytes()] = task
+    return list(found.values())
 
 
 class Shapes(AgentInstance):

@@ -20,7 +20,7 @@ KEPT = 2**26
 
 
 class ImageFeatures:
-    """What a model sees of images; alone, so that an image has the same features in any company."""
+    """Features of images, each computed alone, so that an image has the same in any company."""
 
     def __init__(self, model: Any) -> None:
         self._model, self._placeholders = model, placeholder_ids(model.config)

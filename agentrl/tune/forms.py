@@ -111,7 +111,7 @@ def dialogue(row: Row, data: DialogueDataConfig) -> list[Example]:
         _check_turns(messages, data.messages_key)
         return [Chat(tuple(_with_quality(messages, row, data)), images)]
     if form == "completion":
-        value, images = _with_images(row.get(data.prompt_key), row, data.prompt_key)
+        value, images = _with_images(_column(row, data.prompt_key), row, data.prompt_key)
         prompt = _with_quality(_prompt({**row, data.prompt_key: value}, data, images=bool(images)), row, data)
         return [Answer(prompt, _answer(_column(row, data.completion_key), data.completion_key), images)]
     return [Text(_text(row, data.text_key))]

@@ -24,9 +24,17 @@ def shapes_row(rng: Random, mistakes: float) -> Row:
     return _row([(task.prompt, task.images[0], answer)])
 
 
+def make_places(rng: Random) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return different places of walker and goal, at most as many moves apart as there are turns."""
+    while True:
+        walker, goal = ((rng.randrange(picture_grid.CELLS), rng.randrange(picture_grid.CELLS)) for _ in range(2))
+        if 0 < abs(walker[0] - goal[0]) + abs(walker[1] - goal[1]) < picture_grid.NUM_TURNS:
+            return walker, goal
+
+
 def grid_row(rng: Random, mistakes: float) -> Row:
     """Return the first moves of a walk to the goal, some of them random; few, so that all rows are about as long."""
-    walker, goal = picture_grid.make_places(rng)
+    walker, goal = make_places(rng)
     turns = []
     for turn in range(rng.randint(1, 2)):
         moves = list(picture_grid.MOVES) if rng.random() < mistakes else picture_grid.helpful(walker, goal)
@@ -53,7 +61,7 @@ def shapes_description(rng: Random) -> Row:
 
 def grid_description(rng: Random) -> Row:
     """Return a grid with the places of walker and goal."""
-    walker, goal = picture_grid.make_places(rng)
+    walker, goal = make_places(rng)
     return _row([("Where?", picture_grid.draw(walker, goal), " ".join(map(str, (*walker, *goal))))])
 
 

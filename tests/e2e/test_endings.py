@@ -37,7 +37,8 @@ def running(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_a_signal_ends_a_ray_run_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     process = start("train", "--agent", str(ENVS / "calculator.py"), "--run-dir", str(tmp_path / "run"), *LONG)
     try:

@@ -56,6 +56,7 @@ def weights(run: Run) -> bytes:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_flags_python_and_resumption_take_the_options(tmp_path: Path, file: Path) -> None:
     own = ("--policy-loss", f"{file}:mine", "--off-policy", f"{file}:cut", "--runtime", "local")
     run = succeeded(train(tmp_path / "flags", *FLAGS, *own, "--my-tau", "3", "--my-bound", "1.5"))

@@ -178,6 +178,7 @@ def test_a_script_without_a_main_guard_trains(tmp_path: Path, runtime: str, more
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.slow
 def test_the_page_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "python_api.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

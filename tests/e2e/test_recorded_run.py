@@ -189,6 +189,7 @@ def test_an_export_is_loaded_by_datasets(
     assert "exists already" in shown
 
 
+@pytest.mark.slow
 def test_a_budget_leaves_whole_groups_in_each_step_and_is_kept_on_resumption(tmp_path: Path, agentrl: Command) -> None:
     words = (
         "--runtime",

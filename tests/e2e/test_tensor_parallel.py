@@ -79,7 +79,8 @@ def joined(parts: list[Tensor], shape: torch.Size) -> Tensor:
     return torch.cat(parts, dim)
 
 
-@pytest.mark.parametrize(("world", "size"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("world", "size"), [(2, 2), (4, 2)])
+@pytest.mark.slow
 def test_parts_of_layers_compute_what_whole_layers_do(model: str, tmp_path: Path, world: int, size: int) -> None:
     from safetensors.torch import load_file
 

@@ -30,7 +30,7 @@ PROMISED = (
     "ledger/dropped",
     "ledger/in_flight",
 )
-TIMED = ("time", "idle", "tokens_per_s", "publish", "seconds", "_s", "queue", "kv_usage", "waiting", "concurrency")
+TIMED = ("time", "idle", "tokens_per_s", "publish", "seconds", "_s", "queue", "kv_usage", "waiting", "concurrency", "rss", "peak")
 
 
 def balanced(row: dict[str, Any]) -> bool:

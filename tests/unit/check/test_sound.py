@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from agentrl.assets import VISION_MODEL, located_model
 from tests.unit.check.support import checked, ids
 
 ROOT = Path(__file__).parents[3]
@@ -22,7 +23,9 @@ JUSTIFIED = {
 SHORT = {"code": 8.0}
 """Seconds for environments that start a process in every turn."""
 
-SLOW = {"code", "reasoning", "sql"}
+PICTURES = {"picture_grid", "shapes"}
+"""Environments for models that read images."""
+SLOW = {"code", "picture_grid", "reasoning", "sql"}
 GYMNASIUM = (
     pytest.param("gym:FrozenLake-v1", marks=pytest.mark.slow),
     "gym:Blackjack-v1",
@@ -42,7 +45,8 @@ def _ready_made() -> list[ParameterSet]:
 
 @pytest.mark.parametrize("file", _ready_made())
 def test_ready_made_environments(file: Path) -> None:
-    report = checked(str(file), budget_s=SHORT.get(file.stem, 60.0))
+    model = {"model": located_model(VISION_MODEL)} if file.stem in PICTURES else {}
+    report = checked(str(file), budget_s=SHORT.get(file.stem, 60.0), **model)
     assert ids(report) == JUSTIFIED.get(file.stem, set()), [finding.seen for finding in report.findings]
     assert report.skipped == [] or file.stem in SHORT
 

@@ -158,5 +158,5 @@ def test_a_built_in_scheme_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.
 def test_an_unknown_scheme_lists_all_and_offers_the_most_similar(spec: str, similar: str) -> None:
     remedy = failure(spec).remedy
     assert remedy.startswith(f"Did you mean {similar}? Give file.py, ")
-    assert "Built-in schemes are gym, command, reward, answer, reasoning-gym, textarena, gem, nemo-gym, openenv, harbor" in remedy
+    assert "Built-in schemes are gym, command, harness, reward, answer, reasoning-gym, textarena, gem, nemo-gym, openenv, harbor" in remedy
     assert "of installed packages absent, echo, fails, judged, named, number." in remedy

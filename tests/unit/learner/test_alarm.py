@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,12 +80,6 @@ def test_dropout_that_stays_on_is_stopped(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_attention_without_the_soft_cap_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentrl.engine import slot_model
-
-    # The engine computes the soft cap, and refuses a model that its reference, sdpa, computes without.
-    load = slot_model.AutoModelForCausalLM.from_pretrained
-    eager = SimpleNamespace(from_pretrained=lambda path, **named: load(path, **named | {"attn_implementation": "eager"}))
-    monkeypatch.setattr(slot_model, "AutoModelForCausalLM", eager)
     monkeypatch.setattr("agentrl.learner.kernels.Proof.problem", lambda *_, **__: "")
     model = gemma(tmp_path / "gemma")
     with pytest.raises(MismatchError, match=r"(?s)step 1: .*Gemma2ForCausalLM.*--attn-implementation eager"):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -122,10 +123,14 @@ async def test_calls_that_overlap_are_told_apart() -> None:
 def test_a_prompt_goes_on_with_the_longest_context_that_it_begins_with() -> None:
     recorder = Recorder("e", engine=ScriptedEngine(), codec=CODEC, settings=PATIENT, seed_of=lambda number: None)
     short, long, other = recorder.contexts = [Context(tokens=tokens) for tokens in ([1, 2], [1, 2, 3, 4], [1, 2, 9])]
-    assert recorder.longest([1, 2, 3, 4, 5]) is long
-    assert recorder.longest([1, 2, 3, 5]) is short  # all but the last token of another
-    assert recorder.longest([1, 2, 9, 1]) is other
-    assert recorder.longest([1]) is recorder.longest([1, 3]) is None
+
+    def longest(*prompt_ids: int) -> Context | None:
+        return recorder.longest(SimpleNamespace(prompt_ids=list(prompt_ids), placed=()))  # type: ignore[arg-type]
+
+    assert longest(1, 2, 3, 4, 5) is long
+    assert longest(1, 2, 3, 5) is short  # all but the last token of another
+    assert longest(1, 2, 9, 1) is other
+    assert longest(1) is longest(1, 3) is None
 
 
 async def test_the_same_prompt_twice_is_two_branches_and_the_longest_fit_goes_on() -> None:

@@ -14,6 +14,7 @@ from agentrl.config.commands import TRAIN
 from agentrl.config.load import load
 from agentrl.config.schema import ModelConfig
 from agentrl.core.errors import ConfigError
+from agentrl.core.protocols import GenerationRequest
 from agentrl.core.types import EvalSampling, Group, GroupRequest, Status
 from agentrl.env.load import load_agent
 from agentrl.rollout.group_rewards import GroupRewardSettings
@@ -25,23 +26,19 @@ from tests.unit.check.support import settings_of
 pytestmark = pytest.mark.anyio
 
 ENV = """
-import itertools
 import agentrl
 from agentrl import AgentInstance, StepResult, Task
-made = itertools.count()
 
 class Env(AgentInstance):
-    def __init__(self):
-        self.number = next(made)
-
     @classmethod
     def tasks(cls):
         return [Task("Say it.", id="t")]
 
     def step(self, state):
-        if self.number == 3:
+        number = state.action_text.count("word")
+        if number == 3:
             raise ValueError("fails")
-        return StepResult(float(self.number), "Again.", terminated=state.turn == 1, score=0.5)
+        return StepResult(float(number), "Again.", terminated=state.turn == 1, score=0.5)
 
 @agentrl.group_reward
 def places(group):
@@ -58,8 +55,12 @@ async def played(tmp_path: Path, name: str, eval_sampling: EvalSampling | None =
     file = tmp_path / "env.py"
     file.write_text(ENV)
     codec = load_codec(settings_of(str(file)))
-    ids = [*codec.encode_text("word"), *codec.turn_end_ids]
-    engine = ScriptedEngine(answer=lambda request: ids, max_model_len=1024, end_token_ids=codec.end_token_ids)
+
+    def answer(request: GenerationRequest) -> list[int]:
+        """As many words as the number of the episode in its group."""
+        return [*codec.encode_text("word " * int(request.request_id.rsplit("-", 2)[1])), *codec.turn_end_ids]
+
+    engine = ScriptedEngine(answer=answer, max_model_len=1024, end_token_ids=codec.end_token_ids)
     reward = GroupRewardSettings(name=f"{file}:{name}", **more)  # type: ignore[arg-type]
     settings = EpisodeSettings(model=ModelConfig(model=str(tiny_model_path())), group_reward=reward)
     worker = EpisodeWorker(engine, load_agent(f"{file}:Env"), settings)

@@ -94,7 +94,7 @@ BAD_DIALOGUES = [
     ({"text": 5}, "is no text"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, GOOD]},
-        "a part of the type image_url at place 0",
+        "images that cannot be used: number 0 is no image",
     ),
     ({"messages": [USER, {**GOOD, "reasoning_content": ["why"]}]}, "whose reasoning_content is no text, at place 1"),
     ({"messages": [USER, {**GOOD, "function_call": {"name": "add"}}]}, "with function_call at place 1"),
