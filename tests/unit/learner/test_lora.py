@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from agentrl.config.lora import LoraConfig
 from agentrl.core.errors import CheckpointError, ConfigError
+from agentrl.learner import quantised
 from agentrl.learner.learner import LearnerRank
 from tests.learner_support import CollectingSender, make_groups, make_settings, write_model
 
@@ -291,3 +293,16 @@ def test_a_model_in_4_bits_is_trained_published_and_merged_into_the_whole_one(ti
     name = "model.layers.0.mlp.up_proj"
     change = 2.0 * adapter[f"{name}.lora_B.default.weight"].float() @ adapter[f"{name}.lora_A.default.weight"].float()
     assert torch.allclose(whole[f"{name}.weight"], base[f"{name}.weight"] + change, atol=1e-5 if dtype == "float32" else 1e-2)
+
+
+def test_the_gradient_of_a_layer_in_4_bits_is_that_of_the_whole_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch.nn.Linear(3, 2)
+    layer = copy.deepcopy(plain)
+    layer.weight.quant_state = "4 bits"  # type: ignore[assignment]
+    monkeypatch.setattr(quantised, "whole_weight", lambda parameter: parameter.data)
+    quantised.use_one_product(layer)
+    x, y = (torch.arange(3.0, requires_grad=True) for _ in range(2))
+    (plain(x) * torch.tensor([1.0, -2.0])).sum().backward()
+    (layer(y) * torch.tensor([1.0, -2.0])).sum().backward()
+    assert torch.equal(layer(y), plain(x))
+    assert torch.equal(y.grad, x.grad)

@@ -1,5 +1,6 @@
 """Merged adapters and averages, against peft's own merge and written-out sums."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,19 @@ def test_requests_that_cannot_be_carried_out_say_why(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=problem):
             main(words)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"use_dora": True}, "holds an adapter of the kind DoRA"),
+        ({"peft_type": "IA3"}, "holds an adapter of the kind IA3"),
+        ({"base_model_name_or_path": None}, "is not given, and the adapter does not say"),
+    ],
+)
+def test_adapters_that_cannot_be_merged_say_why(tmp_path: Path, change: dict[str, object], problem: str) -> None:
+    saved = adapter(tmp_path / "adapter", base(tmp_path / "base"))
+    file = saved / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ConfigError, match=problem):
+        main([str(saved), "--output", str(tmp_path / "out")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,3 +74,12 @@ def weights(engine: Any) -> list[torch.Tensor]:
 def masters(engine: Any) -> list[torch.Tensor]:
     optimizer = engine.optimizer
     return getattr(optimizer, "single_partition_of_fp32_groups", None) or getattr(optimizer, "fp32_partitioned_groups_flat", [])
+
+
+def test_gradients_are_dropped_without_zero_too() -> None:
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    moves.offload(SimpleNamespace(optimizer=optimizer, module=module, zero_optimization_stage=lambda: 0), keep_weights=True, pin=False)
+    assert [parameter.grad for parameter in module.parameters()] == [None, None]

@@ -140,8 +140,9 @@ def test_a_run_that_says_it_began_at_the_root_shows_no_other_files(tmp_path):
 def test_a_file_of_another_system_cannot_name_files_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cat.png").write_bytes(PNG)
-    own = made(tmp_path / "own", ((0, str(tmp_path / "cat.png")),))
-    assert episode_image(own, "0-0-0", 0) == (PNG, "image/png")
+    own = made(tmp_path / "own", ((0, str(tmp_path / "cat.png")), (0, "cat.png")))
+    assert [episode_image(own, "0-0-0", number) for number in (0, 1)] == [(PNG, "image/png")] * 2
     (tmp_path / "run").mkdir()
     import_file(own.path / "trajectories.jsonl", tmp_path / "run")
-    assert episode_image(RunReader(tmp_path / "run").open(), "0-0-0", 0) is None
+    (tmp_path / "run" / "cat.png").write_bytes(PNG)  # beside the imported file, but nothing that it recorded
+    assert [episode_image(RunReader(tmp_path / "run").open(), "0-0-0", number) for number in (0, 1)] == [None, None]

@@ -93,6 +93,14 @@ def test_a_transfer_that_failed_is_reported_before_the_next_step() -> None:
     learner.close()
 
 
+def test_a_transfer_waits_for_every_worker_of_every_engine() -> None:
+    learner = sender(timeout_s=0.2, workers=2)
+    learner.send([("a", torch.zeros(1))], 1, Membership(1, ("engine-0", "engine-1")))
+    with pytest.raises(WeightSyncError, match="4 workers of engines did not arrive"):
+        learner.settle()
+    learner.close()
+
+
 def test_without_members_nothing_is_sent() -> None:
     with pytest.raises(WeightSyncError, match="engines that are named"):
         sender().send([("a", torch.zeros(1))], 1)
