@@ -300,6 +300,7 @@ def make_player(settings: CheckSettings, spec: AgentSpec, codec: ChatCodec, watc
             data=settings.data,
             rollout=rollout,
             endpoint=settings.endpoint,
+            sandbox=settings.sandbox,
             close_timeout_s=min(settings.check.timeout_s, CLOSE_TIMEOUT_S),
             is_training=settings.ratios,
             weighs_ratios=settings.ratios,

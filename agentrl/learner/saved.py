@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -162,11 +163,17 @@ def only_data() -> Iterator[None]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
+    def zero_stage(kind: object, member: str) -> ZeroStageEnum:  # Python before 3.11.4 pickles a member as getattr(class, name)
+        if kind is not ZeroStageEnum:
+            raise UnpicklingError(f"getattr({kind!r}, {member!r})")
+        return ZeroStageEnum[member]
+
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"
     try:
-        with torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]):
+        known = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+        with torch.serialization.safe_globals([*known, *((zero_stage, f"{module}.getattr") for module in ("builtins", "__builtin__"))]):
             yield
     finally:
         if before is None:

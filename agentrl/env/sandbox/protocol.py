@@ -6,10 +6,11 @@ import base64
 import binascii
 import io
 import math
+import os
 import tarfile
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentrl.env.isolation.system import MIB
@@ -52,10 +53,23 @@ def unpack_folder(text: Any, target: Path) -> Path:
     """Unpack an archive of `pack_folder` below a folder, and return the path of its content; `ValueError` if it is none."""
     try:
         with tarfile.open(fileobj=io.BytesIO(unpack(text))) as archive:
-            archive.extractall(target, filter="data")  # no names or links that lead outside, no devices, no owners
+            if hasattr(tarfile, "data_filter"):
+                archive.extractall(target, filter="data")  # no names or links that lead outside, no devices, no owners
+            else:  # Python before 3.11.4
+                archive.extractall(target, [_plain(member) for member in archive])
     except (tarfile.TarError, OSError, EOFError) as error:
         raise ValueError(f"is no archive: {error}") from error
     return target / "copy"
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return a file or a folder of an archive as one of this user; `ValueError` for a link, a device, or a name that leads outside."""
+    path = PurePosixPath(member.name)
+    if not (member.isreg() or member.isdir()) or path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"holds {member.name!r}, which is neither a file nor a folder below it; links need Python 3.11.4 or later")
+    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    member.mode &= 0o755
+    return member
 
 
 def spec_fields(spec: SandboxSpec) -> dict[str, Any]:

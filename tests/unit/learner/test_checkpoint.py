@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from agentrl.core.errors import CheckpointError
 from agentrl.learner.learner import LearnerRank
+from agentrl.learner.saved import read_tensors
 from tests.learner_support import CollectingSender, make_groups, make_settings
 
 EVERYTHING: dict[str, Any] = {
@@ -143,3 +146,20 @@ def test_a_full_disk_is_a_checkpoint_error_and_training_can_go_on(tiny_model: st
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert steps(learner, 0, 1)
     learner.close()
+
+
+def test_a_member_of_an_enum_is_read_and_no_other_code(tmp_path: Path) -> None:
+    class Named:
+        """Is pickled as a member of an enum was until Python 3.11.4."""
+
+        def __init__(self, kind: Any, name: str) -> None:
+            self.asked = (kind, name)
+
+        def __reduce__(self) -> Any:
+            return getattr, self.asked
+
+    torch.save({"stage": Named(ZeroStageEnum, "gradients")}, tmp_path / "good.pt")
+    assert read_tensors(tmp_path / "good.pt") == {"stage": ZeroStageEnum.gradients}
+    torch.save({"stage": Named(LossScaler, "backward")}, tmp_path / "bad.pt")
+    with pytest.raises(CheckpointError, match="getattr"):
+        read_tensors(tmp_path / "bad.pt")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -279,3 +281,23 @@ def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=20) == 0
     process.stdout.close()
+
+
+@pytest.mark.parametrize("has_filter", [True, False])
+def test_an_archive_stays_below_its_folder(has_filter: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_filter:  # Python before 3.11.4
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "run.sh").write_text("true")
+    (source / "deep" / "run.sh").chmod(0o4755)
+    copied = protocol.unpack_folder(protocol.pack_folder(source), tmp_path / "good")
+    assert ((copied / "deep" / "run.sh").read_text(), (copied / "deep" / "run.sh").stat().st_mode & 0o7777) == ("true", 0o755)
+    (source / "out").symlink_to("/etc")
+    outside = io.BytesIO()
+    with tarfile.open(fileobj=outside, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../outside"))
+    for number, text in enumerate((protocol.pack_folder(source), protocol.pack(outside.getvalue()))):
+        with pytest.raises(ValueError, match=r"link|outside"):
+            protocol.unpack_folder(text, tmp_path / f"bad{number}" / "inner")
+    assert not list(tmp_path.rglob("outside"))
