@@ -91,7 +91,7 @@ study: $(STAMP)  ## compare staleness bounds and off-policy corrections; about 3
 	$(PY) -m tests.benchmarks.staleness
 	$(PY) -m tests.benchmarks.off_policy
 
-models: $(STAMP)  ## certify every family of models in transformers and write docs/models.md; about 20 minutes of one core
+models: $(STAMP)  ## certify every family of models in transformers and write docs/models.md; about 5 minutes of one core
 	$(PY) -m tests.model_matrix
 
 hashes: $(STAMP)  ## write the hashes of the pinned packages into requirements/ (needs uv on the PATH)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,6 +59,8 @@ T = TypeVar("T")
 
 PROMPTS_CHECKED = 1000
 """Tasks whose prompts are measured before training begins."""
+PROOF_S = 1.5
+"""Seconds that the start of processes waits for the comparison of the learner with the model, which then goes on beside it."""
 STOP_MARGIN_S = 5.0
 """Seconds of ``--stop-timeout-s``, at most half of them, that are left for ending in order after the wait for a copy."""
 
@@ -220,8 +222,8 @@ async def _rehearse(config: TrainConfig, agent: AgentSpec, task: Task, tracker: 
         tracker.warn(RunWarning("scripted-episode", warning, "See agentrl check; --no-check-env skips this episode."))
 
 
-async def _start(config: TrainConfig, tasks: Sequence[Task], proof: Awaitable[None], runtime: Runtime, tracker: RunTracker) -> None:
-    """Check the memory of GPUs, the room for checkpoints and the prompts, wait for the `proof` of the model, then start processes."""
+async def _start(config: TrainConfig, tasks: Sequence[Task], proof: asyncio.Task[None], runtime: Runtime, tracker: RunTracker) -> None:
+    """Check the memory of GPUs, the room for checkpoints, the prompts, and the model by its `proof`, and start processes."""
     for sign in (device_sign(config), memory_sign(config, gpu_bytes(config.run.device))):
         if sign is not None:
             tracker.warn(sign)
@@ -235,10 +237,24 @@ async def _start(config: TrainConfig, tasks: Sequence[Task], proof: Awaitable[No
         await asyncio.to_thread(check_teacher, config.algo.teacher, model_path(config), trust_remote_code=trusted)
     await asyncio.to_thread(check_all_prompts, config, tasks)
     tracker.on_stage("comparing the learner with the model")
-    await proof
-    await runtime.start()
+    await _start_unless_refused(proof, runtime)
     if parser := (await runtime.workers[0].stats()).tool_parser:
         tracker.on_stage(f"tool calls in the model's own form, read by {parser}")
+
+
+async def _start_unless_refused(proof: asyncio.Task[None], runtime: Runtime) -> None:
+    """Start processes after the proof, or beside one that takes longer, which ends them if it fails."""
+    if (await asyncio.wait({proof}, timeout=PROOF_S))[0]:
+        proof.result()
+    starting = asyncio.create_task(runtime.start())
+    try:
+        done, _ = await asyncio.wait({proof, starting}, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+    for task in sorted(done, key=lambda task: task is starting):  # a model that is refused is why it could not start
+        task.result()
 
 
 def check_all_prompts(config: PlaySettings, tasks: Sequence[Task]) -> None:

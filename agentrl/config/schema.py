@@ -99,8 +99,8 @@ class TrainingConfig:
     """Play one scripted episode before anything heavy starts, and end the run if the environment breaks its contract there. Skipped
     with ``--resume``, ``--ray-address`` and ``--env-isolation process``."""
     certify: Annotated[bool, ResumeMayChange] = True
-    """Compare the learner's attention with the model's on a small twin before anything heavy starts, and refuse a model that it computes
-    wrongly, as ``agentrl certify`` does. The result is kept; types of models that are known to be exact are not tried."""
+    """Compare the learner's attention with the model's on a small twin while the run starts, and refuse a model that it computes wrongly,
+    as ``agentrl certify`` does. The result is kept; types of models that are known to be exact are not tried."""
     check_memory: Annotated[bool, ResumeMayChange] = True
     """Refuse to start on GPUs whose memory is certainly too small, as ``agentrl plan`` computes it."""
     max_mismatch: Annotated[NonNegative | Literal["auto", "none"], ResumeMayChange] = "auto"

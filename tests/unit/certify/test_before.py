@@ -139,23 +139,32 @@ def test_a_model_of_another_kind_ends_with_code_two(tmp_path: Path, capsys: pyte
     assert "vit" in capsys.readouterr().err
 
 
-def test_a_run_prepares_while_its_model_is_tried_and_starts_nothing_before_the_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("head_start", [5.0, 0.0])
+def test_a_run_prepares_while_its_model_is_tried_and_ends_what_it_started_if_that_is_refused(
+    head_start: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
+    started = asyncio.Event()
 
     async def refuse(*_: object) -> None:
         seen.append("begun")
-        await asyncio.sleep(0.01)
+        if head_start == 0:
+            await started.wait()
         raise ConfigError("--attn-implementation", "auto", "is wrong", "Use another.")
 
     async def start(_: object) -> None:
         seen.append("started")
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("ended")
 
+    monkeypatch.setattr("agentrl.api.training.PROOF_S", head_start)
     monkeypatch.setattr("agentrl.api.training.refuse_wrong", refuse)
     monkeypatch.setattr("agentrl.api.training.check_all_prompts", lambda *_: seen.append("prompts"))
     monkeypatch.setattr("agentrl.cluster.runtime.LocalRuntime.start", start)
     settings = {"agent": "envs/calculator.py", "run_dir": tmp_path / "run", "engine": "transformers", "runtime": "local"}
     with pytest.raises(ConfigError, match="is wrong"):
         asyncio.run(train(changed(TrainConfig(), **settings)))
-    assert seen == ["begun", "prompts"]
+    assert seen == ["begun", "prompts", *(("started", "ended") if head_start == 0 else ())]
