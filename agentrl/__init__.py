@@ -1,9 +1,11 @@
 """Asynchronous reinforcement learning for language-model agents: write an environment, run ``agentrl train``."""
 
 from agentrl.core import interrupts as _interrupts
+from agentrl.core import requirements as _requirements
 
-if _interrupts.is_command():  # first, since a person may press Ctrl-C while the rest is imported
+if _interrupts.is_command():  # first, since a person may press Ctrl-C while the rest is imported, and packages may be missing for it
     _interrupts.leave_on_interrupt()
+    _requirements.refuse_missing()
 
 from agentrl.algo.advantages import AdvantageInputs, AdvantageOptions, Advantages
 from agentrl.algo.facts import advantage_estimator, group_filter, group_reward, off_policy_correction, policy_loss
